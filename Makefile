@@ -1,0 +1,52 @@
+# Every target sets itself up: python3, make, a C compiler and Java 17 are all a machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+COMPILED := $(wildcard src/upriver/*/*.pyx src/upriver/*/*.pxd src/upriver/*/*.h)
+
+.PHONY: help demo test test-slow check format bench docs lock sanitize clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The locked dependencies: reinstalled only when the lock changes.
+$(VENV)/.installed: requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+# Ourselves, editable: rebuilt only when a compiled source or the packaging changes.
+$(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(VENV)/.built ## show what Upriver does
+	@$(BIN)/upriver explain --demo
+
+test: $(VENV)/.built ## run the tests
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.built ## run the long tests too
+	$(BIN)/python -m pytest -m "slow or not slow" --timeout 3600
+
+check: $(VENV)/.built ## format, lint, types, docs up to date
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/mypy
+	$(BIN)/python -m docs.generate --check
+
+format: $(VENV)/.built ## write the format that check wants
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only --quiet .
+
+docs: $(VENV)/.built ## generate docs/protocol from the declarations
+	$(BIN)/python -m docs.generate
+
+lock: $(VENV)/.installed ## choose new versions of the dependencies
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --extra dev --output-file requirements.lock pyproject.toml
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist src/*.egg-info src/upriver/*/_*.c src/upriver/*/*.so

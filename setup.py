@@ -1,0 +1,37 @@
+"""Builds the compiled parts; where there is no C compiler the plain Python codec serves instead."""
+
+import os
+
+from setuptools import Extension, setup
+
+try:
+    from Cython.Build import cythonize
+except ImportError:  # a source tree without Cython still installs, without the compiled parts
+    cythonize = None
+
+SANITIZE = ["-fsanitize=address", "-g", "-O1"] if os.environ.get("UPRIVER_SANITIZE") else []
+
+#: Each compiled module has a plain Python twin; a failed build is a warning, never an error.
+COMPILED = {
+    "upriver.wire._columns": ["src/upriver/wire/_columns.pyx"],
+}
+
+
+def extensions() -> list[Extension]:
+    if cythonize is None:
+        return []
+    found = [
+        Extension(
+            name,
+            sources,
+            extra_compile_args=["-O3", "-fno-strict-aliasing", *SANITIZE],
+            extra_link_args=SANITIZE,
+            optional=True,
+        )
+        for name, sources in COMPILED.items()
+        if all(os.path.exists(source) for source in sources)
+    ]
+    return list(cythonize(found, language_level=3))
+
+
+setup(ext_modules=extensions())

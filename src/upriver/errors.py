@@ -1,0 +1,218 @@
+"""Every exception that Upriver raises, as one tree.
+
+::
+
+    UpriverError
+    ├── WireError                 bytes that the dialect does not allow
+    ├── PositionError             a stream position or snapshot that cannot be right
+    ├── OutOfOrder                a change that its stream does not allow here
+    ├── StorageError              the data directory cannot be used
+    │   ├── DataInUse             another process holds it
+    │   ├── ForeignData           it holds something else
+    │   ├── NewerFormat           a later version wrote it
+    │   └── CorruptData           it is damaged
+    └── StatusError               a refusal with a number: one class per status
+        ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
+        ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
+        ├── NotMyVbucket 0x07     ├── NoBucket 0x08         ├── Locked 0x09
+        ├── NotLocked 0x0e
+        ├── AuthenticationFailed 0x20                       ├── OutOfRange 0x22
+        ├── RollbackRequired 0x23 ├── AccessDenied 0x24
+        ├── UnknownCommand 0x81   ├── OutOfMemory 0x82      ├── NotSupported 0x83
+        └── InternalError 0x84    ├── Busy 0x85             └── TemporaryFailure 0x86
+
+Exceptions keep what they know as attributes and build the sentence when it is asked for. A status that
+has no class of its own becomes a plain ``StatusError`` that keeps the number.
+"""
+
+from typing import ClassVar
+
+
+class UpriverError(Exception):
+    """The root: catch this to catch everything that Upriver raises on purpose."""
+
+
+class WireError(UpriverError):
+    """Bytes that the dialect does not allow: where, what should stand there and what does."""
+
+    def __init__(self, offset: int, expected: str, found: str) -> None:
+        super().__init__(offset, expected, found)
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"at byte {self.offset}: expected {self.expected}, found {self.found}"
+
+    def shifted(self, by: int) -> "WireError":
+        """The same error, seen from a buffer in which the packet starts at ``by``."""
+        return WireError(self.offset + by, self.expected, self.found)
+
+
+class PositionError(UpriverError, ValueError):
+    """A stream position, snapshot or failover log that cannot be right."""
+
+
+class OutOfOrder(UpriverError):
+    """A change arrived that its stream does not allow here: wrong order, or outside its snapshot."""
+
+    def __init__(self, vbucket: int, seqno: int, why: str) -> None:
+        super().__init__(vbucket, seqno, why)
+        self.vbucket = vbucket
+        self.seqno = seqno
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"vbucket {self.vbucket}: change {self.seqno} refused: {self.why}"
+
+
+class StorageError(UpriverError):
+    """The data directory cannot be used."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+class DataInUse(StorageError):
+    """Another process holds the data directory."""
+
+
+class ForeignData(StorageError):
+    """The directory holds something that Upriver did not write."""
+
+
+class NewerFormat(StorageError):
+    """A later version of Upriver wrote the directory."""
+
+
+class CorruptData(StorageError):
+    """The stored data is damaged."""
+
+
+class StatusError(UpriverError):
+    """A refusal that has a number on the wire."""
+
+    status: int = 0
+    #: What the reply's body says when nobody said anything better: never empty.
+    text: ClassVar[str] = "Refused"
+    _by_status: ClassVar[dict[int, type["StatusError"]]] = {}
+
+    def __init_subclass__(cls, *, status: int, text: str) -> None:
+        super().__init_subclass__()
+        taken = StatusError._by_status.setdefault(status, cls)
+        assert taken is cls, f"status 0x{status:02x} belongs to {taken.__name__} already"
+        cls.status = status
+        cls.text = text
+
+    def __init__(self, detail: str = "", *, vbucket: int | None = None, status: int | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.vbucket = vbucket
+        if status is not None:
+            self.status = status
+
+    def __str__(self) -> str:
+        where = "" if self.vbucket is None else f"vbucket {self.vbucket}: "
+        return f"{where}{self.detail or self.text} (status 0x{self.status:02x})"
+
+    @staticmethod
+    def of(status: int, detail: str = "", *, vbucket: int | None = None) -> "StatusError":
+        """The exception for a status; one without a class of its own keeps its number."""
+        kind = StatusError._by_status.get(status, StatusError)
+        return kind(detail, vbucket=vbucket, status=status)
+
+
+class KeyNotFound(StatusError, status=0x01, text="Not found"):
+    """There is no such key."""
+
+
+class KeyExists(StatusError, status=0x02, text="Data exists for key"):
+    """The key exists already, or its CAS is another."""
+
+
+class TooBig(StatusError, status=0x03, text="Too large"):
+    """The value exceeds the limit."""
+
+
+class InvalidArguments(StatusError, status=0x04, text="Invalid arguments"):
+    """The request is well-formed but makes no sense."""
+
+
+class NotStored(StatusError, status=0x05, text="Not stored"):
+    """Append or prepend to a key that is not there."""
+
+
+class NotANumber(StatusError, status=0x06, text="Non-numeric server-side value for incr or decr"):
+    """Increment or decrement of a value that is no number."""
+
+
+class NotMyVbucket(StatusError, status=0x07, text="Not my vbucket"):
+    """This node does not own the vbucket."""
+
+
+class NoBucket(StatusError, status=0x08, text="No bucket selected"):
+    """The connection has selected no bucket."""
+
+
+class Locked(StatusError, status=0x09, text="Locked"):
+    """Somebody else holds the lock on the key."""
+
+
+class NotLocked(StatusError, status=0x0E, text="Not locked"):
+    """Unlock of a key that is not locked."""
+
+
+class AuthenticationFailed(StatusError, status=0x20, text="Auth failure"):
+    """Wrong name or password, or none given."""
+
+
+class OutOfRange(StatusError, status=0x22, text="Outside of range"):
+    """A sequence number that the vbucket cannot serve."""
+
+
+class RollbackRequired(StatusError, status=0x23, text="Rollback required"):
+    """The consumer is on a lost branch and must go back to ``seqno`` first."""
+
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        vbucket: int | None = None,
+        status: int | None = None,
+        seqno: int = 0,
+    ) -> None:
+        super().__init__(detail, vbucket=vbucket, status=status)
+        self.seqno = seqno
+
+
+class AccessDenied(StatusError, status=0x24, text="No access"):
+    """The user lacks the role."""
+
+
+class UnknownCommand(StatusError, status=0x81, text="Unknown command"):
+    """The opcode is not one that the node knows."""
+
+
+class OutOfMemory(StatusError, status=0x82, text="Out of memory"):
+    """The memory quota is full and nothing can be evicted."""
+
+
+class NotSupported(StatusError, status=0x83, text="Not supported"):
+    """Known, but not possible here."""
+
+
+class InternalError(StatusError, status=0x84, text="Internal error"):
+    """A failure of ours."""
+
+
+class Busy(StatusError, status=0x85, text="Busy"):
+    """Try again later: too much is going on."""
+
+
+class TemporaryFailure(StatusError, status=0x86, text="Temporary failure"):
+    """Try again: the disk queue is full, or the vbucket is not ready."""
