@@ -77,7 +77,6 @@ class StreamPosition:
         """After the change ``seqno``, which must follow and lie in the announced snapshot."""
         if not self.seqno < seqno <= self.snapshot.end:
             raise PositionError(
-                f"change {seqno} does not follow {self.seqno} inside a snapshot "
-                f"that ends at {self.snapshot.end}"
+                f"change {seqno} does not follow {self.seqno} inside a snapshot that ends at {self.snapshot.end}"
             )
         return StreamPosition(self.vbucket_uuid, seqno, self.snapshot)

@@ -9,9 +9,7 @@ from upriver.model.failover import FailoverEntry, FailoverLog
 from upriver.model.position import StreamPosition
 
 
-def rollback_by_snapshot(
-    log: FailoverLog, high_seqno: int, purge_seqno: int, position: StreamPosition
-) -> int | None:
+def rollback_by_snapshot(log: FailoverLog, high_seqno: int, purge_seqno: int, position: StreamPosition) -> int | None:
     """The rule of `dcp`, whose requests carry the bounds of the consumer's snapshot."""
     if position.seqno == 0:
         return None

@@ -1,0 +1,88 @@
+"""Numbers with names, open on purpose: a number that nobody has named yet is kept, never lost."""
+
+import enum
+from typing import Any, Self
+
+
+class OpenEnum(enum.IntEnum):
+    """An enumeration of codes that also holds the numbers it has no name for.
+
+    An unknown number becomes a member called ``unknown(0x…)``, equal to that number. It is not remembered:
+    a peer that sends every possible number costs no memory.
+    """
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Self | None:
+        if not isinstance(value, int) or value < 0:
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = f"unknown(0x{value:02x})"
+        member._value_ = value
+        return member
+
+    @property
+    def known(self) -> bool:
+        return self._value_ in type(self)._value2member_map_
+
+    @property
+    def label(self) -> str:
+        """The name as a reader would say it."""
+        return self.name.lower().replace("_", " ")
+
+
+def meaning_of(value: object) -> str:
+    """What a code or a set of flags says, in words; empty for a plain number or bytes."""
+    if isinstance(value, OpenEnum):
+        return value.label
+    if isinstance(value, enum.IntFlag):
+        known = [flag for flag in type(value) if flag & value]
+        words = [str(flag.name).lower().replace("_", " ") for flag in known]
+        rest = int(value) & ~sum(int(flag) for flag in known)
+        if rest:
+            words.append(f"unknown(0x{rest:02x})")
+        return ", ".join(words)
+    return ""
+
+
+class Magic(OpenEnum):
+    """The first byte of a packet with the 24-byte header."""
+
+    REQUEST = 0x80
+    RESPONSE = 0x81
+
+
+class Status(OpenEnum):
+    """How a request ended."""
+
+    SUCCESS = 0x00
+    KEY_ENOENT = 0x01
+    KEY_EEXISTS = 0x02
+    E2BIG = 0x03
+    EINVAL = 0x04
+    NOT_STORED = 0x05
+    DELTA_BADVAL = 0x06
+    NOT_MY_VBUCKET = 0x07
+    NO_BUCKET = 0x08
+    LOCKED = 0x09
+    NOT_LOCKED = 0x0E
+    AUTH_ERROR = 0x20
+    AUTH_CONTINUE = 0x21
+    ERANGE = 0x22
+    ROLLBACK = 0x23
+    EACCESS = 0x24
+    UNKNOWN_COMMAND = 0x81
+    ENOMEM = 0x82
+    NOT_SUPPORTED = 0x83
+    EINTERNAL = 0x84
+    EBUSY = 0x85
+    ETMPFAIL = 0x86
+
+
+class Sender(enum.Enum):
+    """Who sends a request of that kind."""
+
+    CLIENT = "client"
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    MIGRATOR = "migrator"
+    EITHER = "either side"

@@ -1,0 +1,392 @@
+"""How the fields of a declared class lie in bytes: built once from the annotations, used by everything.
+
+A layout has a *fixed part*, one ``struct`` per allowed length, and the fields behind it, walked one by one. A
+declaration whose sizes do not add up is refused when its module is imported.
+"""
+
+import dataclasses
+import enum
+import inspect
+import struct
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, dataclass_transform
+
+from upriver.errors import WireError
+from upriver.wire.codes import meaning_of
+from upriver.wire.fields import (
+    CountedBytes,
+    CountOf,
+    InValue,
+    KeyBytes,
+    Only,
+    Repeat,
+    Reserved,
+    RestBytes,
+    UInt,
+    When,
+    count_of,
+)
+
+Buffer = bytes | bytearray | memoryview
+_MISSING: Final = object()
+_STRUCT_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_NUMBERS: Final = {size: struct.Struct(">" + code) for size, code in _STRUCT_CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a declaration."""
+
+    name: str
+    kind: UInt | Reserved | KeyBytes | RestBytes | CountedBytes | Repeat
+    #: Turns the number into its code or flags; None for plain numbers.
+    code: type[int] | None = None
+    default: Any = _MISSING
+    only: tuple[int, ...] = ()
+    when: When | None = None
+    counts: tuple[str, ...] = ()
+    in_value: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        return isinstance(self.kind, UInt | Reserved) and self.when is None and not self.in_value
+
+    @property
+    def required(self) -> bool:
+        return self.default is _MISSING and not self.counts
+
+    @property
+    def is_key(self) -> bool:
+        return isinstance(self.kind, KeyBytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A field as it was found: inclusive byte offsets inside its packet, the value and what it means."""
+
+    name: str
+    first: int
+    last: int
+    value: Any
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPart:
+    """The fixed part at one of its lengths."""
+
+    struct: struct.Struct
+    fields: tuple[Field, ...]
+    absent: tuple[Field, ...]
+
+    @property
+    def named(self) -> tuple[Field, ...]:
+        return tuple(field for field in self.fields if isinstance(field.kind, UInt))
+
+    def offsets(self) -> Iterator[tuple[Field, int, int]]:
+        """Each field with its offset and size, reserved bytes included."""
+        at = 0
+        for field in self.fields:
+            size = typing.cast(UInt | Reserved, field.kind).size
+            yield field, at, size
+            at += size
+
+
+class Layout:
+    """The fields of one class, in the order of their bytes."""
+
+    def __init__(self, cls: type, lengths: Sequence[int] = (), private: str | None = None) -> None:
+        self.owner = cls.__name__
+        self.fields = tuple(_declared_fields(cls))
+        leading = 0
+        while leading < len(self.fields) and self.fields[leading].fixed:
+            leading += 1
+        self.fixed_fields, self.rest = self.fields[:leading], self.fields[leading:]
+        self.private = private
+        self.counted = {name: field.name for field in self.fields for name in field.counts}
+        self.lengths = tuple(lengths) or (sum(_size(field) for field in self.fixed_fields),)
+        self.parts = {length: self._part(length) for length in self.lengths}
+        for field in self.fields:
+            if isinstance(field.kind, CountedBytes) and field.name not in self.counted:
+                raise TypeError(f"{self.owner}.{field.name}: no field is declared as count_of it")
+        self.has_key = any(field.is_key for field in self.rest)
+        self.has_value = any(not field.is_key for field in self.rest)
+
+    def _part(self, length: int) -> FixedPart:
+        present = tuple(f for f in self.fixed_fields if not f.only or length in f.only)
+        size = sum(_size(field) for field in present)
+        if size != length:
+            raise TypeError(f"{self.owner}: a fixed part of {length} bytes is declared, its fields take {size}")
+        codes = (_STRUCT_CODES[f.kind.size] if isinstance(f.kind, UInt) else f"{_size(f)}x" for f in present)
+        absent = tuple(f for f in self.fixed_fields if f not in present)
+        return FixedPart(struct.Struct(">" + "".join(codes)), present, absent)
+
+    @property
+    def extras_lengths(self) -> tuple[int, ...]:
+        """The lengths of the fixed part without the engine-private bytes that follow TAP's extras."""
+        if self.private is None:
+            return self.lengths
+        return (sum(_size(field) for field in self.fixed_fields if field.name not in self.counted),)
+
+    # Decoding
+
+    def decode(
+        self, data: Buffer, start: int, end: int, length: int, key_length: int | None, out: dict[str, Any]
+    ) -> None:
+        """Read the body between ``start`` and ``end`` into ``out``; ``length`` is that of the fixed part."""
+        part = self.parts[length]
+        if start + length > end:
+            raise WireError(start, f"{length} bytes of fixed fields", f"{end - start}")
+        for field, number in zip(part.named, part.struct.unpack_from(data, start), strict=True):
+            out[field.name] = number if field.code is None else field.code(number)
+        for field in part.absent:
+            out[field.name] = 0 if field.counts else field.default
+        at = start + length
+        for field in self.rest:
+            if field.when is not None and not out[field.when.field] & field.when.mask:
+                out[field.name] = field.default
+                continue
+            out[field.name], at = self._decode_field(field, data, at, end, key_length, out)
+        if at != end:
+            raise WireError(at, f"the end of {self.owner}", f"{end - at} more bytes")
+        for name in set(self.counted.values()):
+            del out[name]
+
+    def _decode_field(
+        self, field: Field, data: Buffer, at: int, end: int, key_length: int | None, out: dict[str, Any]
+    ) -> tuple[Any, int]:
+        kind = field.kind
+        if isinstance(kind, UInt):
+            return _decode_number(field, kind, data, at, end)
+        if isinstance(kind, Repeat):
+            return _decode_repeat(field, kind, data, at, end)
+        size = self._bytes_size(field, at, end, key_length, out)
+        if size < 0 or at + size > end:
+            raise WireError(at, f"{max(size, 0)} bytes of {field.name}", f"{end - at}")
+        return bytes(data[at : at + size]), at + size
+
+    def _bytes_size(self, field: Field, at: int, end: int, key_length: int | None, out: dict[str, Any]) -> int:
+        if isinstance(field.kind, KeyBytes) and key_length is not None:
+            return key_length
+        if isinstance(field.kind, CountedBytes):
+            return int(out[self.counted[field.name]])
+        behind = self.rest[self.rest.index(field) + 1 :]
+        counted = sum(out[self.counted[later.name]] for later in behind if later.name in self.counted)
+        return end - at - int(counted)
+
+    # Encoding
+
+    def choose_length(self, values: Any) -> int:
+        """The first declared length of the fixed part that can say all that ``values`` say."""
+        for length, part in self.parts.items():
+            if all(self._is_default(field, values) for field in part.absent) and not any(
+                field.default is None and getattr(values, field.name) is None for field in part.named
+            ):
+                return length
+        raise ValueError(f"{self.owner}: no fixed part of {self.lengths} bytes holds just these fields")
+
+    def _is_default(self, field: Field, values: Any) -> bool:
+        if isinstance(field.kind, Reserved):
+            return True
+        return bool(getattr(values, field.name) == (0 if field.counts else field.default))
+
+    def encode(self, values: Any, length: int) -> tuple[bytes, list[bytes]]:
+        """The fixed part, and each of the fields behind it."""
+        part = self.parts[length]
+        numbers = [getattr(values, field.name) for field in part.named]
+        try:
+            fixed = part.struct.pack(*numbers)
+        except struct.error as error:
+            raise ValueError(f"{self.owner}: {error} in {dict(zip(part.named, numbers, strict=True))}") from error
+        return fixed, [self._encode_field(field, values) for field in self.rest]
+
+    def _encode_field(self, field: Field, values: Any) -> bytes:
+        value, kind = getattr(values, field.name), field.kind
+        if field.when is not None:
+            wanted = bool(getattr(values, field.when.field) & field.when.mask)
+            if wanted is (value is None):
+                raise ValueError(f"{self.owner}: {field.name} and {field.when.field} contradict each other")
+            if value is None:
+                return b""
+        if isinstance(kind, UInt):
+            return _NUMBERS[kind.size].pack(value)
+        if isinstance(kind, Repeat):
+            count = _NUMBERS[kind.count_size].pack(len(value)) if kind.count_size else b""
+            return count + b"".join(_encode_element(kind.element, element) for element in value)
+        return bytes(value)
+
+    def size_of(self, name: str, values: Any) -> int:
+        """How many bytes the named field takes; 0 if it is absent."""
+        field = next(field for field in self.fields if field.name == name)
+        value = getattr(values, name)
+        if value is None:
+            return 0
+        return field.kind.size if isinstance(field.kind, UInt) else len(value)
+
+    # Explaining
+
+    def spans(
+        self, data: Buffer, start: int, end: int, length: int, key_length: int | None, origin: int
+    ) -> Iterator[Span]:
+        """Where each field of a body that decodes stands; offsets count from ``origin``."""
+        out: dict[str, Any] = {}
+        for field, at, size in self.parts[length].offsets():
+            first = start + at
+            number = int.from_bytes(data[first : first + size], "big")
+            out[field.name] = number if field.code is None else field.code(number)
+            yield _span(field.name, first - origin, size, out[field.name])
+        for field in self.parts[length].absent:
+            out[field.name] = 0 if field.counts else field.default
+        at = start + length
+        for field in self.rest:
+            if field.when is not None and not out[field.when.field] & field.when.mask:
+                continue
+            out[field.name], after = self._decode_field(field, data, at, end, key_length, out)
+            if isinstance(field.kind, Repeat):
+                yield from _repeat_spans(field, field.kind, data, at, out[field.name], origin)
+            elif after > at:
+                yield _span(field.name, at - origin, after - at, out[field.name])
+            at = after
+
+
+def _span(name: str, first: int, size: int, value: Any) -> Span:
+    return Span(name.replace("_", " "), first, first + size - 1, value, meaning_of(value))
+
+
+def _repeat_spans(
+    field: Field, kind: Repeat, data: Buffer, at: int, elements: Sequence[Any], origin: int
+) -> Iterator[Span]:
+    if kind.count_size:
+        yield _span(f"{field.name} listed", at - origin, kind.count_size, len(elements))
+        at += kind.count_size
+    for element in elements:
+        if isinstance(kind.element, UInt):
+            size = kind.element.size
+            yield _span(field.name.removesuffix("s"), at - origin, size, element)
+        else:
+            size = len(_encode_element(kind.element, element))
+            yield from kind.element.layout.spans(data, at, at + size, kind.element.layout.lengths[0], None, origin)
+        at += size
+
+
+def _size(field: Field) -> int:
+    return typing.cast(UInt | Reserved, field.kind).size
+
+
+def _decode_number(field: Field, kind: UInt, data: Buffer, at: int, end: int) -> tuple[int, int]:
+    if at + kind.size > end:
+        raise WireError(at, f"{kind.size} bytes of {field.name}", f"{end - at}")
+    (number,) = _NUMBERS[kind.size].unpack_from(data, at)
+    return (number if field.code is None else field.code(number)), at + kind.size
+
+
+def _decode_repeat(field: Field, kind: Repeat, data: Buffer, at: int, end: int) -> tuple[tuple[Any, ...], int]:
+    elements: list[Any] = []
+    if kind.count_size:
+        if at + kind.count_size > end:
+            raise WireError(at, f"the number of {field.name}", f"{end - at} bytes")
+        (count,) = _NUMBERS[kind.count_size].unpack_from(data, at)
+        at += kind.count_size
+        for _ in range(count):
+            element, at = _decode_element(field, kind, data, at, end)
+            elements.append(element)
+    else:
+        while at < end:
+            element, at = _decode_element(field, kind, data, at, end)
+            elements.append(element)
+    return tuple(elements), at
+
+
+def _decode_element(field: Field, kind: Repeat, data: Buffer, at: int, end: int) -> tuple[Any, int]:
+    element = kind.element
+    if isinstance(element, UInt):
+        return _decode_number(replace(field, code=kind.code), element, data, at, end)
+    layout: Layout = element.layout
+    (length,) = layout.lengths
+    if at + length > end:
+        raise WireError(at, f"{length} bytes of {layout.owner}", f"{end - at}")
+    values: dict[str, Any] = {}
+    for item, number in zip(layout.parts[length].named, layout.parts[length].struct.unpack_from(data, at), strict=True):
+        values[item.name] = number if item.code is None else item.code(number)
+    at += length
+    for item in layout.rest:
+        values[item.name], at = layout._decode_field(item, data, at, end, None, values)
+    for name in set(layout.counted.values()):
+        del values[name]
+    return element(**values), at
+
+
+def _encode_element(element: Any, value: Any) -> bytes:
+    if isinstance(element, UInt):
+        return _NUMBERS[element.size].pack(value)
+    fixed, rest = element.layout.encode(value, element.layout.lengths[0])
+    return b"".join((fixed, *rest))
+
+
+def _declared_fields(cls: type) -> Iterator[Field]:
+    """The fields of a declared parent, then those that the class itself annotates, in order."""
+    parent = getattr(cls, "layout", None)
+    if isinstance(parent, Layout):
+        yield from parent.fields
+    for name, hint in inspect.get_annotations(cls).items():
+        given = cls.__dict__.get(name, _MISSING)
+        if isinstance(given, Reserved):
+            yield Field(name, given)
+        elif hasattr(hint, "__metadata__"):
+            yield _annotated_field(name, hint, given)
+
+
+def _annotated_field(name: str, hint: Any, default: Any) -> Field:
+    python_type, *notes = typing.get_args(hint)
+    kinds = [note for note in notes if isinstance(note, UInt | KeyBytes | RestBytes | CountedBytes | Repeat)]
+    (kind,) = kinds
+    only = next((note.lengths for note in notes if isinstance(note, Only)), ())
+    when = next((note for note in notes if isinstance(note, When)), None)
+    counts: tuple[str, ...] = ()
+    if isinstance(default, CountOf):
+        counts, default = default.names, _MISSING
+    return Field(
+        name,
+        kind,
+        code=_code_type(python_type) if isinstance(kind, UInt) else None,
+        default=default,
+        only=only,
+        when=when,
+        counts=counts,
+        in_value=any(isinstance(note, InValue) for note in notes),
+    )
+
+
+def _code_type(python_type: Any) -> type[int] | None:
+    """The enumeration behind ``State`` or ``State | None``; None for a plain ``int``."""
+    members = typing.get_args(python_type) if isinstance(python_type, types.UnionType) else (python_type,)
+    for member in members:
+        if isinstance(member, type) and issubclass(member, int) and issubclass(member, enum.Enum):
+            return member
+    return None
+
+
+T = TypeVar("T")
+
+
+def declare(cls: type[T], layout: Layout) -> type[T]:
+    """Make a class of fields a dataclass with that layout; lengths become properties that are always right."""
+    cls.layout = layout  # type: ignore[attr-defined]
+    for field in layout.fields:
+        if field.counts and field.name in inspect.get_annotations(cls):
+            del cls.__annotations__[field.name]
+            setattr(cls, field.name, property(_counter(field.counts)))
+    return dataclasses.dataclass(kw_only=True, slots=True)(cls)
+
+
+def _counter(names: tuple[str, ...]) -> Callable[[Any], int]:
+    return lambda values: sum(values.layout.size_of(name, values) for name in names)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(count_of,))
+def record(cls: type[T]) -> type[T]:
+    """Declare something that a ``Repeat`` repeats: fields without a header."""
+    return declare(cls, Layout(cls))

@@ -1,0 +1,324 @@
+"""Messages: declared classes that know their own bytes.
+
+``Request`` and ``Response`` have the 24-byte header, ``DraftMessage`` the 12-byte one. A dialect's decorator
+gives a declared class its opcode and layout; from there on ``encode`` is a method of every message, while
+decoding starts at the dialect, because only it knows which class an opcode means.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from upriver.errors import WireError
+from upriver.model import Event
+from upriver.wire.codes import Magic, OpenEnum, Sender, Status, meaning_of
+from upriver.wire.fields import count_of
+from upriver.wire.framing import DRAFT, MEMCACHED, Framing
+from upriver.wire.layout import Buffer, Layout, Span
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a dialect says about one of its messages, beside the fields."""
+
+    dialect: str
+    opcode: int
+    #: First byte of the body; only messages of the 12-byte header have one.
+    type_code: int | None = None
+    #: The statuses that select a response; the one that we send comes first.
+    statuses: tuple[Status, ...] = ()
+    sender: Sender = Sender.CLIENT
+    #: The fixed part may come in the extras or in the value; we send it where it is declared.
+    either: bool = False
+    #: What a change message means; None for all others.
+    change: Event | None = None
+    #: Why the request may be refused: status and reason.
+    errors: tuple[tuple[Status, str], ...] = ()
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(count_of,))
+class Message:
+    """A packet, taken apart."""
+
+    __slots__ = ()
+    framing: ClassVar[Framing]
+    layout: ClassVar[Layout]
+    declaration: ClassVar[Declaration]
+
+    @property
+    def code(self) -> int:
+        """The opcode."""
+        return self.declaration.opcode
+
+    def encode(self) -> bytes:
+        """The whole packet."""
+        raise NotImplementedError
+
+    @classmethod
+    def decode(cls, packet: Buffer) -> Self:
+        """The message in one whole packet, whose lengths the framing has checked."""
+        raise NotImplementedError
+
+    @classmethod
+    def body_spans(cls, packet: Buffer) -> Iterator[Span]:
+        """Where each field of the body stands, counted from the start of the packet."""
+        raise NotImplementedError
+
+    @classmethod
+    def title(cls) -> str:
+        """The class's name as words: ``SnapshotMarker`` is a "snapshot marker"."""
+        words = "".join(" " + c.lower() if c.isupper() else c for c in cls.__name__)
+        return words.strip()
+
+
+class MemcachedMessage(Message):
+    """A packet with the 24-byte header."""
+
+    __slots__ = ()
+    framing = MEMCACHED
+
+    def _encode(self, magic: int, sixth: int, opaque: int, datatype: int, cas: int) -> bytes:
+        layout = self.layout
+        fixed, rest = layout.encode(self, layout.choose_length(self))
+        extras = len(fixed) if layout.private is None else len(fixed) - getattr(self, layout.private)
+        key = next((part for field, part in zip(layout.rest, rest, strict=True) if field.is_key), b"")
+        body = len(fixed) + sum(map(len, rest))
+        header = MEMCACHED.header.pack(magic, self.code, len(key), extras, datatype, sixth, body, opaque, cas)
+        return b"".join((header, fixed, *rest))
+
+    @classmethod
+    def _fixed_length(cls, packet: Buffer) -> int:
+        """How long the fixed part of this packet is; refuses a length that is not declared."""
+        layout, extras = cls.layout, packet[4]
+        if cls.declaration.either:
+            if extras not in (0, len(packet) - 24):
+                raise WireError(4, "all of the body in the extras, or none", f"{extras} bytes of extras")
+            return layout.lengths[0]
+        length = extras
+        if layout.private is not None and extras in layout.extras_lengths:
+            length += int.from_bytes(packet[24:26], "big")
+        if length not in layout.parts:
+            what = "extras" if layout.private is None else "extras and engine-private part"
+            lengths = " or ".join(map(str, layout.lengths))
+            raise WireError(4, f"{what} of {lengths} bytes in {cls.title()}", f"{length}")
+        return length
+
+    @classmethod
+    def _body(cls, packet: Buffer) -> tuple[int, int, int, int]:
+        """Where the body lies, the length of its fixed part and that of its key."""
+        key_length = int.from_bytes(packet[2:4], "big")
+        if key_length and not cls.layout.has_key:
+            raise WireError(2, f"no key in {cls.title()}", f"a key of {key_length} bytes")
+        return 24, len(packet), cls._fixed_length(packet), key_length
+
+    @classmethod
+    def body_spans(cls, packet: Buffer) -> Iterator[Span]:
+        return cls.layout.spans(packet, *cls._body(packet), origin=0)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Request(MemcachedMessage):
+    """A packet with magic 0x80. Producers of a stream send requests too."""
+
+    vbucket: int = 0
+    opaque: int = 0
+    datatype: int = 0
+    cas: int = 0
+
+    def encode(self) -> bytes:
+        return self._encode(Magic.REQUEST, self.vbucket, self.opaque, self.datatype, self.cas)
+
+    @classmethod
+    def decode(cls, packet: Buffer) -> Self:
+        _, _, _, _, datatype, vbucket, _, opaque, cas = MEMCACHED.header.unpack_from(packet)
+        values: dict[str, Any] = {"vbucket": vbucket, "opaque": opaque, "datatype": datatype, "cas": cas}
+        cls.layout.decode(packet, *cls._body(packet), values)
+        return cls(**values)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Response(MemcachedMessage):
+    """A packet with magic 0x81: the answer to the request with the same opaque."""
+
+    status: Status = Status.SUCCESS
+    opaque: int = 0
+    datatype: int = 0
+    cas: int = 0
+
+    def encode(self) -> bytes:
+        return self._encode(Magic.RESPONSE, self.status, self.opaque, self.datatype, self.cas)
+
+    @classmethod
+    def decode(cls, packet: Buffer) -> Self:
+        _, _, _, _, datatype, status, _, opaque, cas = MEMCACHED.header.unpack_from(packet)
+        values: dict[str, Any] = {
+            "status": Status(status), "opaque": opaque, "datatype": datatype, "cas": cas
+        }  # fmt: skip
+        cls.layout.decode(packet, *cls._body(packet), values)
+        return cls(**values)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class AnyRequest(Request):
+    """A request whose opcode nobody has declared: kept whole, so that it can be refused or passed on."""
+
+    opcode: int
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+
+    @property
+    def code(self) -> int:
+        return self.opcode
+
+    def encode(self) -> bytes:
+        return _encode_any(self, Magic.REQUEST, self.vbucket)
+
+    @classmethod
+    def decode(cls, packet: Buffer) -> Self:
+        return cls(vbucket=int.from_bytes(packet[6:8], "big"), **_any_values(packet))
+
+    @classmethod
+    def body_spans(cls, packet: Buffer) -> Iterator[Span]:
+        return _any_spans(packet)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class AnyResponse(Response):
+    """An answer without a layout of its own: success and nothing more, or a refusal with its text."""
+
+    opcode: int
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+
+    @property
+    def code(self) -> int:
+        return self.opcode
+
+    @property
+    def text(self) -> str:
+        """The value as a sentence for people."""
+        return self.value.decode(errors="replace")
+
+    def encode(self) -> bytes:
+        return _encode_any(self, Magic.RESPONSE, self.status)
+
+    @classmethod
+    def decode(cls, packet: Buffer) -> Self:
+        return cls(status=Status(int.from_bytes(packet[6:8], "big")), **_any_values(packet))
+
+    @classmethod
+    def body_spans(cls, packet: Buffer) -> Iterator[Span]:
+        return _any_spans(packet)
+
+
+def _encode_any(message: AnyRequest | AnyResponse, magic: int, sixth: int) -> bytes:
+    body = message.extras + message.key + message.value
+    header = MEMCACHED.header.pack(
+        magic,
+        message.opcode,
+        len(message.key),
+        len(message.extras),
+        message.datatype,
+        sixth,
+        len(body),
+        message.opaque,
+        message.cas,
+    )
+    return header + body
+
+
+def _any_values(packet: Buffer) -> dict[str, Any]:
+    _, opcode, key_length, extras_length, datatype, _, _, opaque, cas = MEMCACHED.header.unpack_from(packet)
+    key = 24 + extras_length
+    return {
+        "opcode": opcode,
+        "opaque": opaque,
+        "datatype": datatype,
+        "cas": cas,
+        "extras": bytes(packet[24:key]),
+        "key": bytes(packet[key : key + key_length]),
+        "value": bytes(packet[key + key_length :]),
+    }
+
+
+def _any_spans(packet: Buffer) -> Iterator[Span]:
+    values, at = _any_values(packet), 24
+    for name in ("extras", "key", "value"):
+        part = values[name]
+        if part:
+            yield Span(name, at, at + len(part) - 1, part)
+        at += len(part)
+
+
+class DraftOpcode(OpenEnum):
+    """The first byte of a packet with the 12-byte header."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    STREAM_START = 3
+    STREAM_MESSAGE = 4
+    STREAM_END = 5
+    REQUEST_ERROR = 6
+    DECODE_ERROR = 7
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class DraftMessage(Message):
+    """A packet with the 12-byte header of the first two drafts."""
+
+    framing = DRAFT
+    request_id: int = 0
+
+    def encode(self) -> bytes:
+        layout, type_code = self.layout, self.declaration.type_code
+        fixed, rest = layout.encode(self, layout.choose_length(self))
+        kind = b"" if type_code is None else bytes((type_code,))
+        key_length = 0
+        if layout.has_key and layout.has_value:  # otherwise the key is simply the rest
+            key_length = next(len(part) for field, part in zip(layout.rest, rest, strict=True) if field.is_key)
+            if not key_length:
+                raise ValueError(f"a {self.title()} needs a key: the draft cannot tell an empty one from none")
+        length = len(kind) + len(fixed) + sum(map(len, rest))
+        return b"".join((DRAFT.header.pack(self.code, 0, key_length, self.request_id, length), kind, fixed, *rest))
+
+    @classmethod
+    def _body(cls, packet: Buffer) -> tuple[int, int, int, int | None]:
+        layout = cls.layout
+        start = 12 if cls.declaration.type_code is None else 13
+        length = layout.lengths[0] if len(layout.lengths) == 1 else len(packet) - start
+        if length not in layout.parts:
+            lengths = " or ".join(map(str, layout.lengths))
+            raise WireError(start, f"{lengths} bytes of {cls.title()}", f"{length}")
+        key_length: int | None = None
+        if layout.has_key and layout.has_value:
+            key_length = int.from_bytes(packet[2:4], "big")
+            if not key_length:
+                raise WireError(2, "the length of the key in the reserved bytes 2-3", "0")
+        return start, len(packet), length, key_length
+
+    @classmethod
+    def decode(cls, packet: Buffer) -> Self:
+        values: dict[str, Any] = {"request_id": int.from_bytes(packet[4:8], "big")}
+        cls.layout.decode(packet, *cls._body(packet), values)
+        return cls(**values)
+
+    @classmethod
+    def body_spans(cls, packet: Buffer) -> Iterator[Span]:
+        if cls.declaration.type_code is not None:
+            yield Span("type", 12, 12, cls.declaration.type_code, cls.title())
+        yield from cls.layout.spans(packet, *cls._body(packet), origin=0)
+
+
+def header_spans(message: type[Message], packet: Buffer) -> Iterator[Span]:
+    """Where each field of the header stands."""
+    framing, response = message.framing, packet[0] == Magic.RESPONSE
+    codes: dict[str, type[OpenEnum]] = {"magic": Magic, "status": Status}
+    if framing is DRAFT:
+        codes["opcode"] = DraftOpcode
+    for field in framing.response_fields if response else framing.request_fields:
+        number = int.from_bytes(packet[field.first : field.first + field.size], "big")
+        value = codes[field.name](number) if field.name in codes else number
+        meaning = message.title() if field.name == "opcode" and framing is MEMCACHED else meaning_of(value)
+        yield Span(field.name, field.first, field.first + field.size - 1, value, meaning)

@@ -1,0 +1,212 @@
+"""UPR as the transport specification describes it (text 000).
+
+Where the text contradicts its own diagrams, or the first builds differed from it, the comment at the field says
+what is done. State codes are 2 pending, 3 replica here, unlike in TAP and the memcached commands.
+"""
+
+import enum
+from typing import Annotated, ClassVar
+
+from upriver.model import Event
+from upriver.wire.codes import OpenEnum, Sender, Status
+from upriver.wire.dialect import Dialect
+from upriver.wire.fields import U16, U32, U64, Counted, Key, Only, Repeat, Reserved, UInt, Value, count_of
+from upriver.wire.framing import MEMCACHED
+from upriver.wire.memcached import FailoverEntry, memcached
+from upriver.wire.message import Request, Response
+
+upr = Dialect("upr", framing=MEMCACHED, document="UPR transport specification", extends=memcached)
+
+
+class VbucketState(OpenEnum):
+    """Vbucket states as the UPR texts number them."""
+
+    ACTIVE = 1
+    PENDING = 2
+    REPLICA = 3
+    DEAD = 4
+
+
+class EndReason(OpenEnum):
+    """Why a stream has ended. The text says 1 for a changed state; early builds sent 2, and `dcp` still does."""
+
+    OK = 0
+    STATE_CHANGED = 1
+    STATE_CHANGED_EARLY = 2
+
+
+class OpenFlag(enum.IntFlag):
+    """What the connection is for; without a flag the receiver becomes a consumer."""
+
+    PRODUCER = 1
+
+
+class AddStreamFlag(enum.IntFlag):
+    """How to add a stream."""
+
+    TAKEOVER = 1
+
+
+class StreamFlag(enum.IntFlag):
+    """How to stream."""
+
+    TAKEOVER = 1
+
+
+@upr.request(
+    0x50,
+    sender=Sender.EITHER,
+    errors={Status.EINVAL: "The name is empty."},
+)
+class Open(Request):
+    """Create a named connection to a producer or a consumer. A name that is open already is taken over."""
+
+    seqno: U32 = 0
+    flags: Annotated[OpenFlag, UInt(4)] = OpenFlag(0)
+    name: Key
+
+
+@upr.request(
+    0x51,
+    sender=Sender.MIGRATOR,
+    errors={
+        Status.KEY_EEXISTS: "There is a stream for this vbucket already.",
+        Status.NOT_MY_VBUCKET: "The vbucket does not exist on the consumer.",
+        Status.ROLLBACK: "The consumer has to roll back first.",
+    },
+)
+class AddStream(Request):
+    """Tell a consumer to ask the producer for a stream."""
+
+    flags: Annotated[AddStreamFlag, UInt(4)] = AddStreamFlag(0)
+
+
+@upr.response(0x51)
+class AddStreamResponse(Response):
+    """The producer has accepted. The text also speaks of a vbucket in the extras; only the opaque is there."""
+
+    stream_opaque: U32  #: the opaque that the stream's messages bear
+
+
+@upr.request(
+    0x52,
+    sender=Sender.MIGRATOR,
+    errors={
+        Status.KEY_ENOENT: "There is no stream for this vbucket.",
+        Status.NOT_MY_VBUCKET: "The vbucket does not exist.",
+    },
+)
+class CloseStream(Request):
+    """Stop the stream of a vbucket as soon as possible."""
+
+
+@upr.request(
+    0x53,
+    sender=Sender.CONSUMER,
+    errors={
+        Status.KEY_ENOENT: "The producer does not know the vbucket uuid: roll back to 0.",
+        Status.KEY_EEXISTS: "There is a stream for this vbucket on this connection already.",
+        Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
+        Status.ERANGE: "The start lies beyond the end or beyond the high seqno.",
+        Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
+    },
+)
+class StreamRequest(Request):
+    """Ask for the changes of a vbucket after a seqno."""
+
+    flags: Annotated[StreamFlag, UInt(4)] = StreamFlag(0)
+    reserved: ClassVar[Reserved] = Reserved(4)
+    start_seqno: U64 = 0  #: the last one that the consumer has seen
+    end_seqno: U64 = 2**64 - 1  #: the stream ends when this one has been sent
+    vbucket_uuid: U64 = 0  #: the branch of history that the consumer follows
+    high_seqno: U64 = 0  #: the high seqno when that branch began
+
+
+@upr.response(0x53)
+class StreamRequestResponse(Response):
+    """Accepted; the failover log of the producer, newest entry first."""
+
+    log: Annotated[tuple[FailoverEntry, ...], Repeat(FailoverEntry)] = ()
+
+
+@upr.response(0x53, status=Status.ROLLBACK, either=True)
+class RollbackRequired(Response):
+    """Refused: roll back first. The text forbids extras and draws them; they are sent as drawn."""
+
+    seqno: U64  #: where to roll back to
+
+
+@upr.request(
+    0x54,
+    sender=Sender.CONSUMER,
+    errors={Status.NOT_MY_VBUCKET: "The vbucket does not exist here."},
+)
+class FailoverLogRequest(Request):
+    """Ask for the failover log of a vbucket."""
+
+
+@upr.response(0x54)
+class FailoverLogResponse(Response):
+    """The failover log, newest entry first."""
+
+    log: Annotated[tuple[FailoverEntry, ...], Repeat(FailoverEntry)] = ()
+
+
+@upr.request(0x55, sender=Sender.PRODUCER)
+class StreamEnd(Request):
+    """The producer has no more messages for this stream."""
+
+    reason: Annotated[EndReason, UInt(4)] = EndReason.OK
+
+
+@upr.request(0x56, sender=Sender.PRODUCER)
+class SnapshotMarker(Request):
+    """A new snapshot begins: from here on no key comes twice until the next marker."""
+
+
+@upr.request(0x57, sender=Sender.PRODUCER, extras=(30, 31), change=Event.MUTATION)
+class Mutation(Request):
+    """The key now holds this value."""
+
+    by_seqno: U64  #: order inside the vbucket
+    rev_seqno: U64 = 1  #: how often this key has changed
+    flags: U32 = 0  #: the client's own 32 bits
+    expiration: U32 = 0  #: second of the epoch, 0 for never
+    lock_time: U32 = 0  #: seconds for which the item is still locked
+    nmeta: U16 = count_of("meta")
+    nru: Annotated[int | None, UInt(1), Only(31)] = None  #: sent by early builds, not in the text
+    key: Key
+    value: Value = b""
+    meta: Counted = b""
+
+
+@upr.request(0x58, sender=Sender.PRODUCER, change=Event.DELETION)
+class Deletion(Request):
+    """The key was deleted."""
+
+    by_seqno: U64  #: order inside the vbucket
+    rev_seqno: U64 = 1  #: how often this key has changed
+    nmeta: U16 = count_of("meta")
+    key: Key
+    meta: Counted = b""
+
+
+@upr.request(0x59, sender=Sender.PRODUCER, change=Event.EXPIRATION)
+class Expiration(Deletion):
+    """The key has expired."""
+
+
+@upr.request(0x5A, sender=Sender.PRODUCER)
+class Flush(Request):
+    """Delete all data of the vbucket."""
+
+
+@upr.request(
+    0x5B,
+    sender=Sender.PRODUCER,
+    errors={Status.NOT_MY_VBUCKET: "The vbucket does not exist on the consumer."},
+)
+class SetVbucketState(Request):
+    """Change the state of the consumer's vbucket, as part of a takeover. We answer it, whatever the text says."""
+
+    state: Annotated[VbucketState, UInt(1)]

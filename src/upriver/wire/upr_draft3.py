@@ -1,0 +1,128 @@
+"""The third draft (text 001): UPR on the memcached header, with opcodes of its own and no open.
+
+The text's extras length of 36 is a slip, its fields take 28; its set vbucket state is printed with the magic of a
+response and is taken with either.
+"""
+
+from typing import Annotated, ClassVar
+
+from upriver.model import Event
+from upriver.wire.codes import Sender, Status
+from upriver.wire.dialect import Dialect
+from upriver.wire.fields import IN_VALUE, U32, U64, Key, Repeat, Reserved, UInt, Value
+from upriver.wire.framing import MEMCACHED
+from upriver.wire.memcached import FailoverEntry, memcached
+from upriver.wire.message import Request, Response
+from upriver.wire.upr import EndReason, StreamFlag, VbucketState
+
+upr_draft3 = Dialect("upr_draft3", framing=MEMCACHED, document="UPR, third draft", extends=memcached)
+
+
+@upr_draft3.request(
+    0x50,
+    sender=Sender.CONSUMER,
+    errors={
+        Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
+        Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
+    },
+)
+class StreamRequest(Request):
+    """Ask for the changes of a vbucket after a seqno."""
+
+    flags: Annotated[StreamFlag, UInt(4)] = StreamFlag(0)
+    reserved: ClassVar[Reserved] = Reserved(4)
+    start_seqno: U64 = 0  #: the last one that the consumer has seen
+    end_seqno: U64 = 2**64 - 1  #: the stream ends when this one has been sent
+    vbucket_uuid: U64 = 0  #: the branch of history that the consumer follows
+    high_seqno: U64 = 0  #: the high seqno when that branch began
+    group_id: Key = b""  #: a name for the stream
+
+
+@upr_draft3.response(0x50, status=(Status.NOT_MY_VBUCKET, Status.KEY_ENOENT))
+class NotMyVbucket(Response):
+    """Refused: the vbucket does not exist. Printed with status 1, listed as 7; 7 is sent."""
+
+    text: Value = b""
+
+
+@upr_draft3.response(0x50, status=Status.ROLLBACK, either=True)
+class RollbackRequired(Response):
+    """Refused: roll back first."""
+
+    seqno: Annotated[U64, IN_VALUE]  #: where to roll back to
+
+
+@upr_draft3.request(0x51, sender=Sender.CONSUMER, errors={Status.NOT_MY_VBUCKET: "The vbucket does not exist here."})
+class FailoverLogRequest(Request):
+    """Ask for the failover log of a vbucket."""
+
+
+@upr_draft3.response(0x51)
+class FailoverLogResponse(Response):
+    """The failover log, newest entry first."""
+
+    log: Annotated[tuple[FailoverEntry, ...], Repeat(FailoverEntry)] = ()
+
+
+@upr_draft3.request(0x52, sender=Sender.PRODUCER)
+class StreamStart(Request):
+    """The producer begins to stream."""
+
+
+@upr_draft3.request(0x53, sender=Sender.PRODUCER)
+class StreamEnd(Request):
+    """The producer has no more messages for this stream."""
+
+    reason: Annotated[EndReason, UInt(4)] = EndReason.OK
+
+
+@upr_draft3.request(0x54, sender=Sender.PRODUCER)
+class SnapshotStart(Request):
+    """A snapshot begins: no key comes twice until its end."""
+
+
+@upr_draft3.request(0x55, sender=Sender.PRODUCER)
+class SnapshotEnd(Request):
+    """The snapshot is complete."""
+
+
+@upr_draft3.request(0x56, sender=Sender.PRODUCER, change=Event.MUTATION)
+class Mutation(Request):
+    """The key now holds this value."""
+
+    by_seqno: U64  #: order inside the vbucket
+    rev_seqno: U64 = 1  #: how often this key has changed
+    flags: U32 = 0  #: the client's own 32 bits
+    expiration: U32 = 0  #: second of the epoch, 0 for never
+    lock_time: U32 = 0  #: seconds for which the item is still locked
+    key: Key
+    value: Value = b""
+
+
+@upr_draft3.request(0x57, sender=Sender.PRODUCER, change=Event.DELETION)
+class Deletion(Request):
+    """The key was deleted."""
+
+    by_seqno: U64  #: order inside the vbucket
+    rev_seqno: U64 = 1  #: how often this key has changed
+    flags: U32 = 0  #: the client's own 32 bits
+    expiration: U32 = 0  #: second of the epoch, 0 for never
+    lock_time: U32 = 0  #: seconds for which the item is still locked
+    key: Key
+
+
+@upr_draft3.request(0x58, sender=Sender.PRODUCER, change=Event.EXPIRATION)
+class Expiration(Deletion):
+    """The key has expired."""
+
+
+@upr_draft3.request(0x59, sender=Sender.PRODUCER)
+class Flush(Request):
+    """Delete all data of the vbucket."""
+
+
+@upr_draft3.request(0x5A, sender=Sender.PRODUCER, any_magic=True)
+class SetVbucketState(Request):
+    """Change the state of the consumer's vbucket, as part of a takeover."""
+
+    state: Annotated[VbucketState, UInt(1)]
