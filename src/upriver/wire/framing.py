@@ -14,7 +14,9 @@ from upriver.wire.codes import Magic
 
 #: A value may take 20 MiB; key and extras come on top.
 VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
-BODY_BYTES_MAX: Final = VALUE_BYTES_MAX + 0xFFFF + 0xFF
+#: What a header's key length can say at most.
+KEY_BYTES_MAX: Final = 0xFFFF
+BODY_BYTES_MAX: Final = VALUE_BYTES_MAX + KEY_BYTES_MAX + 0xFF
 
 
 @dataclass(frozen=True, slots=True)

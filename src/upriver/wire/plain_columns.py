@@ -1,0 +1,261 @@
+"""The plain Python twin of the compiled columnar codec: the reference, and the fallback where no compiler was.
+
+Both codecs decode only rows that are good. At whatever else, a control message, half a packet, an error, they stop and
+leave it to the message layer, which gives both the same answers.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from upriver.errors import WireError
+from upriver.model import Event
+from upriver.wire.codes import Magic
+from upriver.wire.dialect import Dialect
+from upriver.wire.framing import DRAFT, KEY_BYTES_MAX, MEMCACHED
+from upriver.wire.layout import Buffer
+from upriver.wire.message import DraftMessage
+from upriver.wire.rows import RowLayout, RowTemplate, field_column
+
+_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_HEADER_SIZE: Final = MEMCACHED.header_size
+T = TypeVar("T")
+
+
+#: Number of rows, where reading stopped, the changes and what belongs to their transport.
+Read = tuple[int, int, pa.RecordBatch | None, pa.RecordBatch | None]
+
+
+def _batches(
+    schemas: tuple[pa.Schema, pa.Schema], rows: Sequence[T], column: Callable[[Sequence[T], str], list[Any]]
+) -> Iterator[pa.RecordBatch]:
+    for schema in schemas:
+        columns = [pa.array(column(rows, field.name), field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _RowStruct:
+    """One ``struct`` over the header and the fixed part of a layout that reads just the wanted numbers."""
+
+    def __init__(self, layout: RowLayout, columns: Sequence[str]) -> None:
+        self.layout = layout
+        wanted = sorted((layout.places[name].offset, name) for name in columns if name in layout.places)
+        #: Where in the unpacked tuple a column stands.
+        self.positions = {name: position for position, (_, name) in enumerate(wanted)}
+        code, at = ">", 0
+        for offset, name in wanted:
+            size = layout.places[name].size
+            code += f"{offset - at}x{_CODES[size]}"
+            at = offset + size
+        self.struct = struct.Struct(code)
+
+
+class _Row(NamedTuple):
+    kind: _RowStruct
+    numbers: tuple[int, ...]
+    key: bytes
+    value: bytes
+    size: int
+
+
+def _column(rows: Sequence[_Row], name: str) -> list[Any]:
+    match name:
+        case "key":
+            return [row.key for row in rows]
+        case "value":
+            return [row.value for row in rows]
+        case "event":
+            return [row.kind.layout.event for row in rows]
+    places = ((row.numbers, row.kind.positions.get(name)) for row in rows)
+    return [0 if position is None else numbers[position] for numbers, position in places]
+
+
+class RowReader:
+    """Turns runs of change packets into Arrow arrays."""
+
+    def __init__(
+        self,
+        layouts: Iterable[RowLayout],
+        records_schema: pa.Schema,
+        transport_schema: pa.Schema,
+        body_bytes_max: int,
+    ) -> None:
+        self._schemas = records_schema, transport_schema
+        columns = (*records_schema.names, *transport_schema.names)
+        self._body_bytes_max = body_bytes_max
+        self._structs: dict[tuple[int, int], dict[int, _RowStruct]] = {}
+        for layout in layouts:
+            by_length = self._structs.setdefault((layout.opcode, layout.extras_length), {})
+            by_length[layout.fixed_length] = _RowStruct(layout, columns)
+
+    def read(self, head: bytes, data: Buffer, start: int, rows_max: int, bytes_max: int) -> Read:
+        """Decode the packet ``head``, if any, and those of ``data`` from ``start``; stop at the first that is no row.
+
+        Returns how many rows there were, where the first byte in ``data`` stands that was not consumed, the changes
+        and what belongs to their transport.
+        """
+        rows: list[_Row] = []
+        budget = bytes_max
+        if head:
+            row = self._row_at(head, 0)
+            if row is None:
+                return 0, start, None, None
+            rows.append(row)
+            budget -= row.size
+        while len(rows) < rows_max and budget > 0:
+            row = self._row_at(data, start)
+            if row is None:
+                break
+            rows.append(row)
+            start += row.size
+            budget -= row.size
+        return len(rows), start, *_batches(self._schemas, rows, _column)
+
+    def _row_at(self, data: Buffer, start: int) -> _Row | None:
+        """The whole, good row at ``start``; None if something else stands there."""
+        available = len(data) - start
+        if available < _HEADER_SIZE or data[start] != Magic.REQUEST:
+            return None
+        known = self._structs.get((data[start + 1], data[start + 4]))
+        if known is None:
+            return None
+        try:
+            size = _HEADER_SIZE + MEMCACHED.body_length(data, start, self._body_bytes_max)
+        except WireError:
+            return None
+        if available < size:
+            return None
+        first = next(iter(known.values())).layout
+        fixed_length = first.extras_length
+        if first.private is not None:
+            fixed_length += _U16.unpack_from(data, start + first.private.offset)[0]
+        kind = known.get(fixed_length)
+        if kind is None:
+            return None
+        key = start + _HEADER_SIZE + fixed_length
+        value = key + _U16.unpack_from(data, start + 2)[0]
+        trailer = kind.layout.trailer
+        end = start + size - (0 if trailer is None else _U16.unpack_from(data, start + trailer.offset)[0])
+        if value > end or (value < end and not kind.layout.has_value):
+            return None
+        numbers = kind.struct.unpack_from(data, start)
+        return _Row(kind, numbers, bytes(data[key:value]), bytes(data[value:end]), size)
+
+
+def write_rows(
+    batch: pa.RecordBatch,
+    templates: Mapping[Event, RowTemplate],
+    *,
+    opaque: int,
+    opaque_step: int,
+    keys_only: bool,
+) -> bytes:
+    """The packets of a batch of changes, one behind the other."""
+    out = bytearray()
+    rows = batch.to_pydict()
+    for index in range(batch.num_rows):
+        template, key = templates.get(rows["event"][index]), rows["key"][index]
+        if template is None or len(key) > KEY_BYTES_MAX:
+            raise ValueError(f"row {index} cannot be a packet: event {rows['event'][index]}, a key of {len(key)} bytes")
+        layout, packet = template.layout, bytearray(template.head)
+        value = rows["value"][index] if layout.has_value and not keys_only else b""
+        _U16.pack_into(packet, 2, len(key))
+        _U32.pack_into(packet, 8, layout.fixed_length + len(key) + len(value))
+        _U32.pack_into(packet, 12, (opaque + index * opaque_step) & 0xFFFFFFFF)
+        for column, place in layout.places.items():
+            if column in rows and column != "vbucket":
+                struct.pack_into(">" + _CODES[place.size], packet, place.offset, rows[column][index])
+        out += packet
+        out += key
+        out += value
+    return bytes(out)
+
+
+class DraftRowReader:
+    """The row reader of the 12-byte drafts, message by message.
+
+    Their changes name no vbucket, only the request that the stream answers: ``vbuckets`` tells which one that was.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        records_schema: pa.Schema,
+        transport_schema: pa.Schema,
+        body_bytes_max: int,
+        vbuckets: Mapping[int, int],
+    ) -> None:
+        self._dialect = dialect
+        self._schemas = records_schema, transport_schema
+        self._body_bytes_max = body_bytes_max
+        self._vbuckets = vbuckets
+
+    def read(self, head: bytes, data: Buffer, start: int, rows_max: int, bytes_max: int) -> Read:
+        """As ``RowReader.read``."""
+        messages: list[DraftMessage] = []
+        budget = bytes_max
+        if head:
+            message = self._change(head)
+            if message is None:
+                return 0, start, None, None
+            messages.append(message)
+            budget -= len(head)
+        while len(messages) < rows_max and budget > 0:
+            packet = self._packet(data, start)
+            message = self._change(packet)
+            if message is None:
+                break
+            messages.append(message)
+            start, budget = start + len(packet), budget - len(packet)
+        return len(messages), start, *_batches(self._schemas, messages, self._column)
+
+    def _packet(self, data: Buffer, start: int) -> bytes:
+        if len(data) - start < DRAFT.header_size:
+            return b""
+        try:
+            size = DRAFT.header_size + DRAFT.body_length(data, start, self._body_bytes_max)
+        except WireError:
+            return b""
+        return bytes(data[start : start + size]) if len(data) - start >= size else b""
+
+    def _change(self, packet: bytes) -> DraftMessage | None:
+        """The change in a packet; None if it is something else or not good, which the message layer will say."""
+        if not packet:
+            return None
+        try:
+            message = self._dialect.decode(packet)
+        except WireError:
+            return None
+        return message if isinstance(message, DraftMessage) and message.declaration.change is not None else None
+
+    def _column(self, messages: Sequence[DraftMessage], name: str) -> list[Any]:
+        return [self._cell(message, name) for message in messages]
+
+    def _cell(self, message: DraftMessage, column: str) -> Any:
+        if column == "event":
+            return int(message.declaration.change or 0)
+        if column == "vbucket":
+            return self._vbuckets.get(message.request_id, 0)
+        if column == "opaque":
+            return message.request_id
+        names = [field.name for field in message.layout.fields if field_column(field.name) == column]
+        return getattr(message, names[0]) if names else b"" if column == "value" else 0
+
+
+def write_draft_rows(batch: pa.RecordBatch, dialect: Dialect, *, request_id: int, keys_only: bool) -> bytes:
+    """The packets of a batch of changes in one of the 12-byte drafts."""
+    classes = {message.declaration.change: message for message in dialect.change_messages()}
+    packets = []
+    for row in batch.to_pylist():
+        message = classes[Event(row["event"])]
+        values = {
+            field.name: row[column]
+            for field in message.layout.fields
+            if (column := field_column(field.name)) is not None and not (keys_only and column == "value")
+        }
+        packets.append(message(request_id=request_id, **values).encode())  # type: ignore[call-arg]
+    return b"".join(packets)

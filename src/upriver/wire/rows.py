@@ -1,0 +1,133 @@
+"""How changes lie in packets: tables from the declarations, for the codecs that do whole buffers at once.
+
+A *row layout* says for one kind of change message, at one length of its fixed part, where each column of a batch
+stands in the packet. Both codecs, the plain and the compiled one, know nothing of dialects but these tables, so a new
+dialect needs no new code.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from upriver.model import CHANGES, Event
+from upriver.wire.dialect import Dialect
+from upriver.wire.fields import UInt
+from upriver.wire.framing import MEMCACHED
+from upriver.wire.message import Message
+
+#: What a connection needs to know of a change beside the change itself. Only `tap` has the last two.
+TRANSPORT: Final = pa.schema(
+    [
+        pa.field("opaque", pa.uint32(), nullable=False),
+        pa.field("tap_flags", pa.uint16(), nullable=False),
+        pa.field("ttl", pa.uint8(), nullable=False),
+    ]
+)
+
+#: Columns whose field has another name in the texts.
+_FIELD_NAMES: Final = {"by_seqno": "seqno", "expiration": "expiry", "delete_time": "expiry"}
+_HEADER_COLUMNS: Final = {"datatype": (5, 1), "vbucket": (6, 2), "opaque": (12, 4), "cas": (16, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a number stands: offset from the start of the packet, and size."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """One kind of change message with a fixed part of one length."""
+
+    message: type[Message]
+    event: Event
+    opcode: int
+    extras_length: int
+    fixed_length: int
+    places: dict[str, Place]
+    #: Where the length of the engine-private part stands; None if the message has none.
+    private: Place | None
+    #: Where the number of bytes stands that follow the value; None if there are none.
+    trailer: Place | None
+    has_value: bool
+
+
+def field_column(field_name: str) -> str | None:
+    """The column that a field of a change message fills; None if it fills none."""
+    name = _FIELD_NAMES.get(field_name, field_name)
+    return name if name in CHANGES.names or name in TRANSPORT.names else None
+
+
+@cache
+def row_layouts(dialect: Dialect) -> tuple[RowLayout, ...]:
+    """All layouts that a change of this dialect may have, inherited ones included."""
+    if dialect.framing is not MEMCACHED:
+        return ()
+    found: dict[tuple[int, int, int], RowLayout] = {}
+    for message in dialect.change_messages():
+        for fixed_length in message.layout.lengths:
+            layout = _row_layout(message, fixed_length)
+            found[layout.opcode, layout.extras_length, fixed_length] = layout
+    return tuple(found.values())
+
+
+def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
+    layout, event = message.layout, message.declaration.change
+    assert event is not None
+    places = {name: Place(*where) for name, where in _HEADER_COLUMNS.items()}
+    counters: dict[str, Place] = {}
+    for field, offset, size in layout.parts[fixed_length].offsets():
+        place = Place(MEMCACHED.header_size + offset, size)
+        column = field_column(field.name)
+        if field.counts:
+            counters[field.name] = place
+        elif column is not None and isinstance(field.kind, UInt):
+            places[column] = place
+    private = counters.pop(layout.private) if layout.private is not None else None
+    (trailer,) = counters.values() or (None,)
+    return RowLayout(
+        message=message,
+        event=event,
+        opcode=message.declaration.opcode,
+        extras_length=fixed_length if private is None else layout.extras_lengths[0],
+        fixed_length=fixed_length,
+        places=places,
+        private=private,
+        trailer=trailer,
+        has_value=any(field.name == "value" for field in layout.rest),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowTemplate:
+    """How to write the changes of one event: the first bytes of each packet, and what is patched into them."""
+
+    layout: RowLayout
+    head: bytes
+
+
+def row_templates(
+    dialect: Dialect, *, vbucket: int, expirations: bool, delete_times: bool, given: dict[str, Any]
+) -> dict[Event, RowTemplate]:
+    """The template for each event of a stream; ``given`` are fields that are the same in all its messages.
+
+    Where expirations are not wanted, or the dialect has no message for them, they go out as deletions.
+    """
+    templates: dict[Event, RowTemplate] = {}
+    for message in dialect.change_messages():
+        event = message.declaration.change
+        assert event is not None
+        names = {field.name for field in message.layout.fixed_fields}
+        values = {name: 0 for name in names if field_column(name) in CHANGES.names}
+        values |= {name: value for name, value in given.items() if name in names}
+        if event is Event.DELETION and not delete_times:
+            values.pop("delete_time", None)
+        head = message(key=b"", vbucket=vbucket, **values).encode()  # type: ignore[call-arg]
+        templates[event] = RowTemplate(_row_layout(message, len(head) - MEMCACHED.header_size), head)
+    if not expirations or Event.EXPIRATION not in templates:
+        templates[Event.EXPIRATION] = templates[Event.DELETION]
+    return templates

@@ -1,0 +1,370 @@
+"""The columnar codec gives what the message layer gives, compiled or plain, however the bytes are cut."""
+
+import gc
+import random
+import resource
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upriver.errors import WireError
+from upriver.model import CHANGES, Change, Event, change_batch, changes_in
+from upriver.wire import DIALECTS, Dialect, Framer, Message, columns, dcp, memcached, plain_columns, tap, upr
+from upriver.wire.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
+from upriver.wire.rows import field_column
+
+CODECS: list[ModuleType] = [plain_columns]
+if columns.CODEC == "compiled":
+    from upriver.wire import _columns
+
+    CODECS.append(_columns)
+
+STREAM_DIALECTS = [DIALECTS[name] for name in ("dcp", "upr", "tap", "upr_draft3", "upr_draft2", "upr_draft1")]
+BINARY_HEADER = [dialect for dialect in STREAM_DIALECTS if not dialect.name.endswith(("1", "2"))]
+
+dialects = pytest.mark.parametrize("dialect", STREAM_DIALECTS, ids=lambda dialect: dialect.name)
+codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.__name__.rpartition(".")[2])
+
+u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Change:
+    event = draw(st.sampled_from([Event.MUTATION, Event.DELETION, Event.EXPIRATION]))
+    return Change(
+        vbucket=7,
+        event=event,
+        seqno=draw(u64),
+        rev_seqno=draw(u64),
+        cas=draw(u64),
+        flags=draw(u32),
+        expiry=draw(u32),
+        lock_time=draw(u32),
+        datatype=draw(u8),
+        key=draw(st.binary(min_size=1, max_size=40)),
+        value=draw(st.binary(max_size=200)) if event is Event.MUTATION else b"",
+    )
+
+
+#: A control message of each dialect, so that runs of changes are broken.
+CONTROL: dict[str, bytes] = {
+    "dcp": dcp.SnapshotMarker(start_seqno=3, end_seqno=9, opaque=7).encode(),
+    "upr": upr.SnapshotMarker(opaque=7).encode(),
+    "tap": tap.Opaque(control=tap.Control.CLOSE_BACKFILL).encode(),
+    "upr_draft3": bytes.fromhex("805500000000000c000000000000002d0000000000000000"),
+    "upr_draft2": bytes.fromhex("040000000000002d0000000102"),
+    "upr_draft1": bytes.fromhex("040000000000002d0000000102"),
+}
+
+
+def reference(dialect: Dialect, data: bytes) -> tuple[list[Any], WireError | None]:
+    """What the message layer makes of the bytes: rows as dictionaries, other messages as they are, and the error."""
+    framer = Framer(dialect.framing)
+    items: list[Any] = []
+    framer.feed(data)
+    try:
+        while True:
+            offset = framer.offset
+            packet = framer.next_packet()
+            if packet is None:
+                return items, None
+            try:
+                message = dialect.decode(packet)
+            except WireError as error:
+                return items, error.shifted(offset)
+            items.append(row_of(message) if is_change(message) else message)
+    except WireError as error:
+        return items, error
+
+
+def is_change(message: Message) -> bool:
+    return hasattr(type(message), "declaration") and message.declaration.change is not None
+
+
+def row_of(message: Any) -> dict[str, Any]:
+    row = dict.fromkeys(CHANGES.names, 0) | {"value": b"", "event": int(message.declaration.change)}
+    for name in ("cas", "vbucket", "datatype"):
+        row[name] = getattr(message, name, 0)
+    for field in message.layout.fields:
+        column = field_column(field.name)
+        if column in row and getattr(message, field.name) is not None:
+            row[column] = getattr(message, field.name)
+    return row
+
+
+def decoded(decoder: ChangeDecoder, pieces: Iterable[bytes]) -> tuple[list[Any], WireError | None]:
+    """What a decoder makes of the pieces, in the form of ``reference``."""
+    items: list[Any] = []
+    try:
+        for piece in pieces:
+            decoder.feed(piece)
+            for item in decoder:
+                items += item.records.to_pylist() if isinstance(item, ChangeBatch) else [item]
+    except WireError as error:
+        return items, error
+    return items, None
+
+
+def cut(data: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
+    start = 0
+    for place in sorted({place % (len(data) + 1) for place in cuts}):
+        yield data[start:place]
+        start = place
+    yield data[start:]
+
+
+def same(left: tuple[list[Any], WireError | None], right: tuple[list[Any], WireError | None]) -> bool:
+    return left[0] == right[0] and str(left[1]) == str(right[1])
+
+
+def stream(dialect: Dialect, rows: list[Change], *, controls: int = 2) -> bytes:
+    """Packets of the changes with a control message after every few."""
+    parts = []
+    for index in range(0, len(rows), controls):
+        encoder = ChangeEncoder(dialect, opaque=9, vbucket=7, codec=plain_columns)
+        parts += [bytes(encoder.encode(change_batch(rows[index : index + controls]))), CONTROL[dialect.name]]
+    return b"".join(parts)
+
+
+@dialects
+@codecs
+@given(rows=st.lists(changes(), max_size=8), cuts=st.lists(st.integers(0, 10_000), max_size=6))
+def test_decodes_as_the_message_layer_does_however_the_bytes_are_cut(
+    dialect: Dialect, codec: ModuleType, rows: list[Change], cuts: list[int]
+) -> None:
+    data = stream(dialect, rows)
+    assert same(decoded(ChangeDecoder(dialect, codec=codec), cut(data, cuts)), reference(dialect, data))
+
+
+@dialects
+@codecs
+def test_one_byte_at_a_time_gives_the_same(dialect: Dialect, codec: ModuleType) -> None:
+    rows = [Change(vbucket=7, event=Event(1 + n % 3), seqno=n, key=b"k%d" % n) for n in range(1, 8)]
+    data = stream(dialect, rows)
+    pieces = [data[n : n + 1] for n in range(len(data))]
+    assert same(decoded(ChangeDecoder(dialect, codec=codec), pieces), reference(dialect, data))
+
+
+@dialects
+@codecs
+@settings(max_examples=200)
+@given(
+    rows=st.lists(changes(), min_size=1, max_size=6),
+    damage=st.lists(st.tuples(st.integers(0, 5000), u8), min_size=1, max_size=4),
+    cuts=st.lists(st.integers(0, 10_000), max_size=3),
+)
+def test_damaged_bytes_give_the_same_error_at_the_same_offset_after_the_same_good_messages(
+    dialect: Dialect, codec: ModuleType, rows: list[Change], damage: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    data = bytearray(stream(dialect, rows))
+    for place, byte in damage:
+        data[place % len(data)] = byte
+    expected = reference(dialect, bytes(data))
+    assert same(decoded(ChangeDecoder(dialect, codec=codec), cut(bytes(data), cuts)), expected)
+
+
+@pytest.mark.skipif(len(CODECS) == 1, reason="the compiled codec was not built")
+def test_both_codecs_agree_on_100_000_random_and_mutated_buffers() -> None:
+    rng = random.Random(20_261_115)
+    rows = [
+        Change(vbucket=7, event=Event(1 + n % 3), seqno=n, key=rng.randbytes(1 + n % 9), value=b"") for n in range(1, 7)
+    ]
+    seeds = {dialect.name: stream(dialect, rows) for dialect in BINARY_HEADER}
+    readers = {
+        dialect.name: [ChangeDecoder(dialect, codec=codec)._reader for codec in CODECS] for dialect in BINARY_HEADER
+    }
+    for number in range(100_000):
+        name = BINARY_HEADER[number % len(BINARY_HEADER)].name
+        data = bytearray(seeds[name] if number % 5 else rng.randbytes(rng.randrange(120)))
+        for _ in range(rng.randrange(4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.choice((0, 1, 0xFF, rng.randrange(256)))
+        plain, compiled = (reader.read(b"", bytes(data), 0, 100, 1 << 20) for reader in readers[name])
+        assert plain[:2] == compiled[:2], (name, data.hex())
+        assert plain[2:] == compiled[2:] or not plain[0], (name, data.hex())
+
+
+@dialects
+@given(rows=st.lists(changes(), max_size=8), keys_only=st.booleans(), delete_times=st.booleans())
+def test_both_codecs_encode_the_same_bytes_and_they_decode_to_the_changes(
+    dialect: Dialect, rows: list[Change], keys_only: bool, delete_times: bool
+) -> None:
+    batch = change_batch(rows)
+    first, *others = (
+        bytes(
+            ChangeEncoder(
+                dialect, opaque=9, vbucket=7, keys_only=keys_only, delete_times=delete_times, codec=codec
+            ).encode(batch)
+        )
+        for codec in CODECS
+    )
+    assert all(other == first for other in others)
+    items, error = reference(dialect, first)
+    assert error is None
+    assert [item["key"] for item in items] == [row.key for row in rows]
+    assert [item["value"] for item in items] == [b"" if keys_only else row.value for row in rows]
+
+
+@pytest.mark.parametrize("dialect", BINARY_HEADER, ids=lambda dialect: dialect.name)
+def test_encoding_is_what_the_message_layer_encodes(dialect: Dialect) -> None:
+    change = Change(
+        vbucket=7, event=Event.MUTATION, seqno=5, rev_seqno=2, cas=8, flags=3, expiry=4, key=b"k", value=b"v"
+    )
+    (packet,) = [bytes(ChangeEncoder(dialect, opaque=9, vbucket=7).encode(change_batch([change])))]
+    message: Any = dialect.decode(packet)
+    assert message.encode() == packet
+    assert (message.opaque, message.vbucket, message.cas, message.key, message.value) == (9, 7, 8, b"k", b"v")
+
+
+@codecs
+def test_expirations_go_out_as_deletions_where_they_are_not_wanted(codec: ModuleType) -> None:
+    batch = change_batch([Change(vbucket=1, event=Event.EXPIRATION, seqno=5, expiry=77, key=b"k")])
+    wanted = ChangeEncoder(dcp.dcp, opaque=1, vbucket=1, codec=codec).encode(batch)
+    unwanted = ChangeEncoder(dcp.dcp, opaque=1, vbucket=1, expirations=False, codec=codec).encode(batch)
+    timed = ChangeEncoder(dcp.dcp, opaque=1, vbucket=1, expirations=False, delete_times=True, codec=codec).encode(batch)
+    assert dcp.dcp.decode(bytes(wanted)) == dcp.Expiration(
+        opaque=1, vbucket=1, by_seqno=5, rev_seqno=0, delete_time=77, key=b"k"
+    )
+    assert dcp.dcp.decode(bytes(unwanted)) == dcp.Deletion(opaque=1, vbucket=1, by_seqno=5, rev_seqno=0, key=b"k")
+    assert dcp.dcp.decode(bytes(timed)) == dcp.Deletion(
+        opaque=1, vbucket=1, by_seqno=5, rev_seqno=0, delete_time=77, key=b"k"
+    )
+
+
+@codecs
+def test_tap_messages_are_numbered_across_batches_and_carry_their_time_to_live(codec: ModuleType) -> None:
+    batch = change_batch([Change(vbucket=1, event=Event.MUTATION, seqno=0, key=b"k")] * 3)
+    encoder = ChangeEncoder(
+        tap.tap, opaque=2**32 - 2, vbucket=1, opaque_step=1, ttl=9, tap_flags=tap.TapFlag.ACK, codec=codec
+    )
+    decoder = ChangeDecoder(tap.tap, codec=codec)
+    decoder.feed(bytes(encoder.encode(batch)) + bytes(encoder.encode(batch)))
+    (decoded_batch,) = decoder
+    assert isinstance(decoded_batch, ChangeBatch)
+    assert decoded_batch.transport.to_pydict() == {
+        "opaque": [2**32 - 2, 2**32 - 1, 0, 1, 2, 3],
+        "tap_flags": [1] * 6,
+        "ttl": [9] * 6,
+    }
+
+
+@codecs
+def test_metadata_is_split_off_the_value(codec: ModuleType) -> None:
+    packet = dcp.Mutation(by_seqno=1, key=b"k", value=b"value", meta=b"meta").encode()
+    decoder = ChangeDecoder(dcp.dcp, codec=codec)
+    decoder.feed(packet)
+    (batch,) = decoder
+    assert isinstance(batch, ChangeBatch)
+    assert batch.records.column("value").to_pylist() == [b"value"]
+    assert batch.wire_bytes == len(packet)
+
+
+@codecs
+def test_only_the_columns_asked_for_are_decoded(codec: ModuleType) -> None:
+    decoder = ChangeDecoder(dcp.dcp, columns=("key", "seqno"), codec=codec)
+    decoder.feed(dcp.Mutation(by_seqno=4, key=b"k", value=b"v").encode())
+    (batch,) = decoder
+    assert isinstance(batch, ChangeBatch)
+    assert batch.records.to_pylist() == [{"key": b"k", "seqno": 4}]
+
+
+@codecs
+def test_a_batch_ends_at_the_limit_of_rows_or_bytes(codec: ModuleType) -> None:
+    packet = dcp.Mutation(by_seqno=4, key=b"k", value=b"v" * 100).encode()
+    by_rows = ChangeDecoder(dcp.dcp, batch_rows_max=4, codec=codec)
+    by_rows.feed(packet * 10)
+    assert [len(batch) for batch in by_rows if isinstance(batch, ChangeBatch)] == [4, 4, 2]
+    by_bytes = ChangeDecoder(dcp.dcp, batch_bytes_max=3 * len(packet), codec=codec)
+    by_bytes.feed(packet * 7)
+    assert [len(batch) for batch in by_bytes if isinstance(batch, ChangeBatch)] == [3, 3, 1]
+
+
+@codecs
+def test_control_messages_and_responses_come_at_their_place(codec: ModuleType) -> None:
+    mutation = dcp.Mutation(by_seqno=4, key=b"k")
+    marker = dcp.SnapshotMarker(start_seqno=0, end_seqno=5)
+    answer = memcached.GetResponse(value=b"v")
+    decoder = ChangeDecoder(dcp.dcp, codec=codec)
+    decoder.feed(b"".join(message.encode() for message in (marker, mutation, mutation, answer, mutation)))
+    items = [len(item) if isinstance(item, ChangeBatch) else item for item in decoder]
+    assert items == [marker, 2, answer, 1]
+
+
+@codecs
+def test_a_body_over_the_limit_is_refused_at_its_header(codec: ModuleType) -> None:
+    good = dcp.Mutation(by_seqno=4, key=b"k").encode()
+    decoder = ChangeDecoder(dcp.dcp, codec=codec, body_bytes_max=1000)
+    decoder.feed(good + good[:8] + (0xFFFFFFF0).to_bytes(4, "big") + good[12:])
+    assert isinstance(decoder.next(), ChangeBatch)
+    for _ in range(2):  # it stays broken
+        with pytest.raises(WireError, match="at most 1000 bytes") as caught:
+            decoder.next()
+        assert caught.value.offset == len(good) + 8
+
+
+@codecs
+def test_what_cannot_be_a_packet_is_refused_by_its_row(codec: ModuleType) -> None:
+    good = Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"k")
+    flush = Change(vbucket=1, event=Event.FLUSH, seqno=2, key=b"")
+    long_key = Change(vbucket=1, event=Event.MUTATION, seqno=3, key=b"k" * 65_536)
+    encoder = ChangeEncoder(dcp.dcp, opaque=1, vbucket=1, codec=codec)
+    with pytest.raises(ValueError, match="row 1 cannot be a packet: event 4"):
+        encoder.encode(change_batch([good, flush]))
+    with pytest.raises(ValueError, match="a key of 65536 bytes"):
+        encoder.encode(change_batch([good, good, long_key]))
+
+
+@codecs
+def test_a_batch_with_other_columns_or_types_is_cast_to_the_schema(codec: ModuleType) -> None:
+    row = Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"k", value=b"v")
+    batch = change_batch([row])
+    wide = pa.RecordBatch.from_arrays(
+        [batch.column("key").cast(pa.large_binary()), *(batch.column(n) for n in CHANGES.names if n != "key")],
+        names=["key", *(n for n in CHANGES.names if n != "key")],
+    )
+    encoder = ChangeEncoder(dcp.dcp, opaque=1, vbucket=1, codec=codec)
+    assert bytes(encoder.encode(wide)) == bytes(encoder.encode(batch))
+
+
+@codecs
+def test_sliced_batches_encode_their_own_rows(codec: ModuleType) -> None:
+    rows = [Change(vbucket=1, event=Event.MUTATION, seqno=n, key=b"key%d" % n, value=b"v" * n) for n in range(9)]
+    encoder = ChangeEncoder(dcp.dcp, opaque=1, vbucket=1, codec=codec)
+    sliced = bytes(encoder.encode(change_batch(rows).slice(3, 4)))
+    assert sliced == bytes(encoder.encode(change_batch(rows[3:7])))
+
+
+@codecs
+def test_batches_outlive_the_fed_buffer_and_the_decoder(codec: ModuleType) -> None:
+    received = bytearray(dcp.Mutation(by_seqno=4, key=b"key", value=b"value").encode())
+    decoder = ChangeDecoder(dcp.dcp, codec=codec)
+    decoder.feed(received)
+    (batch,) = decoder
+    assert isinstance(batch, ChangeBatch)
+    received[:] = bytes(len(received))
+    del decoder
+    (change,) = changes_in(batch.records)
+    assert (change.key, change.value) == (b"key", b"value")
+
+
+def test_released_batches_give_their_memory_back() -> None:
+    packet = dcp.Mutation(by_seqno=4, key=b"k", value=b"v" * 100_000).encode()
+    decoder = ChangeDecoder(dcp.dcp)
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            decoder.feed(packet * 10)
+            for item in decoder:
+                assert len(item) if isinstance(item, ChangeBatch) else False
+
+    run(20)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run(300)  # 300 MB in all
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 50_000
