@@ -22,7 +22,7 @@ $(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
 	@touch $@
 
 demo: $(VENV)/.built ## show what Upriver does
-	@$(BIN)/upriver explain --demo
+	@$(BIN)/upriver explain -f examples/texts.hex
 
 test: $(VENV)/.built ## run the tests
 	$(BIN)/python -m pytest
@@ -36,9 +36,22 @@ check: $(VENV)/.built ## format, lint, types, docs up to date
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
 
+bench: $(VENV)/.built ## measure, as ratios within one run
+	$(BIN)/python -m bench.columns
+
 format: $(VENV)/.built ## write the format that check wants
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only --quiet .
+
+# AddressSanitizer watches every access of the compiled parts while their tests run. The interpreter itself is not
+# instrumented, so the runtime is preloaded and leaks, of which Python has its own, are not reported.
+SANITIZED := build/sanitized
+sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
+	rm -rf $(SANITIZED)
+	UPRIVER_SANITIZE=1 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-cache-dir --target $(SANITIZED) .
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
+	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
+SANITIZED_TESTS := tests/wire/test_columns.py
 
 docs: $(VENV)/.built ## generate docs/protocol from the declarations
 	$(BIN)/python -m docs.generate
