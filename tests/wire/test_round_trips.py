@@ -15,6 +15,7 @@ from upriver.errors import WireError
 from upriver.wire import DIALECTS, Dialect, Framer, Message
 from upriver.wire.fields import UInt
 from upriver.wire.framing import DRAFT, MEMCACHED
+from upriver.wire.message import header_spans
 
 DECLARED = [
     pytest.param(dialect, cls, id=f"{dialect.name}.{cls.__name__}")
@@ -51,6 +52,18 @@ def test_a_message_survives_the_wire(dialect: Dialect, cls: type[Message], data:
 def test_a_message_that_nobody_declared_survives_the_wire(name: str, data: st.DataObject) -> None:
     message = data.draw(unknown_messages(DIALECTS[name]))
     assert DIALECTS[name].decode(message.encode()) == message
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_fields_of_a_message_cover_its_packet_without_gaps(data: st.DataObject) -> None:
+    dialect = data.draw(dialects())
+    packet = data.draw(any_message(dialect)).encode()
+    cls, at = dialect.class_of(packet), 0
+    for span in (*header_spans(cls, packet), *cls.body_spans(packet)):
+        assert span.first == at, span
+        at = span.last + 1
+    assert at == len(packet)
 
 
 @settings(max_examples=100, deadline=None)
