@@ -48,8 +48,10 @@ format: $(VENV)/.built ## write the format that check wants
 # instrumented, so the runtime is preloaded and leaks, of which Python has its own, are not reported.
 SANITIZED := build/sanitized
 sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
-	rm -rf $(SANITIZED)
-	UPRIVER_SANITIZE=1 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-cache-dir --target $(SANITIZED) .
+	rm -rf $(SANITIZED) $(SANITIZED).src && mkdir -p $(SANITIZED).src
+	cp -r src setup.py pyproject.toml README.md LICENSE $(SANITIZED).src && find $(SANITIZED).src -name '*.so' -delete
+	UPRIVER_SANITIZE=1 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-cache-dir --target $(SANITIZED) $(SANITIZED).src
+	for library in $$(find $(SANITIZED)/upriver -name '*.so'); do nm -D $$library | grep -q __asan || { echo "$$library is not instrumented"; exit 1; }; done
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
 SANITIZED_TESTS := tests/wire/test_columns.py

@@ -28,12 +28,14 @@ def extensions() -> list[Extension]:
             sources,
             extra_compile_args=["-O3", "-fno-strict-aliasing", *SANITIZE],
             extra_link_args=SANITIZE,
-            optional=True,
         )
         for name, sources in COMPILED.items()
         if all(os.path.exists(source) for source in sources)
     ]
-    return list(cythonize(found, language_level=3))
+    built = list(cythonize(found, language_level=3))
+    for extension in built:
+        extension.optional = True  # cythonize makes new ones and forgets it
+    return built
 
 
 setup(ext_modules=extensions())

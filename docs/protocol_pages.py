@@ -361,7 +361,8 @@ def _example(dialect: Dialect, cls: type[Message]) -> Iterator[str]:
 def _returns(dialect: Dialect, cls: type[Message]) -> Iterator[str]:
     answers = list(answers_to(dialect, cls))
     if not answers:
-        yield f"**Returns** {'nothing' if issubclass(cls, DraftMessage) else 'a status at most: no body is declared'}."
+        silent = issubclass(cls, DraftMessage) or not cls.declaration.answered
+        yield f"**Returns** {'nothing: it is not answered' if silent else 'a status at most: no body is declared'}."
         return
     listed = (f"* {_statuses(answer)}{message_link(answer, dialect)}" for answer in answers)
     yield "\n".join(chain(("**Returns**", ""), listed))

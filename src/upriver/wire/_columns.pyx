@@ -221,8 +221,6 @@ cdef class RowReader:
         for column, name in enumerate(self.columns):
             place = layout.places.get(name)
             own.places[column] = -1 if place is None else place.offset
-            if place is not None and place.size != self.sizes[column]:
-                raise ValueError(f"{name} takes {place.size} bytes in a packet and {self.sizes[column]} in a batch")
 
     def read(self, const uint8_t[::1] head, const uint8_t[::1] data, Py_ssize_t start, Py_ssize_t rows_max,
              Py_ssize_t bytes_max):

@@ -16,7 +16,7 @@ from upriver.errors import WireError
 from upriver.model import CHANGES
 from upriver.wire import plain_columns
 from upriver.wire.dialect import Dialect
-from upriver.wire.framing import BODY_BYTES_MAX, DRAFT
+from upriver.wire.framing import BODY_BYTES_MAX, DRAFT, truncation
 from upriver.wire.layout import Buffer
 from upriver.wire.message import Message
 from upriver.wire.rows import TRANSPORT, row_layouts, row_templates
@@ -50,7 +50,7 @@ class ChangeBatch:
     wire_bytes: int
 
     def __len__(self) -> int:
-        return int(self.records.num_rows)
+        return int(self.transport.num_rows)
 
 
 class ChangeDecoder:
@@ -72,6 +72,8 @@ class ChangeDecoder:
         codec: ModuleType = _codec,
     ) -> None:
         """``vbuckets`` maps request ids to vbuckets, which the 12-byte drafts do not name in their changes."""
+        if batch_rows_max < 1 or batch_bytes_max < 1:
+            raise ValueError("a batch has room for at least one row and one byte")
         self.dialect = dialect
         layouts = row_layouts(dialect)
         transport = [name for name in TRANSPORT.names if any(name in row.places for row in layouts)] or ["opaque"]
@@ -97,7 +99,7 @@ class ChangeDecoder:
         """Take received bytes; ``next`` until None comes before the next feed, or the bytes are copied."""
         if self._error is not None:
             return  # nothing can be made of it any more
-        if isinstance(data, pa.Buffer):
+        if not isinstance(data, bytes | bytearray):
             data = memoryview(data).cast("B")
         if self._at < len(self._data):
             data = b"".join((self._data[self._at :], data))
@@ -114,10 +116,16 @@ class ChangeDecoder:
         try:
             if self._partial and not self._complete_partial():
                 return None
-            return self._next_batch() or self._next_message()
+            batch = self._next_batch()
+            return self._next_message() if batch is None else batch
         except WireError as error:
             self._error = error.shifted(self.offset)
             raise self._error from None
+
+    def finish(self) -> None:
+        """Nothing more comes: refuse what was left half."""
+        if self._error is None and self._partial:
+            raise truncation(self.dialect.framing, self._partial, self.offset)
 
     def _next_batch(self) -> ChangeBatch | None:
         head = bytes(self._partial)
@@ -195,8 +203,11 @@ class ChangeEncoder:
 
         With ``expirations`` off they go out as deletions, and with ``delete_times`` on deletions say when.
         """
+        if not 0 <= opaque < 2**32:
+            raise ValueError(f"an opaque has 32 bits, {opaque} does not fit")
         self.dialect = dialect
         self.opaque = opaque
+        self._expirations = expirations
         self._keys_only = keys_only
         self._opaque_step = opaque_step
         self._codec = codec
@@ -213,9 +224,16 @@ class ChangeEncoder:
         """The packets of the batch's changes, in one buffer."""
         if batch.schema != CHANGES:
             batch = batch.select(CHANGES.names).cast(CHANGES)
+        for name, column in zip(CHANGES.names, batch.columns, strict=True):
+            if column.null_count:
+                raise ValueError(f"the column {name} has nulls; a change has none")
         if self.dialect.framing is DRAFT:
             return plain_columns.write_draft_rows(
-                batch, self.dialect, request_id=self.opaque, keys_only=self._keys_only
+                batch,
+                self.dialect,
+                request_id=self.opaque,
+                keys_only=self._keys_only,
+                expirations=self._expirations,
             )
         out = self._codec.write_rows(
             batch,

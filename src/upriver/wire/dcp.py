@@ -125,14 +125,14 @@ class RollbackRequired(Response):
     seqno: Annotated[U64, IN_VALUE]  #: where to roll back to
 
 
-@dcp.request(0x55, sender=Sender.PRODUCER)
+@dcp.request(0x55, sender=Sender.PRODUCER, answered=False)
 class StreamEnd(Request):
     """The producer has no more messages for this stream."""
 
     reason: Annotated[EndReason, UInt(4)] = EndReason.OK
 
 
-@dcp.request(0x56, sender=Sender.PRODUCER)
+@dcp.request(0x56, sender=Sender.PRODUCER, answered=False)
 class SnapshotMarker(Request):
     """A new snapshot begins."""
 
@@ -141,7 +141,7 @@ class SnapshotMarker(Request):
     flags: Annotated[MarkerFlag, UInt(4)] = MarkerFlag.MEMORY
 
 
-@dcp.request(0x57, sender=Sender.PRODUCER, change=Event.MUTATION)
+@dcp.request(0x57, sender=Sender.PRODUCER, change=Event.MUTATION, answered=False)
 class Mutation(Request):
     """The key now holds this value."""
 
@@ -157,7 +157,7 @@ class Mutation(Request):
     meta: Counted = b""
 
 
-@dcp.request(0x58, sender=Sender.PRODUCER, extras=(18, 21), change=Event.DELETION)
+@dcp.request(0x58, sender=Sender.PRODUCER, extras=(18, 21), change=Event.DELETION, answered=False)
 class Deletion(Request):
     """The key was deleted; with the open flag *delete times* it says when."""
 
@@ -171,7 +171,7 @@ class Deletion(Request):
     meta: Counted = b""
 
 
-@dcp.request(0x59, sender=Sender.PRODUCER, extras=(20, 18), change=Event.EXPIRATION)
+@dcp.request(0x59, sender=Sender.PRODUCER, extras=(20, 18), change=Event.EXPIRATION, answered=False)
 class Expiration(Request):
     """The key has expired. Sent only after the control `enable_expiry_opcode`."""
 
@@ -189,7 +189,7 @@ class Noop(Request):
     """Is the other side alive? Answered with the same opaque."""
 
 
-@dcp.request(0x5D, sender=Sender.CONSUMER, either=True)
+@dcp.request(0x5D, sender=Sender.CONSUMER, either=True, answered=False)
 class BufferAck(Request):
     """The consumer has processed so many bytes. Not answered. Early builds sent the number as value."""
 
@@ -204,7 +204,7 @@ class Control(Request):
     value: Value = b""
 
 
-@dcp.request(0x64, sender=Sender.PRODUCER)
+@dcp.request(0x64, sender=Sender.PRODUCER, answered=False)
 class SeqnoAdvanced(Request):
     """The snapshot's last changes did not pass the filter: the consumer stands here all the same."""
 

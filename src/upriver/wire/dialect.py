@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from upriver.errors import WireError
 from upriver.model import Event
 from upriver.wire.codes import Magic, Sender, Status
-from upriver.wire.framing import DRAFT, Framing
+from upriver.wire.framing import DRAFT, EXTRAS_LENGTH_AT, OPCODE_AT, STATUS_AT, Framing, u16_at
 from upriver.wire.layout import Buffer, Layout, declare
 from upriver.wire.message import AnyRequest, AnyResponse, Declaration, Message
 
@@ -49,6 +49,7 @@ class Dialect:
         either: bool = False,
         change: Event | None = None,
         any_magic: bool = False,
+        answered: bool = True,
         errors: Mapping[Status, str] | None = None,
     ) -> Callable[[type[M]], type[M]]:
         """Declare a request.
@@ -64,6 +65,7 @@ class Dialect:
                 sender=sender,
                 either=either,
                 change=change,
+                answered=answered,
                 errors=tuple((errors or {}).items()),
             )
             made = self._declare(cls, declaration, Layout(cls, extras, private))
@@ -135,6 +137,7 @@ class Dialect:
 
     def decode(self, packet: Buffer) -> Message:
         """The message in one whole packet. A wrong body is refused; the place in the stream is not lost."""
+        self.framing.check_whole(packet)
         return self.class_of(packet).decode(packet)
 
     def class_of(self, packet: Buffer) -> type[Message]:
@@ -147,17 +150,18 @@ class Dialect:
 
     def _is_mislabelled(self, packet: Buffer) -> bool:
         """A request with the magic of a response. An answer to it has no such extras, or it could not be told apart."""
-        return packet[1] in self._mislabelled and packet[4] in self._layouts_of(packet[1])
+        opcode = packet[OPCODE_AT]
+        return opcode in self._mislabelled and packet[EXTRAS_LENGTH_AT] in self._layouts_of(opcode)
 
     def _request_class(self, packet: Buffer) -> type[Message]:
-        known = self._layouts_of(packet[1])
-        if packet[4] in known:
-            return known[packet[4]]
+        known, extras = self._layouts_of(packet[OPCODE_AT]), packet[EXTRAS_LENGTH_AT]
+        if extras in known:
+            return known[extras]
         if not known:
             return AnyRequest
         lengths = " or ".join(str(length) for length in sorted(known))
         title = next(reversed(known.values())).title()
-        raise WireError(4, f"{lengths} bytes of extras in {title}", f"{packet[4]}")
+        raise WireError(EXTRAS_LENGTH_AT, f"{lengths} bytes of extras in {title}", f"{extras}")
 
     def _layouts_of(self, opcode: int) -> dict[int, type[Message]]:
         """The request classes of an opcode by the length of their extras, inherited ones included."""
@@ -167,7 +171,7 @@ class Dialect:
         return self._merged[opcode]
 
     def _response_class(self, packet: Buffer) -> type[Message]:
-        key = packet[1], int.from_bytes(packet[6:8], "big")
+        key = packet[OPCODE_AT], u16_at(packet, STATUS_AT)
         return next((d._responses[key] for d in self._chain() if key in d._responses), AnyResponse)
 
     def _draft_class(self, packet: Buffer) -> type[Message]:

@@ -126,17 +126,10 @@ def _cut(data: bytes, framing: Framing) -> tuple[list[tuple[int, bytes]], WireEr
     try:
         while (packet := framer.next_packet()) is not None:
             packets.append((framer.offset - len(packet), packet))
+        framer.finish()
     except WireError as error:
         return packets, error
-    return packets, _truncation(data, framer) if framer.pending else None
-
-
-def _truncation(data: bytes, framer: Framer) -> WireError:
-    start, framing = framer.offset, framer.framing
-    if framer.pending < framing.header_size:
-        return WireError(start, f"a {framing.name}", f"{framer.pending} bytes")
-    size = framing.header_size + framing.body_length(data, start, framer.body_bytes_max)
-    return WireError(start, f"a packet of {size:,} bytes", f"{framer.pending:,}")
+    return packets, None
 
 
 # Guessing

@@ -7,6 +7,7 @@ from the first byte that the framer was ever fed.
 
 import struct
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Final
 
 from upriver.errors import WireError
@@ -17,6 +18,11 @@ VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
 #: What a header's key length can say at most.
 KEY_BYTES_MAX: Final = 0xFFFF
 BODY_BYTES_MAX: Final = VALUE_BYTES_MAX + KEY_BYTES_MAX + 0xFF
+
+
+_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +39,39 @@ class Framing:
     """One of the two headers."""
 
     name: str
-    header: struct.Struct
     request_fields: tuple[HeaderField, ...]
     response_fields: tuple[HeaderField, ...]
-    length_offset: int
+    length_name: str
     first_bytes: tuple[int, ...]
     first_byte_name: str
     #: The fields where nothing needs a key length and its bytes are reserved, as in the texts of the drafts.
     keyless_fields: tuple[HeaderField, ...] = ()
 
-    @property
-    def header_size(self) -> int:
-        return self.header.size
+    #: What follows from the fields.
+    header: struct.Struct = dataclass_field(init=False)
+    header_size: int = dataclass_field(init=False)
+    length_offset: int = dataclass_field(init=False)
+
+    def __post_init__(self) -> None:
+        codes = "".join(_CODES[field.size] for field in self.request_fields)
+        object.__setattr__(self, "header", struct.Struct(">" + codes))
+        object.__setattr__(self, "header_size", self.header.size)
+        object.__setattr__(self, "length_offset", self.at(self.length_name))
+
+    def at(self, name: str) -> int:
+        """The offset of a field of the header."""
+        return next(field.first for field in (*self.request_fields, *self.response_fields) if field.name == name)
+
+    def check_whole(self, packet: "bytes | bytearray | memoryview") -> None:
+        """Refuse what is not exactly one packet."""
+        if not len(packet):
+            raise WireError(0, f"a {self.name}", "nothing")
+        self.check_first_byte(packet, 0)
+        if len(packet) < self.header_size:
+            raise WireError(len(packet), f"a {self.name}", f"{len(packet)} bytes")
+        size = self.header_size + self.body_length(packet, 0, len(packet))
+        if len(packet) != size:
+            raise WireError(min(size, len(packet)), f"a packet of {size} bytes", f"{len(packet)}")
 
     def body_length(self, data: "bytes | bytearray | memoryview", start: int, limit: int) -> int:
         """The length of the body behind the whole header at ``start``; refuses what cannot be right."""
@@ -52,11 +79,11 @@ class Framing:
         if length > limit:
             raise WireError(start + self.length_offset, f"a body of at most {limit} bytes", f"a length of {length}")
         if self is MEMCACHED:
-            (key_length,) = _U16.unpack_from(data, start + 2)
-            if key_length + data[start + 4] > length:
+            key_length, extras_length = u16_at(data, start + KEY_LENGTH_AT), data[start + EXTRAS_LENGTH_AT]
+            if key_length + extras_length > length:
                 raise WireError(
                     start + self.length_offset,
-                    f"a body that holds the key ({key_length} bytes) and the extras ({data[start + 4]} bytes)",
+                    f"a body that holds the key ({key_length} bytes) and the extras ({extras_length} bytes)",
                     f"a length of {length}",
                 )
         return int(length)
@@ -67,8 +94,9 @@ class Framing:
             raise WireError(start, f"{self.first_byte_name} {allowed}", f"0x{data[start]:02x}")
 
 
-_U16: Final = struct.Struct(">H")
-_U32: Final = struct.Struct(">I")
+def u16_at(data: "bytes | bytearray | memoryview", at: int) -> int:
+    """The number of two bytes at an offset."""
+    return int(_U16.unpack_from(data, at)[0])
 
 
 def _header_fields(*sized: tuple[str, int]) -> tuple[HeaderField, ...]:
@@ -100,21 +128,24 @@ _DRAFT_FIELDS: Final = _header_fields(
 #: Magic, opcode, key length, extras length, data type, vbucket or status, body length, opaque, CAS.
 MEMCACHED: Final = Framing(
     name="24-byte memcached header",
-    header=struct.Struct(">BBHBBHIIQ"),
     request_fields=_memcached_fields("vbucket"),
     response_fields=_memcached_fields("status"),
-    length_offset=8,
+    length_name="total body",
     first_bytes=(Magic.REQUEST, Magic.RESPONSE),
     first_byte_name="magic",
 )
 
+OPCODE_AT: Final = MEMCACHED.at("opcode")
+KEY_LENGTH_AT: Final = MEMCACHED.at("key length")
+EXTRAS_LENGTH_AT: Final = MEMCACHED.at("extra length")
+STATUS_AT: Final = MEMCACHED.at("status")
+
 #: Opcode, reserved, key length (reserved in the texts, DESIGN §3), request id, body length.
 DRAFT: Final = Framing(
     name="12-byte draft header",
-    header=struct.Struct(">BBHII"),
     request_fields=_DRAFT_FIELDS,
     response_fields=_DRAFT_FIELDS,
-    length_offset=8,
+    length_name="length",
     first_bytes=tuple(range(1, 8)),
     first_byte_name="opcode",
     keyless_fields=_header_fields(("opcode", 1), ("reserved", 3), ("request id", 4), ("length", 4)),
@@ -147,6 +178,11 @@ class Framer:
         """How many bytes wait for the rest of their packet."""
         return len(self._buffer) - self._start
 
+    def finish(self) -> None:
+        """Nothing more comes: refuse what was left half."""
+        if self._error is None and self.pending:
+            raise truncation(self.framing, self._buffer[self._start :], self.offset)
+
     def next_packet(self) -> bytes | None:
         """The next whole packet, or None: more bytes are needed."""
         if self._error is not None:
@@ -168,3 +204,11 @@ class Framer:
         self._start = start + size
         self.offset += size
         return bytes(buffer[start : start + size])
+
+
+def truncation(framing: Framing, rest: bytes | bytearray, offset: int) -> WireError:
+    """The error that a stream ends inside the packet at ``offset``, of which only ``rest`` came."""
+    if len(rest) < framing.header_size:
+        return WireError(offset, f"a {framing.name}", f"{len(rest)} bytes")
+    size = framing.header_size + framing.body_length(rest, 0, 2**32)
+    return WireError(offset, f"a packet of {size:,} bytes", f"{len(rest):,}")

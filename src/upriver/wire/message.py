@@ -13,7 +13,7 @@ from upriver.errors import WireError
 from upriver.model import Event
 from upriver.wire.codes import Magic, OpenEnum, Sender, Status, meaning_of
 from upriver.wire.fields import count_of
-from upriver.wire.framing import DRAFT, MEMCACHED, Framing
+from upriver.wire.framing import DRAFT, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, MEMCACHED, STATUS_AT, Framing, u16_at
 from upriver.wire.layout import Buffer, Layout, Span, packed
 
 
@@ -32,6 +32,8 @@ class Declaration:
     either: bool = False
     #: What a change message means; None for all others.
     change: Event | None = None
+    #: Whether the receiver answers it; most messages of a stream are not answered.
+    answered: bool = True
     #: Why the request may be refused: status and reason.
     errors: tuple[tuple[Status, str], ...] = ()
 
@@ -90,27 +92,27 @@ class MemcachedMessage(Message):
     @classmethod
     def _fixed_length(cls, packet: Buffer) -> int:
         """How long the fixed part of this packet is; refuses a length that is not declared."""
-        layout, extras = cls.layout, packet[4]
+        layout, extras = cls.layout, packet[EXTRAS_LENGTH_AT]
         if cls.declaration.either:
-            if extras not in (0, len(packet) - 24):
-                raise WireError(4, "all of the body in the extras, or none", f"{extras} bytes of extras")
+            if extras not in (0, len(packet) - MEMCACHED.header_size):
+                raise WireError(EXTRAS_LENGTH_AT, "all of the body in the extras, or none", f"{extras} bytes of extras")
             return layout.lengths[0]
         length = extras
         if layout.private is not None and extras in layout.extras_lengths:
-            length += int.from_bytes(packet[24:26], "big")
+            length += u16_at(packet, MEMCACHED.header_size)
         if length not in layout.parts:
             what = "extras" if layout.private is None else "extras and engine-private part"
             lengths = " or ".join(map(str, layout.lengths))
-            raise WireError(4, f"{what} of {lengths} bytes in {cls.title()}", f"{length}")
+            raise WireError(EXTRAS_LENGTH_AT, f"{what} of {lengths} bytes in {cls.title()}", f"{length}")
         return length
 
     @classmethod
     def _body(cls, packet: Buffer) -> tuple[int, int, int, int]:
         """Where the body lies, the length of its fixed part and that of its key."""
-        key_length = int.from_bytes(packet[2:4], "big")
+        key_length = u16_at(packet, KEY_LENGTH_AT)
         if key_length and not cls.layout.has_key:
-            raise WireError(2, f"no key in {cls.title()}", f"a key of {key_length} bytes")
-        return 24, len(packet), cls._fixed_length(packet), key_length
+            raise WireError(KEY_LENGTH_AT, f"no key in {cls.title()}", f"a key of {key_length} bytes")
+        return MEMCACHED.header_size, len(packet), cls._fixed_length(packet), key_length
 
     @classmethod
     def body_spans(cls, packet: Buffer) -> Iterator[Span]:
@@ -177,7 +179,7 @@ class AnyRequest(Request):
 
     @classmethod
     def decode(cls, packet: Buffer) -> Self:
-        return cls(vbucket=int.from_bytes(packet[6:8], "big"), **_any_values(packet))
+        return cls(vbucket=u16_at(packet, STATUS_AT), **_any_values(packet))
 
     @classmethod
     def body_spans(cls, packet: Buffer) -> Iterator[Span]:
@@ -207,7 +209,7 @@ class AnyResponse(Response):
 
     @classmethod
     def decode(cls, packet: Buffer) -> Self:
-        return cls(status=Status(int.from_bytes(packet[6:8], "big")), **_any_values(packet))
+        return cls(status=Status(u16_at(packet, STATUS_AT)), **_any_values(packet))
 
     @classmethod
     def body_spans(cls, packet: Buffer) -> Iterator[Span]:
@@ -234,20 +236,21 @@ def _encode_any(message: AnyRequest | AnyResponse, magic: int, sixth: int) -> by
 
 def _any_values(packet: Buffer) -> dict[str, Any]:
     _, opcode, key_length, extras_length, datatype, _, _, opaque, cas = MEMCACHED.header.unpack_from(packet)
-    key = 24 + extras_length
+    start = MEMCACHED.header_size
+    key = start + extras_length
     return {
         "opcode": opcode,
         "opaque": opaque,
         "datatype": datatype,
         "cas": cas,
-        "extras": bytes(packet[24:key]),
+        "extras": bytes(packet[start:key]),
         "key": bytes(packet[key : key + key_length]),
         "value": bytes(packet[key + key_length :]),
     }
 
 
 def _any_spans(packet: Buffer) -> Iterator[Span]:
-    values, at = _any_values(packet), 24
+    values, at = _any_values(packet), MEMCACHED.header_size
     for name in ("extras", "key", "value"):
         part = values[name]
         if part:
@@ -298,14 +301,15 @@ class DraftMessage(Message):
             raise WireError(start, f"{lengths} bytes of {cls.title()}", f"{length}")
         key_length: int | None = None
         if layout.has_key and layout.has_value:
-            key_length = int.from_bytes(packet[2:4], "big")
+            key_length = u16_at(packet, DRAFT.at("key length"))
             if not key_length:
                 raise WireError(2, "the length of the key in the reserved bytes 2-3", "0")
         return start, len(packet), length, key_length
 
     @classmethod
     def decode(cls, packet: Buffer) -> Self:
-        values: dict[str, Any] = {"request_id": int.from_bytes(packet[4:8], "big")}
+        _, _, _, request_id, _ = DRAFT.header.unpack_from(packet)
+        values: dict[str, Any] = {"request_id": request_id}
         cls.layout.decode(packet, *cls._body(packet), values)
         return cls(**values)
 

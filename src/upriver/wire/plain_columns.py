@@ -14,9 +14,9 @@ from upriver.errors import WireError
 from upriver.model import Event
 from upriver.wire.codes import Magic
 from upriver.wire.dialect import Dialect
-from upriver.wire.framing import DRAFT, KEY_BYTES_MAX, MEMCACHED
+from upriver.wire.framing import DRAFT, EXTRAS_LENGTH_AT, KEY_BYTES_MAX, KEY_LENGTH_AT, MEMCACHED, OPCODE_AT
 from upriver.wire.layout import Buffer
-from upriver.wire.message import DraftMessage
+from upriver.wire.message import DraftMessage, Message
 from upriver.wire.rows import RowLayout, RowTemplate, field_column
 
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -120,7 +120,7 @@ class RowReader:
         available = len(data) - start
         if available < _HEADER_SIZE or data[start] != Magic.REQUEST:
             return None
-        known = self._structs.get((data[start + 1], data[start + 4]))
+        known = self._structs.get((data[start + OPCODE_AT], data[start + EXTRAS_LENGTH_AT]))
         if known is None:
             return None
         try:
@@ -137,7 +137,7 @@ class RowReader:
         if kind is None:
             return None
         key = start + _HEADER_SIZE + fixed_length
-        value = key + _U16.unpack_from(data, start + 2)[0]
+        value = key + _U16.unpack_from(data, start + KEY_LENGTH_AT)[0]
         trailer = kind.layout.trailer
         end = start + size - (0 if trailer is None else _U16.unpack_from(data, start + trailer.offset)[0])
         if value > end or (value < end and not kind.layout.has_value):
@@ -160,12 +160,12 @@ def write_rows(
     for index in range(batch.num_rows):
         template, key = templates.get(rows["event"][index]), rows["key"][index]
         if template is None or len(key) > KEY_BYTES_MAX:
-            raise ValueError(f"row {index} cannot be a packet: event {rows['event'][index]}, a key of {len(key)} bytes")
+            raise _no_packet(index, rows["event"][index], key)
         layout, packet = template.layout, bytearray(template.head)
         value = rows["value"][index] if layout.has_value and not keys_only else b""
-        _U16.pack_into(packet, 2, len(key))
-        _U32.pack_into(packet, 8, layout.fixed_length + len(key) + len(value))
-        _U32.pack_into(packet, 12, (opaque + index * opaque_step) & 0xFFFFFFFF)
+        _U16.pack_into(packet, KEY_LENGTH_AT, len(key))
+        _U32.pack_into(packet, MEMCACHED.length_offset, layout.fixed_length + len(key) + len(value))
+        _U32.pack_into(packet, layout.places["opaque"].offset, (opaque + index * opaque_step) & 0xFFFFFFFF)
         for column, place in layout.places.items():
             if column in rows and column != "vbucket":
                 struct.pack_into(">" + _CODES[place.size], packet, place.offset, rows[column][index])
@@ -173,6 +173,10 @@ def write_rows(
         out += key
         out += value
     return bytes(out)
+
+
+def _no_packet(row: int, event: int, key: bytes) -> ValueError:
+    return ValueError(f"row {row} cannot be a packet: event {event}, a key of {len(key)} bytes")
 
 
 class DraftRowReader:
@@ -246,12 +250,18 @@ class DraftRowReader:
         return getattr(message, names[0]) if names else b"" if column == "value" else 0
 
 
-def write_draft_rows(batch: pa.RecordBatch, dialect: Dialect, *, request_id: int, keys_only: bool) -> bytes:
+def write_draft_rows(
+    batch: pa.RecordBatch, dialect: Dialect, *, request_id: int, keys_only: bool, expirations: bool
+) -> bytes:
     """The packets of a batch of changes in one of the 12-byte drafts."""
-    classes = {message.declaration.change: message for message in dialect.change_messages()}
+    classes: dict[int, type[Message]] = {int(m.declaration.change or 0): m for m in dialect.change_messages()}
+    if not expirations:
+        classes[Event.EXPIRATION] = classes[Event.DELETION]
     packets = []
-    for row in batch.to_pylist():
-        message = classes[Event(row["event"])]
+    for index, row in enumerate(batch.to_pylist()):
+        message = classes.get(row["event"])
+        if message is None or not 0 < len(row["key"]) <= KEY_BYTES_MAX:
+            raise _no_packet(index, row["event"], row["key"])
         values = {
             field.name: row[column]
             for field in message.layout.fields

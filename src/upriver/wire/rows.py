@@ -28,7 +28,8 @@ TRANSPORT: Final = pa.schema(
 
 #: Columns whose field has another name in the texts.
 _FIELD_NAMES: Final = {"by_seqno": "seqno", "expiration": "expiry", "delete_time": "expiry"}
-_HEADER_COLUMNS: Final = {"datatype": (5, 1), "vbucket": (6, 2), "opaque": (12, 4), "cas": (16, 8)}
+#: Columns that stand in the header, by the header's own names.
+_HEADER_NAMES: Final = {"data type": "datatype", "vbucket": "vbucket", "opaque": "opaque", "cas": "cas"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,11 @@ def row_layouts(dialect: Dialect) -> tuple[RowLayout, ...]:
 def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
     layout, event = message.layout, message.declaration.change
     assert event is not None
-    places = {name: Place(*where) for name, where in _HEADER_COLUMNS.items()}
+    places = {
+        _HEADER_NAMES[field.name]: Place(field.first, field.size)
+        for field in MEMCACHED.request_fields
+        if field.name in _HEADER_NAMES
+    }
     counters: dict[str, Place] = {}
     for field, offset, size in layout.parts[fixed_length].offsets():
         place = Place(MEMCACHED.header_size + offset, size)
@@ -86,6 +91,8 @@ def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
         if field.counts:
             counters[field.name] = place
         elif column is not None and isinstance(field.kind, UInt):
+            if place.size != _width(column):
+                raise TypeError(f"{message.__name__}.{field.name} takes {size} bytes, its column {_width(column)}")
             places[column] = place
     private = counters.pop(layout.private) if layout.private is not None else None
     (trailer,) = counters.values() or (None,)
@@ -100,6 +107,11 @@ def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
         trailer=trailer,
         has_value=any(field.name == "value" for field in layout.rest),
     )
+
+
+def _width(column: str) -> int:
+    schema = CHANGES if column in CHANGES.names else TRANSPORT
+    return int(schema.field(column).type.bit_width) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,9 @@ def row_templates(
     Where expirations are not wanted, or the dialect has no message for them, they go out as deletions.
     """
     templates: dict[Event, RowTemplate] = {}
+    unknown = set(given) - {field.name for message in dialect.change_messages() for field in message.layout.fields}
+    if unknown:
+        raise TypeError(f"no change message of {dialect.name} has a field {', '.join(sorted(unknown))}")
     for message in dialect.change_messages():
         event = message.declaration.change
         assert event is not None

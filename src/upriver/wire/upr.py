@@ -152,19 +152,19 @@ class FailoverLogResponse(Response):
     log: Annotated[tuple[FailoverEntry, ...], Repeat(FailoverEntry)] = ()
 
 
-@upr.request(0x55, sender=Sender.PRODUCER)
+@upr.request(0x55, sender=Sender.PRODUCER, answered=False)
 class StreamEnd(Request):
     """The producer has no more messages for this stream."""
 
     reason: Annotated[EndReason, UInt(4)] = EndReason.OK
 
 
-@upr.request(0x56, sender=Sender.PRODUCER)
+@upr.request(0x56, sender=Sender.PRODUCER, answered=False)
 class SnapshotMarker(Request):
     """A new snapshot begins: from here on no key comes twice until the next marker."""
 
 
-@upr.request(0x57, sender=Sender.PRODUCER, extras=(30, 31), change=Event.MUTATION)
+@upr.request(0x57, sender=Sender.PRODUCER, extras=(30, 31), change=Event.MUTATION, answered=False)
 class Mutation(Request):
     """The key now holds this value."""
 
@@ -180,7 +180,7 @@ class Mutation(Request):
     meta: Counted = b""
 
 
-@upr.request(0x58, sender=Sender.PRODUCER, change=Event.DELETION)
+@upr.request(0x58, sender=Sender.PRODUCER, change=Event.DELETION, answered=False)
 class Deletion(Request):
     """The key was deleted."""
 
@@ -191,12 +191,12 @@ class Deletion(Request):
     meta: Counted = b""
 
 
-@upr.request(0x59, sender=Sender.PRODUCER, change=Event.EXPIRATION)
+@upr.request(0x59, sender=Sender.PRODUCER, change=Event.EXPIRATION, answered=False)
 class Expiration(Deletion):
     """The key has expired."""
 
 
-@upr.request(0x5A, sender=Sender.PRODUCER)
+@upr.request(0x5A, sender=Sender.PRODUCER, answered=False)
 class Flush(Request):
     """Delete all data of the vbucket."""
 

@@ -64,29 +64,29 @@ class FailoverLogResponse(Response):
     log: Annotated[tuple[FailoverEntry, ...], Repeat(FailoverEntry)] = ()
 
 
-@upr_draft3.request(0x52, sender=Sender.PRODUCER)
+@upr_draft3.request(0x52, sender=Sender.PRODUCER, answered=False)
 class StreamStart(Request):
     """The producer begins to stream."""
 
 
-@upr_draft3.request(0x53, sender=Sender.PRODUCER)
+@upr_draft3.request(0x53, sender=Sender.PRODUCER, answered=False)
 class StreamEnd(Request):
     """The producer has no more messages for this stream."""
 
     reason: Annotated[EndReason, UInt(4)] = EndReason.OK
 
 
-@upr_draft3.request(0x54, sender=Sender.PRODUCER)
+@upr_draft3.request(0x54, sender=Sender.PRODUCER, answered=False)
 class SnapshotStart(Request):
     """A snapshot begins: no key comes twice until its end."""
 
 
-@upr_draft3.request(0x55, sender=Sender.PRODUCER)
+@upr_draft3.request(0x55, sender=Sender.PRODUCER, answered=False)
 class SnapshotEnd(Request):
     """The snapshot is complete."""
 
 
-@upr_draft3.request(0x56, sender=Sender.PRODUCER, change=Event.MUTATION)
+@upr_draft3.request(0x56, sender=Sender.PRODUCER, change=Event.MUTATION, answered=False)
 class Mutation(Request):
     """The key now holds this value."""
 
@@ -99,7 +99,7 @@ class Mutation(Request):
     value: Value = b""
 
 
-@upr_draft3.request(0x57, sender=Sender.PRODUCER, change=Event.DELETION)
+@upr_draft3.request(0x57, sender=Sender.PRODUCER, change=Event.DELETION, answered=False)
 class Deletion(Request):
     """The key was deleted."""
 
@@ -111,12 +111,12 @@ class Deletion(Request):
     key: Key
 
 
-@upr_draft3.request(0x58, sender=Sender.PRODUCER, change=Event.EXPIRATION)
+@upr_draft3.request(0x58, sender=Sender.PRODUCER, change=Event.EXPIRATION, answered=False)
 class Expiration(Deletion):
     """The key has expired."""
 
 
-@upr_draft3.request(0x59, sender=Sender.PRODUCER)
+@upr_draft3.request(0x59, sender=Sender.PRODUCER, answered=False)
 class Flush(Request):
     """Delete all data of the vbucket."""
 

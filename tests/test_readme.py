@@ -1,0 +1,44 @@
+"""What the README shows is what the commands print."""
+
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from upriver.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def shown_after(command: str) -> list[str]:
+    """The lines that the README prints after a command, up to the next command or the end of the block."""
+    block = README[README.index(f"$ {command}") :].split("\n", 1)[1]
+    return re.split(r"^(?:\$ |```)", block, flags=re.MULTILINE)[0].splitlines()
+
+
+def assert_shown(shown: list[str], printed: str) -> None:
+    """Each line stands in the output, in this order; an ellipsis leaves lines out."""
+    rest = iter(printed.splitlines())
+    for line in shown:
+        assert line == "…" or line in rest, f"the README shows a line that is not printed: {line!r}"
+
+
+def test_the_explained_packet() -> None:
+    (command,) = re.findall(r"^\$ upriver (explain .*)$", README, flags=re.MULTILINE)
+    assert_shown(shown_after(f"upriver {command}"), CliRunner().invoke(main, command.split()).output)
+
+
+def test_the_demo() -> None:
+    packets = ROOT / "examples" / "packets"
+    printed = "".join(
+        CliRunner().invoke(main, ["explain", "--dialect", path.stem, "-f", str(path)]).output
+        for path in sorted(packets.glob("*.hex"))
+    )
+    assert_shown(shown_after("make demo"), printed)
+
+
+def test_the_makefile_has_the_two_commands() -> None:
+    targets = (ROOT / "Makefile").read_text()
+    assert re.search(r"^demo:", targets, flags=re.MULTILINE)
+    assert re.search(r"^test:", targets, flags=re.MULTILINE)
