@@ -1,0 +1,1 @@
+"""Benchmarks, printed as ratios within one run."""
