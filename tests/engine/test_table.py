@@ -334,7 +334,15 @@ STEPS = st.one_of(
     st.tuples(st.just("flush")),
     st.tuples(st.just("retain"), st.integers(0, 20)),
 )
-COUNTS = ("high_seqno", "persisted_seqno", "items", "tombstones", "evicted", "evicted_items", "history_bytes")
+COUNTS: tuple[str, ...] = (
+    "high_seqno",
+    "persisted_seqno",
+    "items",
+    "tombstones",
+    "evicted",
+    "evicted_items",
+    "history_bytes",
+)
 COUNTS += ("pending_bytes", "purge_seqno", "deleted_rev_seqno")
 
 

@@ -377,7 +377,8 @@ class Table:
 
     def records(self, after: int, upto: int, max_bytes: int) -> tuple[bytes, int]:
         """Whole records in (after, upto] for the disk, and the last seqno among them (``after`` if none)."""
-        out, size, last = [], 0, after
+        out: list[bytes] = []
+        size, last = 0, after
         stored = self._records  # one look: the flusher's thread reads while a sweep may replace the list
         for entry in stored[bisect_right(stored, after, key=_seqno) :]:
             if entry.seqno > upto or (out and size + entry.size > max_bytes):
