@@ -19,7 +19,7 @@ from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, Status
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 
 RETENTION = Retention(history_s=20, history_bytes=400, tombstone_s=40)
-VBUCKETS = st.integers(0, 2)
+VBUCKETS = st.integers(0, 1)
 KEYS = st.sampled_from([b"a", b"b", b"c", b"long" * 20])
 VALUES = st.sampled_from([b"", b"1", b"41", b"text", b"x" * 300])
 EXPIRIES = st.sampled_from([0, 0, 0, 5, 30])
@@ -93,7 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.path = tempfile.mkdtemp(prefix="upriver-machine-", dir=root)
         self.clock = Clock()
         self.bucket = self.open()
-        self.models = [Model() for _ in range(3)]
+        self.models = [Model() for _ in range(2)]
         for number, model in enumerate(self.models):
             model.log = self.log(self.bucket.create_vbucket(number))
         self.bucket.flusher.step()
@@ -261,9 +261,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(number=VBUCKETS, key=KEYS, value=VALUES, gap=st.integers(1, 3), more=st.integers(0, 2))
     def receive(self, number: int, key: bytes, value: bytes, gap: int, more: int) -> None:
         """One change of a snapshot that may go on behind it; a snapshot under way is continued."""
+        self.demote(number)
         vbucket, model = self.pair(number)
-        if model.state is VbucketState.ACTIVE:
-            return
         if model.high >= model.end:
             whole, end = model.whole_seqno, model.high + gap + more
             vbucket.begin_snapshot(model.high, end)
@@ -280,9 +279,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(number=VBUCKETS, back=st.integers(0, 8))
     def roll_back(self, number: int, back: int) -> None:
+        self.demote(number)
         vbucket, model = self.pair(number)
-        if model.state is VbucketState.ACTIVE:
-            return
         to = max(0, model.high - back)
         if to == model.high == model.whole_seqno:
             expected = to
