@@ -51,7 +51,9 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
         bucket = opened(path)
         parts, rng = list(bucket), random.Random(1)
         per_group = per_second // 20
-        plain, during, data = [], [], 0
+        plain: list[float] = []
+        during: list[float] = []
+        data = 0
         before = written_bytes()
         for group in range(seconds * 20):
             for _ in range(per_group):

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from tests.engine.conftest import Clock
@@ -17,10 +19,10 @@ def write(vbucket: Vbucket, *keys: bytes) -> None:
         vbucket.set(key, b"value of " + key)
 
 
-def read(vbucket: Vbucket, *arguments: int, **options: object) -> list[tuple[int, bytes]]:
+def read(vbucket: Vbucket, start: int = 0, end: int | None = None, **options: Any) -> list[tuple[int, bytes]]:
     return [
         (change.seqno, change.key)
-        for snapshot in vbucket.changes(*arguments, options=Options(**options))  # type: ignore[arg-type]
+        for snapshot in vbucket.changes(start, end, Options(**options))
         for change in snapshot
     ]
 
