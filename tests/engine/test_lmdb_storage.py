@@ -1,4 +1,5 @@
 import os
+import resource
 import shutil
 import tarfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from upriver.engine import Bucket
 from upriver.engine.lmdb_storage import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
 from upriver.engine.storage import Batch, Block
 from upriver.engine.table import Ledger, Table
-from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
+from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError, TemporaryFailure
 from upriver.model import VbucketState
 
 SAMPLES = Path(__file__).parents[1] / "data" / "engine"
@@ -186,6 +187,32 @@ def test_a_backup_goes_to_an_empty_directory(path: Path, clock: Clock) -> None:
     storage.close()
     shutil.rmtree(path)
     LmdbStorage(path.parent / "copy").close()
+
+
+def test_a_write_that_the_system_refuses(path: Path, clock: Clock) -> None:
+    """The limit on file sizes stands for a full disk: LMDB's own write fails in the middle of a commit."""
+    bucket = Bucket.open(path, vbuckets=2, clock=clock, background=False)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"small", b"v")
+    bucket.flusher.step()
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = os.stat(path / DATA_FILE).st_size + 8192
+    vbucket.set(b"large", bytes(2**20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        for _ in range(3):
+            with pytest.raises(StorageError, match="cannot write"):
+                bucket.flusher.step()
+        with pytest.raises(TemporaryFailure):
+            vbucket.set(b"more", b"v")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    bucket.flusher.step()
+    vbucket.set(b"more", b"v")
+    bucket.flusher.step()
+    bucket.abandon()
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as reopened:
+        assert sorted(reopened.vbucket(0).scan()) == [b"large", b"more", b"small"]
 
 
 def test_a_full_map_is_an_error_that_loses_nothing(path: Path) -> None:

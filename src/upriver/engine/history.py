@@ -222,11 +222,17 @@ class Cursor:
         The callback comes from whoever caused it, the writer or the flusher's thread, and must only take
         note.
         """
-        end = None if self.ended is not None else self._snapshot_end()
-        if self.ended is not None or self.snapshot is not None or (end is not None and end > self.seqno):
-            callback()
-        else:
-            self.vbucket.when_changed(callback, persisted=self.options.persisted_only)
+        with self.vbucket.journal.lock:  # the flusher cannot come between the look and the promise
+            if not self._ready():
+                self.vbucket.when_changed(callback, persisted=self.options.persisted_only)
+                return
+        callback()
+
+    def _ready(self) -> bool:
+        if self.ended is not None or self.snapshot is not None:
+            return True
+        end = self._snapshot_end()
+        return end is not None and end > self.seqno
 
     def _check(self) -> None:
         if self.ended is not None:

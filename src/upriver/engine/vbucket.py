@@ -281,13 +281,15 @@ class Vbucket(KeyValue):
 
     def whole_at_or_below(self, seqno: int) -> int:
         """The newest state that we held whole and still can show, at or below ``seqno``; 0 for none."""
-        self._note_whole()
-        return self.whole.at_or_below(seqno, self.floor_seqno)
+        with self.journal.lock:
+            self._note_whole()
+            return self.whole.at_or_below(seqno, self.floor_seqno)
 
     def when_changed(self, callback: Callable[[], object], persisted: bool = False) -> None:
         """Call back once, at the next change or, with ``persisted``, when the next one is on disk."""
         if persisted:
-            self._waiting_for_disk.append(callback)
+            with self.journal.lock:
+                self._waiting_for_disk.append(callback)
         else:
             self._waiting.append(callback)
             self.table.on_change = self._wake
@@ -299,7 +301,8 @@ class Vbucket(KeyValue):
 
     def wake_persisted(self) -> None:
         """More is on disk: called by the flusher."""
-        waiting, self._waiting_for_disk = self._waiting_for_disk, []
+        with self.journal.lock:
+            waiting, self._waiting_for_disk = self._waiting_for_disk, []
         for callback in waiting:
             callback()
 
