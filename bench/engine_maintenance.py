@@ -30,7 +30,7 @@ def main() -> None:
         bucket.flusher.request_checkpoint()
         bucket.flusher.drain()
         now[0] += 200
-        for name in ("expire", "purge", "compact", "evict"):
+        for name in ("expire", "compact", "purge", "evict"):
             if name == "purge":
                 bucket.flusher.request_checkpoint()
                 bucket.flusher.drain()

@@ -46,6 +46,7 @@ cdef extern from "_record.h" nogil:
     uint32_t record_size(const char *)
     uint64_t hash_key(const char *, size_t, uint64_t)
     void prefetch(const void *)
+    void prefetch_write(const void *)
     void fetch_ahead(const char *, const char *, const char *)
     enum:
         R_SUPERSEDED_BY, R_TIME, R_TTL, R_MARKS, R_FRAME, R_OPCODE, R_KEY_LENGTH, R_EXTRAS_LENGTH, R_DATATYPE
@@ -172,6 +173,7 @@ cdef class Table:
         """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
         cdef double now
         cdef char *record
+        fetch_for_write(self, key)
         self.check_active()
         self.check_room(key, value)
         self.ledger.sets += 1
@@ -739,6 +741,21 @@ cdef inline char *lookup_bytes(Table self, bytes key) noexcept:
     cdef const char *start = PyBytes_AS_STRING(key)
     cdef size_t size = PyBytes_GET_SIZE(key)
     return self.lookup(start, size, hash_key(start, size, self.ledger.seed), &where)
+
+
+cdef inline void fetch_for_write(Table self, bytes key) noexcept:
+    """Ask for the lines that a write will need, to have them by the time that the checks are done."""
+    cdef uint64_t hashed = hash_key(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), self.ledger.seed)
+    cdef Chunk *chunk
+    cdef const char *end
+    prefetch(&self.slots[hashed & self.mask])
+    if self.order_count:
+        chunk = &self.chunks[self.order[self.order_count - 1]]
+        end = chunk.data + chunk.used
+        prefetch_write(end)
+        prefetch_write(end + 64)
+        prefetch_write(end + 128)
+        prefetch_write(end + 192)
 
 
 cdef inline uint64_t hash_record(Table self, const char *record) noexcept:
