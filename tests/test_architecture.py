@@ -1,4 +1,4 @@
-"""The rules that keep the layers apart, and the house in order (DESIGN §1).
+"""The rules that keep the layers apart, and the house in order (docs/architecture.md).
 
 Everything is read from the source text, so the rules also hold for modules that nobody has imported yet, and for
 layers that do not exist yet.
@@ -124,7 +124,7 @@ def test_there_is_something_to_check() -> None:
 
 def test_every_layer_has_its_rules() -> None:
     unknown = {module.layer for module in modules()} - set(BELOW) - {"__init__", "__main__"}
-    assert not unknown, f"DESIGN §1 has no place for {', '.join(sorted(unknown))}"
+    assert not unknown, f"docs/architecture.md has no place for {', '.join(sorted(unknown))}"
 
 
 def test_layers_import_only_what_lies_below() -> None:

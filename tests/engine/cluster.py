@@ -1,4 +1,4 @@
-"""Three copies of one vbucket and two consumers, driven by small events, under the rules of DESIGN §4, §5.
+"""Three copies of one vbucket and two consumers, driven by small events, under the rules of docs/semantics.md.
 
 An event that makes no sense in the state that it meets is skipped, so any subset of a script is a script
 again. After a script everything settles: one active, everybody connected and everything delivered. Then

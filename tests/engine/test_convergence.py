@@ -8,7 +8,7 @@ import pytest
 from tests.engine.cluster import Cluster, random_script
 from tests.engine.conftest import Clock
 
-#: Minimal histories, each of which loses or keeps a key if one rule of DESIGN §4 or §5 is left out.
+#: Minimal histories, each of which loses or keeps a key if one rule of docs/semantics.md is left out.
 #: The events are those of ``Cluster``: set and delete (node, key), connect (follower, node, mode, tries),
 #: deliver (follower, count), promote (node, what becomes of the old one), and so on.
 TRACES = {

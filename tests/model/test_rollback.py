@@ -354,7 +354,7 @@ def kind_of(answer: int | None) -> str:
 
 
 def request_by_entry(consumer: Consumer, theirs: FailoverLog) -> tuple[FailoverEntry, int] | None:
-    """What a careful consumer asks (DESIGN §5): an entry that both know, and a start that this entry vouches for."""
+    """What a careful consumer asks: an entry that both know, and a start that this entry vouches for."""
     own = list(consumer.source.log)
     place = next((place for place, entry in enumerate(own) if entry in tuple(theirs)), None)
     if place is None:

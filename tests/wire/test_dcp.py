@@ -29,7 +29,7 @@ OPCODES = {
     0x5E: dcp.Control,
     0x64: dcp.SeqnoAdvanced,
 }
-#: DESIGN §2.
+#: Sizes that deployed servers use.
 FIXED_SIZES = {
     dcp.Open: (8,),
     dcp.StreamRequest: (48,),

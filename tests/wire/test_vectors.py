@@ -22,7 +22,7 @@ MESSAGES = [vector for text in TEXTS for vector in messages_of(text)]
 HEADERS = [vector for vector in ALL if vector.kind == "header"]
 MISPRINTED = [vector for vector in ALL if vector.printed != vector.wire]
 
-#: What becomes of the diagrams that contradict themselves when a peer sends them as they are printed. DESIGN §3:
+#: What becomes of the diagrams that contradict themselves when a peer sends them as they are printed:
 #: consistent lengths are sent and inconsistent ones refused; what it says to accept is accepted.
 PRINTED: dict[str, Outcome] = {
     # An engine-private length of 4 before an id of 8 bytes.

@@ -8,7 +8,7 @@ compaction and purge keep what an announced snapshot still needs. A cursor that 
 limits is ended as too slow: its stream breaks, but never lacks a change.
 
 A snapshot ends only where our own copy was whole, and the first one of a cursor reaches at least the high
-seqno at its opening (DESIGN §4): with less, a consumer that is cut off can mistake a mixture for a state.
+seqno at its opening (docs/semantics.md): with less, a consumer that is cut off can mistake a mixture for a state.
 """
 
 import enum

@@ -62,7 +62,7 @@ class FailoverLog:
         return None
 
     def upper(self, place: int, high_seqno: int) -> int:
-        """The last seqno that a holder of the entry at ``place`` shares with us (DESIGN §5).
+        """The last seqno that a holder of the entry at ``place`` shares with us (docs/semantics.md).
 
         Not simply the next newer entry's seqno: a promotion inside a snapshot branches below an older
         entry, so the smallest of all newer ones counts, and never more than what we hold ourselves.

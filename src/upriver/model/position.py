@@ -61,7 +61,7 @@ class StreamPosition:
         return self.seqno if self.seqno == self.snapshot.end else self.snapshot.start
 
     def announced(self, marker: Snapshot) -> "StreamPosition":
-        """After a snapshot marker: what a receiver keeps as bounds (DESIGN §4).
+        """After a snapshot marker: what a receiver keeps as bounds (docs/semantics.md).
 
         The start is not later than what was held whole, and an unfinished snapshot must still be finished:
         the state is whole again only at the larger of both ends.

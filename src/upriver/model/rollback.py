@@ -1,4 +1,4 @@
-"""May a consumer go on from where it stands? The producer's rules (DESIGN §5), as pure functions.
+"""May a consumer go on from where it stands? The producer's rules (docs/semantics.md), as pure functions.
 
 Both answer None for "go on" or the seqno to roll back to. A consumer that starts at 0 never rolls back; one
 that stands below the purge seqno may have missed deletions and starts over.

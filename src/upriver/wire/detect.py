@@ -1,4 +1,4 @@
-"""Which dialect does a connection speak? Told from the first bytes, as far as bytes can tell (DESIGN §2).
+"""Which dialect does a connection speak? Told from the first bytes, as far as bytes can tell (docs/semantics.md).
 
 The 12-byte drafts look alike, so the first draft is served only where a listener is pinned to it. A connection
 that begins with memcached commands may still become a stream: ask again with each packet until the answer is

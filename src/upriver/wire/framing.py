@@ -140,7 +140,7 @@ KEY_LENGTH_AT: Final = MEMCACHED.at("key length")
 EXTRAS_LENGTH_AT: Final = MEMCACHED.at("extra length")
 STATUS_AT: Final = MEMCACHED.at("status")
 
-#: Opcode, reserved, key length (reserved in the texts, DESIGN §3), request id, body length.
+#: Opcode, reserved, key length (reserved in the texts, docs/protocol/errata.md), request id, body length.
 DRAFT: Final = Framing(
     name="12-byte draft header",
     request_fields=_DRAFT_FIELDS,
