@@ -15,11 +15,19 @@ from typing import Final
 
 from upriver.model.change import Change, Event
 
-#: superseded_by u64 (0 while current), time u32 (second of the change), TAP time to live u8, 3 bytes unused.
+#: superseded_by u64 (0 while current), time u32 (second of the change), TAP time to live u8, marks u8, 2
+#: bytes unused. Only the engine's memory sets marks.
 PREFIX: Final = struct.Struct("=QIB3x")
 SUPERSEDED_BY_OFFSET: Final = 0
 TIME_OFFSET: Final = 8
 TTL_OFFSET: Final = 12
+MARKS_OFFSET: Final = 13
+#: Mark: the value is on disk only; the record in memory ends after its key.
+EVICTED: Final = 1
+#: Mark: somebody read the value since the evictor last came by.
+REFERENCED: Final = 2
+#: Records in memory and on disk start at multiples of this many bytes.
+ALIGNMENT: Final = 8
 
 #: magic, opcode, key length, extras length, datatype, vbucket, body length, opaque, CAS.
 HEADER: Final = struct.Struct(">BBHBBHIIQ")
@@ -88,6 +96,11 @@ def size_at(data: bytes | memoryview, offset: int) -> int:
     frame = offset + PREFIX.size
     (body,) = struct.unpack_from(">I", data, frame + BODY_LENGTH_OFFSET)
     return PREFIX.size + HEADER.size + int(body)
+
+
+def aligned(size: int) -> int:
+    """The room that a record of this size takes in memory and on disk."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def unpack(data: bytes | memoryview, offset: int = 0) -> Record:

@@ -1,0 +1,74 @@
+"""Which changes a stream wants: by key prefix, by key pattern in linear time, by a field of a JSON value.
+
+A filter never looks at time or order, so a filtered stream is a filtered view of the full one. Deletions
+have no value: a value filter lets them pass, because the key that they end may have been sent.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import re2
+
+from upriver.errors import InvalidArguments
+from upriver.model import Event
+
+PATTERN_BYTES_MAX: Final = 4096
+
+
+@dataclass(frozen=True)
+class KeyPattern:
+    """A regular expression searched in the key; RE2, so that no pattern can take exponential time."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        if len(self.pattern) > PATTERN_BYTES_MAX:
+            raise InvalidArguments(f"a key pattern has at most {PATTERN_BYTES_MAX} characters")
+        try:
+            assert self._compiled is not None
+        except re2.error as error:
+            raise InvalidArguments(f"the key pattern {self.pattern!r} is none: {error}") from None
+
+    @cached_property
+    def _compiled(self) -> Any:
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1  # keys are bytes, not text
+        options.log_errors = False
+        return re2.compile(self.pattern.encode("utf-8"), options)
+
+    def passes(self, key: bytes) -> bool:
+        return self._compiled.search(key) is not None
+
+
+@dataclass(frozen=True)
+class ValueFilter:
+    """A field of a JSON object, named by its path, equals something or contains it."""
+
+    path: tuple[str, ...]
+    equals: Any = None
+    contains: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.path or (self.equals is None) == (self.contains is None):
+            raise InvalidArguments(
+                "a value filter names a field and either what it equals or what it contains"
+            )
+
+    def passes(self, event: int, value: bytes) -> bool:
+        if event != Event.MUTATION:
+            return True
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+        for name in self.path:
+            if not isinstance(found, dict) or name not in found:
+                return False
+            found = found[name]
+        if self.equals is not None:
+            return type(found) is type(self.equals) and bool(found == self.equals)
+        if isinstance(found, str):
+            return isinstance(self.contains, str) and self.contains in found
+        return isinstance(found, list | dict) and self.contains in found

@@ -1,0 +1,376 @@
+"""From memory to disk: group commit, checkpoints, and who waits for them.
+
+Theory of operation. ``step`` gathers everything that changed since the last one into one batch and commits
+it. A batch holds one group with the new records of all vbuckets, the changed descriptions, and the cuts of
+histories that were rolled back; because all are gathered under the journal's lock and committed together,
+the disk always shows one moment of the bucket. If the commit fails nothing is lost: what was gathered stays
+in memory and is gathered again, and until a commit succeeds writers are refused.
+
+Groups are cheap to write and dear to read, so when they have grown large a *checkpoint* moves them into
+blocks, some megabytes along with each batch: it writes the records of vbucket after vbucket from memory as
+blocks, and when all are done the groups that were there at its beginning are dropped. *Compaction* rides
+along in the same way and takes out of old blocks what memory no longer holds.
+
+``step`` runs wherever it is called, which is how tests drive it; ``start`` gives it a thread of its own.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from upriver.engine.backend import Ledger, Table, collect
+from upriver.engine.journal import Journal
+from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
+from upriver.engine.vbucket import Vbucket
+from upriver.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+#: A checkpoint starts when the groups hold this much, and moves this much with each batch.
+CHECKPOINT_BYTES: Final = 128 * 2**20
+SLICE_BYTES: Final = 4 * 2**20
+#: How far ahead of the last CAS a restart after a crash begins: some 17 s, should the clock have gone back.
+CAS_MARGIN: Final = 2**34
+RETRY_S: Final = 0.5
+
+
+class Vbuckets(Protocol):
+    """The bucket, as far as the flusher knows it."""
+
+    def existing(self, number: int) -> Vbucket | None: ...
+
+    def numbers(self) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """A batch on its way, and what to do when it arrives."""
+
+    batch: Batch
+    tables: list[Table]
+    changed: set[int]
+    trims: dict[int, int]
+    checkpointed: dict[int, tuple[Table, int, int]] = field(default_factory=dict)
+    compacted: int = 0
+
+
+class _Compaction:
+    """One pass over the blocks of a vbucket."""
+
+    def __init__(self, vbucket: Vbucket) -> None:
+        self.vbucket = vbucket
+        self.position = 0
+        # Fixed at the beginning: see Table.retain.
+        self.tombstones_to = vbucket.purged_seqno
+
+
+class Flusher:
+    """Writes a bucket's changes to its storage."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        ledger: Ledger,
+        journal: Journal,
+        vbuckets: Vbuckets,
+        *,
+        next_group: int = 1,
+        interval_s: float = 0.05,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+        slice_bytes: int = SLICE_BYTES,
+    ) -> None:
+        self.storage = storage
+        self.ledger = ledger
+        self.journal = journal
+        self.vbuckets = vbuckets
+        self.next_group = next_group
+        self.interval_s = interval_s
+        self.checkpoint_bytes = checkpoint_bytes
+        self.slice_bytes = slice_bytes
+        self.group_bytes = 0
+        self.commits = 0
+        self.bytes_written = 0
+        self.error: StorageError | None = None
+        self._waiters: dict[int, list[tuple[int, Callable[[], object]]]] = {}
+        self._barriers: deque[Callable[[], object]] = deque()
+        self._checkpoint: list[int] | None = None
+        self._checkpoint_to = 0
+        self._compactions: deque[_Compaction] = deque()
+        self._dirty_since: float | None = None
+        self._step_lock = threading.Lock()
+        self._awake = threading.Event()
+        self._hurry = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        ledger.wake = journal.wake = self._woken
+
+    # Who waits.
+
+    def when_persisted(self, vbucket: Vbucket, seqno: int, callback: Callable[[], object]) -> None:
+        """Call back when the change ``seqno`` is on disk; from the flusher's thread, or now if it is."""
+        with self.journal.lock:
+            if vbucket.table.persisted_seqno < seqno:
+                self._waiters.setdefault(vbucket.number, []).append((seqno, callback))
+                callback = self._urge
+        callback()
+
+    def barrier(self, callback: Callable[[], object]) -> None:
+        """Call back when everything that was done before this call is on disk."""
+        with self.journal.lock:
+            self._barriers.append(callback)
+        self._urge()
+
+    @property
+    def queue_age_s(self) -> float:
+        """How long the oldest change has waited."""
+        return 0.0 if self._dirty_since is None else max(0.0, self.ledger.clock() - self._dirty_since)
+
+    # Work.
+
+    def step(self) -> bool:
+        """Write what there is; True if there was something. Raises StorageError and then keeps it all."""
+        with self._step_lock:
+            gathered, barriers = self._gather()
+            if gathered.batch:
+                try:
+                    self.storage.commit(gathered.batch)
+                except StorageError as error:
+                    self._failed(gathered, barriers, error)
+                    raise
+                self._succeeded(gathered)
+            for callback in barriers:
+                callback()
+            return bool(gathered.batch)
+
+    def request_checkpoint(self) -> None:
+        """Move all groups into blocks, a slice with each step."""
+        with self.journal.lock:
+            if self._checkpoint is None:
+                self._checkpoint_to = self.next_group - 1
+                self._checkpoint = self.vbuckets.numbers()
+        self._urge()
+
+    @property
+    def checkpointing(self) -> bool:
+        return self._checkpoint is not None
+
+    def request_compaction(self, vbucket: Vbucket) -> None:
+        """Take out of the vbucket's blocks what memory no longer holds."""
+        with self.journal.lock:
+            if all(pass_.vbucket is not vbucket for pass_ in self._compactions):
+                self._compactions.append(_Compaction(vbucket))
+        self._urge()
+
+    @property
+    def compacting(self) -> bool:
+        return bool(self._compactions)
+
+    def drain(self) -> None:
+        """Step until nothing waits."""
+        while self.step() or self.checkpointing or self.compacting:
+            pass
+
+    def _gather(self) -> tuple[_Gathered, list[Callable[[], object]]]:
+        with self.journal.lock:
+            self._hurry.clear()
+            barriers = list(self._barriers)
+            self._barriers.clear()
+            tables = [t for t in self.ledger.take_dirty() if self._owner(t) is not None]
+            self._dirty_since = None
+            changed, trims = self.journal.take()
+            gathered = _Gathered(Batch(), tables, changed, trims)
+            batch = gathered.batch
+            if tables:
+                batch.group = (self.next_group, collect(tables, self.storage.keeps_records))
+            for number, seqno in trims.items():
+                self._gather_trim(gathered, number, seqno)
+            if self._checkpoint is not None:
+                self._gather_checkpoint(gathered)
+            if self._compactions:
+                self._gather_compaction(gathered)
+            for number in changed | set(gathered.checkpointed):
+                batch.descriptions[number] = self._description(gathered, number)
+            if batch.group is not None:
+                batch.facts["cas"] = self.ledger.last_cas + CAS_MARGIN
+                batch.facts["clean"] = False
+        return gathered, barriers
+
+    def _owner(self, table: Table) -> Vbucket | None:
+        vbucket = self.vbuckets.existing(table.vbucket)
+        return vbucket if vbucket is not None and vbucket.table is table else None
+
+    def _gather_trim(self, gathered: _Gathered, number: int, seqno: int) -> None:
+        """Cut the blocks, and replace the records that older groups hold by blocks: those groups are void."""
+        gathered.batch.trims[number] = seqno
+        vbucket = self.vbuckets.existing(number)
+        if vbucket is not None:
+            self._to_blocks(gathered, vbucket.table, seqno, from_group=self.next_group)
+
+    def _gather_checkpoint(self, gathered: _Gathered) -> None:
+        assert self._checkpoint is not None
+        size = 0
+        while self._checkpoint and size < self.slice_bytes:
+            number = self._checkpoint.pop()
+            vbucket = self.vbuckets.existing(number)
+            if vbucket is None or number in gathered.trims:
+                continue
+            table = vbucket.table
+            on_disk, from_group = table.persisted_seqno, self.next_group
+            if gathered.batch.group is not None:  # it is covered too
+                on_disk, from_group = table.flushing_seqno, self.next_group + 1
+            size += self._to_blocks(gathered, table, on_disk, from_group)
+        if not self._checkpoint:
+            gathered.batch.drop_groups_to = self._checkpoint_to
+            if not self._checkpoint_to and not gathered.checkpointed:
+                self._checkpoint = None  # there was nothing to move
+
+    def _to_blocks(self, gathered: _Gathered, table: Table, upto: int, from_group: int) -> int:
+        """Blocks of what memory holds beyond the last checkpoint; groups count from ``from_group`` on."""
+        position, size = table.checkpointed_seqno, 0
+        while position < upto:
+            records, last = table.records(position, upto, BLOCK_BYTES)
+            if not records:
+                break
+            gathered.batch.blocks.append(Block(table.vbucket, last, records))
+            position, size = last, size + len(records)
+        gathered.checkpointed[table.vbucket] = (table, upto, from_group)
+        return size
+
+    def _gather_compaction(self, gathered: _Gathered) -> None:
+        """One slice of the oldest pass, in ascending order: a tombstone goes never before what it ended."""
+        pass_ = self._compactions[0]
+        vbucket = pass_.vbucket
+        if self._owner(vbucket.table) is not vbucket or vbucket.number in gathered.trims:
+            self._compactions.popleft()
+            return
+        old = self.storage.blocks(vbucket.number, pass_.position, self.slice_bytes)
+        if not old:
+            self._compactions.popleft()
+            return
+        gathered.batch.removed += [(block.vbucket, block.upto) for block in old]
+        merged: list[bytes] = []
+        for block in old:
+            merged.append(vbucket.table.retain(block.records, pass_.tombstones_to))
+            if sum(map(len, merged)) >= BLOCK_BYTES or block is old[-1]:
+                if any(merged):
+                    gathered.batch.blocks.append(Block(vbucket.number, block.upto, b"".join(merged)))
+                merged = []
+        pass_.position = old[-1].upto
+
+    def _description(self, gathered: _Gathered, number: int) -> dict[str, Any] | None:
+        vbucket = self.vbuckets.existing(number)
+        if vbucket is None:
+            return None
+        description = vbucket.describe()
+        description["state_from_group"] = self.next_group + (1 if gathered.batch.group is not None else 0)
+        if number in gathered.checkpointed:
+            _, upto, from_group = gathered.checkpointed[number]
+            description["checkpointed"] = upto
+            description["records_from_group"] = from_group
+        return description
+
+    def _succeeded(self, gathered: _Gathered) -> None:
+        batch = gathered.batch
+        due: list[Callable[[], object]] = []
+        with self.journal.lock:
+            for table in gathered.tables:
+                table.committed()
+            for number, (table, upto, from_group) in gathered.checkpointed.items():
+                # If it was cut back meanwhile the next batch starts from there.
+                table.checkpointed_seqno = min(upto, self.journal.trims.get(number, upto))
+                table.records_from_group = from_group
+            if batch.group is not None:
+                self.next_group += 1
+                self.group_bytes += len(batch.group[1])
+            if batch.drop_groups_to or self._checkpoint == []:
+                self._checkpoint, self.group_bytes = None, 0
+            self.commits += 1
+            self.bytes_written += len(batch.group[1]) if batch.group is not None else 0
+            self.bytes_written += sum(len(block.records) for block in batch.blocks)
+            if self.error is not None:
+                log.info("%s: writing again", self.storage.path)
+                self.error, self.ledger.refusal = None, ""
+            if not self.storage.keeps_records:
+                for table in gathered.tables:
+                    table.checkpointed_seqno = table.persisted_seqno
+            elif self.group_bytes >= self.checkpoint_bytes:
+                self.request_checkpoint()
+            for number in list(self._waiters):
+                due += self._due(number, gathered)
+        for callback in due:
+            callback()
+        for table in gathered.tables:
+            vbucket = self._owner(table)
+            if vbucket is not None:
+                vbucket.wake_persisted()
+
+    def _due(self, number: int, gathered: _Gathered) -> list[Callable[[], object]]:
+        waiting, vbucket = self._waiters.pop(number), self.vbuckets.existing(number)
+        # What waited on a vbucket that was cleared or removed meanwhile waited for nothing else.
+        reached = 2**64 if vbucket is None or number in gathered.trims else vbucket.table.persisted_seqno
+        later = [(seqno, callback) for seqno, callback in waiting if seqno > reached]
+        if later:
+            self._waiters[number] = later
+        return [callback for seqno, callback in waiting if seqno <= reached]
+
+    def _failed(self, gathered: _Gathered, barriers: list[Callable[[], object]], error: StorageError) -> None:
+        with self.journal.lock:
+            self.journal.give_back(gathered.changed, gathered.trims)
+            self._barriers.extendleft(reversed(barriers))
+            if self._checkpoint is not None:
+                self._checkpoint += [n for n in gathered.checkpointed if n not in gathered.trims]
+            if gathered.batch.removed:
+                self._compactions[0].position = 0
+            for table in gathered.tables:
+                table.touch()
+            if self.error is None:
+                log.error("%s", error)
+            self.error = error
+            self.ledger.refusal = f"the disk does not take writes: {error.why}"
+
+    # A thread of its own.
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="upriver-flusher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what waits stays in memory."""
+        if self._thread is not None:
+            self._stopping.set()
+            self._hurry.set()
+            self._awake.set()
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None
+
+    def _woken(self) -> None:
+        if self._dirty_since is None:
+            self._dirty_since = self.ledger.clock()
+        self._awake.set()
+
+    def _urge(self) -> None:
+        self._hurry.set()
+        self._awake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._awake.wait()
+            # A group is worth its fsync when it holds what came in some milliseconds, unless somebody waits.
+            self._hurry.wait(self.interval_s)
+            if self._stopping.is_set():
+                return
+            self._awake.clear()
+            try:
+                self.step()
+                if self.checkpointing or self.compacting:
+                    self._urge()
+            except StorageError:
+                self._stopping.wait(RETRY_S)
+                self._awake.set()

@@ -1,0 +1,305 @@
+"""Reading the history of a vbucket: cursors, and the snapshots that they yield.
+
+Theory of operation. A cursor is a seqno and a name, nothing more: it holds no record, so it pins no memory,
+and what it reads next is found from the seqno alone, in memory or, where values were evicted, in the stored
+blocks around it. It announces a snapshot (start, end] in which each key appears once, in the version that
+was current at the end, and then reads it piece by piece; the end is fixed when it is announced, and
+compaction and purge keep what an announced snapshot still needs. A cursor that stays behind beyond all
+limits is ended as too slow: its stream breaks, but never lacks a change.
+
+A snapshot ends only where our own copy was whole, and the first one of a cursor reaches at least the high
+seqno at its opening (DESIGN §4): with less, a consumer that is cut off can mistake a mixture for a state.
+"""
+
+import enum
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from upriver.engine.filters import KeyPattern, ValueFilter
+from upriver.errors import OutOfRange, RollbackRequired, TemporaryFailure, UpriverError
+from upriver.model import Change, Event, Snapshot, changes_in
+from upriver.model.position import NO_END
+from upriver.model.record import BODY_LENGTH_OFFSET, EVENTS, HEADER
+
+if TYPE_CHECKING:
+    from upriver.engine.vbucket import Vbucket
+
+READ_BYTES: Final = 256 * 1024
+
+
+class CursorEnd(enum.Enum):
+    """Why nothing more comes from a cursor."""
+
+    OK = "ok"
+    CLOSED = "closed"
+    STATE_CHANGED = "state changed"
+    FLUSHED = "flushed"
+    ROLLED_BACK = "rolled back"
+    TOO_SLOW = "too slow"
+
+
+class CursorEnded(UpriverError):
+    """A cursor was read after its end; ``reason`` says why it ended."""
+
+    def __init__(self, name: str, reason: CursorEnd) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cursor {self.name!r} has ended: {self.reason.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a cursor shall read."""
+
+    keys_only: bool = False
+    key_prefix: bytes = b""
+    key_pattern: KeyPattern | None = None
+    value_filter: ValueFilter | None = None
+    #: Only what is on disk.
+    persisted_only: bool = False
+    #: End with the version that was current at the end seqno, and nothing beyond it.
+    exact_end: bool = False
+    #: Every retained version instead of the newest ones.
+    history: bool = False
+
+    @property
+    def filtered(self) -> bool:
+        """Python must look at each change."""
+        return self.key_pattern is not None or self.value_filter is not None
+
+
+class Cursor:
+    """A named place in a vbucket's history."""
+
+    def __init__(
+        self, vbucket: "Vbucket", name: str, start_seqno: int, end_seqno: int, options: Options
+    ) -> None:
+        if start_seqno > end_seqno:
+            raise OutOfRange(f"start {start_seqno} lies beyond end {end_seqno}", vbucket=vbucket.number)
+        if start_seqno > vbucket.high_seqno:
+            raise OutOfRange(
+                f"start {start_seqno} lies beyond the high seqno {vbucket.high_seqno}", vbucket=vbucket.number
+            )
+        if 0 < start_seqno < vbucket.purge_seqno:
+            raise RollbackRequired("deletions in between were purged", vbucket=vbucket.number, seqno=0)
+        if options.exact_end and vbucket.whole_seqno >= end_seqno != vbucket.whole_at_or_below(end_seqno):
+            raise OutOfRange(f"the state at {end_seqno} is not retained", vbucket=vbucket.number)
+        self.vbucket = vbucket
+        self.name = name
+        self.options = options
+        #: Everything up to here was read.
+        self.seqno = start_seqno
+        self.end_seqno = end_seqno
+        #: The announced snapshot that is not read to its end yet.
+        self.snapshot: Snapshot | None = None
+        #: Whether values of it come from disk.
+        self.from_disk = False
+        self.ended: CursorEnd | None = None
+        self.changes_read = 0
+        self._first_end: int | None = vbucket.whole_seqno
+        if start_seqno == end_seqno:
+            self.end(CursorEnd.OK)
+
+    def __enter__(self) -> "Cursor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def backlog(self) -> int:
+        """How many seqnos lie before the end of the history."""
+        return max(0, min(self.end_seqno, self.vbucket.high_seqno) - self.seqno)
+
+    def close(self) -> None:
+        self.end(CursorEnd.CLOSED)
+
+    def end(self, reason: CursorEnd) -> None:
+        """Nothing more comes; the first reason stays."""
+        if self.ended is None:
+            self.ended = reason
+            self.snapshot = None
+        self.vbucket.cursors.pop(self.name, None)
+
+    def next_snapshot(self) -> Snapshot | None:
+        """Announce the next snapshot; None if there is nothing new, or the end is reached."""
+        if self.ended is CursorEnd.OK:
+            return None
+        self._check()
+        if self.snapshot is not None:
+            return self.snapshot
+        end = self._snapshot_end()
+        if end is None or end <= self.seqno:
+            return None
+        self._first_end = None
+        self.snapshot = Snapshot(self.seqno, end)
+        self.from_disk = self.vbucket.table.first_evicted(self.seqno, end) != 0
+        return self.snapshot
+
+    def _snapshot_end(self) -> int | None:
+        vbucket, options = self.vbucket, self.options
+        end = vbucket.whole_seqno
+        if options.persisted_only:
+            end = vbucket.whole_at_or_below(min(end, vbucket.persisted_seqno))
+        if self._first_end is not None and end < self._first_end:
+            return None
+        if options.exact_end and end >= self.end_seqno:
+            if vbucket.whole_at_or_below(self.end_seqno) != self.end_seqno:
+                raise OutOfRange(f"the state at {self.end_seqno} is not retained", vbucket=vbucket.number)
+            return self.end_seqno
+        return end
+
+    def read(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> bytes:
+        """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
+        snapshot = self._announced()
+        upto, block = self._source(snapshot)
+        frames, count, done = self.vbucket.table.read(
+            self.seqno,
+            upto,
+            snapshot.end,
+            max_bytes,
+            opaque,
+            self.options.history,
+            self.options.keys_only and self.options.value_filter is None,
+            self.options.key_prefix,
+            block,
+        )
+        if self.options.filtered:
+            frames, count = self._filtered(frames)
+        self._advance(done, count, snapshot)
+        return frames
+
+    def read_columns(self, max_bytes: int = READ_BYTES) -> pa.RecordBatch:
+        """The same as an Arrow batch of ``model.CHANGES``."""
+        snapshot = self._announced()
+        upto, block = self._source(snapshot)
+        batch, done = self.vbucket.table.read_columns(
+            self.seqno,
+            upto,
+            snapshot.end,
+            max_bytes,
+            self.options.history,
+            self.options.keys_only and self.options.value_filter is None,
+            self.options.key_prefix,
+            block,
+        )
+        if self.options.filtered:
+            batch = self._filtered_columns(batch)
+        self._advance(done, batch.num_rows, snapshot)
+        return batch
+
+    def subscribe(self, callback: Callable[[], object]) -> None:
+        """Call back once, when there may be more to read: at once if there is already, or at the end.
+
+        The callback comes from whoever caused it, the writer or the flusher's thread, and must only take
+        note.
+        """
+        end = None if self.ended is not None else self._snapshot_end()
+        if self.ended is not None or self.snapshot is not None or (end is not None and end > self.seqno):
+            callback()
+        else:
+            self.vbucket.when_changed(callback, persisted=self.options.persisted_only)
+
+    def _check(self) -> None:
+        if self.ended is not None:
+            raise CursorEnded(self.name, self.ended)
+
+    def _announced(self) -> Snapshot:
+        self._check()
+        assert self.snapshot is not None, "next_snapshot comes before read"
+        return self.snapshot
+
+    def _source(self, snapshot: Snapshot) -> tuple[int, bytes | None]:
+        """How far the next read goes, and the stored block that holds values which memory does not."""
+        if self.options.keys_only and self.options.value_filter is None:
+            return snapshot.end, None
+        evicted = self.vbucket.table.first_evicted(self.seqno, snapshot.end)
+        if not evicted:
+            return snapshot.end, None
+        if self.vbucket.read_block is None:
+            raise TemporaryFailure("values are on disk and there is no disk", vbucket=self.vbucket.number)
+        block, last = self.vbucket.read_block(evicted)
+        return min(last, snapshot.end), block
+
+    def _advance(self, done: int, count: int, snapshot: Snapshot) -> None:
+        self.seqno = done
+        self.changes_read += count
+        if done >= snapshot.end:
+            self.snapshot = None
+            if done >= self.end_seqno:
+                self.end(CursorEnd.OK)
+
+    def _passes(self, event: int, key: bytes, value: bytes) -> bool:
+        options = self.options
+        return (options.key_pattern is None or options.key_pattern.passes(key)) and (
+            options.value_filter is None or options.value_filter.passes(event, value)
+        )
+
+    def _filtered(self, frames: bytes) -> tuple[bytes, int]:
+        kept, offset = [], 0
+        while offset < len(frames):
+            _, opcode, key_length, extras, _, _, body, _, _ = HEADER.unpack_from(frames, offset)
+            key = offset + HEADER.size + extras
+            end = offset + HEADER.size + body
+            if self._passes(EVENTS[opcode], frames[key : key + key_length], frames[key + key_length : end]):
+                frame = bytearray(frames[offset:end])
+                if self.options.keys_only:
+                    del frame[key + key_length - offset :]
+                    struct.pack_into(">I", frame, BODY_LENGTH_OFFSET, extras + key_length)
+                    frame[5] = 0  # without a value there is no datatype
+                kept.append(bytes(frame))
+            offset = end
+        return b"".join(kept), len(kept)
+
+    def _filtered_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = zip(
+            batch["event"].to_pylist(), batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True
+        )
+        batch = batch.filter(pa.array([self._passes(*row) for row in rows], type=pa.bool_()))
+        if self.options.keys_only:
+            for name, filler in (("value", b""), ("datatype", 0)):
+                place = batch.schema.get_field_index(name)
+                column = pa.array([filler] * batch.num_rows, type=batch.schema.field(name).type)
+                batch = batch.set_column(place, batch.schema.field(name), column)
+        return batch
+
+
+class SnapshotReader:
+    """One snapshot of ``Vbucket.changes``: iterate over it once, as single changes or as batches."""
+
+    def __init__(self, cursor: Cursor, snapshot: Snapshot) -> None:
+        self._cursor = cursor
+        self.start = snapshot.start
+        self.end = snapshot.end
+        self.from_disk = cursor.from_disk
+        self.history = cursor.options.history
+
+    def __iter__(self) -> Iterator[Change]:
+        for batch in self.batches():
+            yield from changes_in(batch)
+
+    def batches(self, max_bytes: int = READ_BYTES) -> Iterator[pa.RecordBatch]:
+        """The changes as Arrow batches."""
+        while self._cursor.snapshot is not None:
+            yield self._cursor.read_columns(max_bytes)
+
+    def frames(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> Iterator[bytes]:
+        """The changes as `dcp` frames."""
+        while self._cursor.snapshot is not None:
+            yield self._cursor.read(max_bytes, opaque)
+
+    def skip(self) -> None:
+        """Leave out what was not read."""
+        snapshot = self._cursor.snapshot
+        if snapshot is not None:
+            self._cursor._advance(snapshot.end, 0, snapshot)
+
+
+__all__ = ["NO_END", "Cursor", "CursorEnd", "CursorEnded", "Event", "Options", "SnapshotReader"]

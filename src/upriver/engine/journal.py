@@ -1,0 +1,47 @@
+"""What waits for the disk besides records: changed descriptions of vbuckets and histories that were cut.
+
+The hot path never comes here. Whoever changes a vbucket's role, log or bounds holds ``lock`` while doing
+so, and the flusher holds it while it gathers a batch: a description on disk then always fits the records
+beside it.
+"""
+
+import threading
+from collections.abc import Callable
+
+
+class Journal:
+    """Shared by the vbuckets of a bucket, emptied by the flusher."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        #: Vbuckets whose description must be written.
+        self.changed: set[int] = set()
+        #: Vbuckets whose stored history must be cut back to a seqno before anything is added to it.
+        self.trims: dict[int, int] = {}
+        self.wake: Callable[[], object] | None = None
+
+    def change(self, vbucket: int) -> None:
+        """The vbucket's description is another now."""
+        with self.lock:
+            self.changed.add(vbucket)
+        if self.wake is not None:
+            self.wake()
+
+    def trim(self, vbucket: int, seqno: int) -> None:
+        """The vbucket's history ends at ``seqno`` now, whatever the disk holds."""
+        with self.lock:
+            self.trims[vbucket] = min(seqno, self.trims.get(vbucket, seqno))
+            self.change(vbucket)
+
+    def take(self) -> tuple[set[int], dict[int, int]]:
+        """Everything that waits; ``give_back`` if it did not reach the disk."""
+        with self.lock:
+            changed, self.changed = self.changed, set()
+            trims, self.trims = self.trims, {}
+        return changed, trims
+
+    def give_back(self, changed: set[int], trims: dict[int, int]) -> None:
+        with self.lock:
+            self.changed |= changed
+            for vbucket, seqno in trims.items():
+                self.trims[vbucket] = min(seqno, self.trims.get(vbucket, seqno))

@@ -1,0 +1,256 @@
+"""The key-value operations of a vbucket.
+
+The three that clients use most are the table's own and cost one call; the others are made of ``find`` and
+``store``. A write is answered with (CAS, seqno). Every operation turns an expired item that it meets into an
+expiration first, so nobody ever sees one.
+"""
+
+from collections import Counter
+from typing import Final
+
+from upriver.engine.backend import Item, Table
+from upriver.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    Locked,
+    NotANumber,
+    NotLocked,
+    NotMyVbucket,
+    NotStored,
+)
+from upriver.model import Event
+
+LOCK_TIME_S: Final = 15
+LOCK_TIME_S_MAX: Final = 30
+RELATIVE_EXPIRY_S_MAX: Final = 30 * 24 * 3600
+
+
+class KeyValue:
+    """What clients do with the items of one vbucket."""
+
+    def __init__(self, table: Table, operations: Counter[str]) -> None:
+        self.table = table
+        #: How often each of the rarer operations ran; the table's ledger counts the frequent ones.
+        self.operations = operations
+        self.get = table.get
+        self.set = table.set
+        self.delete = table.delete
+
+    def add(
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0
+    ) -> tuple[int, int]:
+        """Store the value if the key is not there."""
+        if self._begin("add", key) is not None:
+            raise KeyExists(vbucket=self.table.vbucket)
+        return self.table.store(Event.MUTATION, key, value, flags, self.absolute(expiry), datatype)
+
+    def replace(
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
+    ) -> tuple[int, int]:
+        """Store the value if the key is there."""
+        self._writable(key, self._present("replace", key), cas)
+        return self.table.store(Event.MUTATION, key, value, flags, self.absolute(expiry), datatype)
+
+    def append(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
+        """Put more bytes behind the value."""
+        return self._join("append", key, b"", value, cas)
+
+    def prepend(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
+        """Put more bytes before the value."""
+        return self._join("prepend", key, value, b"", cas)
+
+    def increment(
+        self, key: bytes, delta: int = 1, initial: int | None = None, expiry: int = 0, cas: int = 0
+    ) -> tuple[int, int, int]:
+        """Add to a decimal number of 64 bits, which wraps around: (number, CAS, seqno)."""
+        return self._count("increment", key, delta, initial, expiry, cas)
+
+    def decrement(
+        self, key: bytes, delta: int = 1, initial: int | None = None, expiry: int = 0, cas: int = 0
+    ) -> tuple[int, int, int]:
+        """Take from a decimal number, which stops at 0: (number, CAS, seqno)."""
+        return self._count("decrement", key, -delta, initial, expiry, cas)
+
+    def touch(self, key: bytes, expiry: int) -> tuple[int, int]:
+        """Give the item another expiry."""
+        item = self._present("touch", key)
+        self._writable(key, item, 0)
+        return self._again(key, item, self.absolute(expiry))
+
+    def get_and_touch(self, key: bytes, expiry: int) -> Item:
+        """Read the item and give it another expiry."""
+        item = self._present("get_and_touch", key)
+        self._writable(key, item, 0)
+        self._again(key, item, self.absolute(expiry))
+        found = self.table.find(key)
+        assert found is not None
+        return found
+
+    def get_and_lock(self, key: bytes, lock_time_s: int = LOCK_TIME_S) -> Item:
+        """Read the item and keep others from changing it for a while; its CAS is the key to the lock."""
+        item = self._present("get_and_lock", key)
+        if self._lock(key) is not None:
+            raise Locked(vbucket=self.table.vbucket)
+        if not 0 < lock_time_s <= LOCK_TIME_S_MAX:
+            lock_time_s = LOCK_TIME_S
+        now = self.table.ledger.clock()
+        item.cas = self.table.ledger.next_cas(now)
+        self.table.locks[key] = (item.cas, now + lock_time_s)
+        return item
+
+    def unlock(self, key: bytes, cas: int) -> None:
+        """Give the lock back before its time is over."""
+        self._present("unlock", key)
+        lock = self._lock(key)
+        if lock is None:
+            raise NotLocked(vbucket=self.table.vbucket)
+        if lock[0] != cas:
+            raise Locked(vbucket=self.table.vbucket)
+        del self.table.locks[key]
+
+    def get_meta(self, key: bytes) -> Item:
+        """The newest version of the key, tombstones included."""
+        self._begin("get_meta", key)
+        item = self.table.find(key)
+        if item is None:
+            raise KeyNotFound(vbucket=self.table.vbucket)
+        return item
+
+    def set_with_meta(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        cas: int,
+        rev_seqno: int,
+        flags: int = 0,
+        expiry: int = 0,
+        datatype: int = 0,
+        expected_cas: int = 0,
+        force: bool = False,
+    ) -> tuple[int, int]:
+        """Store a version that was made elsewhere, unless ours wins; ``expiry`` is absolute."""
+        self._resolve("set_with_meta", key, (rev_seqno, cas, expiry, flags), expected_cas, force)
+        return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype, cas, rev_seqno)
+
+    def delete_with_meta(
+        self,
+        key: bytes,
+        *,
+        cas: int,
+        rev_seqno: int,
+        expiry: int = 0,
+        expected_cas: int = 0,
+        force: bool = False,
+        event: Event = Event.DELETION,
+    ) -> tuple[int, int]:
+        """Delete as it was done elsewhere, unless ours wins; ``expiry`` is the second of the deletion."""
+        self._resolve("delete_with_meta", key, (rev_seqno, cas, expiry, 0), expected_cas, force)
+        return self.table.store(event, key, b"", 0, expiry, 0, cas, rev_seqno)
+
+    def scan(self, start: bytes = b"", limit: int = 1000) -> list[bytes]:
+        """Live keys from ``start`` on, in order."""
+        self._check_active("scan")
+        return sorted(key for key in self.table.live_keys() if key >= start)[:limit]
+
+    def random_key(self) -> bytes:
+        """Some live key."""
+        self._check_active("random_key")
+        key = self.table.random_key()
+        if key is None:
+            raise KeyNotFound(vbucket=self.table.vbucket)
+        return key
+
+    def absolute(self, expiry: int) -> int:
+        """Memcached's rule: up to 30 days an expiry counts from now, above that from the epoch."""
+        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
+            return expiry + int(self.table.ledger.clock())
+        return expiry
+
+    def _check_active(self, operation: str) -> None:
+        if not self.table.active:
+            raise NotMyVbucket(vbucket=self.table.vbucket)
+        self.operations[operation] += 1
+
+    def _begin(self, operation: str, key: bytes) -> Item | None:
+        """The live item, if there is one."""
+        self._check_active(operation)
+        if self.table.expire(key):
+            return None
+        item = self.table.find(key)
+        return item if item is not None and item.event == Event.MUTATION else None
+
+    def _present(self, operation: str, key: bytes) -> Item:
+        item = self._begin(operation, key)
+        if item is None:
+            raise KeyNotFound(vbucket=self.table.vbucket)
+        return item
+
+    def _lock(self, key: bytes) -> tuple[int, float] | None:
+        lock = self.table.locks.get(key)
+        if lock is not None and lock[1] <= self.table.ledger.clock():
+            del self.table.locks[key]
+            return None
+        return lock
+
+    def _writable(self, key: bytes, item: Item, cas: int) -> None:
+        """The lock's owner may write, and unlocks by it; others need the version's CAS or none."""
+        lock = self._lock(key)
+        if lock is not None:
+            if lock[0] != cas:
+                raise Locked(vbucket=self.table.vbucket)
+            del self.table.locks[key]
+        elif cas and item.cas != cas:
+            raise KeyExists(vbucket=self.table.vbucket)
+
+    def _again(self, key: bytes, item: Item, expiry: int) -> tuple[int, int]:
+        return self.table.store(Event.MUTATION, key, item.value, item.flags, expiry, item.datatype)
+
+    def _join(self, operation: str, key: bytes, before: bytes, behind: bytes, cas: int) -> tuple[int, int]:
+        item = self._begin(operation, key)
+        if item is None:
+            raise NotStored(vbucket=self.table.vbucket)
+        self._writable(key, item, cas)
+        value = before + item.value + behind
+        return self.table.store(Event.MUTATION, key, value, item.flags, item.expiry, item.datatype)
+
+    def _count(
+        self, operation: str, key: bytes, delta: int, initial: int | None, expiry: int, cas: int
+    ) -> tuple[int, int, int]:
+        item = self._begin(operation, key)
+        if item is None:
+            if initial is None or cas:
+                raise KeyNotFound(vbucket=self.table.vbucket)
+            number = initial % 2**64
+            return number, *self.table.store(
+                Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry)
+            )
+        if not (item.value.isdigit() and len(item.value) <= 20 and int(item.value) < 2**64):
+            raise NotANumber(vbucket=self.table.vbucket)
+        self._writable(key, item, cas)
+        number = max(0, int(item.value) + delta) % 2**64
+        return number, *self.table.store(
+            Event.MUTATION, key, b"%d" % number, item.flags, item.expiry, item.datatype
+        )
+
+    def _resolve(
+        self, operation: str, key: bytes, theirs: tuple[int, int, int, int], expected_cas: int, force: bool
+    ) -> None:
+        """Conflict resolution: the higher revision wins, then CAS, then expiry, then flags."""
+        self._begin(operation, key)
+        if not theirs[0] or not theirs[1]:
+            raise InvalidArguments(
+                "a version from elsewhere has a revision and a CAS", vbucket=self.table.vbucket
+            )
+        if self._lock(key) is not None:
+            raise Locked(vbucket=self.table.vbucket)
+        ours = self.table.find(key)
+        if expected_cas and ours is None:
+            raise KeyNotFound(vbucket=self.table.vbucket)
+        if ours is None:
+            return
+        if expected_cas and ours.cas != expected_cas:
+            raise KeyExists(vbucket=self.table.vbucket)
+        if not force and theirs <= (ours.rev_seqno, ours.cas, ours.expiry, ours.flags):
+            raise KeyExists("our version wins", vbucket=self.table.vbucket)

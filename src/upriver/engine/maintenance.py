@@ -1,0 +1,230 @@
+"""What a bucket does when nobody asks: expire, purge, compact, evict; in steps of some thousand records.
+
+Theory of operation. Each duty is a generator that yields after every small step, so that no call holds the
+caller up for long; ``run`` goes through the duties in turn until its time is used up and goes on there the
+next time.
+
+Compaction raises a vbucket's *floor*: states below it can no longer be restored, and versions that were
+superseded at or below it are dropped from memory, then from disk. It happens only when history is both
+older and larger than the limits. Purge drops old tombstones and moves the floor above them, for a version
+that outlived its tombstone would come back to life at the next start. Neither passes what an open cursor
+still needs, unless history grows beyond twice its limit or memory runs out: then the cursor is ended as too
+slow. Only what stands in blocks on disk is dropped or evicted, so the disk can always replace what memory
+lost.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import thread_time
+from typing import Final
+
+from upriver.engine.backend import Ledger
+from upriver.engine.flusher import Flusher
+from upriver.engine.history import CursorEnd
+from upriver.engine.vbucket import Vbucket
+from upriver.model import VbucketState
+
+#: Eviction starts above the first share of the quota and stops below the second.
+HIGH_WATER: Final = 0.85
+LOW_WATER: Final = 0.75
+#: Blocks on disk are rewritten when about this share of them is garbage.
+GARBAGE_SHARE: Final = 0.25
+GARBAGE_BYTES_MIN: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long the past is kept."""
+
+    history_s: float = 600.0
+    history_bytes: int = 2**30
+    tombstone_s: float = 3 * 24 * 3600.0
+
+
+class Maintenance:
+    """The duties of one bucket."""
+
+    def __init__(
+        self, ledger: Ledger, flusher: Flusher, vbuckets: Callable[[], list[Vbucket]], retention: Retention
+    ) -> None:
+        self.ledger = ledger
+        self.flusher = flusher
+        self.vbuckets = vbuckets
+        self.retention = retention
+        self.longest_step_s = 0.0
+        self.evicted_bytes = 0
+        self._garbage: dict[int, int] = {}
+        self._duties = self._rounds()
+
+    def run(self, budget_s: float = 0.01) -> None:
+        """Do what is due for about this long."""
+        began = thread_time()
+        before = began
+        while before - began < budget_s:
+            more = next(self._duties)
+            now = thread_time()
+            self.longest_step_s = max(self.longest_step_s, now - before)
+            before = now
+            if not more:
+                return
+
+    def run_all(self) -> None:
+        """One whole round of every duty, however long it takes."""
+        self._duties = self._rounds()
+        while next(self._duties):
+            pass
+
+    def _rounds(self) -> Iterator[bool]:
+        while True:
+            for duty in (self.expire, self.purge, self.compact, self.evict):
+                for _ in duty():
+                    yield True
+            yield False
+
+    # Expiry.
+
+    def expire(self) -> Iterator[None]:
+        """The pager: items of active vbuckets that nobody reads expire too."""
+        for vbucket in self.vbuckets():
+            if vbucket.state is not VbucketState.ACTIVE:
+                continue
+            position, upto = 0, vbucket.high_seqno
+            while True:
+                keys, position = vbucket.table.expired(position)
+                for key in keys:
+                    vbucket.table.expire(key)
+                if not position or position >= upto:
+                    break
+                yield
+            yield
+
+    # Purge and compaction.
+
+    def purge(self) -> Iterator[None]:
+        """Drop tombstones that are old enough."""
+        before = int(self.ledger.clock() - self.retention.tombstone_s)
+        if before <= 0:
+            return
+        for vbucket in self.vbuckets():
+            table = vbucket.table
+            # Everything in the way of an open stream stays.
+            limit = min([self._limit(vbucket), *(cursor.seqno for cursor in vbucket.cursors.values())])
+            if not table.tombstones or not limit:
+                continue
+            highest = position = 0
+            while True:
+                found, position = table.purgeable(position, limit, before)
+                highest = max(highest, found)
+                yield
+                if not position:
+                    break
+            if highest and self._raise_floor(vbucket, highest):
+                yield from self._sweep(vbucket, highest, before)
+
+    def compact(self) -> Iterator[None]:
+        """Drop superseded versions that are both too old and too many."""
+        cutoff = int(self.ledger.clock() - self.retention.history_s)
+        excess = self.ledger.history_bytes - self.retention.history_bytes
+        if excess <= 0:
+            return
+        for vbucket in sorted(self.vbuckets(), key=lambda v: -v.table.history_bytes):
+            if self.ledger.history_bytes <= self.retention.history_bytes or not vbucket.table.history_bytes:
+                return
+            limit = vbucket.table.seqno_before(cutoff, self._limit(vbucket))
+            yield
+            limit = self._unpinned(vbucket, limit)
+            if limit > vbucket.floor_seqno and self._raise_floor(vbucket, limit):
+                yield from self._sweep(vbucket)
+
+    def _limit(self, vbucket: Vbucket) -> int:
+        """Neither beyond what is in blocks nor beyond the last whole state."""
+        return min(vbucket.table.checkpointed_seqno, vbucket.whole_seqno)
+
+    def _unpinned(self, vbucket: Vbucket, limit: int) -> int:
+        """Keep what announced snapshots need, or end the cursors if that has become too much."""
+        pinning = [c for c in vbucket.cursors.values() if c.snapshot is not None and c.snapshot.end < limit]
+        if self.ledger.history_bytes > 2 * self.retention.history_bytes or self._short_of_memory():
+            for cursor in pinning:
+                cursor.end(CursorEnd.TOO_SLOW)
+            vbucket.wake_cursors()
+            return limit
+        return min([limit, *(c.snapshot.end for c in pinning if c.snapshot is not None)])
+
+    def _raise_floor(self, vbucket: Vbucket, floor: int) -> bool:
+        """Announce that states below ``floor`` are gone; refused if a cursor came in between."""
+        for cursor in vbucket.cursors.values():
+            if cursor.snapshot is not None and cursor.snapshot.end < floor:
+                return False
+        with vbucket.journal.lock:
+            if floor > self._limit(vbucket):  # rolled back meanwhile
+                return False
+            vbucket.floor_seqno = max(vbucket.floor_seqno, floor)
+            vbucket.journal.change(vbucket.number)
+        return True
+
+    def _sweep(self, vbucket: Vbucket, purge_to: int = 0, purge_before: int = 0) -> Iterator[None]:
+        table, position, history, tombstones = (
+            vbucket.table,
+            0,
+            vbucket.table.history_bytes,
+            vbucket.table.tombstones,
+        )
+        floor = vbucket.floor_seqno
+        while True:
+            with vbucket.journal.lock:
+                if vbucket.floor_seqno < floor:  # cleared meanwhile: another history
+                    return
+                position, _ = table.sweep(position, floor, purge_to, purge_before, 0)
+            yield
+            if not position or position > floor:
+                break
+        vbucket.purged_seqno = max(vbucket.purged_seqno, purge_to)
+        if purge_to:
+            vbucket.journal.change(vbucket.number)
+        freed = max(0, history - table.history_bytes) + 100 * max(0, tombstones - table.tombstones)
+        self._note_garbage(vbucket, freed)
+
+    def _note_garbage(self, vbucket: Vbucket, freed: int) -> None:
+        garbage = self._garbage.get(vbucket.number, 0) + freed
+        if garbage > GARBAGE_BYTES_MIN and garbage > GARBAGE_SHARE * vbucket.table.memory_bytes:
+            garbage = 0
+            if self.flusher.storage.keeps_records:
+                self.flusher.request_compaction(vbucket)
+        self._garbage[vbucket.number] = garbage
+
+    # Eviction.
+
+    def _short_of_memory(self) -> bool:
+        return 0 < self.ledger.quota_bytes * HIGH_WATER < self.ledger.memory_bytes
+
+    def evict(self) -> Iterator[None]:
+        """Drop values from memory that can be read back, those first that nobody read."""
+        if not self._short_of_memory() or not self.flusher.storage.keeps_records:
+            return
+        if not any(v.table.checkpointed_seqno for v in self.vbuckets()) or self.flusher.group_bytes > (
+            self.ledger.quota_bytes // 8
+        ):
+            self.flusher.request_checkpoint()
+        for _ in range(2):  # the first time around what was read lately is spared
+            for vbucket in self.vbuckets():
+                position = 0
+                while True:
+                    if self.ledger.memory_bytes <= self.ledger.quota_bytes * LOW_WATER:
+                        return
+                    position, freed = vbucket.table.sweep(position, 0, 0, 0, vbucket.table.checkpointed_seqno)
+                    self.evicted_bytes += freed
+                    yield
+                    if not position or position >= vbucket.table.checkpointed_seqno:
+                        break
+
+    def relieve(self) -> None:
+        """A write found no room: evict some now, a bounded amount."""
+        if not self.flusher.storage.keeps_records:
+            return
+        began = thread_time()
+        for _ in self.evict():
+            if (
+                self.ledger.memory_bytes < self.ledger.quota_bytes * HIGH_WATER
+                or thread_time() - began > 0.02
+            ):
+                return

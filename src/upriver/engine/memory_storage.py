@@ -1,0 +1,41 @@
+"""Storage for buckets that live in memory only: batches succeed and nothing can be read back."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from upriver.engine.storage import Batch, Block, Storage
+from upriver.errors import StorageError
+
+
+class MemoryStorage(Storage):
+    """Remembers nothing: the tables in memory are all there is."""
+
+    keeps_records = False
+    path = ":memory:"
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def descriptions(self) -> dict[int, dict[str, Any]]:
+        return {}
+
+    def blocks(self, vbucket: int, after: int = 0, max_bytes: int = 2**63) -> list[Block]:  # noqa: ARG002
+        return []
+
+    def all_blocks(self) -> Iterator[tuple[int, memoryview]]:
+        return iter(())
+
+    def groups(self) -> Iterator[tuple[int, memoryview]]:
+        return iter(())
+
+    def commit(self, batch: Batch) -> None:
+        pass
+
+    def backup(self, path: str) -> None:
+        raise StorageError(path, "a bucket that lives in memory only cannot be backed up")
+
+    def size_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,98 @@
+"""What the engine asks of a disk: one atomic batch at a time, and a few ways to read.
+
+Stored are *groups* (everything that changed in some 50 ms, across all vbuckets: one cheap append), *blocks*
+(the records of one vbucket in large pieces, made of many groups by a checkpoint), one *description* per
+vbucket (role, failover log, bounds) and a few facts about the bucket. A batch changes any of them together
+or not at all.
+"""
+
+import abc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+#: Blocks hold about this many bytes of records.
+BLOCK_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True)
+class Block:
+    """Stored records of one vbucket: what is left of all after the block before, up to ``upto``."""
+
+    vbucket: int
+    upto: int
+    records: bytes
+
+
+@dataclass(slots=True)
+class Batch:
+    """All that one transaction changes, in the order of the fields."""
+
+    #: Per vbucket the seqno at which its blocks end from now on.
+    trims: dict[int, int] = field(default_factory=dict)
+    #: Blocks to be removed: vbucket and ``upto``.
+    removed: list[tuple[int, int]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    #: Number and content of the new group.
+    group: tuple[int, bytes] | None = None
+    #: Groups up to this number go.
+    drop_groups_to: int = 0
+    #: None removes a vbucket.
+    descriptions: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.trims
+            or self.removed
+            or self.blocks
+            or self.group
+            or self.drop_groups_to
+            or self.descriptions
+            or self.facts
+        )
+
+
+class Storage(abc.ABC):
+    """One data directory, or the lack of one. Failures are raised as ``StorageError``."""
+
+    #: Whether records can be read back: only then may values be evicted.
+    keeps_records: ClassVar[bool]
+    #: Where, for messages.
+    path: str
+
+    @abc.abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Facts about the bucket; empty for a new one."""
+
+    @abc.abstractmethod
+    def descriptions(self) -> dict[int, dict[str, Any]]:
+        """The descriptions of all vbuckets."""
+
+    @abc.abstractmethod
+    def blocks(self, vbucket: int, after: int = 0, max_bytes: int = 2**63) -> list[Block]:
+        """Blocks of a vbucket that reach beyond ``after``, in order, at least one if there is one."""
+
+    @abc.abstractmethod
+    def all_blocks(self) -> Iterator[tuple[int, memoryview]]:
+        """The records of every block, by vbucket and in order; each is valid until the next is asked for."""
+
+    @abc.abstractmethod
+    def groups(self) -> Iterator[tuple[int, memoryview]]:
+        """All groups in order; each is valid until the next is asked for."""
+
+    @abc.abstractmethod
+    def commit(self, batch: Batch) -> None:
+        """All of the batch is on disk when this returns; none of it if it raises."""
+
+    @abc.abstractmethod
+    def backup(self, path: str) -> None:
+        """A consistent copy into an empty or new directory, while others read and write."""
+
+    @abc.abstractmethod
+    def size_bytes(self) -> int:
+        """How much of the disk is taken."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""

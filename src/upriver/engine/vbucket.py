@@ -1,0 +1,359 @@
+"""A vbucket: items, a role, and the memory of the branches that its history has lived on.
+
+Theory of operation. The table holds items and history; this module decides who may write it. An *active*
+vbucket writes its own history, and every seqno of it is a whole state. A copy that receives history keeps the
+bounds of the snapshot that it is in: in the middle it holds a mixture, because the sender left out versions
+that change again further on, so it counts as whole only at the snapshot's end. Three rules hang on that. A
+rollback goes to a whole state, or to nothing. A promotion in mid-snapshot branches at the snapshot's kept
+start, the last point that others can be sure to share. A stream that we send ends its snapshots only where we
+were whole ourselves.
+
+Everything here that touches role, log or bounds happens under the journal's lock and is on disk in the order
+in which it happened, or all at once; never a new log over an old history.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from upriver.engine.backend import Ledger, Table
+from upriver.engine.history import Cursor, CursorEnd, Options, SnapshotReader
+from upriver.engine.journal import Journal
+from upriver.engine.keyvalue import KeyValue
+from upriver.engine.whole import WholeStates
+from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, PositionError, TemporaryFailure
+from upriver.model import Change, Event, FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.model.failover import UUID_BITS
+from upriver.model.position import NO_END
+from upriver.model.record import TTL_MAX
+from upriver.model.rollback import rollback_by_snapshot
+
+
+def new_uuid() -> int:
+    """A random vbucket uuid, never 0."""
+    return secrets.randbits(UUID_BITS) or new_uuid()
+
+
+class Vbucket(KeyValue):
+    """One vbucket of a bucket, in any state."""
+
+    def __init__(self, number: int, ledger: Ledger, journal: Journal, operations: Counter[str]) -> None:
+        super().__init__(Table(number, ledger), operations)
+        self.number = number
+        self.journal = journal
+        self.state = VbucketState.DEAD
+        self.failover_log = FailoverLog.fresh(new_uuid())
+        self.whole = WholeStates()
+        #: No state below this seqno can be restored: versions were dropped.
+        self.floor_seqno = 0
+        #: Purged tombstones up to here are gone from memory entirely; the disk may follow.
+        self.purged_seqno = 0
+        #: It was active once, or has received a snapshot: it has something to stream.
+        self.streamable = False
+        self.cursors: dict[str, Cursor] = {}
+        #: Reads a stored block around a seqno: (records, last seqno).
+        self.read_block: Callable[[int], tuple[bytes, int]] | None = None
+        self._waiting: list[Callable[[], object]] = []
+        self._waiting_for_disk: list[Callable[[], object]] = []
+
+    # Where it stands.
+
+    @property
+    def high_seqno(self) -> int:
+        return self.table.high_seqno
+
+    @property
+    def persisted_seqno(self) -> int:
+        return self.table.persisted_seqno
+
+    @property
+    def purge_seqno(self) -> int:
+        return self.table.purge_seqno
+
+    @property
+    def position(self) -> StreamPosition:
+        """Where this copy stands, as it would say in a stream request."""
+        uuid, high = self.failover_log.newest.vbucket_uuid, self.table.high_seqno
+        if self.state is VbucketState.ACTIVE:
+            return StreamPosition.at(uuid, high)
+        return StreamPosition(uuid, high, Snapshot(self.table.snapshot_start, self.table.snapshot_end))
+
+    @property
+    def whole_seqno(self) -> int:
+        """The last seqno at which this copy was whole."""
+        return self.position.whole_seqno
+
+    def rollback_for(self, position: StreamPosition) -> int | None:
+        """Whither a consumer that stands at ``position`` must roll back first; None if it may go on."""
+        return rollback_by_snapshot(self.failover_log, self.high_seqno, self.purge_seqno, position)
+
+    # Roles.
+
+    def set_state(self, state: VbucketState) -> None:
+        """Take on a role. Who becomes active starts a new branch where others can be sure to share (§4)."""
+        with self.journal.lock:
+            if state is self.state:
+                return
+            if self.state is VbucketState.ACTIVE:
+                self._note_whole()
+                self._place(self.high_seqno)
+            if state is VbucketState.ACTIVE:
+                self._branch(self.whole_seqno)
+            self.state = state
+            self.table.active = state is VbucketState.ACTIVE
+            self.journal.change(self.number)
+        self.end_cursors(CursorEnd.STATE_CHANGED)
+
+    def branch_after_crash(self) -> None:
+        """An unclean stop may have lost changes that consumers saw: go on under a new uuid (§4)."""
+        if self.state is VbucketState.ACTIVE:
+            with self.journal.lock:
+                self._branch(
+                    StreamPosition(
+                        0, self.high_seqno, Snapshot(self.table.snapshot_start, self.table.snapshot_end)
+                    ).whole_seqno
+                )
+                self.journal.change(self.number)
+
+    def _branch(self, seqno: int) -> None:
+        fresh = self.high_seqno == 0 and not self.streamable
+        uuid = new_uuid()
+        self.failover_log = FailoverLog.fresh(uuid) if fresh else self.failover_log.branch(uuid, seqno)
+        self.streamable = True
+        self._place(self.high_seqno)
+        # From here on this copy is the truth, mixture or not: its own state is whole by definition.
+        self.whole.add(self.high_seqno)
+
+    def _place(self, seqno: int) -> None:
+        self.table.snapshot_start = self.table.snapshot_end = seqno
+
+    def _note_whole(self) -> None:
+        if self.state is VbucketState.ACTIVE:
+            self.whole.extend(self.high_seqno)
+
+    # Receiving.
+
+    def begin_snapshot(self, start: int, end: int, purge_seqno: int | None = None) -> None:
+        """A marker: changes in (start, end] follow. The producer's purge seqno counts where it is known."""
+        with self.journal.lock:
+            self._check_receiving(end)
+            try:
+                position = self.position.announced(Snapshot(start, end))
+            except PositionError as error:
+                raise OutOfOrder(self.number, end, str(error)) from None
+            if self.high_seqno == 0 and start == 0:
+                # Filled from nothing, it never heard of the deletions before the end of this snapshot.
+                self.table.purge_seqno = end if purge_seqno is None else purge_seqno
+                self.journal.change(self.number)
+            if not self.streamable:
+                self.streamable = True
+                self.journal.change(self.number)
+            self.table.snapshot_start = position.snapshot.start
+            self.table.snapshot_end = position.snapshot.end
+            self.table.touch()
+            self._complete()
+
+    def apply(self, change: Change, ttl: int = TTL_MAX) -> None:
+        """A change that follows, inside the announced snapshot; everything it came with is kept."""
+        with self.journal.lock:
+            self._check_receiving(change.seqno)
+            self._check_order(change.seqno)
+            self.table.store(
+                change.event,
+                change.key,
+                change.value,
+                change.flags,
+                change.expiry,
+                change.datatype,
+                change.cas,
+                change.rev_seqno,
+                change.seqno,
+                ttl,
+            )
+            self.table.locks.pop(change.key, None)
+            if change.lock_time and change.event == Event.MUTATION:
+                until = self.table.ledger.clock() + change.lock_time
+                self.table.locks[change.key] = (change.cas, until)
+            self._complete()
+
+    def advance(self, seqno: int) -> None:
+        """Nothing more comes up to ``seqno``: what stood there was filtered out or purged."""
+        with self.journal.lock:
+            self._check_receiving(seqno)
+            self._check_order(seqno)
+            self.table.high_seqno = seqno
+            self.table.touch()
+            self._complete()
+
+    def replace_failover_log(self, log: FailoverLog) -> None:
+        """Take over the producer's log from its answer."""
+        with self.journal.lock:
+            if self.state is VbucketState.ACTIVE:
+                raise KeyExists("an active vbucket keeps its own failover log", vbucket=self.number)
+            self.failover_log = log
+            self.journal.change(self.number)
+
+    def roll_back(self, seqno: int) -> int:
+        """Restore the newest whole state at or below ``seqno`` and return where that is; 0 is empty."""
+        with self.journal.lock:
+            if self.state is VbucketState.ACTIVE:
+                raise KeyExists("an active vbucket does not roll back", vbucket=self.number)
+            if seqno >= self.high_seqno and self.whole_seqno == self.high_seqno:
+                return self.high_seqno
+            state = self.whole.at_or_below(seqno, self.floor_seqno)
+            if state == 0:
+                self._clear()
+            else:
+                self.table.truncate(state)
+                self.whole.truncate(state)
+                self._place(state)
+                self.journal.trim(self.number, state)
+        self.end_cursors(CursorEnd.ROLLED_BACK)
+        return state
+
+    def clear(self) -> None:
+        """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
+        with self.journal.lock:
+            self._clear()
+        self.end_cursors(CursorEnd.STATE_CHANGED)
+
+    def flush(self) -> None:
+        """Empty the vbucket under a new failover log, so that whoever was away learns of it."""
+        with self.journal.lock:
+            if self.state is not VbucketState.ACTIVE:
+                raise NotMyVbucket(vbucket=self.number)
+            self._clear()
+            self.failover_log = FailoverLog.fresh(new_uuid())
+        self.end_cursors(CursorEnd.FLUSHED)
+
+    def _clear(self) -> None:
+        self.table.clear()
+        self.whole = WholeStates()
+        self.floor_seqno = self.purged_seqno = 0
+        self.journal.trim(self.number, 0)
+
+    def _check_receiving(self, seqno: int) -> None:
+        if self.state is VbucketState.ACTIVE:
+            raise OutOfOrder(self.number, seqno, "an active vbucket writes its own history")
+
+    def _check_order(self, seqno: int) -> None:
+        if seqno <= self.table.high_seqno:
+            raise OutOfOrder(self.number, seqno, f"it does not follow {self.table.high_seqno}")
+        if seqno > self.table.snapshot_end:
+            raise OutOfOrder(self.number, seqno, f"the snapshot ends at {self.table.snapshot_end}")
+
+    def _complete(self) -> None:
+        high = self.table.high_seqno
+        if high == self.table.snapshot_end and high > self.whole.newest:
+            self.whole.add(high)
+            self.table.whole_seqnos.append(high)
+
+    # Sending.
+
+    def open_cursor(
+        self, name: str, start_seqno: int = 0, end_seqno: int = NO_END, options: Options | None = None
+    ) -> Cursor:
+        """A named place in the history, from which snapshots are read."""
+        if name in self.cursors:
+            raise KeyExists(f"there is a cursor {name!r} already", vbucket=self.number)
+        if self.state is not VbucketState.ACTIVE and not self.streamable:
+            raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
+        cursor = Cursor(self, name, start_seqno, end_seqno, options or Options())
+        self.cursors[name] = cursor
+        return cursor
+
+    def changes(
+        self, start_seqno: int = 0, end_seqno: int | None = None, options: Options | None = None
+    ) -> Iterator[SnapshotReader]:
+        """The snapshots that lead from ``start_seqno`` to ``end_seqno``, or to where the history ends now."""
+        end = self.whole_seqno if end_seqno is None else end_seqno
+        with self.open_cursor(f"changes-{secrets.token_hex(4)}", start_seqno, end, options) as cursor:
+            while (snapshot := cursor.next_snapshot()) is not None:
+                reader = SnapshotReader(cursor, snapshot)
+                yield reader
+                reader.skip()
+
+    def whole_at_or_below(self, seqno: int) -> int:
+        """The newest state that we held whole and still can show, at or below ``seqno``; 0 for none."""
+        self._note_whole()
+        return self.whole.at_or_below(seqno, self.floor_seqno)
+
+    def when_changed(self, callback: Callable[[], object], persisted: bool = False) -> None:
+        """Call back once, at the next change or, with ``persisted``, when the next one is on disk."""
+        if persisted:
+            self._waiting_for_disk.append(callback)
+        else:
+            self._waiting.append(callback)
+            self.table.on_change = self._wake
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def wake_persisted(self) -> None:
+        """More is on disk: called by the flusher."""
+        waiting, self._waiting_for_disk = self._waiting_for_disk, []
+        for callback in waiting:
+            callback()
+
+    def end_cursors(self, reason: CursorEnd) -> None:
+        """All open streams end: what they read from is no more."""
+        for cursor in list(self.cursors.values()):
+            cursor.end(reason)
+        self.wake_cursors()
+
+    def wake_cursors(self) -> None:
+        """Whoever waits shall look again."""
+        self._wake()
+        self.wake_persisted()
+
+    # The description that is stored beside the records.
+
+    def describe(self) -> dict[str, Any]:
+        """What the disk must know: called under the journal's lock, right after ``collect``."""
+        self._note_whole()
+        table = self.table
+        return {
+            "state": self.state.value,
+            "log": [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log],
+            "high": table.high_seqno if self.state is not VbucketState.ACTIVE else table.flushing_seqno,
+            "snapshot": [table.snapshot_start, table.snapshot_end],
+            "whole": self.whole.ranges,
+            "floor": self.floor_seqno,
+            "purge": table.purge_seqno,
+            "deleted_rev": table.deleted_rev_seqno,
+            "streamable": self.streamable,
+            "records_from_group": table.records_from_group,
+            "checkpointed": table.checkpointed_seqno,
+        }
+
+    def restore(self, stored: dict[str, Any]) -> None:
+        """Take the description back, before the records are loaded."""
+        table = self.table
+        self.state = VbucketState(stored["state"])
+        self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))
+        self.whole = WholeStates(tuple(pair) for pair in stored["whole"])
+        self.floor_seqno = stored["floor"]
+        self.streamable = stored["streamable"]
+        table.active = self.state is VbucketState.ACTIVE
+        table.snapshot_start, table.snapshot_end = stored["snapshot"]
+        table.purge_seqno = stored["purge"]
+        table.deleted_rev_seqno = stored["deleted_rev"]
+        table.records_from_group = stored["records_from_group"]
+        table.checkpointed_seqno = stored["checkpointed"]
+
+    def restored(self, stored: dict[str, Any]) -> None:
+        """All records are loaded: the rest follows from them."""
+        table = self.table
+        table.high_seqno = max(table.high_seqno, stored["high"])
+        table.persisted_seqno = table.flushing_seqno = table.high_seqno
+        for seqno in table.whole_seqnos:
+            self.whole.add(seqno)
+        table.whole_seqnos = []
+        if self.state is VbucketState.ACTIVE:
+            self._place(self.high_seqno)
+            # The description may already know of changes that its batch came too early for.
+            self.whole.truncate(self.high_seqno)
+            self.whole.extend(self.high_seqno)

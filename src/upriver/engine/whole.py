@@ -1,0 +1,53 @@
+"""At which seqnos a copy of a vbucket was whole: a state that the writer of the history once had.
+
+A copy that writes the history itself is whole at every seqno. One that receives it is whole only at the end
+of a snapshot: inside, some keys are new already while older versions of others were left out because they
+change again further on. A rollback goes to a whole state and never to a mixture.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+#: Single seqnos beyond this many are forgotten, oldest first; a rollback then goes further back than it must.
+RANGES_MAX: Final = 256
+
+
+class WholeStates:
+    """Ranges of whole seqnos, ascending, both ends included."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ((0, 0),)) -> None:
+        self._ranges = [(low, high) for low, high in ranges]
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(self._ranges)
+
+    @property
+    def newest(self) -> int:
+        return self._ranges[-1][1] if self._ranges else 0
+
+    def add(self, seqno: int) -> None:
+        """The copy was whole at this seqno, the highest so far."""
+        if not self._ranges or seqno > self._ranges[-1][1]:
+            self._ranges.append((seqno, seqno))
+            del self._ranges[:-RANGES_MAX]
+
+    def extend(self, seqno: int) -> None:
+        """The copy wrote everything from the newest whole seqno up to this one itself."""
+        low, high = self._ranges[-1] if self._ranges else (0, 0)
+        if seqno > high:
+            self._ranges[-1:] = [(low, seqno)]
+
+    def truncate(self, seqno: int) -> None:
+        """Nothing above ``seqno`` exists any more."""
+        self._ranges = [(low, min(high, seqno)) for low, high in self._ranges if low <= seqno]
+
+    def at_or_below(self, seqno: int, floor: int) -> int:
+        """The newest whole seqno from ``floor`` to ``seqno``; 0, the empty state, if there is none."""
+        for low, high in reversed(self._ranges):
+            if low <= seqno:
+                found = min(high, seqno)
+                return found if found >= floor else 0
+        return 0

@@ -1,0 +1,49 @@
+"""What the engine's tests share: a clock that stands still, a quick disk, both tables."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from upriver.engine import Bucket
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def quick_disk() -> Iterator[Path]:
+    """A directory whose fsync costs nothing where the machine has such: semantics, not speed, are tested."""
+    root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="upriver-test-", dir=root))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def bucket(clock: Clock) -> Iterator[Bucket]:
+    """A bucket in memory with one active vbucket, 0, and one replica, 1."""
+    with Bucket.open(None, vbuckets=4, clock=clock, background=False) as opened:
+        opened.create_vbucket(0)
+        yield opened
+
+
+Reopen = Callable[..., Bucket]

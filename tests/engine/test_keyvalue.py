@@ -1,0 +1,268 @@
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket, Vbucket
+from upriver.engine.table import LOCKED_CAS
+from upriver.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    Locked,
+    NotANumber,
+    NotLocked,
+    NotMyVbucket,
+    NotStored,
+    TooBig,
+)
+from upriver.model import Event, VbucketState
+
+
+@pytest.fixture
+def vbucket(bucket: Bucket) -> Vbucket:
+    return bucket.vbucket(0)
+
+
+def test_set_and_get(vbucket: Vbucket) -> None:
+    cas, seqno = vbucket.set(b"k", b"v", flags=7, datatype=1)
+    item = vbucket.get(b"k")
+    assert (item.value, item.flags, item.datatype, item.cas, item.seqno) == (b"v", 7, 1, cas, seqno)
+    assert (seqno, item.rev_seqno, item.event) == (1, 1, Event.MUTATION)
+
+
+def test_cas_grows_even_while_the_clock_stands_still(vbucket: Vbucket) -> None:
+    seen = [vbucket.set(b"k%d" % i, b"")[0] for i in range(100)]
+    assert seen == sorted(set(seen))
+
+
+def test_set_with_cas_replaces_only_that_version(vbucket: Vbucket) -> None:
+    first, _ = vbucket.set(b"k", b"1")
+    second, _ = vbucket.set(b"k", b"2", cas=first)
+    assert second > first
+    with pytest.raises(KeyExists):
+        vbucket.set(b"k", b"3", cas=first)
+    with pytest.raises(KeyNotFound):
+        vbucket.set(b"other", b"3", cas=first)
+    assert vbucket.get(b"k").value == b"2"
+
+
+def test_delete_leaves_a_tombstone_and_the_revision_goes_on(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", b"1")
+    cas, _ = vbucket.delete(b"k")
+    with pytest.raises(KeyNotFound):
+        vbucket.get(b"k")
+    with pytest.raises(KeyNotFound):
+        vbucket.delete(b"k")
+    meta = vbucket.get_meta(b"k")
+    assert (meta.event, meta.rev_seqno, meta.cas) == (Event.DELETION, 2, cas)
+    vbucket.set(b"k", b"2")
+    assert vbucket.get(b"k").rev_seqno == 3
+
+
+def test_a_new_key_starts_above_every_deleted_revision(vbucket: Vbucket) -> None:
+    """It may be the return of a key whose tombstone was purged, and must still win elsewhere."""
+    for value in (b"1", b"2", b"3"):
+        vbucket.set(b"old", value)
+    vbucket.delete(b"old")
+    vbucket.set(b"new", b"")
+    assert vbucket.get(b"new").rev_seqno == 5
+
+
+def test_delete_with_a_wrong_cas(vbucket: Vbucket) -> None:
+    cas, _ = vbucket.set(b"k", b"1")
+    with pytest.raises(KeyExists):
+        vbucket.delete(b"k", cas=cas + 1)
+    vbucket.delete(b"k", cas=cas)
+
+
+def test_add_and_replace(vbucket: Vbucket) -> None:
+    with pytest.raises(KeyNotFound):
+        vbucket.replace(b"k", b"x")
+    cas, _ = vbucket.add(b"k", b"1")
+    with pytest.raises(KeyExists):
+        vbucket.add(b"k", b"2")
+    with pytest.raises(KeyExists):
+        vbucket.replace(b"k", b"2", cas=cas + 1)
+    vbucket.replace(b"k", b"2", cas=cas)
+    assert vbucket.get(b"k").value == b"2"
+
+
+def test_append_and_prepend_keep_flags_and_expiry(vbucket: Vbucket, clock: Clock) -> None:
+    with pytest.raises(NotStored):
+        vbucket.append(b"k", b"x")
+    vbucket.set(b"k", b"b", flags=3, expiry=100)
+    vbucket.append(b"k", b"c")
+    vbucket.prepend(b"k", b"a")
+    item = vbucket.get(b"k")
+    assert (item.value, item.flags, item.expiry) == (b"abc", 3, int(clock.now) + 100)
+
+
+def test_counters(vbucket: Vbucket) -> None:
+    with pytest.raises(KeyNotFound):
+        vbucket.increment(b"n")
+    assert vbucket.increment(b"n", initial=5)[0] == 5
+    assert vbucket.increment(b"n", 3)[0] == 8
+    assert vbucket.decrement(b"n", 100)[0] == 0
+    vbucket.set(b"n", b"%d" % (2**64 - 1))
+    assert vbucket.increment(b"n")[0] == 0
+    for value in (b"x", b"", b"-1", b"1.5", b"%d" % 2**64):
+        vbucket.set(b"n", value)
+        with pytest.raises(NotANumber):
+            vbucket.increment(b"n")
+
+
+def test_relative_and_absolute_expiry(vbucket: Vbucket, clock: Clock) -> None:
+    month = 30 * 24 * 3600
+    vbucket.set(b"relative", b"", expiry=month)
+    vbucket.set(b"absolute", b"", expiry=int(clock.now) + 5)
+    vbucket.set(b"past", b"", expiry=month + 1)
+    assert vbucket.get(b"relative").expiry == int(clock.now) + month
+    assert vbucket.get(b"absolute").expiry == int(clock.now) + 5
+    with pytest.raises(KeyNotFound):
+        vbucket.get(b"past")
+
+
+def test_an_item_expires_exactly_once(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"v", expiry=10)
+    clock.pass_by(9.5)
+    vbucket.get(b"k")
+    clock.pass_by(1)
+    for _ in range(3):
+        with pytest.raises(KeyNotFound):
+            vbucket.get(b"k")
+    assert vbucket.high_seqno == 2
+    assert vbucket.get_meta(b"k").event == Event.EXPIRATION
+
+
+def test_touch_is_a_change(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"v", flags=1)
+    _, seqno = vbucket.touch(b"k", 50)
+    assert seqno == 2
+    item = vbucket.get_and_touch(b"k", 0)
+    assert (item.value, item.flags, item.expiry, item.seqno) == (b"v", 1, 0, 3)
+
+
+def test_a_lock_keeps_others_out_and_is_no_change(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"1")
+    locked = vbucket.get_and_lock(b"k", 10)
+    assert vbucket.high_seqno == 1
+    assert vbucket.get(b"k").cas == LOCKED_CAS
+    for refused in (
+        lambda: vbucket.set(b"k", b"2"),
+        lambda: vbucket.delete(b"k"),
+        lambda: vbucket.touch(b"k", 1),
+        lambda: vbucket.append(b"k", b"x"),
+        lambda: vbucket.get_and_lock(b"k"),
+        lambda: vbucket.unlock(b"k", locked.cas + 1),
+        lambda: vbucket.set_with_meta(b"k", b"", cas=1, rev_seqno=9),
+    ):
+        with pytest.raises(Locked):
+            refused()
+    vbucket.set(b"k", b"2", cas=locked.cas)
+    vbucket.set(b"k", b"3")
+
+
+def test_a_lock_ends_by_itself_or_by_unlocking(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"1")
+    vbucket.get_and_lock(b"k", 10)
+    clock.pass_by(10)
+    vbucket.set(b"k", b"2")
+    locked = vbucket.get_and_lock(b"k", 10)
+    vbucket.unlock(b"k", locked.cas)
+    with pytest.raises(NotLocked):
+        vbucket.unlock(b"k", locked.cas)
+    vbucket.delete(b"k")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "wins"),
+    [
+        ({"rev_seqno": 6, "cas": 1}, True),
+        ({"rev_seqno": 4, "cas": 999}, False),
+        ({"rev_seqno": 5, "cas": 101}, True),
+        ({"rev_seqno": 5, "cas": 99, "expiry": 4000000000}, False),
+        ({"rev_seqno": 5, "cas": 100, "expiry": 3000000001}, True),
+        ({"rev_seqno": 5, "cas": 100, "expiry": 3000000000, "flags": 8}, True),
+        ({"rev_seqno": 5, "cas": 100, "expiry": 3000000000, "flags": 7}, False),
+    ],
+)
+def test_conflict_resolution(vbucket: Vbucket, theirs: dict[str, Any], wins: bool) -> None:
+    vbucket.set_with_meta(b"k", b"ours", cas=100, rev_seqno=5, expiry=3000000000, flags=7)
+    if wins:
+        vbucket.set_with_meta(b"k", b"theirs", **theirs)
+    else:
+        with pytest.raises(KeyExists):
+            vbucket.set_with_meta(b"k", b"theirs", **theirs)
+        vbucket.set_with_meta(b"k", b"theirs", force=True, **theirs)
+    item = vbucket.get_meta(b"k")
+    assert (item.value, item.rev_seqno, item.cas) == (b"theirs", theirs["rev_seqno"], theirs["cas"])
+
+
+def test_a_tombstone_takes_part_in_conflicts(vbucket: Vbucket) -> None:
+    vbucket.delete_with_meta(b"k", cas=50, rev_seqno=9, expiry=123)
+    with pytest.raises(KeyExists):
+        vbucket.set_with_meta(b"k", b"late", cas=60, rev_seqno=8)
+    assert vbucket.get_meta(b"k").time == 123
+    with pytest.raises(InvalidArguments):
+        vbucket.set_with_meta(b"k", b"", cas=0, rev_seqno=1)
+
+
+def test_a_cas_from_elsewhere_is_followed(vbucket: Vbucket, clock: Clock) -> None:
+    ahead = int((clock.now + 100) * 1e9)
+    vbucket.set_with_meta(b"k", b"", cas=ahead, rev_seqno=1)
+    assert vbucket.set(b"k", b"")[0] > ahead
+    vbucket.set_with_meta(b"j", b"", cas=2**64 - 2, rev_seqno=1)
+    assert vbucket.set(b"x", b"")[0] < 2**63
+
+
+def test_limits(vbucket: Vbucket) -> None:
+    vbucket.set(b"k" * 250, b"")
+    for key in (b"", b"k" * 251):
+        with pytest.raises(InvalidArguments):
+            vbucket.set(key, b"")
+    with pytest.raises(TooBig):
+        vbucket.set(b"k", bytes(20 * 2**20 + 1))
+    big = bytes(20 * 2**20)
+    vbucket.set(b"k", big)
+    assert vbucket.get(b"k").value == big
+
+
+def test_scan_is_ordered_and_random_is_among_the_keys(vbucket: Vbucket) -> None:
+    with pytest.raises(KeyNotFound):
+        vbucket.random_key()
+    keys = {b"key-%03d" % (i * 37 % 100) for i in range(100)}
+    for key in keys:
+        vbucket.set(key, b"")
+    vbucket.delete(b"key-050")
+    keys.discard(b"key-050")
+    assert vbucket.scan() == sorted(keys)
+    assert vbucket.scan(b"key-049", 2) == [b"key-049", b"key-051"]
+    assert {vbucket.random_key() for _ in range(200)} <= keys
+    assert len({vbucket.random_key() for _ in range(200)}) > 10
+
+
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
+def test_only_an_active_vbucket_serves(vbucket: Vbucket, state: VbucketState) -> None:
+    vbucket.set(b"k", b"1")
+    vbucket.set_state(state)
+    for refused in (
+        lambda: vbucket.get(b"k"),
+        lambda: vbucket.set(b"k", b""),
+        lambda: vbucket.delete(b"k"),
+        lambda: vbucket.add(b"j", b""),
+        lambda: vbucket.increment(b"k"),
+        lambda: vbucket.get_meta(b"k"),
+        lambda: vbucket.scan(),
+        lambda: vbucket.flush(),
+    ):
+        with pytest.raises(NotMyVbucket):
+            refused()
+
+
+def test_a_replica_expires_nothing(vbucket: Vbucket, clock: Clock) -> None:
+    vbucket.set(b"k", b"1", expiry=5)
+    vbucket.set_state(VbucketState.REPLICA)
+    clock.pass_by(100)
+    assert not vbucket.table.expire(b"k")
+    assert vbucket.high_seqno == 1
