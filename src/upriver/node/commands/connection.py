@@ -1,0 +1,122 @@
+"""The connection itself: greetings, login, noise and good-byes."""
+
+import json
+from typing import Final
+
+from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
+from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange
+from upriver.node.commands.registry import command, success
+from upriver.node.session import Answer, Deferred, Session, refusal
+from upriver.wire.codes import Status
+from upriver.wire.memcached import (
+    Feature,
+    GetErrorMap,
+    Hello,
+    Noop,
+    Quit,
+    QuitQ,
+    SaslAuth,
+    SaslListMechanisms,
+    SaslStep,
+    Verbosity,
+    Version,
+)
+
+#: What is truly there.
+GRANTED: Final = frozenset({Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO})
+ERROR_MAP_VERSION: Final = 1
+_TEMPORARY: Final = {Status.ETMPFAIL, Status.EBUSY, Status.LOCKED, Status.ENOMEM}
+
+
+@command(Hello, role=None)
+def hello(session: Session, request: Hello) -> Answer:
+    """Grant what is implemented, in the order in which it was asked for, each once."""
+    session.agent = request.agent.decode(errors="replace")[:250]
+    wanted = dict.fromkeys(feature for feature in request.features if feature in GRANTED)
+    session.features = frozenset(wanted)
+    return success(request, features=tuple(wanted))
+
+
+@command(Noop, role=None)
+def noop(session: Session, request: Noop) -> Answer:  # noqa: ARG001
+    return success(request)
+
+
+@command(Version, role=None)
+def version(session: Session, request: Version) -> Answer:
+    return success(request, version=session.node.version.encode())
+
+
+@command(Verbosity, role=None)
+def verbosity(session: Session, request: Verbosity) -> Answer:  # noqa: ARG001
+    """Taken and ignored: a client has no business with the node's log."""
+    return success(request)
+
+
+@command(Quit, role=None)
+def quit_(session: Session, request: Quit) -> Answer:
+    session.closing = True
+    return success(request)
+
+
+@command(QuitQ, role=None)
+def quit_quietly(session: Session, request: QuitQ) -> Answer:  # noqa: ARG001
+    session.closing = True
+    return None
+
+
+@command(SaslListMechanisms, role=None)
+def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answer:  # noqa: ARG001
+    return success(request, mechanisms=MECHANISMS.encode())
+
+
+@command(SaslAuth, role=None)
+def sasl_auth(session: Session, request: SaslAuth) -> Answer:
+    if session.node.users is None:
+        return success(request)  # nobody has to authenticate here
+    session.node.users.reload_if_changed()
+    session.user = None
+    session.exchange = SaslExchange(session.node.users)
+    return _outcome(session, request, session.exchange.start(request.mechanism, request.value))
+
+
+@command(SaslStep, role=None)
+def sasl_step(session: Session, request: SaslStep) -> Answer:
+    if session.exchange is None:
+        raise AuthenticationFailed("there is no login to go on with")
+    return _outcome(session, request, session.exchange.step(request.value))
+
+
+def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Answer:
+    node, peer = session.node, session.peer.rpartition(":")[0]
+    if outcome.user is not None:
+        session.user, session.exchange = outcome.user, None
+        node.throttle.succeeded(peer)
+        return success(request, value=outcome.challenge)
+    if outcome.goes_on:
+        return success(request, status=Status.AUTH_CONTINUE, value=outcome.challenge)
+    session.exchange = None
+    node.counters.logins_failed += 1
+    node.throttle.failed(peer, node.clock())
+    node.log.warning("%s: login failed", session.peer)
+    place = Deferred(session)
+    answer = refusal(request, AuthenticationFailed())
+    node.scheduler.later(node.throttle.delay_s(peer, node.clock()), lambda: place.complete(answer))
+    return place
+
+
+@command(GetErrorMap, role=None)
+def get_error_map(session: Session, request: GetErrorMap) -> Answer:  # noqa: ARG001
+    if request.version < ERROR_MAP_VERSION:
+        raise KeyNotFound(f"there is no version {request.version} of the error map")
+    errors = {
+        f"{int(status):x}": {
+            "name": status.name,
+            "desc": StatusError.of(status).text,
+            "attrs": ["temp", "retry-later"] if status in _TEMPORARY else ["item-only"],
+        }
+        for status in Status
+        if status is not Status.SUCCESS
+    }
+    encoded = json.dumps({"version": ERROR_MAP_VERSION, "revision": 1, "errors": errors})
+    return success(request, error_map=encoded.encode())
