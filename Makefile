@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := tap upr_draft1 upr_draft2 upr_draft3 upr dcp
 COMPILED := $(wildcard src/upriver/*/*.pyx src/upriver/*/*.pxd src/upriver/*/*.h)
 
 .PHONY: help demo test test-slow check format bench docs lock sanitize clean
@@ -22,7 +23,7 @@ $(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
 	@touch $@
 
 demo: $(VENV)/.built ## show what Upriver does
-	@$(BIN)/upriver explain -f examples/texts.hex
+	@for dialect in $(DEMO); do $(BIN)/upriver explain --dialect $$dialect -f examples/packets/$$dialect.hex; echo; done
 
 test: $(VENV)/.built ## run the tests
 	$(BIN)/python -m pytest
@@ -53,7 +54,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
 SANITIZED_TESTS := tests/wire/test_columns.py
 
-docs: $(VENV)/.built ## generate docs/protocol from the declarations
+docs: $(VENV)/.built ## generate docs/protocol and docs/cli.md
 	$(BIN)/python -m docs.generate
 
 lock: $(VENV)/.installed ## choose new versions of the dependencies

@@ -1,9 +1,11 @@
 """Builds the compiled parts; where there is no C compiler the plain Python codec serves instead."""
 
 import os
+from typing import Any
 
 from setuptools import Extension, setup
 
+cythonize: Any
 try:
     from Cython.Build import cythonize
 except ImportError:  # a source tree without Cython still installs, without the compiled parts

@@ -84,9 +84,7 @@ def main() -> None:
         decode=lambda: decode_all(small_data, plain_columns),
         encode=lambda: plain_encoder.encode(small),
     )
-    print(
-        f"codec: {columns.CODEC}; {rows:,} mutations of {len(data) // rows} bytes, received {RECEIVE_BYTES >> 10} KiB at once"
-    )
+    print(f"codec: {columns.CODEC}; {rows:,} mutations of {len(data) // rows} bytes, {RECEIVE_BYTES >> 10} KiB a read")
     print(f"copying the buffer once     {len(data) / best['copy'] / 1e9:7.2f} GB/s")
     for name in ("decode", "encode"):
         speed, plain_speed = rows / best[name] / 1e6, rows / 20 / plain[name] / 1e6

@@ -35,6 +35,8 @@ def meaning_of(value: object) -> str:
     if isinstance(value, OpenEnum):
         return value.label
     if isinstance(value, enum.IntFlag):
+        if not value:  # a dialect may name the absence of all flags, as UPR does: without one it is a consumer
+            return (value.name or "").lower().replace("_", " ")
         known = [flag for flag in type(value) if flag & value]
         words = [str(flag.name).lower().replace("_", " ") for flag in known]
         rest = int(value) & ~sum(int(flag) for flag in known)

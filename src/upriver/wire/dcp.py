@@ -58,6 +58,7 @@ class EndReason(OpenEnum):
 class OpenFlag(enum.IntFlag):
     """What the connection is for; without *producer* the receiver becomes a consumer."""
 
+    CONSUMER = 0x00
     PRODUCER = 0x01
     NOTIFIER = 0x02
     XATTRS = 0x04

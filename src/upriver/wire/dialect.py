@@ -201,8 +201,10 @@ class Dialect:
 
     def request_title(self, opcode: int) -> str | None:
         """What the request with this opcode is called."""
-        layouts = self._layouts_of(opcode)
-        return next(reversed(layouts.values())).title() if layouts else None
+        for dialect in self._chain():
+            for cls in dialect._requests.get(opcode, {}).values():
+                return cls.title()
+        return None
 
     def responses_to(self, opcode: int) -> Iterable[type[Message]]:
         """The declared answers to an opcode."""

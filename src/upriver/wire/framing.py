@@ -39,6 +39,8 @@ class Framing:
     length_offset: int
     first_bytes: tuple[int, ...]
     first_byte_name: str
+    #: The fields where nothing needs a key length and its bytes are reserved, as in the texts of the drafts.
+    keyless_fields: tuple[HeaderField, ...] = ()
 
     @property
     def header_size(self) -> int:
@@ -115,6 +117,7 @@ DRAFT: Final = Framing(
     length_offset=8,
     first_bytes=tuple(range(1, 8)),
     first_byte_name="opcode",
+    keyless_fields=_header_fields(("opcode", 1), ("reserved", 3), ("request id", 4), ("length", 4)),
 )
 
 

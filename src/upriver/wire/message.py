@@ -313,11 +313,14 @@ class DraftMessage(Message):
 
 def header_spans(message: type[Message], packet: Buffer) -> Iterator[Span]:
     """Where each field of the header stands."""
-    framing, response = message.framing, packet[0] == Magic.RESPONSE
+    framing, response = message.framing, issubclass(message, Response)
+    fields = framing.response_fields if response else framing.request_fields
+    if framing is DRAFT and not (message.layout.has_key and message.layout.has_value):
+        fields = framing.keyless_fields
     codes: dict[str, type[OpenEnum]] = {"magic": Magic, "status": Status}
     if framing is DRAFT:
         codes["opcode"] = DraftOpcode
-    for field in framing.response_fields if response else framing.request_fields:
+    for field in fields:
         number = int.from_bytes(packet[field.first : field.first + field.size], "big")
         value = codes[field.name](number) if field.name in codes else number
         meaning = message.title() if field.name == "opcode" and framing is MEMCACHED else meaning_of(value)

@@ -38,6 +38,7 @@ class EndReason(OpenEnum):
 class OpenFlag(enum.IntFlag):
     """What the connection is for; without a flag the receiver becomes a consumer."""
 
+    CONSUMER = 0
     PRODUCER = 1
 
 

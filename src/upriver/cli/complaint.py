@@ -1,0 +1,20 @@
+"""How a command says that it cannot do what was asked."""
+
+from typing import IO, Any
+
+import click
+
+
+class Complaint(click.ClickException):
+    """Wrong input: one line on standard error that names the command, and exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, ctx: click.Context | None = None) -> None:
+        super().__init__(message)
+        self.ctx = ctx or click.get_current_context(silent=True)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        command = "upriver" if self.ctx is None else self.ctx.command_path
+        line = " ".join(self.format_message().split())
+        click.echo(f"{command}: {line}", file=file, err=file is None)

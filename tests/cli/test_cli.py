@@ -1,0 +1,36 @@
+"""The group of commands: help, versions and complaints."""
+
+import pytest
+from click.testing import CliRunner
+
+from upriver import __version__
+from upriver.cli import main
+
+
+def test_every_command_has_a_help_text() -> None:
+    for name, command in main.commands.items():
+        result = CliRunner().invoke(main, [name, "--help"])
+        assert result.exit_code == 0
+        assert command.help
+        assert result.stdout.startswith(f"Usage: main {name}")
+
+
+def test_version_option() -> None:
+    assert CliRunner().invoke(main, ["--version"]).stdout == f"main {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["explian"], "main: No such command 'explian'."),
+        (["explain", "--dialect", "tcp", "80"], "main explain: Invalid value for '-d' / '--dialect': 'tcp' is not one"),
+        (["version", "--all"], "main version: No such option"),
+    ],
+)
+def test_a_usage_error_is_one_line(arguments: list[str], line: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith(" --help)\n")
