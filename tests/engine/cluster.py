@@ -92,9 +92,7 @@ class Copy:
         self.bucket.flusher.step()
 
     def _open(self) -> Bucket:
-        return Bucket.open(
-            self.path, vbuckets=1, clock=self.clock, retention=RETENTION, background=False, interval_s=0
-        )
+        return Bucket.open(self.path, vbuckets=1, clock=self.clock, retention=RETENTION, background=False, interval_s=0)
 
     @property
     def vbucket(self) -> Vbucket:
@@ -347,9 +345,7 @@ class Cluster:
 
     def do_flush(self, told: int) -> None:
         node = self.active()
-        listening = [
-            f for f in self.followers if f.stream and f.stream.source is node and not f.stream.broken
-        ]
+        listening = [f for f in self.followers if f.stream and f.stream.source is node and not f.stream.broken]
         node.vbucket.flush()
         node.bucket.flusher.step()
         for follower in listening:

@@ -49,9 +49,7 @@ class Bucket:
     ) -> None:
         facts = storage.facts()
         if vbuckets & (vbuckets - 1) or not 0 < vbuckets <= VBUCKETS_MAX:
-            raise InvalidArguments(
-                f"a bucket has a power of two up to {VBUCKETS_MAX} vbuckets, not {vbuckets}"
-            )
+            raise InvalidArguments(f"a bucket has a power of two up to {VBUCKETS_MAX} vbuckets, not {vbuckets}")
         if facts.get("vbuckets", vbuckets) != vbuckets:
             raise StorageError(storage.path, f"has {facts['vbuckets']} vbuckets, not {vbuckets}")
         self.storage = storage
@@ -70,9 +68,7 @@ class Bucket:
             checkpoint_bytes=checkpoint_bytes,
             slice_bytes=slice_bytes,
         )
-        self.maintenance = Maintenance(
-            self.ledger, self.flusher, lambda: list(self), retention or Retention()
-        )
+        self.maintenance = Maintenance(self.ledger, self.flusher, lambda: list(self), retention or Retention())
         self._load(facts, vbuckets)
         self.ledger.relief = self.maintenance.relieve
 

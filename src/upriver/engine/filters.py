@@ -52,9 +52,7 @@ class ValueFilter:
 
     def __post_init__(self) -> None:
         if not self.path or (self.equals is None) == (self.contains is None):
-            raise InvalidArguments(
-                "a value filter names a field and either what it equals or what it contains"
-            )
+            raise InvalidArguments("a value filter names a field and either what it equals or what it contains")
 
     def passes(self, event: int, value: bytes) -> bool:
         if event != Event.MUTATION:

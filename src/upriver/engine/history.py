@@ -78,9 +78,7 @@ class Options:
 class Cursor:
     """A named place in a vbucket's history."""
 
-    def __init__(
-        self, vbucket: "Vbucket", name: str, start_seqno: int, end_seqno: int, options: Options
-    ) -> None:
+    def __init__(self, vbucket: "Vbucket", name: str, start_seqno: int, end_seqno: int, options: Options) -> None:
         if start_seqno > end_seqno:
             raise OutOfRange(f"start {start_seqno} lies beyond end {end_seqno}", vbucket=vbucket.number)
         if start_seqno > vbucket.high_seqno:
@@ -259,9 +257,7 @@ class Cursor:
         return b"".join(kept), len(kept)
 
     def _filtered_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = zip(
-            batch["event"].to_pylist(), batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True
-        )
+        rows = zip(batch["event"].to_pylist(), batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
         batch = batch.filter(pa.array([self._passes(*row) for row in rows], type=pa.bool_()))
         if self.options.keys_only:
             for name, filler in (("value", b""), ("datatype", 0)):

@@ -37,9 +37,7 @@ class KeyValue:
         self.set = table.set
         self.delete = table.delete
 
-    def add(
-        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0
-    ) -> tuple[int, int]:
+    def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> tuple[int, int]:
         """Store the value if the key is not there."""
         if self._begin("add", key) is not None:
             raise KeyExists(vbucket=self.table.vbucket)
@@ -223,16 +221,12 @@ class KeyValue:
             if initial is None or cas:
                 raise KeyNotFound(vbucket=self.table.vbucket)
             number = initial % 2**64
-            return number, *self.table.store(
-                Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry)
-            )
+            return number, *self.table.store(Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry))
         if not (item.value.isdigit() and len(item.value) <= 20 and int(item.value) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
         self._writable(key, item, cas)
         number = max(0, int(item.value) + delta) % 2**64
-        return number, *self.table.store(
-            Event.MUTATION, key, b"%d" % number, item.flags, item.expiry, item.datatype
-        )
+        return number, *self.table.store(Event.MUTATION, key, b"%d" % number, item.flags, item.expiry, item.datatype)
 
     def _resolve(
         self, operation: str, key: bytes, theirs: tuple[int, int, int, int], expected_cas: int, force: bool
@@ -240,9 +234,7 @@ class KeyValue:
         """Conflict resolution: the higher revision wins, then CAS, then expiry, then flags."""
         self._begin(operation, key)
         if not theirs[0] or not theirs[1]:
-            raise InvalidArguments(
-                "a version from elsewhere has a revision and a CAS", vbucket=self.table.vbucket
-            )
+            raise InvalidArguments("a version from elsewhere has a revision and a CAS", vbucket=self.table.vbucket)
         if self._lock(key) is not None:
             raise Locked(vbucket=self.table.vbucket)
         ours = self.table.find(key)

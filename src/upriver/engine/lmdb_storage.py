@@ -176,9 +176,7 @@ class LmdbStorage(Storage):
                 return {}
             facts = self._json(stored, "the facts about the bucket")
             if facts.get("format", 0) > FORMAT:
-                raise NewerFormat(
-                    self.path, f"written in format {facts['format']}, this version knows {FORMAT}"
-                )
+                raise NewerFormat(self.path, f"written in format {facts['format']}, this version knows {FORMAT}")
             while facts["format"] < FORMAT:
                 facts = self._upgrade(facts)
         except BaseException:

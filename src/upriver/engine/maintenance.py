@@ -223,8 +223,5 @@ class Maintenance:
             return
         began = thread_time()
         for _ in self.evict():
-            if (
-                self.ledger.memory_bytes < self.ledger.quota_bytes * HIGH_WATER
-                or thread_time() - began > 0.02
-            ):
+            if self.ledger.memory_bytes < self.ledger.quota_bytes * HIGH_WATER or thread_time() - began > 0.02:
                 return

@@ -41,6 +41,7 @@ from upriver.model.record import (
     Record,
     aligned,
     pack,
+    size_at,
     unpack,
 )
 
@@ -372,15 +373,12 @@ class Table:
                 return entry.seqno
         return 0
 
-    def versions(self, key: bytes) -> list[int]:
-        """The seqnos of the retained versions of a key, oldest first."""
-        return [entry.seqno for entry in self._records if entry.key == key]
-
     # Storage.
 
     def records(self, after: int, upto: int, max_bytes: int) -> tuple[bytes, int]:
         """Whole records in (after, upto] for the disk, and the last seqno among them (``after`` if none)."""
-        out, size, last = [], 0, after
+        out: list[bytes] = []
+        size, last = 0, after
         stored = self._records  # one look: the flusher's thread reads while a sweep may replace the list
         for entry in stored[bisect_right(stored, after, key=_seqno) :]:
             if entry.seqno > upto or (out and size + entry.size > max_bytes):
@@ -395,11 +393,12 @@ class Table:
         offset = loaded = 0
         while offset < len(data):
             try:
+                size = aligned(size_at(data, offset))
                 record = unpack(data, offset)
                 entry = _Entry(record)
             except (struct.error, KeyError):
                 raise CorruptData("", f"a record of vbucket {self.vbucket} cannot be read") from None
-            if record.change.vbucket != self.vbucket or offset + entry.size > len(data):
+            if record.change.vbucket != self.vbucket or entry.size != size or offset + size > len(data):
                 raise CorruptData("", f"a record of vbucket {self.vbucket} is not what it should be")
             offset += entry.size
             if entry.seqno > self.high_seqno:
@@ -465,9 +464,7 @@ class Table:
         self.truncate(0)
         self.purge_seqno = 0
 
-    def sweep(
-        self, after: int, floor: int, purge_to: int, purge_before: int, evict_to: int
-    ) -> tuple[int, int]:
+    def sweep(self, after: int, floor: int, purge_to: int, purge_before: int, evict_to: int) -> tuple[int, int]:
         """One step over the records that follow ``after``: drop, purge and evict.
 
         Drops versions superseded at or below ``floor``; tombstones up to ``purge_to`` that are older than
@@ -493,7 +490,7 @@ class Table:
                     self.purge_seqno = max(self.purge_seqno, entry.seqno)
                     del self._index[entry.key]
                 continue
-            if entry.seqno <= evict_to and entry.value:
+            if entry.seqno <= evict_to and entry.value and entry.event == Event.MUTATION:
                 if entry.referenced:
                     entry.referenced = False
                 else:
@@ -581,9 +578,7 @@ class Table:
     def _check_room(self, key: bytes, value: bytes) -> None:
         ledger = self.ledger
         if not 0 < len(key) <= KEY_BYTES_MAX:
-            raise InvalidArguments(
-                f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}", vbucket=self.vbucket
-            )
+            raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}", vbucket=self.vbucket)
         if len(value) > VALUE_BYTES_MAX:
             raise TooBig(vbucket=self.vbucket)
         if ledger.refusal:
@@ -611,6 +606,8 @@ class Table:
     ) -> tuple[int, int]:
         ledger, now = self.ledger, self.ledger.clock()
         given = seqno != 0  # a change received from elsewhere keeps all that it came with
+        if event == Event.MUTATION and not given:
+            self._alive(key)
         if cas or given:
             ledger.follow_cas(cas)
         else:
@@ -733,9 +730,7 @@ class Table:
             last = entry.seqno
         return chosen, upto
 
-    def _restored(
-        self, chosen: Sequence[_Entry], block: bytes | memoryview | None, keys_only: bool
-    ) -> Iterable[bytes]:
+    def _restored(self, chosen: Sequence[_Entry], block: bytes | memoryview | None, keys_only: bool) -> Iterable[bytes]:
         values = stored_values(block) if block is not None else {}
         for entry in chosen:
             value = b"" if keys_only else entry.value
@@ -777,7 +772,7 @@ def stored_value(block: bytes | memoryview, seqno: int) -> bytes | None:
     return stored_values(block).get(seqno)
 
 
-def collect(tables: Sequence[Table], with_records: bool = True) -> bytes:
+def collect(tables: list[Table], with_records: bool = True) -> bytes:
     """One group for the disk: a directory, then the records of each table that no group has held yet.
 
     What was taken stands in ``flushing_seqno`` until ``committed`` confirms it; a group that never reached
@@ -802,7 +797,7 @@ def collect(tables: Sequence[Table], with_records: bool = True) -> bytes:
     return b"".join((GROUP_HEADER.pack(len(tables), len(entries)), entries, *bodies))
 
 
-def replay(number: int, group: bytes | memoryview, tables: "Sequence[Table | None]") -> None:
+def replay(number: int, group: bytes | memoryview, tables: list[Table | None]) -> None:
     """Take a stored group back in, for the tables that are not newer than it."""
     try:
         count, size = GROUP_HEADER.unpack_from(group, 0)

@@ -1,0 +1,71 @@
+# The compiled item table, for other compiled modules to cimport. See table.py for what everything means.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int64_t
+
+
+cdef struct Chunk:
+    char *data
+    uint32_t used
+    uint32_t size
+    uint64_t first_seqno
+    uint64_t last_seqno
+    uint32_t last_time
+    uint32_t min_expiry
+    uint32_t evicted
+    uint32_t superseded
+    uint32_t tombstones
+
+
+cdef class Ledger:
+    cdef public object clock, relief, wake
+    cdef public str refusal
+    cdef public int64_t quota_bytes, queue_bytes_max, pending_bytes, memory_bytes, history_bytes
+    cdef public uint64_t last_cas, gets, get_misses, sets, deletes, expirations
+    cdef list dirty
+    cdef uint64_t seed
+    cdef uint64_t take_cas(self, double now)
+
+
+cdef class Item:
+    cdef public uint8_t event, datatype
+    cdef public bytes value
+    cdef public uint32_t flags, expiry, time
+    cdef public uint64_t cas, seqno, rev_seqno
+
+
+cdef class Table:
+    cdef readonly uint16_t vbucket
+    cdef readonly Ledger ledger
+    cdef public bint active, queued
+    cdef public uint64_t high_seqno, persisted_seqno, flushing_seqno, checkpointed_seqno
+    cdef public uint64_t snapshot_start, snapshot_end, purge_seqno, deleted_rev_seqno
+    cdef public uint64_t records_from_group, state_from_group
+    cdef public list whole_seqnos
+    cdef readonly int64_t items, tombstones, evicted_items, evicted
+    cdef readonly int64_t memory_bytes, history_bytes, pending_bytes
+    cdef public dict locks
+    cdef public object on_change, fetch
+    # Chunks by number; `order` lists the numbers by seqno, `spare` those that are free.
+    cdef Chunk *chunks
+    cdef uint32_t *order
+    cdef uint32_t *spare
+    cdef uint32_t chunk_count, chunk_room, order_count, spare_count
+    # The index: 16 bits of hash, 28 of chunk number, 20 of place in the chunk; 0 is empty.
+    cdef uint64_t *slots
+    cdef uint64_t mask
+    cdef uint64_t slots_used
+    # Where the first record stands that is not on disk, and the same for what is on its way there.
+    cdef uint32_t persisted_chunk, persisted_place, flushing_chunk, flushing_place
+    cdef int64_t flushing_bytes
+    cdef Py_ssize_t flushing_points
+
+    cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept
+    cdef char *alive(self, bytes key, double *now)
+    cdef int check_active(self) except -1
+    cdef int check_room(self, bytes key, bytes value) except -1
+    cdef int check_cas(self, bytes key, const char *record, uint64_t cas) except -1
+    cdef uint64_t write(
+        self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
+        uint64_t cas, uint64_t rev_seqno, uint64_t seqno, uint8_t ttl, double now
+    ) except 0
+    cdef int enqueue(self) except -1

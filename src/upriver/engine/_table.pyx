@@ -1,0 +1,1516 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The items of one vbucket and their history, compiled: table.py says what everything means.
+
+Theory of operation. Records stand in chunks of 16, 64 and then 256 KiB, in the order of their seqnos; a record never
+moves but in a sweep, which rewrites one chunk in place. An open-addressing index of 8-byte slots leads from a key to
+its newest record. Reading history walks the chunks and looks at `superseded_by` only, never at the index.
+
+Everything runs under the interpreter's lock and calls no Python code while it holds a pointer into a chunk, with one
+exception that is marked; so a call is atomic for the flusher's thread.
+"""
+
+import os
+import random
+
+import pyarrow as pa
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memmove, memset
+
+from upriver.errors import (
+    CorruptData, InvalidArguments, KeyExists, KeyNotFound, Locked, NotMyVbucket, OutOfMemory, TemporaryFailure, TooBig,
+)
+from upriver.model.batch import CHANGES
+
+cdef extern from "_record.h" nogil:
+    uint16_t load_be16(const char *)
+    uint32_t load_be32(const char *)
+    uint64_t load_be64(const char *)
+    void store_be16(char *, uint16_t)
+    void store_be32(char *, uint32_t)
+    void store_be64(char *, uint64_t)
+    uint64_t load64(const char *)
+    uint32_t load32(const char *)
+    void store64(char *, uint64_t)
+    void store32(char *, uint32_t)
+    uint32_t align8(uint32_t)
+    const char *record_key(const char *)
+    uint32_t full_size(const char *)
+    uint32_t record_size(const char *)
+    uint64_t hash_key(const char *, size_t, uint64_t)
+    void prefetch(const void *)
+    enum:
+        R_SUPERSEDED_BY, R_TIME, R_TTL, R_MARKS, R_FRAME, R_OPCODE, R_KEY_LENGTH, R_EXTRAS_LENGTH, R_DATATYPE
+        R_VBUCKET, R_BODY_LENGTH, R_OPAQUE, R_CAS, R_SEQNO, R_REV_SEQNO, R_FLAGS, R_EXPIRY, R_LOCK_TIME
+        R_DELETE_TIME, R_EXTRAS, MARK_EVICTED, MARK_REFERENCED, OPCODE_MUTATION, OPCODE_DELETION, OPCODE_EXPIRATION
+
+cdef enum:
+    KEY_BYTES_MAX = 250
+    VALUE_BYTES_MAX = 20 * 1024 * 1024
+    RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
+    MUTATION = 1
+    DELETION = 2
+    EXPIRATION = 3
+    EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
+    CHUNK_BYTES_MIN = 16 * 1024
+    CHUNK_BYTES_MAX = 256 * 1024
+    SLOTS_MIN = 16
+    NEVER = 0xFFFFFFFF
+    WROTE_ITSELF = 1
+    GROUP_HEADER = 8
+    GROUP_ENTRY = 16
+    GROUP_BOUNDS = 20
+
+cdef uint64_t LOCKED_CAS = 0xFFFFFFFFFFFFFFFF
+cdef uint64_t FOLLOWED_CAS_MAX = <uint64_t>1 << 63
+cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
+
+# What a read has picked, in order. One for all tables: reads do not nest.
+cdef const char **picked = NULL
+cdef size_t picked_room = 0
+
+
+cdef class Ledger:
+    """What the vbuckets of a bucket share: the clock, the CAS, the budgets and the counts."""
+
+    def __init__(self, clock, int64_t quota_bytes=0, int64_t queue_bytes_max=0):
+        self.clock = clock
+        self.quota_bytes = quota_bytes
+        self.queue_bytes_max = queue_bytes_max
+        self.refusal = ""
+        self.dirty = []
+        self.seed = int.from_bytes(os.urandom(8), "little")
+
+    cdef uint64_t take_cas(self, double now):
+        cdef uint64_t cas = <uint64_t>(now * 1e9) & ~<uint64_t>0xFFFF
+        self.last_cas = cas if cas > self.last_cas else self.last_cas + 1
+        return self.last_cas
+
+    def next_cas(self, double now):
+        """A CAS above all before it: the clock's nanoseconds, whose low 16 bits count where it stands."""
+        return self.take_cas(now)
+
+    def follow_cas(self, uint64_t cas):
+        """Stay above a CAS that came from elsewhere."""
+        if self.last_cas < cas < FOLLOWED_CAS_MAX:
+            self.last_cas = cas
+
+    def take_dirty(self):
+        """The tables with changes that wait for the disk, each once."""
+        cdef list tables = self.dirty
+        cdef Table table
+        self.dirty = []
+        for table in tables:
+            table.queued = False
+        return tables
+
+
+@cython.freelist(256)
+cdef class Item:
+    """The newest version of a key, tombstones included."""
+
+
+cdef class Table:
+    """One vbucket's items and history."""
+
+    def __cinit__(self, uint16_t vbucket, Ledger ledger):
+        self.vbucket = vbucket
+        self.ledger = ledger
+        self.whole_seqnos = []
+        self.locks = {}
+        self.slots = <uint64_t *>calloc(SLOTS_MIN, sizeof(uint64_t))
+        if self.slots == NULL:
+            raise MemoryError
+        self.mask = SLOTS_MIN - 1
+        self.chunk_count = 1  # number 0 stays unused: a slot is never 0
+        account_memory(self, SLOTS_MIN * sizeof(uint64_t))
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.order_count):
+            free(self.chunks[self.order[i]].data)
+        free(self.chunks)
+        free(self.order)
+        free(self.spare)
+        free(self.slots)
+
+    # What clients do most.
+
+    def get(self, bytes key not None):
+        """The item; an expired one turns into an expiration here."""
+        cdef double now = -1
+        cdef char *record
+        cdef Item item
+        self.check_active()
+        self.ledger.gets += 1
+        record = self.alive(key, &now)
+        if record == NULL:
+            self.ledger.get_misses += 1
+            raise KeyNotFound(vbucket=self.vbucket)
+        record[R_MARKS] |= MARK_REFERENCED
+        item = make_item(self, record)
+        if self.locks and lock_of(self, key) is not None:
+            item.cas = LOCKED_CAS
+        return item
+
+    def set(
+        self, bytes key not None, bytes value not None, uint32_t flags=0, uint32_t expiry=0, uint64_t cas=0,
+        uint8_t datatype=0,
+    ):
+        """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
+        cdef double now
+        cdef char *record
+        self.check_active()
+        self.check_room(key, value)
+        self.ledger.sets += 1
+        now = self.ledger.clock()
+        if cas or self.locks:
+            record = self.alive(key, &now)
+            self.check_cas(key, record, cas)
+        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
+            expiry += <uint32_t>now
+        cas = self.write(MUTATION, key, value, flags, expiry, datatype, 0, 0, 0, 255, now)
+        return cas, self.high_seqno
+
+    def delete(self, bytes key not None, uint64_t cas=0):
+        """Leave a tombstone: (CAS, seqno)."""
+        cdef double now = -1
+        cdef char *record
+        self.check_active()
+        self.check_room(key, b"")
+        self.ledger.deletes += 1
+        record = self.alive(key, &now)
+        if record == NULL:
+            raise KeyNotFound(vbucket=self.vbucket)
+        self.check_cas(key, record, cas)
+        if now < 0:
+            now = self.ledger.clock()
+        cas = self.write(DELETION, key, b"", 0, 0, 0, 0, 0, 0, 255, now)
+        return cas, self.high_seqno
+
+    # What the other operations are made of.
+
+    def find(self, bytes key not None):
+        """The newest version of the key, tombstone or not, expired or not."""
+        cdef char *record = lookup_bytes(self, key)
+        return None if record == NULL else make_item(self, record)
+
+    def store(
+        self, uint8_t event, bytes key not None, bytes value not None, uint32_t flags=0, uint32_t expiry=0,
+        uint8_t datatype=0, uint64_t cas=0, uint64_t rev_seqno=0, uint64_t seqno=0, uint8_t ttl=255,
+    ):
+        """Append a change; what is 0 (CAS, revision, seqno) gets the next one. No checks but those of room.
+
+        ``expiry`` is absolute, and of a deletion the second at which it happened.
+        """
+        self.check_room(key, value)
+        if not MUTATION <= event <= EXPIRATION:
+            raise ValueError(f"{event} is not a change of a key")
+        self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl, self.ledger.clock())
+        return load_be64(lookup_bytes(self, key) + R_CAS), self.high_seqno
+
+    def expire(self, bytes key not None):
+        """Turn an item that is past its time into an expiration, once."""
+        return bool(self.active and expire_if_due(self, key, -1))
+
+    def expired(self, uint64_t after):
+        """Keys past their time among the records that follow ``after``, and where to go on; 0 at the end."""
+        cdef double now = self.ledger.clock()
+        cdef uint32_t i, place, expiry
+        cdef Chunk *chunk
+        cdef char *record
+        cdef list keys = []
+        i = seek_chunk(self, after)
+        while i < self.order_count:
+            chunk = &self.chunks[self.order[i]]
+            i += 1
+            if chunk.min_expiry > now:
+                continue
+            chunk.min_expiry = NEVER
+            place = 0
+            while place < chunk.used:
+                record = chunk.data + place
+                place += record_size(record)
+                expiry = live_expiry(record)
+                if expiry and not load64(record):
+                    if expiry < chunk.min_expiry:
+                        chunk.min_expiry = expiry
+                    if expiry <= now:
+                        keys.append(key_of(record))
+            return keys, chunk.last_seqno if i < self.order_count else 0
+        return keys, 0
+
+    def live_keys(self):
+        """The keys of all live items, in no particular order."""
+        cdef double now = self.ledger.clock()
+        cdef uint64_t i
+        cdef char *record
+        cdef list keys = []
+        for i in range(self.mask + 1):
+            if self.slots[i]:
+                record = record_at(self, self.slots[i])
+                if is_live(record, now):
+                    keys.append(key_of(record))
+        return keys
+
+    def random_key(self):
+        """The key of some live item."""
+        cdef double now = self.ledger.clock()
+        cdef uint64_t start = random.randrange(self.mask + 1)
+        cdef uint64_t i
+        cdef char *record
+        for i in range(self.mask + 1):
+            if self.slots[(start + i) & self.mask]:
+                record = record_at(self, self.slots[(start + i) & self.mask])
+                if is_live(record, now):
+                    return key_of(record)
+        return None
+
+    # History.
+
+    def read(
+        self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, uint32_t opaque=0, bint every=False,
+        bint keys_only=False, bytes prefix=b"", block=None,
+    ):
+        """Frames of the changes in (after, upto] that are visible at snapshot ``at``, or of every version."""
+        cdef uint64_t done
+        cdef double now = self.ledger.clock() if self.locks else 0
+        cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, &done)
+        cdef size_t i, total = 0
+        cdef uint32_t size
+        cdef bytes out
+        cdef char *to
+        cdef const char *record
+        if not keys_only:
+            restore(self, count, block)
+        for i in range(count):
+            total += frame_size(picked[i], keys_only)
+        out = PyBytes_FromStringAndSize(NULL, total)
+        to = PyBytes_AS_STRING(out)
+        for i in range(count):
+            record = picked[i]
+            size = frame_size(record, keys_only)
+            memcpy(to, record + R_FRAME, size)
+            store_be32(to + R_OPAQUE - R_FRAME, opaque)
+            if keys_only:
+                store_be32(to + R_BODY_LENGTH - R_FRAME, size - (R_EXTRAS - R_FRAME))
+                to[R_DATATYPE - R_FRAME] = 0
+            if now:
+                patch_lock_time(self, record, to, now)
+            to += size
+        return out, count, done
+
+    def read_columns(
+        self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every=False, bint keys_only=False,
+        bytes prefix=b"", block=None,
+    ):
+        """The same as ``read`` as an Arrow batch, with the seqno up to which the range is done."""
+        cdef uint64_t done
+        cdef double now = self.ledger.clock() if self.locks else 0
+        cdef size_t count = select(self, after, upto, at, min(max_bytes, <size_t>1 << 30), every, prefix, &done)
+        if not keys_only:
+            restore(self, count, block)
+        return columns(self, count, keys_only, now), done
+
+    def first_evicted(self, uint64_t after, uint64_t upto):
+        """The first seqno in (after, upto] whose value is on disk only, or 0."""
+        cdef uint32_t i, place
+        cdef Chunk *chunk
+        cdef char *record
+        cdef uint64_t seqno
+        if not self.evicted:
+            return 0
+        i = seek_chunk(self, after)
+        while i < self.order_count:
+            chunk = &self.chunks[self.order[i]]
+            i += 1
+            if not chunk.evicted:
+                continue
+            place = 0
+            while place < chunk.used:
+                record = chunk.data + place
+                place += record_size(record)
+                if record[R_MARKS] & MARK_EVICTED:
+                    seqno = load_be64(record + R_SEQNO)
+                    if seqno > after:
+                        return seqno if seqno <= upto else 0
+        return 0
+
+    # Storage.
+
+    def records(self, uint64_t after, uint64_t upto, size_t max_bytes):
+        """Whole records in (after, upto] for the disk, and the last seqno among them (``after`` if none)."""
+        cdef uint32_t i = seek_chunk(self, after), place, size
+        cdef uint64_t last = after, seqno
+        cdef size_t total = 0, offset = 0, start
+        cdef Chunk *chunk
+        cdef bytes out
+        cdef char *to
+        cdef bint full = False
+        # First measure, then copy whole runs.
+        cdef uint32_t j = i
+        cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
+        while j < self.order_count and not full:
+            chunk = &self.chunks[self.order[j]]
+            place = first if j == i else 0
+            while place < chunk.used:
+                seqno = load_be64(chunk.data + place + R_SEQNO)
+                size = record_size(chunk.data + place)
+                if seqno > upto or (total and total + size > max_bytes):
+                    full = True
+                    break
+                total += size
+                last = seqno
+                place += size
+            j += 1
+        out = PyBytes_FromStringAndSize(NULL, total)
+        to = PyBytes_AS_STRING(out)
+        while offset < total:
+            chunk = &self.chunks[self.order[i]]
+            start = min(<size_t>(chunk.used - first), total - offset)
+            memcpy(to + offset, chunk.data + first, start)
+            offset += start
+            first = 0
+            i += 1
+        clean(to, total)
+        return out, last
+
+    def load(self, const uint8_t[::1] data not None):
+        """Take in stored records, in order; those at or below the high seqno are known already."""
+        cdef size_t size = data.shape[0]
+        if not size:
+            return 0
+        return load_records(self, <const char *>&data[0], size)
+
+    def retain(self, const uint8_t[::1] data not None, uint64_t tombstones_to):
+        """Of a stored block, the records that memory still holds: compaction on disk."""
+        cdef size_t size = data.shape[0], offset = 0, kept = 0, step
+        cdef const char *record
+        cdef char *to
+        cdef uint64_t seqno
+        cdef uint32_t i, place
+        cdef bytes out
+        if not size:
+            return b""
+        out = PyBytes_FromStringAndSize(NULL, size)
+        to = PyBytes_AS_STRING(out)
+        i = seek_chunk(self, load_be64(<const char *>&data[0] + R_SEQNO) - 1)
+        place = 0
+        while offset < size:
+            record = <const char *>&data[offset]
+            step = full_size(record)
+            seqno = load_be64(record + R_SEQNO)
+            # Both run in the order of seqnos.
+            while i < self.order_count:
+                if place >= self.chunks[self.order[i]].used:
+                    i += 1
+                    place = 0
+                elif load_be64(self.chunks[self.order[i]].data + place + R_SEQNO) < seqno:
+                    place += record_size(self.chunks[self.order[i]].data + place)
+                else:
+                    break
+            if (
+                i < self.order_count and load_be64(self.chunks[self.order[i]].data + place + R_SEQNO) == seqno
+            ) or (<uint8_t>record[R_OPCODE] != OPCODE_MUTATION and seqno > tombstones_to):
+                memcpy(to + kept, record, step)
+                kept += step
+            offset += step
+        return out[:kept]
+
+    def committed(self):
+        """What ``collect`` took is on disk."""
+        if self.flushing_seqno > self.persisted_seqno:
+            self.persisted_seqno = self.flushing_seqno
+            self.persisted_chunk = self.flushing_chunk
+            self.persisted_place = self.flushing_place
+        settle_pending(self, self.flushing_bytes)
+        del self.whole_seqnos[: self.flushing_points]
+        self.flushing_bytes = self.flushing_points = 0
+
+    # Undoing and dropping.
+
+    def truncate(self, uint64_t seqno):
+        """Go back to the state at ``seqno``: drop what came after it, revive what that had superseded."""
+        cdef uint32_t i, place
+        cdef Chunk *chunk
+        cdef char *record
+        cdef int64_t pending = 0
+        # First take the dropped keys out of the index while all records still stand.
+        for i in range(self.order_count):
+            chunk = &self.chunks[self.order[i]]
+            if chunk.last_seqno <= seqno:
+                continue
+            place = 0
+            while place < chunk.used:
+                record = chunk.data + place
+                place += record_size(record)
+                if load_be64(record + R_SEQNO) > seqno and not load64(record):
+                    forget(self, record)
+        while self.order_count and self.chunks[self.order[self.order_count - 1]].first_seqno > seqno:
+            drop_chunk(self, self.order_count - 1)
+        if self.order_count:
+            chunk = &self.chunks[self.order[self.order_count - 1]]
+            if chunk.last_seqno > seqno:
+                place = seek_place(self, self.order_count - 1, seqno)
+                account_memory(self, <int64_t>place - <int64_t>chunk.used)
+                chunk.used = place
+                chunk.last_seqno = seqno
+        for i in range(self.order_count):
+            chunk = &self.chunks[self.order[i]]
+            place = 0
+            while place < chunk.used:
+                record = chunk.data + place
+                if load64(record) > seqno:
+                    store64(record, 0)
+                    remember(self, record, self.order[i], place)
+                place += record_size(record)
+        self.high_seqno = self.snapshot_start = self.snapshot_end = seqno
+        self.persisted_seqno = min(self.persisted_seqno, seqno)
+        self.flushing_seqno = self.persisted_seqno  # a group on its way to disk no longer counts
+        self.checkpointed_seqno = min(self.checkpointed_seqno, seqno)
+        self.persisted_chunk = 0
+        self.whole_seqnos = [s for s in self.whole_seqnos if s <= seqno]
+        settle_pending(self, self.pending_bytes)
+        recount(self, &pending)
+        self.pending_bytes += pending
+        self.ledger.pending_bytes += pending
+        self.flushing_bytes = self.flushing_points = 0
+        self.locks.clear()
+
+    def clear(self):
+        """Forget everything but the revisions, which must go on growing."""
+        self.truncate(0)
+        self.purge_seqno = 0
+
+    def sweep(self, uint64_t after, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to):
+        """One step over the records that follow ``after``: drop, purge and evict."""
+        cdef uint32_t i = seek_chunk(self, after)
+        cdef uint64_t following
+        cdef int64_t before = self.memory_bytes
+        cdef Chunk *chunk
+        while i < self.order_count:
+            chunk = &self.chunks[self.order[i]]
+            if (
+                (floor and chunk.superseded)
+                or (chunk.tombstones and chunk.first_seqno <= purge_to)
+                or chunk.first_seqno <= evict_to
+            ):
+                following = chunk.last_seqno if i + 1 < self.order_count else 0
+                sweep_chunk(self, i, floor, purge_to, purge_before, evict_to)
+                return following, before - self.memory_bytes
+            i += 1
+        return 0, 0
+
+    def purgeable(self, uint64_t after, uint64_t purge_to, uint64_t purge_before):
+        """The highest tombstone that a sweep step would purge (0 if none), and where to go on."""
+        cdef uint32_t i = seek_chunk(self, after), place
+        cdef uint64_t found = 0
+        cdef Chunk *chunk
+        cdef char *record
+        while i < self.order_count:
+            chunk = &self.chunks[self.order[i]]
+            i += 1
+            if not chunk.tombstones or chunk.first_seqno > purge_to:
+                continue
+            place = 0
+            while place < chunk.used:
+                record = chunk.data + place
+                place += record_size(record)
+                if is_purgeable(self, record, purge_to, purge_before):
+                    found = load_be64(record + R_SEQNO)
+            return found, chunk.last_seqno if i < self.order_count else 0
+        return 0, 0
+
+    def seqno_before(self, uint64_t time, uint64_t upto):
+        """The last seqno, at most ``upto``, before the first record that is not older than ``time``."""
+        cdef uint32_t i, place
+        cdef uint64_t last = 0, seqno
+        cdef Chunk *chunk
+        for i in range(self.order_count):
+            chunk = &self.chunks[self.order[i]]
+            if chunk.used and chunk.last_time < time and chunk.last_seqno <= upto:
+                last = chunk.last_seqno
+                continue
+            place = 0
+            while place < chunk.used:
+                seqno = load_be64(chunk.data + place + R_SEQNO)
+                if seqno > upto or load32(chunk.data + place + R_TIME) >= time:
+                    return last
+                last = seqno
+                place += record_size(chunk.data + place)
+        return last
+
+    def touch(self):
+        """Something is to be flushed and seen."""
+        self.enqueue()
+
+    # Inside.
+
+    cdef int check_active(self) except -1:
+        if not self.active:
+            raise NotMyVbucket(vbucket=self.vbucket)
+        return 0
+
+    cdef int check_room(self, bytes key, bytes value) except -1:
+        cdef Ledger ledger = self.ledger
+        if not 0 < PyBytes_GET_SIZE(key) <= KEY_BYTES_MAX:
+            raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}", vbucket=self.vbucket)
+        if PyBytes_GET_SIZE(value) > VALUE_BYTES_MAX:
+            raise TooBig(vbucket=self.vbucket)
+        if ledger.refusal:
+            raise TemporaryFailure(ledger.refusal, vbucket=self.vbucket)
+        if 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
+            raise TemporaryFailure("the queue to disk is full", vbucket=self.vbucket)
+        if 0 < ledger.quota_bytes <= ledger.memory_bytes:
+            if ledger.relief is not None:
+                ledger.relief()
+            if ledger.quota_bytes <= ledger.memory_bytes:
+                raise OutOfMemory(vbucket=self.vbucket)
+        return 0
+
+    cdef int check_cas(self, bytes key, const char *record, uint64_t cas) except -1:
+        cdef uint64_t current = 0 if record == NULL else load_be64(record + R_CAS)
+        if self.locks:
+            held = lock_of(self, key)
+            if held is not None:
+                if cas != held[0]:
+                    raise Locked(vbucket=self.vbucket)
+                del self.locks[key]
+                return 0
+        if cas:
+            if record == NULL:
+                raise KeyNotFound(vbucket=self.vbucket)
+            if current != cas:
+                raise KeyExists(vbucket=self.vbucket)
+        return 0
+
+    cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept:
+        """The newest record of a key and its slot; or NULL and the slot where it would go."""
+        cdef uint64_t place = hashed & self.mask, slot
+        cdef char *record
+        while True:
+            slot = self.slots[place]
+            if not slot:
+                where[0] = place
+                return NULL
+            if not ((slot ^ hashed) & TAG_MASK):
+                record = record_at(self, slot)
+                if load_be16(record + R_KEY_LENGTH) == size and not memcmp(record_key(record), key, size):
+                    where[0] = place
+                    return record
+            place = (place + 1) & self.mask
+
+    cdef char *alive(self, bytes key, double *now):
+        """The record of a live item, or NULL; asks the clock only if it must, and then leaves the time."""
+        cdef char *record = lookup_bytes(self, key)
+        cdef uint32_t expiry
+        if record == NULL or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
+            return NULL
+        expiry = load_be32(record + R_EXPIRY)
+        if expiry:
+            if now[0] < 0:
+                now[0] = self.ledger.clock()
+            if expiry <= now[0]:
+                expire_if_due(self, key, now[0])
+                return NULL
+        return record
+
+    cdef uint64_t write(
+        self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
+        uint64_t cas, uint64_t rev_seqno, uint64_t seqno, uint8_t ttl, double now
+    ) except 0:
+        """Append a record and make it the newest of its key; returns the CAS, or 1 where a given one is 0."""
+        cdef const char *key_bytes = PyBytes_AS_STRING(key)
+        cdef size_t key_size = PyBytes_GET_SIZE(key), value_size = PyBytes_GET_SIZE(value)
+        cdef uint64_t hashed = hash_key(key_bytes, key_size, self.ledger.seed), where
+        cdef bint given = seqno != 0  # a change received from elsewhere keeps all that it came with
+        cdef uint32_t extras, size, number, time = <uint32_t>now
+        cdef Chunk *chunk
+        cdef char *record
+        cdef char *old
+        reserve_slot(self)
+        old = self.lookup(key_bytes, key_size, hashed, &where)
+        if old != NULL and event == MUTATION and not given and 0 < live_expiry(old) <= now:
+            expire_if_due(self, key, now)
+            reserve_slot(self)
+            old = self.lookup(key_bytes, key_size, hashed, &where)
+        if cas or given:
+            if self.ledger.last_cas < cas < FOLLOWED_CAS_MAX:
+                self.ledger.last_cas = cas
+        else:
+            cas = self.ledger.take_cas(now)
+        if not rev_seqno and not given:
+            rev_seqno = 1 + (load_be64(old + R_REV_SEQNO) if old != NULL else self.deleted_rev_seqno)
+        if not given:
+            seqno = self.high_seqno + 1
+        if event == MUTATION:
+            extras = 31
+        else:
+            extras = 18 if event == DELETION else 20
+            if expiry:
+                time = expiry
+            expiry = time
+        size = align8(R_EXTRAS + extras + key_size + value_size)
+        number = chunk_for(self, size, seqno)
+        chunk = &self.chunks[number]
+        record = chunk.data + chunk.used
+        store64(record, 0)
+        store32(record + R_TIME, time)
+        record[R_TTL] = ttl
+        memset(record + R_MARKS, 0, 3)
+        record[R_FRAME] = <char>0x80
+        record[R_OPCODE] = EVENT_OF_OPCODE + event
+        store_be16(record + R_KEY_LENGTH, key_size)
+        record[R_EXTRAS_LENGTH] = extras
+        record[R_DATATYPE] = datatype
+        store_be16(record + R_VBUCKET, self.vbucket)
+        store_be32(record + R_BODY_LENGTH, extras + key_size + value_size)
+        store_be32(record + R_OPAQUE, 0)
+        store_be64(record + R_CAS, cas)
+        store_be64(record + R_SEQNO, seqno)
+        store_be64(record + R_REV_SEQNO, rev_seqno)
+        if event == MUTATION:
+            store_be32(record + R_FLAGS, flags)
+            store_be32(record + R_EXPIRY, expiry)
+            memset(record + R_LOCK_TIME, 0, 7)
+        elif event == DELETION:
+            store_be16(record + R_FLAGS, 0)
+        else:
+            store_be32(record + R_DELETE_TIME, expiry)
+        memcpy(record + R_EXTRAS + extras, key_bytes, key_size)
+        memcpy(record + R_EXTRAS + extras + key_size, PyBytes_AS_STRING(value), value_size)
+        memset(record + R_EXTRAS + extras + key_size + value_size, 0,
+               size - (R_EXTRAS + extras + key_size + value_size))
+        if old != NULL:
+            supersede(self, self.slots[where], old, seqno)
+        else:
+            self.slots_used += 1
+        self.slots[where] = (hashed & TAG_MASK) | slot_of(number, chunk.used)
+        enter(self, chunk, record, size)
+        self.pending_bytes += size
+        self.ledger.pending_bytes += size
+        if not self.queued or self.on_change is not None:
+            self.enqueue()
+        return cas if cas else 1
+
+    cdef int enqueue(self) except -1:
+        cdef bint first
+        if not self.queued:
+            self.queued = True
+            first = not self.ledger.dirty
+            self.ledger.dirty.append(self)
+            if first and self.ledger.wake is not None:
+                self.ledger.wake()
+        if self.on_change is not None:
+            called, self.on_change = self.on_change, None
+            called()
+        return 0
+
+
+# The index.
+
+cdef inline uint64_t slot_of(uint32_t number, uint32_t place) noexcept:
+    return (<uint64_t>number << 20) | (place >> 3)
+
+
+cdef inline char *record_at(Table self, uint64_t slot) noexcept:
+    return self.chunks[(slot >> 20) & 0xFFFFFFF].data + ((slot & 0xFFFFF) << 3)
+
+
+cdef inline char *lookup_bytes(Table self, bytes key) noexcept:
+    cdef uint64_t where
+    cdef const char *start = PyBytes_AS_STRING(key)
+    cdef size_t size = PyBytes_GET_SIZE(key)
+    return self.lookup(start, size, hash_key(start, size, self.ledger.seed), &where)
+
+
+cdef inline uint64_t hash_record(Table self, const char *record) noexcept:
+    return hash_key(record_key(record), load_be16(record + R_KEY_LENGTH), self.ledger.seed)
+
+
+cdef int reserve_slot(Table self) except -1:
+    """Room for one more key: at most three quarters of the slots are taken."""
+    cdef uint64_t room = self.mask + 1, i, j, ahead, hashed
+    cdef uint64_t *old = self.slots
+    cdef uint64_t *new
+    if self.slots_used * 4 < room * 3:
+        return 0
+    new = <uint64_t *>calloc(room * 2, sizeof(uint64_t))
+    if new == NULL:
+        raise MemoryError
+    self.mask = room * 2 - 1
+    for i in range(room):
+        ahead = old[(i + 16) & (room - 1)]
+        if ahead:
+            prefetch(record_at(self, ahead) + R_EXTRAS)
+        if not old[i]:
+            continue
+        hashed = hash_record(self, record_at(self, old[i]))
+        j = hashed & self.mask
+        while new[j]:
+            j = (j + 1) & self.mask
+        new[j] = old[i]
+    self.slots = new
+    free(old)
+    account_memory(self, <int64_t>(room * sizeof(uint64_t)))
+    return 0
+
+
+cdef int remember(Table self, char *record, uint32_t number, uint32_t place) except -1:
+    """The index leads to this record from now on."""
+    cdef uint64_t where, hashed = hash_record(self, record)
+    reserve_slot(self)
+    if self.lookup(record_key(record), load_be16(record + R_KEY_LENGTH), hashed, &where) == NULL:
+        self.slots_used += 1
+    self.slots[where] = (hashed & TAG_MASK) | slot_of(number, place)
+    return 0
+
+
+cdef void forget(Table self, const char *record) noexcept:
+    """Take the record's key out of the index; those behind it move up."""
+    cdef uint64_t hole, next, home
+    if self.lookup(record_key(record), load_be16(record + R_KEY_LENGTH), hash_record(self, record), &hole) == NULL:
+        return
+    next = hole
+    while True:
+        next = (next + 1) & self.mask
+        if not self.slots[next]:
+            break
+        home = hash_record(self, record_at(self, self.slots[next])) & self.mask
+        # It may fill the hole if its home does not lie between the hole and where it stands.
+        if ((next - home) & self.mask) >= ((next - hole) & self.mask):
+            self.slots[hole] = self.slots[next]
+            hole = next
+    self.slots[hole] = 0
+    self.slots_used -= 1
+
+
+# Records and counts.
+
+cdef inline bytes key_of(const char *record):
+    return PyBytes_FromStringAndSize(record_key(record), load_be16(record + R_KEY_LENGTH))
+
+
+cdef inline uint32_t live_expiry(const char *record) noexcept:
+    return load_be32(record + R_EXPIRY) if <uint8_t>record[R_OPCODE] == OPCODE_MUTATION else 0
+
+
+cdef inline bint is_live(const char *record, double now) noexcept:
+    cdef uint32_t expiry = live_expiry(record)
+    return <uint8_t>record[R_OPCODE] == OPCODE_MUTATION and (not expiry or expiry > now)
+
+
+cdef inline bint is_purgeable(Table self, const char *record, uint64_t purge_to, uint64_t purge_before) noexcept:
+    cdef uint64_t seqno = load_be64(record + R_SEQNO)
+    return (
+        not load64(record) and <uint8_t>record[R_OPCODE] != OPCODE_MUTATION and seqno <= purge_to
+        and seqno != self.high_seqno and load32(record + R_TIME) < purge_before
+    )
+
+
+cdef inline void account_memory(Table self, int64_t size) noexcept:
+    self.memory_bytes += size
+    self.ledger.memory_bytes += size
+
+
+cdef inline void account_history(Table self, int64_t size) noexcept:
+    self.history_bytes += size
+    self.ledger.history_bytes += size
+
+
+cdef inline void settle_pending(Table self, int64_t size) noexcept:
+    self.pending_bytes -= size
+    self.ledger.pending_bytes -= size
+
+
+cdef inline void count_current(Table self, const char *record, int sign) noexcept:
+    if <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
+        self.tombstones += sign
+    else:
+        self.items += sign
+        if record[R_MARKS] & MARK_EVICTED:
+            self.evicted_items += sign
+
+
+cdef inline void supersede(Table self, uint64_t slot, char *old, uint64_t seqno) noexcept:
+    cdef Chunk *chunk = &self.chunks[(slot >> 20) & 0xFFFFFFF]
+    count_current(self, old, -1)
+    if <uint8_t>old[R_OPCODE] != OPCODE_MUTATION:
+        chunk.tombstones -= 1
+    chunk.superseded += 1
+    store64(old, seqno)
+    account_history(self, full_size(old))
+
+
+cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t size) noexcept:
+    """The record that stands at the chunk's end now belongs to it."""
+    cdef uint32_t expiry = live_expiry(record), time = load32(record + R_TIME)
+    cdef uint64_t rev_seqno
+    chunk.used += size
+    self.high_seqno = chunk.last_seqno = load_be64(record + R_SEQNO)
+    if time > chunk.last_time:
+        chunk.last_time = time
+    if expiry and expiry < chunk.min_expiry:
+        chunk.min_expiry = expiry
+    if <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
+        chunk.tombstones += 1
+        rev_seqno = load_be64(record + R_REV_SEQNO)
+        if rev_seqno > self.deleted_rev_seqno:
+            self.deleted_rev_seqno = rev_seqno
+    count_current(self, record, 1)
+    account_memory(self, size)
+
+
+cdef void recount(Table self, int64_t *pending) noexcept:
+    """Count everything anew, chunk by chunk."""
+    cdef uint32_t i, place, size
+    cdef Chunk *chunk
+    cdef char *record
+    self.items = self.tombstones = self.evicted = self.evicted_items = 0
+    account_history(self, -self.history_bytes)
+    for i in range(self.order_count):
+        chunk = &self.chunks[self.order[i]]
+        count_chunk(chunk)
+        self.evicted += chunk.evicted
+        place = 0
+        while place < chunk.used:
+            record = chunk.data + place
+            size = record_size(record)
+            place += size
+            if load64(record):
+                account_history(self, full_size(record))
+            else:
+                count_current(self, record, 1)
+            if load_be64(record + R_SEQNO) > self.persisted_seqno:
+                pending[0] += size
+
+
+cdef void count_chunk(Chunk *chunk) noexcept:
+    cdef uint32_t place = 0, expiry, time
+    cdef const char *record
+    chunk.evicted = chunk.superseded = chunk.tombstones = chunk.last_time = 0
+    chunk.min_expiry = NEVER
+    while place < chunk.used:
+        record = chunk.data + place
+        place += record_size(record)
+        time = load32(record + R_TIME)
+        if time > chunk.last_time:
+            chunk.last_time = time
+        if record[R_MARKS] & MARK_EVICTED:
+            chunk.evicted += 1
+        if load64(record):
+            chunk.superseded += 1
+        elif <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
+            chunk.tombstones += 1
+        else:
+            expiry = load_be32(record + R_EXPIRY)
+            if expiry and expiry < chunk.min_expiry:
+                chunk.min_expiry = expiry
+
+
+# Chunks.
+
+cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
+    """The number of a chunk at the end with room for that many bytes."""
+    cdef Chunk *chunk
+    cdef uint32_t wanted
+    if self.order_count:
+        chunk = &self.chunks[self.order[self.order_count - 1]]
+        if chunk.size - chunk.used >= size:
+            if not chunk.used:
+                chunk.first_seqno = seqno
+            return self.order[self.order_count - 1]
+    wanted = CHUNK_BYTES_MIN << (2 * min(self.order_count, 2))
+    return new_chunk(self, max(size, wanted), seqno)
+
+
+cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
+    cdef uint32_t number
+    cdef Chunk *chunk
+    cdef void *moved
+    if self.spare_count:
+        self.spare_count -= 1
+        number = self.spare[self.spare_count]
+    else:
+        number = self.chunk_count
+        if number >= self.chunk_room:
+            self.chunk_room = max(4, self.chunk_room * 2)
+            moved = realloc(self.chunks, self.chunk_room * sizeof(Chunk))
+            if moved == NULL:
+                raise MemoryError
+            self.chunks = <Chunk *>moved
+            moved = realloc(self.order, self.chunk_room * sizeof(uint32_t))
+            if moved == NULL:
+                raise MemoryError
+            self.order = <uint32_t *>moved
+            moved = realloc(self.spare, self.chunk_room * sizeof(uint32_t))
+            if moved == NULL:
+                raise MemoryError
+            self.spare = <uint32_t *>moved
+    chunk = &self.chunks[number]
+    memset(chunk, 0, sizeof(Chunk))
+    chunk.data = <char *>malloc(size)
+    if chunk.data == NULL:
+        raise MemoryError
+    if number == self.chunk_count:
+        self.chunk_count += 1
+    chunk.size = size
+    chunk.first_seqno = seqno
+    chunk.min_expiry = NEVER
+    self.order[self.order_count] = number
+    self.order_count += 1
+    return number
+
+
+cdef void drop_chunk(Table self, uint32_t i) noexcept:
+    cdef uint32_t number = self.order[i]
+    account_memory(self, -<int64_t>self.chunks[number].used)
+    free(self.chunks[number].data)
+    self.chunks[number].data = NULL
+    self.chunks[number].used = 0
+    self.spare[self.spare_count] = number
+    self.spare_count += 1
+    self.order_count -= 1
+    memmove(&self.order[i], &self.order[i + 1], (self.order_count - i) * sizeof(uint32_t))
+    if self.persisted_chunk == number:
+        self.persisted_chunk = 0
+    if self.flushing_chunk == number:
+        self.flushing_chunk = 0
+
+
+cdef uint32_t seek_chunk(Table self, uint64_t after) noexcept:
+    """The place in `order` of the first chunk that reaches beyond ``after``."""
+    cdef uint32_t low = 0, high = self.order_count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if self.chunks[self.order[middle]].last_seqno > after:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
+    """Where in that chunk the first record beyond ``after`` stands."""
+    cdef uint32_t number = self.order[i], place = 0
+    cdef Chunk *chunk = &self.chunks[number]
+    if chunk.first_seqno > after:
+        return 0
+    if self.persisted_chunk == number and after >= self.persisted_seqno:
+        place = self.persisted_place
+    while place < chunk.used and load_be64(chunk.data + place + R_SEQNO) <= after:
+        place += record_size(chunk.data + place)
+    return place
+
+
+cdef int sweep_chunk(
+    Table self, uint32_t i, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to
+) except -1:
+    """Rewrite one chunk in place without what must go."""
+    cdef uint32_t number = self.order[i], place = 0, to = 0, size, slim
+    cdef uint64_t superseded_by, seqno, where
+    cdef Chunk *chunk = &self.chunks[number]
+    cdef char *record
+    cdef uint32_t before = chunk.used
+    cdef void *moved
+    while place < before:
+        record = chunk.data + place
+        size = record_size(record)
+        superseded_by = load64(record)
+        if superseded_by and superseded_by <= floor:
+            account_history(self, -<int64_t>full_size(record))
+            if record[R_MARKS] & MARK_EVICTED:
+                self.evicted -= 1
+            place += size
+            continue
+        if is_purgeable(self, record, purge_to, purge_before):
+            seqno = load_be64(record + R_SEQNO)
+            if seqno > self.purge_seqno:
+                self.purge_seqno = seqno
+            forget(self, record)
+            count_current(self, record, -1)
+            place += size
+            continue
+        slim = size
+        if (
+            not record[R_MARKS] & MARK_EVICTED and <uint8_t>record[R_OPCODE] == OPCODE_MUTATION
+            and load_be64(record + R_SEQNO) <= evict_to
+            and load_be32(record + R_BODY_LENGTH) > <uint32_t>31 + load_be16(record + R_KEY_LENGTH)
+        ):
+            if record[R_MARKS] & MARK_REFERENCED:
+                record[R_MARKS] &= ~MARK_REFERENCED
+            else:
+                record[R_MARKS] |= MARK_EVICTED
+                slim = record_size(record)
+                self.evicted += 1
+                if not superseded_by:
+                    self.evicted_items += 1
+        if to != place:
+            # The slot is sought by its old place, before the bytes move over it.
+            if not superseded_by:
+                where = hash_record(self, record) & self.mask
+                while (self.slots[where] & ~TAG_MASK) != slot_of(number, place):
+                    where = (where + 1) & self.mask
+                self.slots[where] = (self.slots[where] & TAG_MASK) | slot_of(number, to)
+            memmove(chunk.data + to, record, slim)
+        to += slim
+        place += size
+    if to == before:
+        count_chunk(chunk)
+        return 0
+    account_memory(self, <int64_t>to - <int64_t>before)
+    chunk.used = to
+    if self.persisted_chunk == number:
+        self.persisted_chunk = 0
+    if self.flushing_chunk == number:
+        self.flushing_chunk = 0
+    if not to:
+        drop_chunk(self, i)
+        return 0
+    count_chunk(chunk)
+    chunk.first_seqno = load_be64(chunk.data + R_SEQNO)
+    if i + 1 < self.order_count:
+        moved = realloc(chunk.data, to)
+        if moved != NULL:
+            chunk.data = <char *>moved
+            chunk.size = to
+    return 0
+
+
+# Items, locks and expiry.
+
+cdef Item make_item(Table self, char *record):
+    cdef Item item = Item.__new__(Item)
+    cdef uint8_t opcode = record[R_OPCODE]
+    cdef uint32_t key_end = <uint32_t>R_EXTRAS + <uint8_t>record[R_EXTRAS_LENGTH] + load_be16(record + R_KEY_LENGTH)
+    item.event = opcode - EVENT_OF_OPCODE
+    item.datatype = record[R_DATATYPE]
+    item.cas = load_be64(record + R_CAS)
+    item.seqno = load_be64(record + R_SEQNO)
+    item.rev_seqno = load_be64(record + R_REV_SEQNO)
+    item.time = load32(record + R_TIME)
+    if opcode == OPCODE_MUTATION:
+        item.flags = load_be32(record + R_FLAGS)
+        item.expiry = load_be32(record + R_EXPIRY)
+    elif opcode == OPCODE_DELETION:
+        item.expiry = item.time
+    else:
+        item.expiry = load_be32(record + R_DELETE_TIME)
+    if not record[R_MARKS] & MARK_EVICTED:
+        item.value = PyBytes_FromStringAndSize(
+            record + key_end, load_be32(record + R_BODY_LENGTH) + R_EXTRAS - key_end
+        )
+    elif self.fetch is None:
+        raise TemporaryFailure("the value is on disk and there is no disk", vbucket=self.vbucket)
+    else:
+        item.value = self.fetch(item.seqno)  # Python code, but the record is not looked at again
+    return item
+
+
+cdef object lock_of(Table self, bytes key):
+    held = self.locks.get(key)
+    if held is not None and held[1] <= self.ledger.clock():
+        del self.locks[key]
+        return None
+    return held
+
+
+cdef bint expire_if_due(Table self, bytes key, double now) except -1:
+    """Write the expiration of an item that is past its time; True if it was."""
+    cdef char *record = lookup_bytes(self, key)
+    cdef uint32_t expiry
+    if record == NULL:
+        return False
+    expiry = live_expiry(record)
+    if not expiry:
+        return False
+    if now < 0:
+        now = self.ledger.clock()
+    if expiry > now:
+        return False
+    self.ledger.expirations += 1
+    self.locks.pop(key, None)
+    self.write(EXPIRATION, key, b"", 0, 0, 0, 0, 0, 0, 255, now)
+    return True
+
+
+cdef int patch_lock_time(Table self, const char *record, char *frame, double now) except -1:
+    cdef uint32_t rest
+    if load64(record) or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
+        return 0
+    held = self.locks.get(key_of(record))
+    if held is not None and held[1] > now:
+        rest = <uint32_t>(<double>held[1] - now)
+        store_be32(frame + R_LOCK_TIME - R_FRAME, max(1, rest))
+    return 0
+
+
+# Reading.
+
+cdef inline uint32_t frame_size(const char *record, bint keys_only) noexcept:
+    cdef uint32_t header = R_EXTRAS - R_FRAME
+    if keys_only:
+        return header + <uint8_t>record[R_EXTRAS_LENGTH] + load_be16(record + R_KEY_LENGTH)
+    return header + load_be32(record + R_BODY_LENGTH)
+
+
+cdef int pick(size_t count, const char *record) except -1:
+    global picked, picked_room
+    cdef void *moved
+    if count >= picked_room:
+        moved = realloc(picked, max(<size_t>4096, 2 * picked_room) * sizeof(char *))
+        if moved == NULL:
+            raise MemoryError
+        picked = <const char **>moved
+        picked_room = max(<size_t>4096, 2 * picked_room)
+    picked[count] = record
+    return 0
+
+
+cdef size_t select(
+    Table self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every, bytes prefix, uint64_t *done
+) except? 9999:
+    """Pick the visible records of (after, upto]; `done` says how far they reach."""
+    cdef uint32_t i = seek_chunk(self, after), place, first
+    cdef size_t count = 0, total = 0, prefix_size = PyBytes_GET_SIZE(prefix)
+    cdef uint64_t superseded_by, seqno, last = after
+    cdef uint32_t size
+    cdef Chunk *chunk
+    cdef const char *record
+    first = seek_place(self, i, after) if i < self.order_count else 0
+    while i < self.order_count:
+        chunk = &self.chunks[self.order[i]]
+        place = first
+        first = 0
+        while place < chunk.used:
+            record = chunk.data + place
+            place += record_size(record)
+            seqno = load_be64(record + R_SEQNO)
+            if seqno > upto:
+                done[0] = upto
+                return count
+            superseded_by = load64(record)
+            if (every or not superseded_by or superseded_by > at) and (
+                not prefix_size or (
+                    load_be16(record + R_KEY_LENGTH) >= prefix_size
+                    and not memcmp(record_key(record), PyBytes_AS_STRING(prefix), prefix_size)
+                )
+            ):
+                size = full_size(record)
+                if count and total + size > max_bytes:
+                    done[0] = last
+                    return count
+                if count >= picked_room:
+                    pick(count, record)
+                else:
+                    picked[count] = record
+                count += 1
+                total += size
+            last = seqno
+        i += 1
+    done[0] = upto
+    return count
+
+
+cdef int restore(Table self, size_t count, object block) except -1:
+    """Replace picked records whose value was evicted by the stored ones; both run in the order of seqnos."""
+    cdef size_t i, offset = 0, size = 0
+    cdef uint64_t seqno
+    cdef const uint8_t[::1] view
+    cdef const char *data = NULL
+    if not self.evicted:
+        return 0
+    if block is not None and len(block):
+        view = block
+        size = view.shape[0]
+        data = <const char *>&view[0]  # the caller holds the block while the frames are made
+    for i in range(count):
+        if not picked[i][R_MARKS] & MARK_EVICTED:
+            continue
+        seqno = load_be64(picked[i] + R_SEQNO)
+        while offset < size and load_be64(data + offset + R_SEQNO) < seqno:
+            offset += full_size(data + offset)
+        if offset >= size or load_be64(data + offset + R_SEQNO) != seqno:
+            raise CorruptData("", f"the value of change {seqno} is not on disk")
+        picked[i] = data + offset
+    return 0
+
+
+cdef object columns(Table self, size_t count, bint keys_only, double now):
+    """An Arrow batch of what was picked."""
+    cdef size_t i, key_total = 0, value_total = 0
+    cdef uint32_t key_size, value_size, expiry, flags, lock_time
+    cdef uint8_t opcode
+    cdef const char *record
+    cdef const char *key
+    for i in range(count):
+        record = picked[i]
+        key_size = load_be16(record + R_KEY_LENGTH)
+        key_total += key_size
+        if not keys_only:
+            value_total += load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
+    vbuckets, events = blank(count * 2), blank(count)
+    seqnos, rev_seqnos, cas = blank(count * 8), blank(count * 8), blank(count * 8)
+    flags_, expiries, locks, datatypes = blank(count * 4), blank(count * 4), blank(count * 4), blank(count)
+    key_ends, keys, value_ends, values = blank(count * 4 + 4), blank(key_total), blank(count * 4 + 4), blank(value_total)
+    cdef uint16_t *p_vbucket = <uint16_t *>PyBytes_AS_STRING(vbuckets)
+    cdef uint8_t *p_event = <uint8_t *>PyBytes_AS_STRING(events)
+    cdef uint64_t *p_seqno = <uint64_t *>PyBytes_AS_STRING(seqnos)
+    cdef uint64_t *p_rev_seqno = <uint64_t *>PyBytes_AS_STRING(rev_seqnos)
+    cdef uint64_t *p_cas = <uint64_t *>PyBytes_AS_STRING(cas)
+    cdef uint32_t *p_flags = <uint32_t *>PyBytes_AS_STRING(flags_)
+    cdef uint32_t *p_expiry = <uint32_t *>PyBytes_AS_STRING(expiries)
+    cdef uint32_t *p_lock = <uint32_t *>PyBytes_AS_STRING(locks)
+    cdef uint8_t *p_datatype = <uint8_t *>PyBytes_AS_STRING(datatypes)
+    cdef uint32_t *p_key_end = <uint32_t *>PyBytes_AS_STRING(key_ends)
+    cdef uint32_t *p_value_end = <uint32_t *>PyBytes_AS_STRING(value_ends)
+    cdef char *p_key = PyBytes_AS_STRING(keys)
+    cdef char *p_value = PyBytes_AS_STRING(values)
+    p_key_end[0] = p_value_end[0] = 0
+    for i in range(count):
+        record = picked[i]
+        opcode = record[R_OPCODE]
+        key_size = load_be16(record + R_KEY_LENGTH)
+        key = record_key(record)
+        p_vbucket[i] = self.vbucket
+        p_event[i] = opcode - EVENT_OF_OPCODE
+        p_seqno[i] = load_be64(record + R_SEQNO)
+        p_rev_seqno[i] = load_be64(record + R_REV_SEQNO)
+        p_cas[i] = load_be64(record + R_CAS)
+        flags = lock_time = 0
+        if opcode == OPCODE_MUTATION:
+            flags = load_be32(record + R_FLAGS)
+            expiry = load_be32(record + R_EXPIRY)
+            if now and not load64(record):
+                held = self.locks.get(key_of(record))
+                if held is not None and held[1] > now:
+                    lock_time = max(1, <uint32_t>(<double>held[1] - now))
+        elif opcode == OPCODE_DELETION:
+            expiry = load32(record + R_TIME)
+        else:
+            expiry = load_be32(record + R_DELETE_TIME)
+        p_flags[i] = flags
+        p_expiry[i] = expiry
+        p_lock[i] = lock_time
+        p_datatype[i] = 0 if keys_only else <uint8_t>record[R_DATATYPE]
+        memcpy(p_key, key, key_size)
+        p_key += key_size
+        p_key_end[i + 1] = p_key_end[i] + key_size
+        value_size = 0
+        if not keys_only:
+            value_size = load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
+            memcpy(p_value, key + key_size, value_size)
+            p_value += value_size
+        p_value_end[i + 1] = p_value_end[i] + value_size
+    plain = (vbuckets, events, seqnos, rev_seqnos, cas, flags_, expiries, locks, datatypes)
+    arrays = [
+        pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(column)])
+        for field, column in zip(CHANGES, plain)
+    ]
+    for ends, bodies in ((key_ends, keys), (value_ends, values)):
+        arrays.append(pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(bodies)]))
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGES)
+
+
+cdef inline bytes blank(size_t size):
+    return PyBytes_FromStringAndSize(NULL, size)
+
+
+# Storage.
+
+cdef void clean(char *data, size_t size) noexcept:
+    """On disk nothing is superseded or marked: a reader finds out while it loads."""
+    cdef size_t offset = 0
+    while offset < size:
+        store64(data + offset, 0)
+        data[offset + R_MARKS] = 0
+        offset += full_size(data + offset)
+
+
+cdef object load_records(Table self, const char *data, size_t size):
+    cdef size_t offset = 0
+    cdef uint64_t seqno, hashed, where
+    cdef uint32_t step, key_size, extras, number = 0, loaded = 0
+    cdef uint8_t opcode
+    cdef const char *source
+    cdef Chunk *chunk
+    cdef char *record
+    cdef char *old
+    if size >> 32:
+        raise CorruptData("", f"too many records of vbucket {self.vbucket} in one piece")
+    while offset < size:
+        source = data + offset
+        if size - offset < <size_t>R_EXTRAS + 18:
+            raise CorruptData("", f"a record of vbucket {self.vbucket} cannot be read")
+        step = full_size(source)
+        opcode = source[R_OPCODE]
+        key_size = load_be16(source + R_KEY_LENGTH)
+        extras = <uint8_t>source[R_EXTRAS_LENGTH]
+        if (
+            load_be32(source + R_BODY_LENGTH) > VALUE_BYTES_MAX + 1024 or step > size - offset
+            or load_be16(source + R_VBUCKET) != self.vbucket
+            or extras != (31 if opcode == OPCODE_MUTATION else 18 if opcode == OPCODE_DELETION else 20)
+            or not OPCODE_MUTATION <= opcode <= OPCODE_EXPIRATION
+            or extras + key_size > load_be32(source + R_BODY_LENGTH)
+        ):
+            raise CorruptData("", f"a record of vbucket {self.vbucket} is not what it should be")
+        offset += step
+        seqno = load_be64(source + R_SEQNO)
+        if seqno <= self.high_seqno:
+            continue
+        if not number or self.chunks[number].size - self.chunks[number].used < step:
+            number = chunk_for_load(self, step, size - offset + step, seqno)
+        chunk = &self.chunks[number]
+        record = chunk.data + chunk.used
+        memcpy(record, source, step)
+        store64(record, 0)
+        record[R_MARKS] = 0
+        reserve_slot(self)
+        hashed = hash_record(self, record)
+        old = self.lookup(record_key(record), key_size, hashed, &where)
+        if old != NULL:
+            supersede(self, self.slots[where], old, seqno)
+        else:
+            self.slots_used += 1
+        self.slots[where] = (hashed & TAG_MASK) | slot_of(number, chunk.used)
+        enter(self, chunk, record, step)
+        self.ledger.follow_cas(load_be64(record + R_CAS))
+        loaded += 1
+    return loaded
+
+
+cdef uint32_t chunk_for_load(Table self, uint32_t step, size_t rest, uint64_t seqno) except 0:
+    """What comes in large pieces gets chunks of its own size, small ones go where there is room."""
+    cdef uint32_t wanted = max(step, <uint32_t>min(rest, <size_t>CHUNK_BYTES_MAX))
+    if wanted < CHUNK_BYTES_MIN:
+        return chunk_for(self, step, seqno)
+    return new_chunk(self, wanted, seqno)
+
+
+def stored_value(const uint8_t[::1] block not None, uint64_t seqno):
+    """The value of one change in a stored block."""
+    cdef size_t offset = 0, size = block.shape[0]
+    cdef const char *record
+    cdef const char *value
+    while offset < size:
+        record = <const char *>&block[offset]
+        if load_be64(record + R_SEQNO) == seqno:
+            value = record_key(record) + load_be16(record + R_KEY_LENGTH)
+            return PyBytes_FromStringAndSize(
+                value, record + R_EXTRAS + load_be32(record + R_BODY_LENGTH) - value
+            )
+        offset += full_size(record)
+    return None
+
+
+def collect(list tables not None, bint with_records=True):
+    """One group for the disk: a directory, then the records of each table that no group has held yet."""
+    cdef Table table
+    cdef size_t total = GROUP_HEADER, entries = 0, bodies = 0, part, body
+    cdef bytes out
+    cdef char *to
+    cdef char *directory
+    cdef uint32_t i, place
+    cdef Chunk *chunk
+    for table in tables:
+        entries += GROUP_ENTRY
+        if not table.active:
+            entries += GROUP_BOUNDS + 8 * <size_t>len(table.whole_seqnos)
+        if with_records:
+            bodies += table.pending_bytes
+    out = PyBytes_FromStringAndSize(NULL, GROUP_HEADER + entries + bodies)
+    directory = PyBytes_AS_STRING(out)
+    to = directory + GROUP_HEADER + entries
+    store32(directory, <uint32_t>len(tables))
+    store32(directory + 4, entries)
+    directory += GROUP_HEADER
+    for table in tables:
+        body = table.pending_bytes
+        memcpy(directory, &table.vbucket, 2)
+        directory[2] = WROTE_ITSELF if table.active else 0
+        directory[3] = 0
+        store32(directory + 4, body)
+        store64(directory + 8, table.high_seqno)
+        directory += GROUP_ENTRY
+        table.flushing_points = 0
+        if not table.active:
+            table.flushing_points = len(table.whole_seqnos)
+            store64(directory, table.snapshot_start)
+            store64(directory + 8, table.snapshot_end)
+            store32(directory + 16, table.flushing_points)
+            directory += GROUP_BOUNDS
+            for point in table.whole_seqnos:
+                store64(directory, point)
+                directory += 8
+        i = seek_chunk(table, table.persisted_seqno)
+        part = 0
+        while i < table.order_count:
+            chunk = &table.chunks[table.order[i]]
+            place = seek_place(table, i, table.persisted_seqno)
+            if with_records:
+                memcpy(to + part, chunk.data + place, chunk.used - place)
+            part += chunk.used - place
+            i += 1
+        if part != body:
+            raise AssertionError(f"vbucket {table.vbucket}: {part} bytes wait for the disk, not {body}")
+        if with_records:
+            clean(to, part)
+            to += part
+        table.flushing_seqno = table.high_seqno
+        table.flushing_bytes = body
+        table.flushing_chunk = 0
+        if table.order_count:
+            table.flushing_chunk = table.order[table.order_count - 1]
+            table.flushing_place = table.chunks[table.flushing_chunk].used
+    return out
+
+
+def replay(uint64_t number, const uint8_t[::1] group not None, list tables not None):
+    """Take a stored group back in, for the tables that are not newer than it."""
+    cdef size_t size = group.shape[0], offset = GROUP_HEADER, body, points, i
+    cdef const char *data = <const char *>&group[0] if size else NULL
+    cdef uint32_t count, length
+    cdef uint16_t vbucket
+    cdef uint64_t high, start, end
+    cdef const char *entry
+    cdef Table table
+    if size < GROUP_HEADER:
+        raise CorruptData("", f"group {number} cannot be read")
+    count = load32(data)
+    body = GROUP_HEADER + <size_t>load32(data + 4)
+    if body > size:
+        raise CorruptData("", f"group {number} cannot be read")
+    for _ in range(count):
+        if offset + GROUP_ENTRY > body:
+            raise CorruptData("", f"group {number} cannot be read")
+        entry = data + offset
+        memcpy(&vbucket, entry, 2)
+        length = load32(entry + 4)
+        start = end = high = load64(entry + 8)
+        offset += GROUP_ENTRY
+        points = 0
+        if not entry[2] & WROTE_ITSELF:
+            if offset + GROUP_BOUNDS > body:
+                raise CorruptData("", f"group {number} cannot be read")
+            start = load64(data + offset)
+            end = load64(data + offset + 8)
+            points = load32(data + offset + 16)
+            offset += GROUP_BOUNDS
+            if points > (body - offset) / 8:
+                raise CorruptData("", f"group {number} cannot be read")
+        if length > size - body:
+            raise CorruptData("", f"group {number} ends too early")
+        table = tables[vbucket] if vbucket < len(tables) else None
+        if table is not None and number >= table.records_from_group and length:
+            load_records(table, data + body, length)
+        if table is not None and number >= table.state_from_group:
+            table.high_seqno = max(table.high_seqno, high)
+            table.snapshot_start = start
+            table.snapshot_end = end
+            for i in range(points):
+                table.whole_seqnos.append(load64(data + offset + 8 * i))
+        offset += 8 * points
+        body += length

@@ -1,0 +1,451 @@
+"""Both tables against the same expectations, and the compiled one against the plain one, byte for byte."""
+
+import random
+import struct
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.conftest import Clock
+from upriver.engine import table as plain
+from upriver.errors import CorruptData, KeyNotFound, OutOfMemory, TemporaryFailure, UpriverError
+from upriver.model import Event, changes_in
+from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, unpack
+
+try:
+    from upriver.engine import _table as compiled
+except ImportError:
+    compiled = None  # type: ignore[assignment]
+
+BACKENDS = [plain] if compiled is None else [plain, compiled]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
+def backend(request: pytest.FixtureRequest) -> ModuleType:
+    found: ModuleType = request.param
+    return found
+
+
+@pytest.fixture
+def table(backend: ModuleType, clock: Clock) -> Any:
+    made = backend.Table(3, backend.Ledger(clock))
+    made.active = True
+    return made
+
+
+def seqnos(frames: bytes) -> list[int]:
+    found, offset = [], 0
+    while offset < len(frames):
+        body = HEADER.unpack_from(frames, offset)[6]
+        found.append(struct.unpack_from(">Q", frames, offset + SEQNO_OFFSET)[0])
+        offset += HEADER.size + body
+    return found
+
+
+def sweep(table: Any, floor: int, purge_to: int, purge_before: int, evict_to: int) -> None:
+    position, _ = table.sweep(0, floor, purge_to, purge_before, evict_to)
+    while position:
+        position, _ = table.sweep(position, floor, purge_to, purge_before, evict_to)
+
+
+def test_a_change_supersedes_the_one_before(table: Any) -> None:
+    for key in (b"a", b"b", b"a", b"c", b"a"):
+        table.set(key, b"x")
+    assert seqnos(table.read(0, 5, 5, 10**6)[0]) == [2, 4, 5]
+    assert seqnos(table.read(0, 5, 5, 10**6, every=True)[0]) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("at", "visible"), [(1, [1]), (2, [1, 2]), (3, [2, 3]), (4, [2, 3, 4]), (5, [2, 4, 5])])
+def test_every_past_state_can_be_read(table: Any, at: int, visible: list[int]) -> None:
+    for key in (b"a", b"b", b"a", b"c", b"a"):
+        table.set(key, b"x")
+    assert seqnos(table.read(0, at, at, 10**6)[0]) == visible
+
+
+def test_reading_goes_on_where_it_stopped(table: Any) -> None:
+    for i in range(5000):
+        table.set(b"key%d" % (i % 3000), b"value" * 20)
+    found, position, reads = [], 0, 0
+    while position < 5000:
+        frames, count, position = table.read(position, 5000, 5000, 4000)
+        assert count == len(seqnos(frames)) > 0
+        found += seqnos(frames)
+        reads += 1
+    assert found == list(range(2001, 5001))
+    assert reads > 50
+
+
+def test_a_record_larger_than_the_limit_is_read_alone(table: Any) -> None:
+    for size in (10, 1_000_000, 10):
+        table.set(b"k%d" % table.high_seqno, bytes(size))
+    assert seqnos(table.read(0, 3, 3, 1)[0]) == [1]
+    assert seqnos(table.read(1, 3, 3, 1)[0]) == [2]
+
+
+def test_keys_only_and_prefix(table: Any) -> None:
+    table.set(b"user:1", b"value", datatype=1)
+    table.set(b"order:1", b"value")
+    table.set(b"user:2", b"value")
+    frames, count, done = table.read(0, 3, 3, 10**6, keys_only=True, prefix=b"user:")
+    assert (count, done) == (2, 3)
+    record = unpack(bytes(PREFIX.size) + frames)
+    assert (record.change.key, record.change.value, record.change.datatype) == (b"user:1", b"", 0)
+    batch, _ = table.read_columns(0, 3, 3, 10**6, keys_only=True, prefix=b"user:")
+    assert batch["value"].to_pylist() == [b"", b""]
+
+
+def test_the_opaque_and_the_rest_of_a_lock_are_filled_in(table: Any, clock: Clock) -> None:
+    table.set(b"k", b"v")
+    table.locks[b"k"] = (99, clock.now + 12.5)
+    frames, _, _ = table.read(0, 1, 1, 10**6, 0xDEADBEEF)
+    assert HEADER.unpack_from(frames)[7] == 0xDEADBEEF
+    assert unpack(bytes(PREFIX.size) + frames).change.lock_time == 12
+    assert table.read_columns(0, 1, 1, 10**6)[0]["lock_time"].to_pylist() == [12]
+    clock.pass_by(13)
+    assert unpack(bytes(PREFIX.size) + table.read(0, 1, 1, 10**6)[0]).change.lock_time == 0
+
+
+def test_columns_hold_what_the_frames_hold(table: Any, clock: Clock) -> None:
+    table.set(b"a", b"1", 7, 1000, datatype=1)
+    table.set(b"gone", b"2")
+    table.delete(b"gone")
+    table.store(Event.EXPIRATION, b"old", b"", 0, 4321)
+    batch, done = table.read_columns(0, 4, 4, 10**6)
+    frames, _, _ = table.read(0, 4, 4, 10**6)
+    assert done == 4
+    offset = 0
+    for change in changes_in(batch):
+        body = HEADER.unpack_from(frames, offset)[6]
+        record = unpack(bytes(PREFIX.size) + frames[offset : offset + HEADER.size + body])
+        offset += HEADER.size + body
+        if change.event is Event.DELETION:
+            assert change.expiry == int(clock.now)  # a frame of a deletion has no time, its prefix has
+        else:
+            assert change == record.change
+    assert offset == len(frames)
+
+
+def test_truncation_restores_the_state(table: Any) -> None:
+    states = {}
+    for i in range(2000):
+        key = b"key%d" % (i * 7 % 300)
+        if i % 5 == 4 and table.find(key) is not None and table.find(key).event == Event.MUTATION:
+            table.delete(key)
+        else:
+            table.set(key, b"%d" % i * 30)
+        states[table.high_seqno] = table.high_seqno
+    for at in (1999, 1500, 700, 1):
+        before = table.read(0, at, at, 10**9)[0]
+        table.truncate(at)
+        assert table.read(0, at, at, 10**9)[0] == before
+        assert table.high_seqno == at
+        assert len(seqnos(before)) == table.items + table.tombstones
+    table.clear()
+    assert (table.items, table.tombstones, table.history_bytes, table.pending_bytes) == (0, 0, 0, 0)
+    assert table.live_keys() == []
+    table.set(b"again", b"")
+    assert table.high_seqno == 1
+
+
+def test_records_survive_the_disk(backend: ModuleType, table: Any, clock: Clock) -> None:
+    for i in range(3000):
+        table.set(b"key%d" % (i % 1000), b"value%d" % i * 10)
+    table.delete(b"key5")
+    pieces, position = [], 0
+    while position < table.high_seqno:
+        piece, position = table.records(position, table.high_seqno, 100_000)
+        pieces.append(piece)
+    assert len(pieces) > 3
+    copy = backend.Table(3, backend.Ledger(clock))
+    for piece in pieces:
+        copy.load(piece)
+        copy.load(piece)  # a second time changes nothing
+    for name in ("high_seqno", "items", "tombstones", "history_bytes", "deleted_rev_seqno"):
+        assert getattr(copy, name) == getattr(table, name), name
+    assert copy.read(0, 3001, 3001, 10**9) == table.read(0, 3001, 3001, 10**9)
+    assert copy.read(0, 1700, 1700, 10**9) == table.read(0, 1700, 1700, 10**9)
+
+
+def test_damaged_records_are_refused(backend: ModuleType, table: Any, clock: Clock) -> None:
+    table.set(b"key", b"value")
+    good, _ = table.records(0, 1, 10**6)
+    vbucket_of_another = bytearray(good)
+    vbucket_of_another[PREFIX.size + 7] ^= 1
+    opcode = bytearray(good)
+    opcode[PREFIX.size + 1] = 0x10
+    long = bytearray(good)
+    long[PREFIX.size + 10] = 0xFF
+    for damaged in (good[:-8], good[:20], bytes(vbucket_of_another), bytes(opcode), bytes(long)):
+        with pytest.raises(CorruptData):
+            backend.Table(3, backend.Ledger(clock)).load(damaged)
+
+
+def test_eviction_keeps_what_was_read(table: Any) -> None:
+    for i in range(5000):
+        table.set(b"key%d" % i, b"value%d" % i * 20)
+    blocks, _ = table.records(0, 5000, 10**9)
+    table.get(b"key7")
+    before = table.memory_bytes
+    sweep(table, 0, 0, 0, 4000)
+    assert table.memory_bytes < before - 4000 * 100
+    assert (table.evicted, table.evicted_items) == (3999, 3999)
+    assert table.first_evicted(0, 5000) == 1
+    assert table.first_evicted(7, 8) == 0
+    assert table.first_evicted(4000, 5000) == 0
+    with pytest.raises(TemporaryFailure):
+        table.get(b"key1")
+    table.fetch = lambda seqno: b"from disk %d" % seqno
+    assert table.get(b"key1").value == b"from disk 2"
+    assert table.get(b"key7").value == b"value7" * 20
+    with pytest.raises(CorruptData):
+        table.read(0, 5000, 5000, 10**9)
+    assert seqnos(table.read(0, 5000, 5000, 10**9, block=blocks)[0]) == list(range(1, 5001))
+    assert table.read_columns(0, 5000, 5000, 10**8, block=blocks)[0]["value"].to_pylist() == [
+        b"value%d" % i * 20 for i in range(5000)
+    ]
+    table.set(b"key1", b"new")
+    assert (table.items, table.evicted_items, table.evicted) == (5000, 3998, 3999)
+
+
+def test_sweeping_drops_what_no_retained_state_sees(table: Any, clock: Clock) -> None:
+    for i in range(6000):
+        table.set(b"key%d" % (i % 500), b"x" * 50)
+    for i in range(100):
+        table.delete(b"key%d" % i)
+    clock.pass_by(1000)
+    states = {at: table.read(0, at, at, 10**9)[0] for at in (5000, 5500, 6000)}
+    sweep(table, 5000, 0, 0, 0)
+    for at, state in states.items():
+        assert table.read(0, at, at, 10**9)[0] == state
+    assert table.items == 400
+    assert len(seqnos(table.read(0, 6100, 6100, 10**9, every=True)[0])) == 500 + 1100
+    assert table.purgeable(0, 6050, int(clock.now))[0] in (0, 6050)
+    sweep(table, 6050, 6050, int(clock.now), 0)
+    assert (table.tombstones, table.purge_seqno, table.items) == (50, 6050, 400)
+    assert table.find(b"key0") is None
+    table.set(b"key0", b"back")
+    assert table.find(b"key0").rev_seqno == 1 + table.deleted_rev_seqno
+
+
+def test_the_last_change_is_never_purged(table: Any, clock: Clock) -> None:
+    """A snapshot ends at the high seqno: its receiver must find a change there."""
+    table.set(b"k", b"")
+    table.delete(b"k")
+    clock.pass_by(10)
+    assert table.purgeable(0, 2, int(clock.now)) == (0, 0)
+    table.sweep(0, 2, 2, int(clock.now), 0)
+    assert table.tombstones == 1
+
+
+def test_compaction_on_disk_keeps_what_memory_holds(backend: ModuleType, table: Any, clock: Clock) -> None:
+    for i in range(1000):
+        table.set(b"key%d" % (i % 100), b"x" * 20)
+    table.delete(b"key7")
+    table.set(b"key8", b"y")
+    clock.pass_by(5)
+    block, _ = table.records(0, 1002, 10**9)
+    assert table.retain(block, 1002) == block
+    sweep(table, 1001, 1001, int(clock.now), 0)
+    assert table.find(b"key7") is None
+    kept = table.retain(block, 1001)
+    assert kept == table.records(0, 1002, 10**9)[0]
+    with_tombstone = table.retain(block, 1000)
+    assert len(with_tombstone) > len(kept)
+    copy = backend.Table(3, backend.Ledger(clock))
+    copy.load(with_tombstone)
+    assert copy.find(b"key7").event == Event.DELETION
+
+
+def fill(table: Any) -> None:
+    for i in range(100):
+        table.set(b"k%d" % i, b"x" * 50)
+
+
+def test_the_queue_and_the_quota_are_bounds(backend: ModuleType, clock: Clock) -> None:
+    ledger = backend.Ledger(clock, 0, 1000)
+    table = backend.Table(0, ledger)
+    table.active = True
+    with pytest.raises(TemporaryFailure):
+        fill(table)
+    backend.collect(ledger.take_dirty())
+    table.committed()
+    assert ledger.pending_bytes == 0
+    ledger.quota_bytes = ledger.memory_bytes + 500
+    ledger.queue_bytes_max = 0
+    with pytest.raises(OutOfMemory):
+        fill(table)
+    ledger.quota_bytes = 0
+    ledger.refusal = "because"
+    with pytest.raises(TemporaryFailure, match="because"):
+        table.delete(b"k1")
+
+
+def test_groups_bring_tables_back(backend: ModuleType, clock: Clock) -> None:
+    ledger = backend.Ledger(clock)
+    writer, receiver = backend.Table(0, ledger), backend.Table(1, ledger)
+    writer.active = True
+    groups = []
+    for round_ in range(5):
+        for i in range(100):
+            writer.set(b"key%d" % i, b"%d" % round_)
+        receiver.snapshot_start, receiver.snapshot_end = round_ * 10, round_ * 10 + 10
+        for seqno in range(round_ * 10 + 1, round_ * 10 + 11):
+            receiver.store(Event.MUTATION, b"r%d" % seqno, b"", 0, 0, 0, 5, 6, seqno)
+        receiver.whole_seqnos.append(receiver.high_seqno)
+        tables = ledger.take_dirty()
+        assert len(tables) == 2
+        groups.append(backend.collect(tables))
+        for table in tables:
+            table.committed()
+    assert receiver.whole_seqnos == []
+    copies = [backend.Table(n, backend.Ledger(clock)) for n in (0, 1)]
+    for number, group in enumerate(groups):
+        backend.replay(number, group, [*copies])
+    for table, copy in zip((writer, receiver), copies, strict=True):
+        assert copy.read(0, 500, 500, 10**9, every=True) == table.read(0, 500, 500, 10**9, every=True)
+    assert copies[1].whole_seqnos == [10, 20, 30, 40, 50]
+    assert (copies[1].snapshot_start, copies[1].snapshot_end) == (40, 50)
+    for cut in (4, 20, 60, len(groups[0]) - 8):
+        with pytest.raises(CorruptData):
+            backend.replay(1, groups[0][:cut], [backend.Table(n, backend.Ledger(clock)) for n in (0, 1)])
+
+
+def test_layout_is_the_models() -> None:
+    assert {event: opcode - 0x56 for event, opcode in OPCODES.items()} == {event: event for event in EVENTS.values()}
+
+
+# Parity: the same operations on both, the same answers from both.
+
+KEYS = st.sampled_from([b"a", b"b", b"key-with-16-bytes", b"x" * 250])
+STEPS = st.one_of(
+    st.tuples(st.just("set"), KEYS, st.binary(max_size=40), st.integers(0, 9), st.sampled_from([0, 0, 5, 2**31])),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.just("get"), KEYS),
+    st.tuples(st.just("find"), KEYS),
+    st.tuples(st.just("expire"), KEYS),
+    st.tuples(st.just("store"), st.integers(1, 3), KEYS, st.binary(max_size=9), st.just(0), st.integers(0, 99)),
+    st.tuples(st.just("lock"), KEYS, st.integers(1, 20)),
+    st.tuples(st.just("pass"), st.integers(1, 9)),
+    st.tuples(st.just("truncate"), st.integers(0, 12)),
+    st.tuples(st.just("sweep"), st.integers(0, 20), st.integers(0, 20), st.integers(0, 20)),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("retain"), st.integers(0, 20)),
+)
+COUNTS: tuple[str, ...] = (
+    "high_seqno",
+    "persisted_seqno",
+    "items",
+    "tombstones",
+    "evicted",
+    "evicted_items",
+    "history_bytes",
+)
+COUNTS += ("pending_bytes", "purge_seqno", "deleted_rev_seqno")
+
+
+class Twin:
+    """One backend under the steps of a parity test."""
+
+    def __init__(self, backend: ModuleType, clock: Clock) -> None:
+        self.backend, self.clock = backend, clock
+        self.ledger = backend.Ledger(clock)
+        self.table = backend.Table(1, self.ledger)
+        self.table.active = True
+        self.table.fetch = lambda seqno: b"fetched %d" % seqno
+
+    def do(self, step: tuple[Any, ...]) -> Any:
+        name, *arguments = step
+        try:
+            answer = getattr(self, f"do_{name}", None)
+            result = answer(*arguments) if answer else getattr(self.table, name)(*arguments)
+        except UpriverError as error:
+            return type(error), str(error)
+        if isinstance(result, self.backend.Item):
+            return [getattr(result, field) for field in plain.Item.__slots__]
+        return result
+
+    def do_lock(self, key: bytes, seconds: int) -> None:
+        self.table.locks[key] = (7, self.clock.now + seconds)
+
+    def do_truncate(self, back: int) -> None:
+        self.table.truncate(max(0, self.table.high_seqno - back))
+
+    def do_sweep(self, floor: int, purge: int, evict: int) -> None:
+        # Nothing is dropped that is not on disk: that is the caller's duty.
+        floor, evict = (min(seqno, self.table.persisted_seqno) for seqno in (floor, evict))
+        self.table.sweep(0, floor, min(purge, floor), int(self.clock.now), evict)
+
+    def do_flush(self) -> bytes:
+        group: bytes = self.backend.collect(self.ledger.take_dirty())
+        self.table.committed()
+        return group
+
+    def do_retain(self, tombstones_to: int) -> bytes | None:
+        if self.table.evicted:
+            return None
+        block, _ = self.table.records(0, self.table.high_seqno, 10**6)
+        kept: bytes = self.table.retain(block, tombstones_to)
+        return kept
+
+    def state(self) -> list[Any]:
+        table, high = self.table, self.table.high_seqno
+        found: list[Any] = [getattr(table, name) for name in COUNTS]
+        found += [self.ledger.last_cas, self.ledger.history_bytes, sorted(table.live_keys())]
+        found += [table.first_evicted(0, high), table.seqno_before(int(self.clock.now) - 3, high)]
+        for at in {high, max(0, high - 3)}:
+            found.append(table.read(0, at, at, 10**6, 5, keys_only=True))
+            found.append(table.read(0, at, at, 200, 5, every=True, keys_only=True))
+            if not table.evicted:
+                found.append(table.read(0, at, at, 10**6, 5))
+                found.append(table.read_columns(0, at, at, 10**6)[0].to_pylist())
+                found.append(table.records(0, at, 10**6))
+        return found
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+@given(st.lists(STEPS, max_size=40))
+@settings(max_examples=400, deadline=None)
+def test_parity(steps: list[tuple[Any, ...]]) -> None:
+    clock = Clock()
+    twins = [Twin(backend, clock) for backend in BACKENDS]
+    for step in steps:
+        if step[0] == "pass":
+            clock.pass_by(step[1])
+            continue
+        answers = [twin.do(step) for twin in twins]
+        assert answers[0] == answers[1], step
+        states = [twin.state() for twin in twins]
+        assert states[0] == states[1], step
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_parity_over_many_chunks(clock: Clock) -> None:
+    twins = [Twin(backend, clock) for backend in BACKENDS]
+    for twin in twins:
+        rng = random.Random(5)
+        for i in range(12_000):
+            key = b"key-%d" % rng.randrange(3000)
+            try:
+                if rng.random() < 0.2:
+                    twin.table.delete(key)
+                else:
+                    twin.table.set(key, bytes(rng.randrange(200)), expiry=rng.choice((0, 0, 2_000_000_000)))
+            except KeyNotFound:
+                pass
+            if i == 6000:
+                twin.do_flush()
+                sweep(twin.table, 3000, 2500, int(clock.now) + 5, 5000)
+        twin.do_truncate(1500)
+    high = twins[0].table.high_seqno
+    for read in (
+        lambda t: t.read(0, high, high, 10**9, keys_only=True),
+        lambda t: t.read(0, high, high - 2000, 10**9, keys_only=True, every=True),
+        lambda t: t.read(6001, high, high, 10**9),
+        lambda t: t.records(6001, high, 50_000),
+        lambda t: sorted(t.live_keys()),
+        lambda t: [getattr(t, name) for name in COUNTS],
+    ):
+        assert read(twins[0].table) == read(twins[1].table)
