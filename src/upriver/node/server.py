@@ -11,6 +11,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from upriver.engine import Bucket
@@ -56,7 +57,7 @@ class Node:
     @classmethod
     async def open(cls, options: NodeOptions) -> "Node":
         """Open the bucket and listen."""
-        users = None if options.users is None else Users.load(options.users)
+        users = None if options.users is None else Users.load(Path(options.users))
         context = _tls_context(options)
         bucket = Bucket.open(
             options.data,

@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
-from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange
+from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange, SaslStatus
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.wire.codes import Status
@@ -93,12 +93,12 @@ def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Answer:
         session.user, session.exchange = outcome.user, None
         node.throttle.succeeded(peer)
         return success(request, value=outcome.challenge)
-    if outcome.goes_on:
+    if outcome.status is SaslStatus.CONTINUE:
         return success(request, status=Status.AUTH_CONTINUE, value=outcome.challenge)
     session.exchange = None
     node.counters.logins_failed += 1
     node.throttle.failed(peer, node.clock())
-    node.log.warning("%s: login failed", session.peer)
+    node.log.warning("%s: login of %r failed: %s", session.peer, outcome.name, outcome.why)
     place = Deferred(session)
     answer = refusal(request, AuthenticationFailed())
     node.scheduler.later(node.throttle.delay_s(peer, node.clock()), lambda: place.complete(answer))
