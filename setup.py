@@ -17,6 +17,7 @@ SANITIZE = ["-fsanitize=address", "-g", "-O1"] if os.environ.get("UPRIVER_SANITI
 COMPILED = {
     "upriver.wire._columns": ["src/upriver/wire/_columns.pyx"],
     "upriver.engine._table": ["src/upriver/engine/_table.pyx"],
+    "upriver.node._serve": ["src/upriver/node/_serve.pyx"],
 }
 
 
@@ -27,6 +28,7 @@ def extensions() -> list[Extension]:
         Extension(
             name,
             sources,
+            include_dirs=["src/upriver/engine"],
             extra_compile_args=["-O3", "-fno-strict-aliasing", *SANITIZE],
             extra_link_args=SANITIZE,
             optional=True,
@@ -34,7 +36,7 @@ def extensions() -> list[Extension]:
         for name, sources in COMPILED.items()
         if all(os.path.exists(source) for source in sources)
     ]
-    return list(cythonize(found, language_level=3))
+    return list(cythonize(found, language_level=3, include_path=["src"]))
 
 
 setup(ext_modules=extensions())

@@ -99,10 +99,16 @@ class MetricsServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = await asyncio.wait_for(reader.readuntil(b"\r\n"), _REQUEST_WAIT_S)
-            method, path, *_ = request[:_REQUEST_BYTES_MAX].decode("latin-1").split(" ") + ["", ""]
+            method, path, *_ = [*request[:_REQUEST_BYTES_MAX].decode("latin-1").split(" "), "", ""]
             status, content_type, body = self._page(method, path)
-            head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + (b"" if method == "HEAD" else body))
+            head = (
+                f"HTTP/1.1 {status}",
+                f"Content-Type: {content_type}",
+                f"Content-Length: {len(body)}",
+                "Connection: close",
+                "\r\n",
+            )
+            writer.write("\r\n".join(head).encode() + (b"" if method == "HEAD" else body))
             await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # whoever it was does not speak HTTP, or left

@@ -35,7 +35,9 @@ class NodeOptions:
     memory: bool = option(False, "keep the data in memory only")
     bucket: str = option("default", "name of the bucket")
     vbuckets: int = option(VBUCKETS_MAX, "number of vbuckets, a power of two up to 1,024")
-    initial_vbuckets: str = option("all", "which vbuckets a new bucket makes active: all, none or ranges like 0-511,700")
+    initial_vbuckets: str = option(
+        "all", "which vbuckets a new bucket makes active: all, none or ranges like 0-511,700"
+    )
     ack: Literal["memory", "disk"] = option("memory", "answer writes when they are in memory or on disk")
     memory_quota: str = option("1GiB", "how much memory items may take; 0 for no limit")
     users: str | None = option(None, "file of the users; without one nobody has to authenticate")

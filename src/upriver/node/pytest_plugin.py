@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "upriver(**options): options of the node that upriver_node starts")
 
 
-@pytest.fixture()
+@pytest.fixture
 def upriver_node(request: pytest.FixtureRequest) -> Iterator[EmbeddedNode]:
     """A fresh node in memory, on a free port of the loopback interface."""
     options: dict[str, object] = {"vbuckets": 64}

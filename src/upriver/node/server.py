@@ -12,9 +12,10 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from upriver.engine import Bucket
+from upriver.engine.backend import COMPILED
 from upriver.errors import InvalidArguments
 from upriver.model import VbucketState
 from upriver.node.authentication import Users
@@ -84,6 +85,7 @@ class Node:
                     idle_s=options.idle_s,
                 ),
                 commands=COMMANDS,
+                fast_path=_fast_path(bucket),
             )
             node = cls(options, state)
             await node._listen(context)
@@ -151,6 +153,17 @@ class Node:
         for server in self._servers:
             await server.wait_closed()
         await asyncio.get_running_loop().run_in_executor(None, self.state.bucket.close)
+
+
+def _fast_path(bucket: Bucket) -> Any:
+    """The compiled loop, where it was built and may answer at once."""
+    if bucket.ack != "memory" or not COMPILED:
+        return None
+    try:
+        from upriver.node._serve import FastPath
+    except ImportError:
+        return None
+    return FastPath(bucket.tables, bucket.ledger)
 
 
 def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from upriver import __version__
 from upriver.engine import Bucket
@@ -12,7 +12,8 @@ from upriver.node.cluster_config import ClusterConfig
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from upriver.node.session import Session
+    from upriver.node._serve import FastPath
+    from upriver.node.session import Command, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,5 +71,7 @@ class NodeState:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("upriver.node"))
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
-    commands: Mapping[type, tuple[Any, Role | None]] = field(default_factory=dict)
+    commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
+    #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
+    fast_path: "FastPath | None" = None
     sessions: "set[Session]" = field(default_factory=set)

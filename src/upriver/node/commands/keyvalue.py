@@ -70,9 +70,7 @@ def checked_datatype(session: Session, datatype: int) -> int:
     return datatype
 
 
-def written(
-    session: Session, request: Request, vbucket: Vbucket, cas: int, seqno: int, **values: Any
-) -> Answer:
+def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqno: int, **values: Any) -> Answer:
     """The answer to a change: at once, or when it is on disk if that is asked for."""
     token: dict[str, Any] = {}
     if Feature.MUTATION_SEQNO in session.features:
@@ -92,9 +90,7 @@ def when_durable(session: Session, vbucket: Vbucket, seqno: int, answer: Respons
         return answer
     place = Deferred(session)
     answers = () if answer is None else (answer,)
-    bucket.acknowledge(
-        vbucket, seqno, lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers))
-    )
+    bucket.acknowledge(vbucket, seqno, lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers)))
     return place
 
 
@@ -178,9 +174,7 @@ def count(session: Session, request: Increment) -> Answer:
     vbucket = active_vbucket(session, request)
     operation = vbucket.decrement if isinstance(request, Decrement | DecrementQ) else vbucket.increment
     initial, expiry = (None, 0) if request.expiration == NO_CREATE else (request.initial, request.expiration)
-    number, cas, seqno = operation(
-        checked_key(session, request.key), request.delta, initial, expiry, request.cas
-    )
+    number, cas, seqno = operation(checked_key(session, request.key), request.delta, initial, expiry, request.cas)
     return written(session, request, vbucket, cas, seqno, number=number)
 
 

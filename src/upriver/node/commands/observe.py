@@ -48,23 +48,19 @@ def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
     place = log.index(request.vbucket_uuid)
     if place is None:
         raise KeyNotFound(f"no branch has the uuid 0x{request.vbucket_uuid:x}", vbucket=vbucket.number)
-    answer = success(
+    failed_over = {
+        "format": ObserveFormat.FAILED_OVER,
+        "old_vbucket_uuid": request.vbucket_uuid,
+        "last_seqno": log.upper(place, vbucket.high_seqno),
+    }
+    return success(
         request,
         vbucket=vbucket.number,
         vbucket_uuid=log.newest.vbucket_uuid,
         persisted_seqno=vbucket.persisted_seqno,
         current_seqno=vbucket.high_seqno,
-        **(
-            {}
-            if place == 0
-            else {
-                "format": ObserveFormat.FAILED_OVER,
-                "old_vbucket_uuid": request.vbucket_uuid,
-                "last_seqno": log.upper(place, vbucket.high_seqno),
-            }
-        ),
+        **(failed_over if place else {}),
     )
-    return answer
 
 
 @command(SeqnoPersistence, role=Role.READ)

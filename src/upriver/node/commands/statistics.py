@@ -151,6 +151,21 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
             yield f"{name}:{cursor.name}:backlog", cursor.backlog
 
 
+@group("tap")
+def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    yield "ep_tap_count", 0
+
+
+@group("upr")
+def upr_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    yield "ep_upr_count", 0
+
+
+@group("dcp")
+def dcp_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    yield "ep_dcp_count", 0
+
+
 @group("memory")
 def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
     numbers = node.bucket.statistics()

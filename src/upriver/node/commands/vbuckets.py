@@ -55,9 +55,7 @@ def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
 def _when_on_disk(session: Session, request: SetVbucket | DeleteVbucket) -> Answer:
     place = Deferred(session)
     answer = success(request)
-    session.node.bucket.flusher.barrier(
-        lambda: session.node.scheduler.from_thread(lambda: place.complete(answer))
-    )
+    session.node.bucket.flusher.barrier(lambda: session.node.scheduler.from_thread(lambda: place.complete(answer)))
     return place
 
 
