@@ -76,8 +76,8 @@ def parsed(encoded: bytes) -> dict[str, Any]:
     """A map from outside, checked as far as a node must understand it."""
     try:
         config = json.loads(encoded)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"the cluster map is not JSON: {error}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("rev"), int):
+    if not isinstance(config, dict) or type(config.get("rev")) is not int or type(config.get("revEpoch", 0)) is not int:
         raise InvalidArguments("the cluster map has no revision")
     return config
