@@ -483,7 +483,8 @@ def test_a_locked_item_is_not_written_by_others(rig: Rig) -> None:
     locked = modern.ask(GetLocked(key=b"k"))
     requests: list[Request] = [
         Set(key=b"k"), Replace(key=b"k"), Append(key=b"k"), Prepend(key=b"k"), Increment(key=b"k"), Decrement(key=b"k"),
-        Delete(key=b"k"), Touch(key=b"k"), Gat(key=b"k"), Set(key=b"k", cas=locked.cas + 1), SetQ(key=b"k"), GatQ(key=b"k"),
+        Delete(key=b"k"), Touch(key=b"k"), Gat(key=b"k"), Set(key=b"k", cas=locked.cas + 1), SetQ(key=b"k"),
+        GatQ(key=b"k"),
     ]  # fmt: skip
     for request in requests:
         assert modern.refused(request, Status.LOCKED)
