@@ -111,6 +111,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # Its own
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are held for the peer: requests that wait, answers that wait, answers that it does not read."""
+        held = 0 if self.session is None else self.session.held_bytes
+        return held + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
     def flush(self) -> None:
         """Send what the session has to say, and close if it is done."""
         session, transport = self.session, self._transport

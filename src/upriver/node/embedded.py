@@ -18,6 +18,8 @@ class EmbeddedNode:
     """A node that runs in a thread until it is closed."""
 
     def __init__(self, options: NodeOptions) -> None:
+        #: The node itself. It belongs to its own thread: only ``call`` may touch it while it runs.
+        self.node: Node
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._failure: BaseException | None = None
@@ -27,7 +29,7 @@ class EmbeddedNode:
         self._thread = threading.Thread(target=self._run, args=(options, opened), name="upriver-node", daemon=True)
         self._thread.start()
         try:
-            self._node = opened.result()
+            self.node = opened.result()
         except Exception:
             self._thread.join()
             raise
@@ -59,27 +61,27 @@ class EmbeddedNode:
     @property
     def host(self) -> str:
         """The address that it listens on."""
-        return self._node.options.host
+        return self.node.options.host
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._node.port
+        return self.node.port
 
     @property
     def address(self) -> str:
         """``host:port``, as clients take it."""
-        return self._node.address
+        return self.node.address
 
     @property
     def metrics_port(self) -> int | None:
         """Where ``/metrics`` and ``/healthz`` are served; None if nowhere."""
-        return self._node.metrics_port
+        return self.node.metrics_port
 
     @property
     def bucket(self) -> Bucket:
         """The bucket behind it. Only ``call`` may touch it while the node runs: it belongs to the node's thread."""
-        return self._node.state.bucket
+        return self.node.state.bucket
 
     def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run a function in the node's thread, where nothing else goes on meanwhile, and return what it gives."""

@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, cast, get_args, get_origin
 
 from upriver.errors import InvalidArguments
 
@@ -156,7 +156,7 @@ def _from_file(path: Path, names: list[str]) -> dict[str, Any]:
 
 def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """The value in the type of its option; a bad one is named together with what would be good."""
-    kind: Any = field.type
+    given, kind = value, cast(Any, field.type)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     if value is None and kind in (str | None, int | None):
         return None
@@ -176,7 +176,7 @@ def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
         good, wanted = isinstance(value, str | os.PathLike | int) and not isinstance(value, bool), "a text"
         value = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     if not good:
-        raise InvalidArguments(f"{field.name} = {value!r}: it is {wanted}")
+        raise InvalidArguments(f"{field.name} = {given!r}: it is {wanted}")
     return value
 
 

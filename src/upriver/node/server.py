@@ -42,6 +42,8 @@ DESCRIPTORS_KEPT: Final = 64
 #: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
 _BACKLOG: Final = 4096
 _ACCEPTS_PER_TURN: Final = 64
+#: Larger requests are nothing that the compiled loop answers.
+_PLAIN_BYTES_MAX: Final = 2**20
 
 
 class LoopScheduler:
@@ -218,7 +220,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
             tls_handshake_s=options.tls_handshake_s,
         ),
         commands=COMMANDS,
-        fast_path=_fast_path(bucket),
+        fast_path=_fast_path(bucket, options.body_bytes_max),
         stall_s=options.stall_s,
     )
     if connections_max < options.connections_max:
@@ -246,9 +248,9 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
     return listeners
 
 
-def _fast_path(bucket: Bucket) -> Any:
-    """The compiled loop, where it was built and may answer at once."""
-    if bucket.ack != "memory" or not COMPILED:
+def _fast_path(bucket: Bucket, body_bytes_max: int) -> Any:
+    """The compiled loop, where it was built and may answer at once whatever it takes for plain."""
+    if bucket.ack != "memory" or not COMPILED or body_bytes_max < _PLAIN_BYTES_MAX:
         return None
     try:
         from upriver.node._serve import FastPath

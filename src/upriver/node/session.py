@@ -21,7 +21,7 @@ from upriver.node.authentication import Role, SaslExchange, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.state import NodeState
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
-from upriver.wire.codes import Status
+from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
@@ -139,6 +139,11 @@ class Session:
         return len(self._partial)
 
     @property
+    def held_bytes(self) -> int:
+        """How many bytes are kept: requests that are not answered and answers that are not sent."""
+        return len(self._partial) + len(self._out) + self._waiting_bytes
+
+    @property
     def blocked(self) -> bool:
         """Going on makes no sense yet: the peer does not read, or too many answers wait."""
         limits = self.node.limits
@@ -222,14 +227,15 @@ class Session:
         self.closing = True
 
     def _answer_packet(self, packet: bytes) -> None:
+        if packet[0] != Magic.REQUEST:  # answering it might go on for ever
+            self._lose(WireError(0, "a request", "a response"))
+            return
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
             self._send(_malformed(packet, error))
             return
-        if not isinstance(request, Request):
-            self._lose(WireError(0, "a request", "a response"))
-            return
+        assert isinstance(request, Request)
         self.answer(request)
 
     def answer(self, request: Request) -> None:
