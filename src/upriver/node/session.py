@@ -5,8 +5,11 @@ there at once; one that has to wait (for the disk, for a failed login's delay) t
 back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
 straight from the item tables and stops at the first request that is anything but plain, which then comes here.
 
+A turn is bounded: after so many requests or bytes of answers the session stops, keeps what it has received and says
+that it is ``stalled``. Whoever runs it calls ``resume`` in a later turn, and gives it nothing more to receive before.
+
 The session knows no socket and no clock. Its shell moves the bytes, tells it when the peer does not read, and closes
-the connection when ``closing`` is set.
+the connection when it is ``finished``.
 """
 
 from collections import deque
@@ -15,9 +18,10 @@ from typing import Final
 
 from upriver.errors import AccessDenied, AuthenticationFailed, StatusError, UnknownCommand, WireError
 from upriver.node.authentication import Role, SaslExchange, User
+from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.state import NodeState
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
-from upriver.wire.codes import Status
+from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
@@ -38,7 +42,7 @@ class Deferred:
 
     def complete(self, *answers: Message) -> None:
         """Answer now. Whoever waited behind goes out too."""
-        self.packets = b"".join(answer.encode() for answer in answers)
+        self._session.hold(self, b"".join(answer.encode() for answer in answers))
         self._session.release()
 
     def fail(self, request: Request, error: StatusError) -> None:
@@ -64,15 +68,17 @@ class Session:
         "_out",
         "_partial",
         "_waiting",
+        "_waiting_bytes",
         "agent",
         "closing",
         "exchange",
         "features",
-        "held",
+        "logging_in",
         "node",
         "on_output",
         "paused",
         "peer",
+        "stalled",
         "user",
     )
 
@@ -88,13 +94,21 @@ class Session:
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.
-        self.held = False
+        self.logging_in = False
         #: The peer does not read: nothing more is answered until it does.
         self.paused = False
+        #: Requests were left for a later turn.
+        self.stalled = False
         self._partial = bytearray()
         self._needed = 0
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def log(self) -> ConnectionLog:
+        """The node's log, whose lines name this connection."""
+        return of_connection(self.node.log, self.peer)
 
     # Bytes
 
@@ -102,7 +116,7 @@ class Session:
         """Take bytes and answer all requests that are whole."""
         if self._partial:
             self._partial += data
-            if len(self._partial) < self._needed:
+            if self.stalled or len(self._partial) < self._needed:
                 return
             data, self._partial = bytes(self._partial), bytearray()
         at = self._answer_all(data)
@@ -110,22 +124,8 @@ class Session:
             self._partial += data[at:]
 
     def resume(self) -> None:
-        """The peer reads again: go on with what was received meanwhile."""
-        self.paused = False
-        self._catch_up()
-
-    def hold(self) -> None:
-        """Look at no further request until ``let_go``."""
-        self.held = True
-
-    def let_go(self) -> None:
-        """Go on with what was received meanwhile."""
-        self.held = False
-        self._catch_up()
-        if self.on_output is not None:
-            self.on_output()
-
-    def _catch_up(self) -> None:
+        """The peer reads again, or another turn begins: go on with what was received meanwhile."""
+        self.paused = self.stalled = False
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
@@ -141,26 +141,57 @@ class Session:
         """How many bytes of a request wait for the rest of it."""
         return len(self._partial)
 
-    def release(self) -> None:
-        """Move answers that are complete from the queue to the output."""
-        while self._waiting and self._waiting[0].packets is not None:
-            self._out += self._waiting.popleft().packets or b""
-        if self._partial and not self.saturated:
-            self._catch_up()
-        if self.on_output is not None:
-            self.on_output()
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are kept: requests that are not answered and answers that are not sent."""
+        return len(self._partial) + len(self._out) + self._waiting_bytes
 
     @property
-    def saturated(self) -> bool:
-        """No further request is looked at for now, so nothing more should be read from the peer."""
-        return self.paused or self.held or len(self._waiting) >= self.node.limits.waiting_answers_max
+    def blocked(self) -> bool:
+        """Going on makes no sense yet: the peer does not read, logs in, or too many answers wait."""
+        limits = self.node.limits
+        return (
+            self.paused
+            or self.logging_in
+            or len(self._waiting) >= limits.waiting_answers_max
+            or self._waiting_bytes >= limits.unread_answer_bytes_max
+        )
+
+    @property
+    def waiting(self) -> int:
+        """How many answers have a place and are not sent."""
+        return len(self._waiting)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be answered: the connection is to be closed."""
+        return self.closing and not self._waiting
+
+    def hold(self, place: Deferred, packets: bytes) -> None:
+        """Keep the answer until those before it are sent."""
+        self._waiting_bytes += len(packets) - len(place.packets or b"")
+        place.packets = packets
+
+    def release(self) -> None:
+        """Move answers that are complete from the queue to the output."""
+        while self._waiting and (packets := self._waiting[0].packets) is not None:
+            self._waiting.popleft()
+            self._waiting_bytes -= len(packets)
+            self._out += packets
+        if self.on_output is not None:
+            self.on_output()
 
     # Requests
 
     def _answer_all(self, data: Buffer) -> int:
         """Answer request by request; where the first byte stands that was not consumed."""
-        at = 0
-        while not (self.closing or self.saturated) and at < len(data):
+        at = taken = self._needed = 0
+        limits = self.node.limits
+        while not self.closing and at < len(data):
+            if taken == limits.turn_requests_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+                self.stalled = True
+                return at
+            taken += 1
             at = self._answer_run(data, at)
             if at == len(data):
                 break
@@ -196,18 +227,19 @@ class Session:
 
     def _lose(self, error: WireError) -> None:
         """The stream has lost its place: nothing behind it can be understood."""
-        self.node.log.warning("%s: closed: %s", self.peer, error)
+        self.log.warning("closed: %s", error)
         self.closing = True
 
     def _answer_packet(self, packet: bytes) -> None:
+        if packet[0] != Magic.REQUEST:  # answering it might go on for ever
+            self._lose(WireError(0, "a request", "a response"))
+            return
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
             self._send(_malformed(packet, error))
             return
-        if not isinstance(request, Request):
-            self._lose(WireError(0, "a request", "a response"))
-            return
+        assert isinstance(request, Request)
         self.answer(request)
 
     def answer(self, request: Request) -> None:
@@ -217,7 +249,7 @@ class Session:
         except StatusError as error:
             self._deliver(refusal(request, error))
         except Exception:
-            self.node.log.exception("%s: %s failed", self.peer, request.title())
+            self.log.exception("%s failed", request.title())
             self._deliver(
                 AnyResponse(
                     opcode=request.code, status=Status.EINTERNAL, opaque=request.opaque, value=b"Internal error"
@@ -261,7 +293,7 @@ class Session:
     def _send(self, answer: Response) -> None:
         if self._waiting:
             place = Deferred(self)
-            place.packets = answer.encode()
+            self.hold(place, answer.encode())
             self._waiting.append(place)
         else:
             self._out += answer.encode()

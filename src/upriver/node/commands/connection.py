@@ -109,11 +109,11 @@ def _attempt(session: Session, request: SaslAuth, work: Callable[[], Outcome]) -
     """Run a step of a login: after the delay that earlier failures earned, beside the event loop because hashing a
     password takes milliseconds, and before any request that stands behind it."""
     node, place = session.node, Deferred(session)
-    session.hold()
+    session.logging_in = True
 
     def finished(outcome: Outcome) -> None:
+        session.logging_in = False
         place.complete(_outcome(session, request, outcome))
-        session.let_go()
 
     delay_s = node.throttle.delay_s(_host(session), node.clock())
     if delay_s > 0:
@@ -134,7 +134,7 @@ def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Response:
         return success(request, value=outcome.challenge)
     node.counters.logins_failed += 1
     node.throttle.failed(_host(session), node.clock())
-    node.log.warning("%s: login of %r failed: %s", session.peer, outcome.name, outcome.why)
+    session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
     return refusal(request, AuthenticationFailed())
 
 
