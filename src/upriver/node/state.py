@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from upriver import __version__
 from upriver.engine import Bucket
 from upriver.node.authentication import LoginThrottle, Role, Users
+from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
 from upriver.wire.framing import BODY_BYTES_MAX
 
@@ -80,6 +81,9 @@ class NodeState:
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     limits: Limits = field(default_factory=Limits)
     counters: Counters = field(default_factory=Counters)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    #: How many flushes were asked for; one that was put off stands only until the next is asked for.
+    flushes_asked: int = 0
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("upriver.node"))
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
