@@ -17,6 +17,7 @@ SANITIZE = ["-fsanitize=address", "-g", "-O1"] if os.environ.get("UPRIVER_SANITI
 COMPILED = {
     "upriver.wire._columns": ["src/upriver/wire/_columns.pyx"],
     "upriver.engine._table": ["src/upriver/engine/_table.pyx"],
+    "upriver.node._serve": ["src/upriver/node/_serve.pyx"],
 }
 
 
@@ -27,13 +28,14 @@ def extensions() -> list[Extension]:
         Extension(
             name,
             sources,
+            include_dirs=["src/upriver/engine"],
             extra_compile_args=["-O3", "-fno-strict-aliasing", *SANITIZE],
             extra_link_args=SANITIZE,
         )
         for name, sources in COMPILED.items()
         if all(os.path.exists(source) for source in sources)
     ]
-    built = list(cythonize(found, language_level=3))
+    built = list(cythonize(found, language_level=3, include_path=["src"]))
     for extension in built:
         extension.optional = True  # cythonize makes new ones and forgets it
     return built

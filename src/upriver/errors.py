@@ -10,7 +10,10 @@
     │   ├── DataInUse             another process holds it
     │   ├── ForeignData           it holds something else
     │   ├── NewerFormat           a later version wrote it
-    │   └── CorruptData           it is damaged
+    │   ├── CorruptData           it is damaged
+    │   └── UsersFileError        the file of users cannot be used
+    ├── CannotListen              an address that the node cannot have
+    ├── UserError                 a user who cannot be added, found or given that role
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
         ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
@@ -92,6 +95,36 @@ class NewerFormat(StorageError):
 
 class CorruptData(StorageError):
     """The stored data is damaged."""
+
+
+class UsersFileError(StorageError):
+    """The file of users cannot be read or written, or holds something else."""
+
+
+class CannotListen(UpriverError):
+    """The node cannot listen where it should: the port is taken, or the address is not this machine's."""
+
+    def __init__(self, host: str, port: int, why: str) -> None:
+        super().__init__(host, port, why)
+        self.host = host
+        self.port = port
+        self.why = why
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"cannot listen on {host}:{self.port}: {self.why}"
+
+
+class UserError(UpriverError, ValueError):
+    """A user who cannot be added, found or given that role."""
+
+    def __init__(self, why: str, name: str | None = None) -> None:
+        super().__init__(why, name)
+        self.why = why
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.why if self.name is None else f"user {self.name!r} {self.why}"
 
 
 class StatusError(UpriverError):

@@ -1,0 +1,218 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The compiled loop for what clients do most: runs of plain get and set requests.
+
+It answers a request only if nothing about it is special: whole, a vbucket that is active here, no lock, no CAS, no data
+type, no value that must be read from disk, room for what is written. At the first request that is anything else it stops
+and leaves it to the session, which knows every case; so each rule is written once, in the session's commands, and this
+loop is only a faster way through the plain ones.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from upriver.engine._table cimport Ledger, Table
+
+cdef extern from "_record.h" nogil:
+    uint16_t load_be16(const char *)
+    uint32_t load_be32(const char *)
+    void store_be16(char *, uint16_t)
+    void store_be32(char *, uint32_t)
+    void store_be64(char *, uint64_t)
+    uint64_t hash_key(const char *, size_t, uint64_t)
+    enum:
+        R_MARKS, R_OPCODE, R_BODY_LENGTH, R_CAS, R_FLAGS, R_EXPIRY, R_EXTRAS, R_DATATYPE
+        MARK_EVICTED, MARK_REFERENCED, OPCODE_MUTATION
+
+cdef enum:
+    HEADER = 24
+    KEY_BYTES_MAX = 250
+    MUTATION_EXTRAS = 31
+    RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
+    MUTATION = 1
+    TTL_MAX = 255
+    # The opcodes that are answered here.
+    GET = 0x00
+    SET = 0x01
+    GETQ = 0x09
+    GETK = 0x0C
+    GETKQ = 0x0D
+    SETQ = 0x11
+    STATUS_KEY_ENOENT = 0x01
+
+cdef bytes NOT_FOUND = b"Not found"
+
+
+cdef class FastPath:
+    """Answers from the tables of one bucket; ``tables`` is the bucket's own list, by number of the vbucket."""
+
+    cdef list tables
+    cdef Ledger ledger
+    cdef char *out
+    cdef size_t used, room
+    #: A change may wake somebody who sends a request of his own: that one goes through his session.
+    cdef bint busy
+
+    def __cinit__(self, list tables not None, Ledger ledger not None):
+        self.tables = tables
+        self.ledger = ledger
+
+    def __dealloc__(self):
+        free(self.out)
+
+    def serve(self, const uint8_t[::1] data, Py_ssize_t start, bint may_read, bint may_write, size_t body_bytes_max,
+              size_t answer_bytes_max):
+        """Answer from ``start`` on: where the first request stands that was not answered, and the answers."""
+        cdef Py_ssize_t length = data.shape[0], at = start
+        cdef const char *base = <const char *> &data[0] if length else NULL
+        if self.busy:
+            return start, b""
+        self.busy = True
+        try:
+            at = self.answer_run(base, length, at, may_read, may_write, body_bytes_max, answer_bytes_max)
+        finally:
+            self.busy = False
+        return at, PyBytes_FromStringAndSize(self.out, self.used)
+
+    cdef Py_ssize_t answer_run(self, const char *base, Py_ssize_t length, Py_ssize_t at, bint may_read,
+                               bint may_write, size_t body_bytes_max, size_t answer_bytes_max) except -1:
+        cdef const char *request
+        cdef uint32_t body
+        cdef uint16_t vbucket
+        cdef uint8_t opcode
+        cdef double now = -1
+        cdef Table table
+        self.used = 0
+        while length - at >= HEADER and self.used < answer_bytes_max:
+            request = base + at
+            opcode = <uint8_t> request[1]
+            body = load_be32(request + 8)
+            if <uint8_t> request[0] != 0x80 or <size_t> (length - at - HEADER) < body:
+                break
+            if body > body_bytes_max:
+                break
+            vbucket = load_be16(request + 6)
+            if vbucket >= len(self.tables):
+                break
+            found = self.tables[vbucket]
+            if found is None:
+                break
+            table = <Table> found
+            if not table.active or table.locks or request[5]:
+                break
+            if opcode == SET or opcode == SETQ:
+                if not may_write:
+                    break
+                if now < 0:
+                    now = self.ledger.clock()
+                if not self.set(table, request, body, opcode == SETQ, now):
+                    break
+            elif opcode == GET or opcode == GETQ or opcode == GETK or opcode == GETKQ:
+                if not may_read or not self.get(table, request, body, opcode):
+                    break
+            else:
+                break
+            at += HEADER + body
+        return at
+
+    cdef char *reserve(self, size_t size) except NULL:
+        """Room for so many more bytes of answers."""
+        cdef char *moved
+        if self.used + size > self.room:
+            self.room = max(2 * self.room, self.used + size + 4096)
+            moved = <char *> realloc(self.out, self.room)
+            if moved == NULL:
+                raise MemoryError
+            self.out = moved
+        return self.out + self.used
+
+    cdef bint get(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
+        cdef uint16_t key_length = load_be16(request + 2)
+        cdef const char *key = request + HEADER
+        cdef const char *value
+        cdef uint32_t value_length, sent_key
+        cdef uint64_t where
+        cdef char *record
+        cdef char *answer
+        if request[4] or key_length != body or not 0 < key_length <= KEY_BYTES_MAX:
+            return False
+        record = table.lookup(key, key_length, hash_key(key, key_length, self.ledger.seed), &where)
+        if record == NULL or <uint8_t> record[R_OPCODE] != OPCODE_MUTATION:
+            if opcode == GETK:  # its refusal repeats the key: rare enough for the session
+                return False
+            self.ledger.gets += 1
+            self.ledger.get_misses += 1
+            if opcode == GET:
+                self.miss(request)
+            return True
+        if load_be32(record + R_EXPIRY) or record[R_MARKS] & MARK_EVICTED or record[R_DATATYPE]:
+            return False
+        self.ledger.gets += 1
+        record[R_MARKS] |= MARK_REFERENCED
+        value_length = load_be32(record + R_BODY_LENGTH) - MUTATION_EXTRAS - key_length
+        value = record + R_EXTRAS + MUTATION_EXTRAS + key_length
+        sent_key = key_length if opcode == GETK or opcode == GETKQ else 0
+        answer = self.reserve(HEADER + 4 + sent_key + value_length)
+        memset(answer, 0, 12)
+        answer[0] = <char> 0x81
+        answer[1] = <char> opcode
+        store_be16(answer + 2, sent_key)
+        answer[4] = 4
+        store_be32(answer + 8, 4 + sent_key + value_length)
+        memcpy(answer + 12, request + 12, 4)
+        memcpy(answer + 16, record + R_CAS, 8)
+        memcpy(answer + HEADER, record + R_FLAGS, 4)
+        memcpy(answer + HEADER + 4, key, sent_key)
+        memcpy(answer + HEADER + 4 + sent_key, value, value_length)
+        self.used += HEADER + 4 + sent_key + value_length
+        return True
+
+    cdef int miss(self, const char *request) except -1:
+        cdef char *answer = self.reserve(HEADER + len(NOT_FOUND))
+        memset(answer, 0, HEADER)
+        answer[0] = <char> 0x81
+        answer[1] = GET
+        answer[7] = STATUS_KEY_ENOENT
+        store_be32(answer + 8, len(NOT_FOUND))
+        memcpy(answer + 12, request + 12, 4)
+        memcpy(answer + HEADER, <const char *> NOT_FOUND, len(NOT_FOUND))
+        self.used += HEADER + len(NOT_FOUND)
+        return 0
+
+    cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet, double now) except -1:
+        cdef uint16_t key_length = load_be16(request + 2)
+        cdef const char *key = request + HEADER + 8
+        cdef uint32_t expiry
+        cdef uint64_t cas
+        cdef char *answer
+        cdef Ledger ledger = self.ledger
+        if request[4] != 8 or not 0 < key_length <= KEY_BYTES_MAX or body < 8 + <uint32_t> key_length:
+            return False
+        if load_be32(request + 16) or load_be32(request + 20):  # a CAS
+            return False
+        # Whoever is refused shall hear it from the session; there is room for one more as long as none is used up.
+        if ledger.refusal or 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
+            return False
+        if 0 < ledger.quota_bytes <= ledger.memory_bytes or body > 1024 * 1024:
+            return False
+        answer = self.reserve(HEADER)
+        expiry = load_be32(request + HEADER + 4)
+        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
+            expiry += <uint32_t> now
+        ledger.sets += 1
+        cas = table.write(
+            MUTATION,
+            PyBytes_FromStringAndSize(key, key_length),
+            PyBytes_FromStringAndSize(key + key_length, body - 8 - key_length),
+            load_be32(request + HEADER), expiry, 0, 0, 0, 0, TTL_MAX, now,
+        )
+        if quiet:
+            return True
+        memset(answer, 0, HEADER)
+        answer[0] = <char> 0x81
+        answer[1] = SET
+        memcpy(answer + 12, request + 12, 4)
+        store_be64(answer + 16, cas)
+        self.used += HEADER
+        return True

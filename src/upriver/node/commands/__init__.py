@@ -1,0 +1,6 @@
+"""What the node answers to each request. Importing this package fills the table."""
+
+from upriver.node.commands import cluster, connection, keyvalue, locks, meta, observe, statistics, vbuckets
+from upriver.node.commands.registry import COMMANDS
+
+__all__ = ["COMMANDS", "cluster", "connection", "keyvalue", "locks", "meta", "observe", "statistics", "vbuckets"]

@@ -1,0 +1,231 @@
+"""Reading and writing items: memcached's own commands."""
+
+from typing import Any, Final
+
+from upriver.engine import Vbucket
+from upriver.engine.backend import Item
+from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
+from upriver.engine.table import KEY_BYTES_MAX
+from upriver.errors import InvalidArguments, KeyNotFound, StatusError
+from upriver.node.authentication import Role
+from upriver.node.commands.registry import command, success
+from upriver.node.session import Answer, Deferred, Session, refusal
+from upriver.wire import Request, Response
+from upriver.wire.memcached import (
+    Add,
+    AddQ,
+    Append,
+    AppendQ,
+    Decrement,
+    DecrementQ,
+    Delete,
+    DeleteQ,
+    Feature,
+    Flush,
+    FlushQ,
+    Gat,
+    GatQ,
+    Get,
+    GetK,
+    GetKQ,
+    GetQ,
+    Increment,
+    IncrementQ,
+    Prepend,
+    PrependQ,
+    Replace,
+    ReplaceQ,
+    Set,
+    SetQ,
+    Touch,
+)
+
+#: An increment with this expiration does not create the number.
+NO_CREATE: Final = 0xFFFFFFFF
+QUIET_MISS: Final = (GetQ, GetKQ, GatQ)
+QUIET_SUCCESS: Final = (
+    SetQ, AddQ, ReplaceQ, DeleteQ, IncrementQ, DecrementQ, AppendQ, PrependQ, FlushQ,
+)  # fmt: skip
+
+
+def active_vbucket(session: Session, request: Request) -> Vbucket:
+    """The vbucket that the request names; its operations refuse what its state does not allow."""
+    return session.node.bucket.vbucket(request.vbucket)
+
+
+def checked_key(key: bytes) -> bytes:
+    """Refuse keys that no client may use."""
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+    return key
+
+
+def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqno: int, **values: Any) -> Answer:
+    """The answer to a change: at once, or when it is on disk if that is asked for."""
+    token: dict[str, Any] = {}
+    if Feature.MUTATION_SEQNO in session.features:
+        token = {"vbucket_uuid": vbucket.failover_log.newest.vbucket_uuid, "seqno": seqno}
+    elif isinstance(request, Delete):
+        cas = 0  # memcached's own tools expect none
+    if isinstance(request, Touch):
+        token = {}
+    answer = None if isinstance(request, QUIET_SUCCESS) else success(request, cas=cas, **token, **values)
+    return when_durable(session, vbucket, seqno, answer)
+
+
+def when_durable(session: Session, vbucket: Vbucket, seqno: int, answer: Response | None) -> Answer:
+    """Hold the answer back until the change is as safe as the node promises."""
+    bucket = session.node.bucket
+    if bucket.ack == "memory":
+        return answer
+    place = Deferred(session)
+    answers = () if answer is None else (answer,)
+    bucket.acknowledge(vbucket, seqno, lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers)))
+    return place
+
+
+def when_all_durable(session: Session, answer: Response | None) -> Answer:
+    """Hold the answer back until everything that was done before is on disk."""
+    place = Deferred(session)
+    answers = () if answer is None else (answer,)
+    session.node.bucket.flusher.barrier(lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers)))
+    return place
+
+
+@command(Get, GetQ, GetK, GetKQ, role=Role.READ)
+def get(session: Session, request: Get) -> Answer:
+    key = checked_key(request.key)
+    try:
+        item = active_vbucket(session, request).get(key)
+    except KeyNotFound as error:
+        return _miss(request, error)
+    return hit(session, request, item)
+
+
+def hit(session: Session, request: Request, item: Item) -> Response:
+    """The answer that shows an item."""
+    values: dict[str, Any] = {
+        "flags": item.flags,
+        "value": item.value,
+        "cas": item.cas,
+        "datatype": item.datatype & session.datatypes,
+    }
+    if isinstance(request, GetK | GetKQ):
+        values["key"] = request.key
+    return success(request, **values)
+
+
+def _miss(request: Request, error: StatusError) -> Answer:
+    if isinstance(request, QUIET_MISS):
+        return None
+    answer = refusal(request, error)
+    if isinstance(request, GetK):
+        answer.key = request.key
+    return answer
+
+
+@command(Set, SetQ, role=Role.WRITE)
+def set_(session: Session, request: Set) -> Answer:
+    vbucket = active_vbucket(session, request)
+    cas, seqno = vbucket.set(
+        checked_key(request.key),
+        request.value,
+        request.flags,
+        request.expiration,
+        request.cas,
+        request.datatype,
+    )
+    return written(session, request, vbucket, cas, seqno)
+
+
+@command(Add, AddQ, role=Role.WRITE)
+def add(session: Session, request: Add) -> Answer:
+    if request.cas:
+        raise InvalidArguments("what is not there yet has no CAS")
+    vbucket = active_vbucket(session, request)
+    cas, seqno = vbucket.add(
+        checked_key(request.key),
+        request.value,
+        request.flags,
+        request.expiration,
+        request.datatype,
+    )
+    return written(session, request, vbucket, cas, seqno)
+
+
+@command(Replace, ReplaceQ, role=Role.WRITE)
+def replace(session: Session, request: Replace) -> Answer:
+    vbucket = active_vbucket(session, request)
+    cas, seqno = vbucket.replace(
+        checked_key(request.key),
+        request.value,
+        request.flags,
+        request.expiration,
+        request.cas,
+        request.datatype,
+    )
+    return written(session, request, vbucket, cas, seqno)
+
+
+@command(Delete, DeleteQ, role=Role.WRITE)
+def delete(session: Session, request: Delete) -> Answer:
+    vbucket = active_vbucket(session, request)
+    cas, seqno = vbucket.delete(checked_key(request.key), request.cas)
+    return written(session, request, vbucket, cas, seqno)
+
+
+@command(Increment, IncrementQ, Decrement, DecrementQ, role=Role.WRITE)
+def count(session: Session, request: Increment) -> Answer:
+    vbucket = active_vbucket(session, request)
+    operation = vbucket.decrement if isinstance(request, Decrement | DecrementQ) else vbucket.increment
+    initial, expiry = (None, 0) if request.expiration == NO_CREATE else (request.initial, request.expiration)
+    number, cas, seqno = operation(checked_key(request.key), request.delta, initial, expiry, request.cas)
+    return written(session, request, vbucket, cas, seqno, number=number)
+
+
+@command(Append, AppendQ, Prepend, PrependQ, role=Role.WRITE)
+def join(session: Session, request: Append) -> Answer:
+    vbucket = active_vbucket(session, request)
+    operation = vbucket.prepend if isinstance(request, Prepend | PrependQ) else vbucket.append
+    cas, seqno = operation(checked_key(request.key), request.value, request.cas)
+    return written(session, request, vbucket, cas, seqno)
+
+
+@command(Touch, role=Role.WRITE)
+def touch(session: Session, request: Touch) -> Answer:
+    vbucket = active_vbucket(session, request)
+    cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
+    return written(session, request, vbucket, cas, seqno)
+
+
+@command(Gat, GatQ, role=Role.WRITE)
+def get_and_touch(session: Session, request: Gat) -> Answer:
+    vbucket = active_vbucket(session, request)
+    try:
+        item = vbucket.get_and_touch(checked_key(request.key), request.expiration)
+    except KeyNotFound as error:
+        return _miss(request, error)
+    return when_durable(session, vbucket, item.seqno, hit(session, request, item))
+
+
+@command(Flush, FlushQ, role=Role.ADMIN)
+def flush(session: Session, request: Flush) -> Answer:
+    """As memcached does it: a flush that was put off stands until another is asked for."""
+    node = session.node
+    node.flushes_asked += 1
+    asked = node.flushes_asked
+
+    def run() -> None:
+        if asked == node.flushes_asked:
+            node.bucket.flush()
+            node.counters.flushes += 1
+
+    answer = None if isinstance(request, FlushQ) else success(request)
+    wait_s: float = request.expiration or 0
+    if wait_s > RELATIVE_EXPIRY_S_MAX:
+        wait_s = max(0.0, wait_s - node.clock())
+    if wait_s:
+        node.scheduler.later(wait_s, run)
+        return answer
+    run()
+    return answer if node.bucket.ack == "memory" else when_all_durable(session, answer)

@@ -1,0 +1,109 @@
+"""Is a change replicated, is it on disk? And persistence itself."""
+
+from upriver.engine import Vbucket
+from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, TemporaryFailure
+from upriver.model import Event, VbucketState
+from upriver.node.authentication import Role
+from upriver.node.commands.registry import command, success
+from upriver.node.session import Answer, Deferred, Session
+from upriver.wire.memcached import (
+    KeyObservation,
+    KeyState,
+    Observe,
+    ObservedKey,
+    ObserveFormat,
+    ObserveSeqno,
+    SeqnoPersistence,
+    StartPersistence,
+    StopPersistence,
+)
+
+#: How long a client may wait for the disk before it is told to try again.
+PERSISTENCE_WAIT_S = 30.0
+
+
+def living_vbucket(session: Session, number: int) -> Vbucket:
+    """A vbucket that can be looked at: active or a copy, but not dead."""
+    vbucket = session.node.bucket.vbucket(number)
+    if vbucket.state is VbucketState.DEAD:
+        raise NotMyVbucket(vbucket=number)
+    return vbucket
+
+
+@command(Observe, role=Role.READ)
+def observe(session: Session, request: Observe) -> Answer:
+    return success(request, keys=tuple(_observed(session, key) for key in request.keys))
+
+
+def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
+    vbucket = living_vbucket(session, asked.vbucket)
+    state, cas = KeyState.NOT_FOUND, 0
+    vbucket.table.expire(asked.key)
+    item = vbucket.table.find(asked.key)
+    if item is not None:
+        persisted = item.seqno <= vbucket.persisted_seqno
+        if item.event == Event.MUTATION:
+            state = KeyState.PERSISTED if persisted else KeyState.FOUND
+        else:
+            state = KeyState.NOT_FOUND if persisted else KeyState.LOGICALLY_DELETED
+        cas = item.cas
+    return KeyObservation(vbucket=asked.vbucket, key=asked.key, state=state, cas=cas)
+
+
+@command(ObserveSeqno, role=Role.READ)
+def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
+    vbucket = living_vbucket(session, request.vbucket)
+    log = vbucket.failover_log
+    place = log.index(request.vbucket_uuid)
+    if place is None:
+        raise KeyNotFound(f"no branch has the uuid 0x{request.vbucket_uuid:x}", vbucket=vbucket.number)
+    failed_over = {
+        "format": ObserveFormat.FAILED_OVER,
+        "old_vbucket_uuid": request.vbucket_uuid,
+        "last_seqno": log.upper(place, vbucket.high_seqno),
+    }
+    return success(
+        request,
+        vbucket=vbucket.number,
+        vbucket_uuid=log.newest.vbucket_uuid,
+        persisted_seqno=vbucket.persisted_seqno,
+        current_seqno=vbucket.high_seqno,
+        **(failed_over if place else {}),
+    )
+
+
+@command(SeqnoPersistence, role=Role.READ)
+def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
+    """Wait also for what is not here yet: whoever moves a vbucket asks before the last changes have arrived."""
+    vbucket = living_vbucket(session, request.vbucket)
+    place, scheduler = Deferred(session), session.node.scheduler
+
+    def on_disk() -> None:
+        if place.packets is None:
+            place.complete(success(request))
+
+    def too_late() -> None:
+        if place.packets is None:
+            place.fail(request, TemporaryFailure("not on disk in time", vbucket=vbucket.number))
+
+    session.node.bucket.flusher.when_persisted(vbucket, request.seqno, lambda: scheduler.from_thread(on_disk))
+    scheduler.later(PERSISTENCE_WAIT_S, too_late)
+    return place
+
+
+@command(StopPersistence, role=Role.ADMIN)
+def stop_persistence(session: Session, request: StopPersistence) -> Answer:
+    flusher = session.node.bucket.flusher
+    if not flusher.running:
+        raise InvalidArguments("persistence is stopped already")
+    flusher.stop()
+    return success(request)
+
+
+@command(StartPersistence, role=Role.ADMIN)
+def start_persistence(session: Session, request: StartPersistence) -> Answer:
+    flusher = session.node.bucket.flusher
+    if flusher.running:
+        raise InvalidArguments("persistence is not stopped")
+    flusher.start()
+    return success(request)

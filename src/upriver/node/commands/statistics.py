@@ -1,0 +1,202 @@
+"""The groups of statistics, under the names that Couchbase's tools read."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from upriver.engine import Vbucket
+from upriver.errors import InvalidArguments, KeyNotFound
+from upriver.model import VbucketState
+from upriver.node.authentication import Role
+from upriver.node.commands.keyvalue import checked_key
+from upriver.node.commands.registry import ANY_USER, command, success
+from upriver.node.session import Answer, Session
+from upriver.node.state import NodeState
+from upriver.wire import Response
+from upriver.wire.memcached import Stat
+
+#: The operations that store a value that a client sent.
+STORING: Final = ("set", "add", "replace", "append", "prepend")
+
+Pairs = Iterator[tuple[str, object]]
+Group = Callable[[NodeState, list[str]], Pairs]
+
+GROUPS: Final[dict[str, tuple[Group, Role]]] = {}
+
+
+def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
+    """Serve a group under this name; words behind the name are its arguments."""
+
+    def register(function: Group) -> Group:
+        GROUPS[name] = (function, role)
+        return function
+
+    return register
+
+
+@command(Stat, role=ANY_USER)
+def stat(session: Session, request: Stat) -> Answer:
+    if request.key:
+        checked_key(request.key)
+    name, *arguments = request.key.decode(errors="replace").split() or [""]
+    found = GROUPS.get(name)
+    if found is None:
+        known = ", ".join(sorted(filter(None, GROUPS)))
+        raise KeyNotFound(f"there is no group {name!r} of statistics; known are {known}")
+    function, role = found
+    session.authorize(role)
+    pairs = list(function(session.node, arguments))  # all of it first: an error must not come in the middle
+    return _answers(request, pairs)
+
+
+def _answers(request: Stat, pairs: list[tuple[str, object]]) -> Iterator[Response]:
+    for key, value in pairs:
+        yield success(request, key=key.encode(), value=str(value).encode())
+    yield success(request)
+
+
+def _vbuckets(node: NodeState, arguments: list[str]) -> Iterator[Vbucket]:
+    """All vbuckets, or the one that the argument names."""
+    if not arguments:
+        yield from node.bucket
+        return
+    if not arguments[0].isdecimal():
+        raise InvalidArguments(f"{arguments[0]!r} is no vbucket")
+    yield node.bucket.vbucket(int(arguments[0]))
+
+
+@group("")
+def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    numbers, counters, now = node.bucket.statistics(), node.counters, node.clock()
+    operations = numbers.operations
+    yield "pid", os.getpid()
+    yield "uptime", int(now - node.started)
+    yield "time", int(now)
+    yield "version", node.version
+    yield "curr_connections", counters.connections
+    yield "total_connections", counters.connections_total
+    yield "rejected_conns", counters.connections_refused
+    yield "auth_errors", counters.logins_failed
+    yield "bytes_read", counters.bytes_read
+    yield "bytes_written", counters.bytes_written
+    yield "cmd_get", operations["get"]
+    yield "get_hits", operations["get"] - operations["get_miss"]
+    yield "get_misses", operations["get_miss"]
+    yield "cmd_set", sum(operations.get(name, 0) for name in STORING)
+    yield "cmd_flush", counters.flushes
+    yield "cmd_delete", operations["delete"]
+    yield "cmd_touch", operations.get("touch", 0) + operations.get("get_and_touch", 0)
+    yield "curr_items", numbers.items
+    yield "curr_items_tot", numbers.items
+    yield "vb_active_expired", operations["expiration"]
+    yield "mem_used", numbers.memory_bytes
+    yield "ep_max_size", numbers.quota_bytes
+    yield "ep_resident_items_rate", round(numbers.resident_ratio * 100, 2)
+    queued = sum(vbucket.high_seqno - vbucket.persisted_seqno for vbucket in node.bucket)
+    yield "ep_queue_size", queued
+    yield "ep_flusher_todo", queued
+    yield "ep_queue_bytes", numbers.queue_bytes
+    yield "ep_flusher_state", "running" if node.bucket.flusher.running else "paused"
+    yield "ep_commit_num", numbers.commits
+    yield "ep_dbname", node.bucket.storage.path
+    yield "ep_db_file_size", numbers.disk_bytes
+    for state in VbucketState:
+        yield f"vb_{state.value}_num", sum(vbucket.state is state for vbucket in node.bucket)
+
+
+@group("vbucket")
+def vbucket_states(node: NodeState, arguments: list[str]) -> Pairs:
+    for vbucket in _vbuckets(node, arguments):
+        yield f"vb_{vbucket.number}", vbucket.state.value
+
+
+@group("vbucket-details")
+def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
+    for vbucket in _vbuckets(node, arguments):
+        name, table = f"vb_{vbucket.number}", vbucket.table
+        yield name, vbucket.state.value
+        yield f"{name}:num_items", table.items
+        yield f"{name}:num_temp_items", 0
+        yield f"{name}:num_tombstones", table.tombstones
+        yield f"{name}:num_non_resident", table.evicted_items
+        yield f"{name}:ht_memory", table.memory_bytes
+        yield f"{name}:queue_size", table.pending_bytes
+        yield f"{name}:high_seqno", vbucket.high_seqno
+        yield f"{name}:last_persisted_seqno", vbucket.persisted_seqno
+        yield f"{name}:purge_seqno", vbucket.purge_seqno
+        yield f"{name}:uuid", vbucket.failover_log.newest.vbucket_uuid
+
+
+@group("vbucket-seqno")
+def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
+    for vbucket in _vbuckets(node, arguments):
+        name, snapshot = f"vb_{vbucket.number}", vbucket.position.snapshot
+        yield f"{name}:high_seqno", vbucket.high_seqno
+        yield f"{name}:abs_high_seqno", vbucket.high_seqno
+        yield f"{name}:last_persisted_seqno", vbucket.persisted_seqno
+        yield f"{name}:purge_seqno", vbucket.purge_seqno
+        yield f"{name}:uuid", vbucket.failover_log.newest.vbucket_uuid
+        yield f"{name}:last_persisted_snap_start", snapshot.start
+        yield f"{name}:last_persisted_snap_end", snapshot.end
+
+
+@group("failovers")
+def failovers(node: NodeState, arguments: list[str]) -> Pairs:
+    for vbucket in _vbuckets(node, arguments):
+        name = f"vb_{vbucket.number}"
+        yield f"{name}:num_entries", len(vbucket.failover_log)
+        for place, entry in enumerate(vbucket.failover_log):
+            yield f"{name}:{place}:id", entry.vbucket_uuid
+            yield f"{name}:{place}:seq", entry.seqno
+
+
+@group("checkpoint")
+def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
+    for vbucket in _vbuckets(node, arguments):
+        name = f"vb_{vbucket.number}"
+        yield f"{name}:state", vbucket.state.value
+        yield f"{name}:open_checkpoint_id", node.checkpoints.open_id(vbucket)
+        yield f"{name}:last_closed_checkpoint_id", node.checkpoints.last_closed_id(vbucket)
+        yield f"{name}:persisted_checkpoint_id", node.checkpoints.persisted_id(vbucket)
+        yield f"{name}:num_checkpoint_items", vbucket.high_seqno - vbucket.persisted_seqno
+        yield f"{name}:num_conn_cursors", len(vbucket.cursors)
+        for cursor in vbucket.cursors.values():
+            yield f"{name}:{cursor.name}:cursor_seqno", cursor.seqno
+            yield f"{name}:{cursor.name}:backlog", cursor.backlog
+
+
+@group("tap")
+def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    yield "ep_tap_count", 0
+
+
+@group("upr")
+def upr_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    yield "ep_upr_count", 0
+
+
+@group("dcp")
+def dcp_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    yield "ep_dcp_count", 0
+
+
+@group("memory")
+def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    numbers = node.bucket.statistics()
+    yield "mem_used", numbers.memory_bytes
+    yield "ep_max_size", numbers.quota_bytes
+    yield "ep_history_bytes", numbers.history_bytes
+    yield "ep_evicted_bytes", numbers.evicted_bytes
+    yield "ep_resident_items_rate", round(numbers.resident_ratio * 100, 2)
+
+
+@group("reset", role=Role.ADMIN)
+def reset(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """Set the counters back; what is counted at this moment, such as open connections, stays."""
+    ledger, counters = node.bucket.ledger, node.counters
+    node.bucket.operations.clear()
+    ledger.gets = ledger.get_misses = ledger.sets = ledger.deletes = ledger.expirations = 0
+    counters.connections_total = counters.connections
+    counters.connections_refused = counters.logins_failed = counters.flushes = 0
+    counters.bytes_read = counters.bytes_written = 0
+    return iter(())

@@ -1,0 +1,105 @@
+"""Vbuckets: their states, seqnos, failover logs and checkpoints, and who is registered to follow them."""
+
+from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket
+from upriver.model import VbucketState
+from upriver.node.authentication import Role
+from upriver.node.commands.keyvalue import checked_key, when_all_durable
+from upriver.node.commands.registry import ANY_USER, command, success
+from upriver.node.session import Answer, Session
+from upriver.wire import memcached
+from upriver.wire.memcached import (
+    CreateCheckpoint,
+    DeleteVbucket,
+    DeregisterTapClient,
+    FailoverEntry,
+    GetAllVbucketSeqnos,
+    GetFailoverLog,
+    GetVbucket,
+    LastClosedCheckpoint,
+    SetVbucket,
+    VbucketSeqno,
+)
+
+
+def model_state(state: memcached.VbucketState) -> VbucketState:
+    """The state that a memcached command's number means."""
+    if not state.known:
+        raise InvalidArguments(f"there is no vbucket state {int(state)}")
+    return VbucketState[state.name]
+
+
+def wire_state(state: VbucketState) -> memcached.VbucketState:
+    """The number that the memcached commands give a state."""
+    return memcached.VbucketState[state.name]
+
+
+@command(SetVbucket, role=Role.ADMIN)
+def set_vbucket(session: Session, request: SetVbucket) -> Answer:
+    """Answered when the state is on disk: who was told that a vbucket is dead may rely on it."""
+    node, state = session.node, model_state(request.state)
+    vbucket = node.bucket.existing(request.vbucket)
+    if vbucket is None:
+        node.bucket.create_vbucket(request.vbucket, state)
+    else:
+        vbucket.set_state(state)
+    _tell_cluster(session)
+    return when_all_durable(session, success(request))
+
+
+@command(DeleteVbucket, role=Role.ADMIN)
+def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
+    vbucket = session.node.bucket.vbucket(request.vbucket)
+    if vbucket.state is not VbucketState.DEAD:
+        raise InvalidArguments(f"the vbucket is {vbucket.state.value}: make it dead first", vbucket=vbucket.number)
+    session.node.bucket.delete_vbucket(request.vbucket)
+    _tell_cluster(session)
+    return when_all_durable(session, success(request))
+
+
+def _tell_cluster(session: Session) -> None:
+    node = session.node
+    node.cluster.own_vbuckets_changed(v.number for v in node.bucket if v.state is VbucketState.ACTIVE)
+
+
+@command(GetVbucket, role=ANY_USER)
+def get_vbucket(session: Session, request: GetVbucket) -> Answer:
+    return success(request, state=wire_state(session.node.bucket.vbucket(request.vbucket).state))
+
+
+@command(GetAllVbucketSeqnos, role=Role.STREAM)
+def get_all_vbucket_seqnos(session: Session, request: GetAllVbucketSeqnos) -> Answer:
+    wanted = None if not request.state else model_state(request.state)
+    seqnos = tuple(
+        VbucketSeqno(vbucket=vbucket.number, seqno=vbucket.high_seqno)
+        for vbucket in session.node.bucket
+        if (vbucket.state is wanted if wanted else vbucket.state is not VbucketState.DEAD)
+    )
+    return success(request, seqnos=seqnos)
+
+
+@command(GetFailoverLog, role=Role.STREAM)
+def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
+    log = session.node.bucket.vbucket(request.vbucket).failover_log
+    entries = tuple(FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in log)
+    return success(request, log=entries)
+
+
+@command(LastClosedCheckpoint, role=Role.STREAM)
+def last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> Answer:
+    vbucket = session.node.bucket.vbucket(request.vbucket)
+    return success(request, checkpoint=session.node.checkpoints.last_closed_id(vbucket))
+
+
+@command(CreateCheckpoint, role=Role.ADMIN)
+def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
+    vbucket, checkpoints = session.node.bucket.vbucket(request.vbucket), session.node.checkpoints
+    if vbucket.state is not VbucketState.ACTIVE:  # a copy takes over what its producer decides
+        raise NotMyVbucket(vbucket=vbucket.number)
+    opened = checkpoints.create(vbucket)
+    return success(request, checkpoint=opened, persisted_checkpoint=checkpoints.persisted_id(vbucket))
+
+
+@command(DeregisterTapClient, role=Role.STREAM)
+def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:  # noqa: ARG001
+    name = checked_key(request.name)
+    raise KeyNotFound(f"no TAP client is registered as {name.decode(errors='replace')!r}")

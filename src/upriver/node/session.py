@@ -1,0 +1,331 @@
+"""One connection of the node, without I/O: received bytes in, bytes to send out.
+
+Theory of operation. A session cuts what it receives into requests and answers them in their order. Most answers are
+there at once; one that has to wait (for the disk, for a failed login's delay) takes its place in the queue and holds
+back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
+straight from the item tables and stops at the first request that is anything but plain, which then comes here.
+
+A turn is bounded: after so many requests or bytes of answers the session stops, keeps what it has received and says
+that it is ``stalled``. Whoever runs it calls ``resume`` in a later turn, and gives it nothing more to receive before.
+
+The session knows no socket and no clock. Its shell moves the bytes, tells it when the peer does not read, and closes
+the connection when it is ``finished``.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from upriver.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    InvalidArguments,
+    KeyExists,
+    Locked,
+    StatusError,
+    UnknownCommand,
+    WireError,
+)
+from upriver.node.authentication import Role, SaslExchange, User
+from upriver.node.logs import ConnectionLog, of_connection
+from upriver.node.state import NodeState
+from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
+from upriver.wire.codes import Magic, Status
+from upriver.wire.framing import MEMCACHED
+from upriver.wire.layout import Buffer
+from upriver.wire.memcached import Feature
+
+_HEADER_SIZE: Final = MEMCACHED.header_size
+EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
+NOTHING: Final = Role(0)
+#: The bits of a data type, and the feature that a client must have agreed on to use them.
+DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
+
+
+class Deferred:
+    """The place of an answer that is not there yet."""
+
+    __slots__ = ("_session", "packets")
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self.packets: bytes | None = None
+
+    def complete(self, *answers: Message) -> None:
+        """Answer now. Whoever waited behind goes out too."""
+        self._session.hold(self, b"".join(answer.encode() for answer in answers))
+        self._session.release()
+
+    def fail(self, request: Request, error: StatusError) -> None:
+        self.complete(refusal(request, error))
+
+
+#: What a command gives back: one answer, several, none (quiet forms), or one that comes later.
+Answer = Response | Iterable[Response] | Deferred | None
+Command = Callable[["Session", Request], Answer]
+
+
+def refusal(request: Request, error: StatusError) -> AnyResponse:
+    """The answer that says why not: CAS 0, no extras, and never without a text."""
+    text = error.detail or error.text
+    return AnyResponse(opcode=request.code, status=Status(error.status), opaque=request.opaque, value=text.encode())
+
+
+class Session:
+    """What the node knows of one connection."""
+
+    __slots__ = (
+        "_needed",
+        "_out",
+        "_partial",
+        "_waiting",
+        "_waiting_bytes",
+        "agent",
+        "closing",
+        "exchange",
+        "features",
+        "logging_in",
+        "node",
+        "on_output",
+        "paused",
+        "peer",
+        "stalled",
+        "user",
+    )
+
+    def __init__(self, node: NodeState, peer: str, on_output: Callable[[], object] | None = None) -> None:
+        self.node = node
+        self.peer = peer
+        #: Called when an answer that was waiting can go out.
+        self.on_output = on_output
+        self.user: User | None = None
+        self.exchange: SaslExchange | None = None
+        self.features: frozenset[Feature] = frozenset()
+        self.agent = ""
+        #: The connection is to be closed once everything is sent.
+        self.closing = False
+        #: A login is under way: what stands behind it waits for its outcome.
+        self.logging_in = False
+        #: The peer does not read: nothing more is answered until it does.
+        self.paused = False
+        #: Requests were left for a later turn.
+        self.stalled = False
+        self._partial = bytearray()
+        self._needed = 0
+        self._out = bytearray()
+        self._waiting: deque[Deferred] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def log(self) -> ConnectionLog:
+        """The node's log, whose lines name this connection."""
+        return of_connection(self.node.log, self.peer)
+
+    # Bytes
+
+    def receive(self, data: Buffer) -> None:
+        """Take bytes and answer all requests that are whole."""
+        if self._partial:
+            self._partial += data
+            if self.stalled or len(self._partial) < self._needed:
+                return
+            data, self._partial = bytes(self._partial), bytearray()
+        at = self._answer_all(data)
+        if at < len(data) and not self.closing:
+            self._partial += data[at:]
+
+    def resume(self) -> None:
+        """The peer reads again, or another turn begins: go on with what was received meanwhile."""
+        self.paused = self.stalled = False
+        data, self._partial = bytes(self._partial), bytearray()
+        self._needed = 0
+        self.receive(data)
+
+    def data_to_send(self) -> bytes:
+        """The answers that are ready; each is given once."""
+        out = bytes(self._out)
+        self._out.clear()
+        return out
+
+    @property
+    def unread(self) -> int:
+        """How many bytes of a request wait for the rest of it."""
+        return len(self._partial)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are kept: requests that are not answered and answers that are not sent."""
+        return len(self._partial) + len(self._out) + self._waiting_bytes
+
+    @property
+    def blocked(self) -> bool:
+        """Going on makes no sense yet: the peer does not read, logs in, or too many answers wait."""
+        limits = self.node.limits
+        return (
+            self.paused
+            or self.logging_in
+            or len(self._waiting) >= limits.waiting_answers_max
+            or self._waiting_bytes >= limits.unread_answer_bytes_max
+        )
+
+    @property
+    def waiting(self) -> int:
+        """How many answers have a place and are not sent."""
+        return len(self._waiting)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be answered: the connection is to be closed."""
+        return self.closing and not self._waiting
+
+    def hold(self, place: Deferred, packets: bytes) -> None:
+        """Keep the answer until those before it are sent."""
+        self._waiting_bytes += len(packets) - len(place.packets or b"")
+        place.packets = packets
+
+    def release(self) -> None:
+        """Move answers that are complete from the queue to the output."""
+        while self._waiting and (packets := self._waiting[0].packets) is not None:
+            self._waiting.popleft()
+            self._waiting_bytes -= len(packets)
+            self._out += packets
+        if self.on_output is not None:
+            self.on_output()
+
+    # Requests
+
+    def _answer_all(self, data: Buffer) -> int:
+        """Answer request by request; where the first byte stands that was not consumed."""
+        at = taken = self._needed = 0
+        limits = self.node.limits
+        while not self.closing and at < len(data):
+            if taken == limits.turn_requests_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+                self.stalled = True
+                return at
+            taken += 1
+            at = self._answer_run(data, at)
+            if at == len(data):
+                break
+            try:
+                size = self._packet_size(data, at)
+            except WireError as error:
+                self._lose(error)
+                return at
+            if size is None or len(data) - at < size:
+                self._needed = size or 0
+                return at
+            self._answer_packet(bytes(data[at : at + size]))
+            at += size
+        return at
+
+    def _answer_run(self, data: Buffer, at: int) -> int:
+        """Let the compiled loop answer what is plain; where it stopped."""
+        node = self.node
+        if node.fast_path is None or self._waiting:
+            return at
+        roles = EVERYTHING if node.users is None else NOTHING if self.user is None else self.user.roles
+        limits = node.limits
+        may_write = Role.WRITE in roles and Feature.MUTATION_SEQNO not in self.features  # it knows no tokens
+        at, answers = node.fast_path.serve(
+            data, at, Role.READ in roles, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
+        )
+        self._out += answers
+        return at
+
+    def _packet_size(self, data: Buffer, at: int) -> int | None:
+        MEMCACHED.check_first_byte(data, at)
+        if len(data) - at < _HEADER_SIZE:
+            return None
+        return _HEADER_SIZE + MEMCACHED.body_length(data, at, self.node.limits.body_bytes_max)
+
+    def _lose(self, error: WireError) -> None:
+        """The stream has lost its place: nothing behind it can be understood."""
+        self.log.warning("closed: %s", error)
+        self.closing = True
+
+    def _answer_packet(self, packet: bytes) -> None:
+        if packet[0] != Magic.REQUEST:  # answering it might go on for ever
+            self._lose(WireError(0, "a request", "a response"))
+            return
+        try:
+            request = memcached.memcached.decode(packet)
+        except WireError as error:
+            self._send(_malformed(packet, error))
+            return
+        assert isinstance(request, Request)
+        self.answer(request)
+
+    def answer(self, request: Request) -> None:
+        """Run one request."""
+        try:
+            self._deliver(self._run(request))
+        except StatusError as error:
+            self._deliver(refusal(request, self._understood(error)))
+        except Exception:
+            self.log.exception("%s failed", request.title())
+            self._deliver(
+                AnyResponse(
+                    opcode=request.code, status=Status.EINTERNAL, opaque=request.opaque, value=b"Internal error"
+                )
+            )
+
+    def _run(self, request: Request) -> Answer:
+        entry = self.node.commands.get(type(request))
+        if entry is None:
+            if isinstance(request, AnyRequest):
+                raise UnknownCommand(f"there is no command 0x{request.opcode:02x}")
+            raise UnknownCommand
+        command, role = entry
+        if role is not None:
+            self.authorize(role)
+        if request.datatype and request.datatype & ~self.datatypes:
+            raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
+        return command(self, request)
+
+    @property
+    def datatypes(self) -> int:
+        """The bits of data types that the client has agreed on, and is told."""
+        return sum(bit for bit, feature in DATATYPES.items() if feature in self.features)
+
+    def _understood(self, error: StatusError) -> StatusError:
+        """The error in words that the client knows: who did not agree on extended errors knows of no locks."""
+        if isinstance(error, Locked) and Feature.XERROR not in self.features:
+            return KeyExists(error.detail or error.text, vbucket=error.vbucket)
+        return error
+
+    def authorize(self, role: Role) -> None:
+        """Refuse what the user may not do. Without a users file everybody may do everything."""
+        if self.node.users is None:
+            return
+        if self.user is None:
+            raise AuthenticationFailed("Authenticate first")
+        if role not in self.user.roles:
+            raise AccessDenied(f"the user {self.user.name} lacks the role {str(role.name).lower()}")
+
+    def _deliver(self, answer: Answer) -> None:
+        match answer:
+            case None:
+                return
+            case Deferred():
+                self._waiting.append(answer)
+                if answer.packets is not None:
+                    self.release()
+            case Response():
+                self._send(answer)
+            case _:
+                for each in answer:
+                    self._send(each)
+
+    def _send(self, answer: Response) -> None:
+        if self._waiting:
+            place = Deferred(self)
+            self.hold(place, answer.encode())
+            self._waiting.append(place)
+        else:
+            self._out += answer.encode()
+
+
+def _malformed(packet: bytes, error: WireError) -> AnyResponse:
+    """The answer to a packet whose frame is right and whose body is not."""
+    opaque = int.from_bytes(packet[12:16], "big")
+    return AnyResponse(opcode=packet[1], status=Status.EINVAL, opaque=opaque, value=str(error).encode())

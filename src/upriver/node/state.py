@@ -1,0 +1,97 @@
+"""What all connections of a node share."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from upriver import __version__
+from upriver.engine import Bucket
+from upriver.node.authentication import LoginThrottle, Role, Users
+from upriver.node.checkpoints import Checkpoints
+from upriver.node.cluster_config import ClusterConfig
+from upriver.wire.framing import BODY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from upriver.node._serve import FastPath
+    from upriver.node.connection import Connection
+    from upriver.node.session import Command
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one connection, or all of them together, may cost."""
+
+    connections_max: int = 20_000
+    body_bytes_max: int = BODY_BYTES_MAX
+    #: A peer that has so many bytes of answers unread gets no more answers until it reads.
+    unread_answer_bytes_max: int = 1024 * 1024
+    #: So many answers may wait for the disk before the next request is looked at.
+    waiting_answers_max: int = 10_000
+    #: After so many requests that the compiled loop did not answer, others have their turn.
+    turn_requests_max: int = 256
+    #: A connection with nothing going on for so long is closed; 0 for never.
+    idle_s: float = 0.0
+    #: A peer that takes longer over its TLS handshake is closed.
+    tls_handshake_s: float = 10.0
+
+
+class Scheduler(Protocol):
+    """How a session gets something done later; the node's event loop, or a test's own clock."""
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call back after so many seconds."""
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
+
+    def from_thread(self, callback: Callable[[], object]) -> None:
+        """Call back soon, in the thread that runs the sessions."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What only the node counts; the engine counts the rest."""
+
+    connections: int = 0
+    connections_total: int = 0
+    connections_refused: int = 0
+    handshakes_failed: int = 0
+    logins_failed: int = 0
+    flushes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """The bucket, who may use it, and what there is to know about the node."""
+
+    bucket: Bucket
+    bucket_name: str
+    scheduler: Scheduler
+    clock: Callable[[], float]
+    started: float
+    cluster: ClusterConfig
+    users: Users | None = None
+    throttle: LoginThrottle = field(default_factory=LoginThrottle)
+    limits: Limits = field(default_factory=Limits)
+    counters: Counters = field(default_factory=Counters)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    #: How many flushes were asked for; one that was put off stands only until the next is asked for.
+    flushes_asked: int = 0
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("upriver.node"))
+    version: str = __version__
+    #: What each request type runs, and the role that it needs; None for what everybody may do.
+    commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
+    #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
+    fast_path: "FastPath | None" = None
+    #: Every connection that is open, in its handshake or on its way out.
+    connections: "set[Connection]" = field(default_factory=set)
+    #: No more connections are taken.
+    stopping: bool = False
+    #: The oldest change may wait so long for the disk before the node is unhealthy.
+    stall_s: float = 10.0
