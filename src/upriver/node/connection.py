@@ -14,6 +14,7 @@ Who is told to go is given some time to take his last answers, and is then cut o
 """
 
 import asyncio
+import logging
 import ssl
 from typing import Final, cast
 
@@ -50,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         if node.counters.connections >= node.limits.connections_max or node.stopping:
             node.counters.connections_refused += 1
             why = "the node stops" if node.stopping else f"{node.counters.connections} connections are open"
-            session.log.warning("refused: %s", why)
+            session.log.log(logging.DEBUG if node.stopping else logging.WARNING, "refused: %s", why)
             cast(asyncio.Transport, transport).abort()
             return
         session.log.debug("connected")
@@ -113,7 +114,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are held for the peer: requests that wait, answers that wait, answers that it does not read."""
+        """How many bytes are held for the peer: requests that wait, answers that wait or are not read."""
         held = 0 if self.session is None else self.session.held_bytes
         return held + (0 if self._transport is None else self._transport.get_write_buffer_size())
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import resource
 import secrets
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
-from upriver.errors import CannotListen, InvalidArguments, StorageError
+from upriver.errors import InvalidArguments, StorageError
 from upriver.model import VbucketState
 from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, Connection
+from upriver.node.listener import Listener, bind
 from upriver.node.options import NodeOptions, parse_bytes, parse_ranges
 from upriver.node.state import Limits, NodeState
 
@@ -39,9 +39,6 @@ SWEEP_INTERVAL_S: Final = 1.0
 STOP_WAIT_S: Final = 2.0
 #: Descriptors that connections leave to files, listeners and the program around.
 DESCRIPTORS_KEPT: Final = 64
-#: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
-_BACKLOG: Final = 4096
-_ACCEPTS_PER_TURN: Final = 64
 #: Larger requests are nothing that the compiled loop answers.
 _PLAIN_BYTES_MAX: Final = 2**20
 
@@ -69,7 +66,7 @@ class Node:
         self.options = options
         self.state = state
         self.port = 0
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -104,18 +101,13 @@ class Node:
         options, state = self.options, self.state
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         loop = asyncio.get_running_loop()
-        for listener in await _bind(options.host, options.port):
-            server = await loop.create_server(
-                lambda: Connection(state, buffer, context), sock=listener, backlog=_ACCEPTS_PER_TURN
-            )
-            listener.listen(_BACKLOG)  # asyncio has one number for both
-            self._servers.append(server)
-        self.port = int(self._servers[0].sockets[0].getsockname()[1])
+        sockets = await bind(options.host, options.port)
+        self._listeners = [Listener(each, lambda: Connection(state, buffer, context), state.log) for each in sockets]
+        self.port = self._listeners[0].port
         if options.metrics_port is not None:
             from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
 
-            listeners = await _bind(options.metrics_host, options.metrics_port)
-            self._metrics = await MetricsServer.open(state, listeners)
+            self._metrics = MetricsServer(state, await bind(options.metrics_host, options.metrics_port))
         state.cluster = ClusterConfig(
             single_node(
                 bucket=options.bucket,
@@ -170,8 +162,8 @@ class Node:
     async def _close(self) -> None:
         state = self.state
         state.stopping = True
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            await listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -226,26 +218,6 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
     if connections_max < options.connections_max:
         state.log.info("at most %d connections: the process may have %d descriptors", connections_max, descriptors)
     return state
-
-
-async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address that the host has, all with the same port."""
-    listeners: list[socket.socket] = []
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            picked = listeners[0].getsockname()[1] if listeners else port
-            listeners.append(socket.create_server((*address[:1], picked, *address[2:]), family=family))
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        # CPython puts the address into the text, in brackets; it stands in front already.
-        raise CannotListen(host, port, (error.strerror or str(error)).partition(" (while")[0]) from None
-    for listener in listeners:
-        listener.setblocking(False)
-    return listeners
 
 
 def _fast_path(bucket: Bucket, body_bytes_max: int) -> Any:
