@@ -95,6 +95,8 @@ class Node:
         except BaseException:
             await node.close()
             raise
+        if node.state.limits.connections_max < options.connections_max:
+            node.state.log.info("the process has descriptors for %d connections", node.state.limits.connections_max)
         return node
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
@@ -195,8 +197,7 @@ def _address(host: str, port: int) -> str:
 
 def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeState:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections_max = max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT))
-    state = NodeState(
+    return NodeState(
         bucket=bucket,
         bucket_name=options.bucket,
         scheduler=LoopScheduler(asyncio.get_running_loop()),
@@ -205,7 +206,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
         cluster=ClusterConfig({"rev": 0}),
         users=users,
         limits=Limits(
-            connections_max=connections_max,
+            connections_max=max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT)),
             body_bytes_max=options.body_bytes_max,
             unread_answer_bytes_max=options.unread_bytes_max,
             idle_s=options.idle_s,
@@ -215,9 +216,6 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
         fast_path=_fast_path(bucket, options.body_bytes_max),
         stall_s=options.stall_s,
     )
-    if connections_max < options.connections_max:
-        state.log.info("at most %d connections: the process may have %d descriptors", connections_max, descriptors)
-    return state
 
 
 def _fast_path(bucket: Bucket, body_bytes_max: int) -> Any:
