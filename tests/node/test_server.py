@@ -95,6 +95,35 @@ def test_a_request_right_behind_the_handshake(tls_node: EmbeddedNode, pki: Pki) 
         assert answer[12:16] == b"\0\0\0\x09"
 
 
+def test_many_tls_clients_at_once_share_the_buffers(tls_node: EmbeddedNode, pki: Pki) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            with Client(tls_node.port, context=pki.client()) as client:
+                for size in (1, 1000, 300_000, 2_000_000):
+                    client.set(b"%d" % number, b"%d" % number * size)
+                    assert client.get(b"%d" % number) == b"%d" % number * size
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+def test_a_tls_connection_has_no_buffer_of_its_own(tls_node: EmbeddedNode, pki: Pki) -> None:
+    """If this fails asyncio has changed, and each TLS connection costs 256 KiB more."""
+    with Client(tls_node.port, context=pki.client()) as client:
+        client.ask(Noop())
+        (connection,) = tls_node.call(lambda: set(tls_node.node.state.connections))
+        protocol = getattr(connection._transport, "_ssl_protocol", None)
+        assert getattr(protocol, "_ssl_buffer_view", None) is connection._buffer
+
+
 def test_a_client_that_does_not_trust_the_certificate(tls_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         Client(tls_node.port, context=ssl.create_default_context())
