@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
@@ -39,8 +39,7 @@ SWEEP_INTERVAL_S: Final = 1.0
 STOP_WAIT_S: Final = 2.0
 #: Descriptors that connections leave to files, listeners and the program around.
 DESCRIPTORS_KEPT: Final = 64
-#: Larger requests are nothing that the compiled loop answers.
-_PLAIN_BYTES_MAX: Final = 2**20
+T = TypeVar("T")
 
 
 class LoopScheduler:
@@ -52,6 +51,11 @@ class LoopScheduler:
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Call back after so many seconds."""
         self._loop.call_later(delay_s, callback)
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """Run work that takes milliseconds in a thread, and hand its result over in the loop's."""
+        future = self._loop.run_in_executor(None, work)
+        future.add_done_callback(lambda finished: finished.cancelled() or done(finished.result()))
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         """Call back soon, in the loop's thread."""
@@ -213,14 +217,14 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
             tls_handshake_s=options.tls_handshake_s,
         ),
         commands=COMMANDS,
-        fast_path=_fast_path(bucket, options.body_bytes_max),
+        fast_path=_fast_path(bucket),
         stall_s=options.stall_s,
     )
 
 
-def _fast_path(bucket: Bucket, body_bytes_max: int) -> Any:
-    """The compiled loop, where it was built and may answer at once whatever it takes for plain."""
-    if bucket.ack != "memory" or not COMPILED or body_bytes_max < _PLAIN_BYTES_MAX:
+def _fast_path(bucket: Bucket) -> Any:
+    """The compiled loop, where it was built and may answer at once."""
+    if bucket.ack != "memory" or not COMPILED:
         return None
     try:
         from upriver.node._serve import FastPath

@@ -16,7 +16,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from upriver.errors import AccessDenied, AuthenticationFailed, StatusError, UnknownCommand, WireError
+from upriver.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    InvalidArguments,
+    KeyExists,
+    Locked,
+    StatusError,
+    UnknownCommand,
+    WireError,
+)
 from upriver.node.authentication import Role, SaslExchange, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.state import NodeState
@@ -29,6 +38,8 @@ from upriver.wire.memcached import Feature
 _HEADER_SIZE: Final = MEMCACHED.header_size
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)
+#: The bits of a data type, and the feature that a client must have agreed on to use them.
+DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 
 
 class Deferred:
@@ -73,6 +84,7 @@ class Session:
         "closing",
         "exchange",
         "features",
+        "logging_in",
         "node",
         "on_output",
         "paused",
@@ -92,6 +104,8 @@ class Session:
         self.agent = ""
         #: The connection is to be closed once everything is sent.
         self.closing = False
+        #: A login is under way: what stands behind it waits for its outcome.
+        self.logging_in = False
         #: The peer does not read: nothing more is answered until it does.
         self.paused = False
         #: Requests were left for a later turn.
@@ -145,10 +159,11 @@ class Session:
 
     @property
     def blocked(self) -> bool:
-        """Going on makes no sense yet: the peer does not read, or too many answers wait."""
+        """Going on makes no sense yet: the peer does not read, logs in, or too many answers wait."""
         limits = self.node.limits
         return (
             self.paused
+            or self.logging_in
             or len(self._waiting) >= limits.waiting_answers_max
             or self._waiting_bytes >= limits.unread_answer_bytes_max
         )
@@ -209,8 +224,9 @@ class Session:
         if node.fast_path is None or self._waiting or Feature.MUTATION_SEQNO in self.features:
             return at
         roles = EVERYTHING if node.users is None else NOTHING if self.user is None else self.user.roles
+        limits = node.limits
         at, answers = node.fast_path.serve(
-            data, at, Role.READ in roles, Role.WRITE in roles, node.limits.unread_answer_bytes_max
+            data, at, Role.READ in roles, Role.WRITE in roles, limits.body_bytes_max, limits.unread_answer_bytes_max
         )
         self._out += answers
         return at
@@ -243,7 +259,7 @@ class Session:
         try:
             self._deliver(self._run(request))
         except StatusError as error:
-            self._deliver(refusal(request, error))
+            self._deliver(refusal(request, self._understood(error)))
         except Exception:
             self.log.exception("%s failed", request.title())
             self._deliver(
@@ -261,7 +277,20 @@ class Session:
         command, role = entry
         if role is not None:
             self.authorize(role)
+        if request.datatype & ~self.datatypes:
+            raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
         return command(self, request)
+
+    @property
+    def datatypes(self) -> int:
+        """The bits of data types that the client has agreed on, and is told."""
+        return sum(bit for bit, feature in DATATYPES.items() if feature in self.features)
+
+    def _understood(self, error: StatusError) -> StatusError:
+        """The error in words that the client knows: who did not agree on extended errors knows of no locks."""
+        if isinstance(error, Locked) and Feature.XERROR not in self.features:
+            return KeyExists(error.detail or error.text, vbucket=error.vbucket)
+        return error
 
     def authorize(self, role: Role) -> None:
         """Refuse what the user may not do. Without a users file everybody may do everything."""

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
 from upriver.node.authentication import LoginThrottle, Role, Users
+from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
 from upriver.wire.framing import BODY_BYTES_MAX
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.connection import Connection
     from upriver.node.session import Command
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,9 @@ class Scheduler(Protocol):
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Call back after so many seconds."""
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         """Call back soon, in the thread that runs the sessions."""
@@ -74,6 +81,9 @@ class NodeState:
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     limits: Limits = field(default_factory=Limits)
     counters: Counters = field(default_factory=Counters)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    #: How many flushes were asked for; one that was put off stands only until the next is asked for.
+    flushes_asked: int = 0
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("upriver.node"))
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
