@@ -39,6 +39,7 @@ check: $(VENV)/.built ## format, lint, types, docs up to date
 
 bench: $(VENV)/.built ## measure, as ratios within one run
 	$(BIN)/python -m bench.columns
+	$(BIN)/python -m bench.idle_connections
 
 format: $(VENV)/.built ## write the format that check wants
 	$(BIN)/ruff format .
@@ -56,7 +57,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
 SANITIZED_TESTS := tests/wire/test_columns.py tests/node/test_serve.py
 
-docs: $(VENV)/.built ## generate docs/protocol and docs/cli.md
+docs: $(VENV)/.built ## generate docs/protocol, docs/cli.md and the options in docs/node.md
 	$(BIN)/python -m docs.generate
 
 lock: $(VENV)/.installed ## choose new versions of the dependencies

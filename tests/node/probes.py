@@ -176,6 +176,7 @@ class Served:
         cwd: Path | None = None,
     ) -> None:
         started = time.monotonic()
+        self.log = log or Path(os.devnull)
         self._log = None if log is None else log.open("w")
         variables = {name: value for name, value in os.environ.items() if not name.startswith("UPRIVER_")}
         self.process = subprocess.Popen(

@@ -14,8 +14,10 @@ Who is told to go is given some time to take his last answers, and is then cut o
 """
 
 import asyncio
+import logging
 import ssl
-from typing import Final, cast
+import sys
+from typing import Any, Final, cast
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState
@@ -50,7 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         if node.counters.connections >= node.limits.connections_max or node.stopping:
             node.counters.connections_refused += 1
             why = "the node stops" if node.stopping else f"{node.counters.connections} connections are open"
-            session.log.warning("refused: %s", why)
+            session.log.log(logging.DEBUG if node.stopping else logging.WARNING, "refused: %s", why)
             cast(asyncio.Transport, transport).abort()
             return
         session.log.debug("connected")
@@ -113,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are held for the peer: requests that wait, answers that wait, answers that it does not read."""
+        """How many bytes are held for the peer: requests that wait, answers that wait or are not read."""
         held = 0 if self.session is None else self.session.held_bytes
         return held + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
@@ -168,8 +170,10 @@ class Connection(asyncio.BufferedProtocol):
         self.flush()  # TLS may have brought requests together with the end of its handshake
 
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(_share_buffer, transport, self._buffer)  # as soon as start_tls has made its protocol
         try:
-            encrypted = await asyncio.get_running_loop().start_tls(
+            encrypted = await loop.start_tls(
                 transport,
                 self,
                 context,
@@ -218,6 +222,17 @@ class Connection(asyncio.BufferedProtocol):
         if self.session is not None and self.session.stalled and not self.session.blocked:
             self.session.resume()
             self.flush()
+
+
+def _share_buffer(transport: asyncio.Transport, buffer: memoryview) -> None:
+    """Receive encrypted bytes into the common buffer too.
+
+    asyncio gives each TLS connection 256 KiB of its own to receive into, and empties them before it goes on: one buffer
+    does for all. Where asyncio has changed, it just costs the memory.
+    """
+    protocol: Any = transport.get_protocol()
+    if len(buffer) >= getattr(protocol, "max_size", sys.maxsize) and hasattr(protocol, "_ssl_buffer_view"):
+        protocol._ssl_buffer, protocol._ssl_buffer_view = buffer.obj, buffer
 
 
 def _address(peer: tuple[str, int] | None) -> str:

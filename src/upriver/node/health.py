@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from upriver.node.listener import Listener
 from upriver.node.state import NodeState
 
 REQUEST_BYTES_MAX: Final = 8192
@@ -80,27 +81,18 @@ def problems(node: NodeState) -> list[str]:
 class MetricsServer:
     """A small HTTP listener with two pages."""
 
-    def __init__(self, node: NodeState) -> None:
+    def __init__(self, node: NodeState, sockets: list[socket.socket]) -> None:
         self._node = node
         self._registry = CollectorRegistry()
         self._registry.register(NodeCollector(node))
-        self._servers: list[asyncio.Server] = []
-        self.port = 0
         self.requests: set[HttpRequest] = set()
-
-    @classmethod
-    async def open(cls, node: NodeState, listeners: list[socket.socket]) -> "MetricsServer":
-        """Serve on sockets that listen."""
-        metrics = cls(node)
-        loop = asyncio.get_running_loop()
-        metrics.port = int(listeners[0].getsockname()[1])
-        metrics._servers = [await loop.create_server(lambda: HttpRequest(metrics), sock=each) for each in listeners]
-        return metrics
+        self._listeners = [Listener(each, lambda: HttpRequest(self), node.log) for each in sockets]
+        self.port = self._listeners[0].port
 
     async def close(self) -> None:
         """Stop listening and drop whoever is connected."""
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            await listener.close()
         for request in list(self.requests):
             request.abort()
         while self.requests:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import resource
 import secrets
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
-from upriver.errors import CannotListen, InvalidArguments, StorageError
+from upriver.errors import InvalidArguments, StorageError
 from upriver.model import VbucketState
 from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, Connection
+from upriver.node.listener import Listener, bind
 from upriver.node.options import NodeOptions, parse_bytes, parse_ranges
 from upriver.node.state import Limits, NodeState
 
@@ -39,12 +39,7 @@ SWEEP_INTERVAL_S: Final = 1.0
 STOP_WAIT_S: Final = 2.0
 #: Descriptors that connections leave to files, listeners and the program around.
 DESCRIPTORS_KEPT: Final = 64
-#: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
-_BACKLOG: Final = 4096
-_ACCEPTS_PER_TURN: Final = 64
 T = TypeVar("T")
-#: Larger requests are nothing that the compiled loop answers.
-_PLAIN_BYTES_MAX: Final = 2**20
 
 
 class LoopScheduler:
@@ -75,7 +70,7 @@ class Node:
         self.options = options
         self.state = state
         self.port = 0
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -104,24 +99,21 @@ class Node:
         except BaseException:
             await node.close()
             raise
+        if node.state.limits.connections_max < options.connections_max:
+            node.state.log.info("the process has descriptors for %d connections", node.state.limits.connections_max)
         return node
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
         options, state = self.options, self.state
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         loop = asyncio.get_running_loop()
-        for listener in await _bind(options.host, options.port):
-            server = await loop.create_server(
-                lambda: Connection(state, buffer, context), sock=listener, backlog=_ACCEPTS_PER_TURN
-            )
-            listener.listen(_BACKLOG)  # asyncio has one number for both
-            self._servers.append(server)
-        self.port = int(self._servers[0].sockets[0].getsockname()[1])
+        sockets = await bind(options.host, options.port)
+        self._listeners = [Listener(each, lambda: Connection(state, buffer, context), state.log) for each in sockets]
+        self.port = self._listeners[0].port
         if options.metrics_port is not None:
             from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
 
-            listeners = await _bind(options.metrics_host, options.metrics_port)
-            self._metrics = await MetricsServer.open(state, listeners)
+            self._metrics = MetricsServer(state, await bind(options.metrics_host, options.metrics_port))
         state.cluster = ClusterConfig(
             single_node(
                 bucket=options.bucket,
@@ -176,8 +168,8 @@ class Node:
     async def _close(self) -> None:
         state = self.state
         state.stopping = True
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            await listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -209,8 +201,7 @@ def _address(host: str, port: int) -> str:
 
 def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeState:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections_max = max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT))
-    state = NodeState(
+    return NodeState(
         bucket=bucket,
         bucket_name=options.bucket,
         scheduler=LoopScheduler(asyncio.get_running_loop()),
@@ -219,44 +210,21 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
         cluster=ClusterConfig({"rev": 0}),
         users=users,
         limits=Limits(
-            connections_max=connections_max,
+            connections_max=max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT)),
             body_bytes_max=options.body_bytes_max,
             unread_answer_bytes_max=options.unread_bytes_max,
             idle_s=options.idle_s,
             tls_handshake_s=options.tls_handshake_s,
         ),
         commands=COMMANDS,
-        fast_path=_fast_path(bucket, options.body_bytes_max),
+        fast_path=_fast_path(bucket),
         stall_s=options.stall_s,
     )
-    if connections_max < options.connections_max:
-        state.log.info("at most %d connections: the process may have %d descriptors", connections_max, descriptors)
-    return state
 
 
-async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address that the host has, all with the same port."""
-    listeners: list[socket.socket] = []
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            picked = listeners[0].getsockname()[1] if listeners else port
-            listeners.append(socket.create_server((*address[:1], picked, *address[2:]), family=family))
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        # CPython puts the address into the text, in brackets; it stands in front already.
-        raise CannotListen(host, port, (error.strerror or str(error)).partition(" (while")[0]) from None
-    for listener in listeners:
-        listener.setblocking(False)
-    return listeners
-
-
-def _fast_path(bucket: Bucket, body_bytes_max: int) -> Any:
-    """The compiled loop, where it was built and may answer at once whatever it takes for plain."""
-    if bucket.ack != "memory" or not COMPILED or body_bytes_max < _PLAIN_BYTES_MAX:
+def _fast_path(bucket: Bucket) -> Any:
+    """The compiled loop, where it was built and may answer at once."""
+    if bucket.ack != "memory" or not COMPILED:
         return None
     try:
         from upriver.node._serve import FastPath
