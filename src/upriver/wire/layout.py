@@ -109,11 +109,19 @@ class Layout:
         self.counted = {name: field.name for field in self.fields for name in field.counts}
         self.lengths = tuple(lengths) or (sum(_size(field) for field in self.fixed_fields),)
         self.parts = {length: self._part(length) for length in self.lengths}
+        self._check_references()
+        self.has_key = any(field.is_key for field in self.rest)
+        self.has_value = any(not field.is_key for field in self.rest)
+
+    def _check_references(self) -> None:
+        """Fields name other fields; a name that does not exist would only show when a packet comes."""
+        names = {field.name for field in self.fields}
         for field in self.fields:
             if isinstance(field.kind, CountedBytes) and field.name not in self.counted:
                 raise TypeError(f"{self.owner}.{field.name}: no field is declared as count_of it")
-        self.has_key = any(field.is_key for field in self.rest)
-        self.has_value = any(not field.is_key for field in self.rest)
+            for name in (*field.counts, *([field.when.field] if field.when else [])):
+                if name not in names:
+                    raise TypeError(f"{self.owner}.{field.name}: there is no field {name}")
 
     def _part(self, length: int) -> FixedPart:
         present = tuple(f for f in self.fixed_fields if not f.only or length in f.only)
@@ -164,8 +172,10 @@ class Layout:
         if isinstance(kind, Repeat):
             return _decode_repeat(field, kind, data, at, end)
         size = self._bytes_size(field, at, end, key_length, out)
-        if size < 0 or at + size > end:
-            raise WireError(at, f"{max(size, 0)} bytes of {field.name}", f"{end - at}")
+        if size < 0:
+            raise WireError(at, f"{end - at - size} bytes behind {field.name}", f"{end - at}")
+        if at + size > end:
+            raise WireError(at, f"{size} bytes of {field.name}", f"{end - at}")
         return bytes(data[at : at + size]), at + size
 
     def _bytes_size(self, field: Field, at: int, end: int, key_length: int | None, out: dict[str, Any]) -> int:
@@ -197,11 +207,7 @@ class Layout:
         """The fixed part, and each of the fields behind it."""
         part = self.parts[length]
         numbers = [getattr(values, field.name) for field in part.named]
-        try:
-            fixed = part.struct.pack(*numbers)
-        except struct.error as error:
-            raise ValueError(f"{self.owner}: {error} in {dict(zip(part.named, numbers, strict=True))}") from error
-        return fixed, [self._encode_field(field, values) for field in self.rest]
+        return packed(part.struct, self.owner, *numbers), [self._encode_field(field, values) for field in self.rest]
 
     def _encode_field(self, field: Field, values: Any) -> bytes:
         value, kind = getattr(values, field.name), field.kind
@@ -212,10 +218,11 @@ class Layout:
             if value is None:
                 return b""
         if isinstance(kind, UInt):
-            return _NUMBERS[kind.size].pack(value)
+            return packed(_NUMBERS[kind.size], f"{self.owner}.{field.name}", value)
         if isinstance(kind, Repeat):
-            count = _NUMBERS[kind.count_size].pack(len(value)) if kind.count_size else b""
-            return count + b"".join(_encode_element(kind.element, element) for element in value)
+            name = f"{self.owner}.{field.name}"
+            count = packed(_NUMBERS[kind.count_size], name, len(value)) if kind.count_size else b""
+            return count + b"".join(_encode_element(kind.element, name, element) for element in value)
         return bytes(value)
 
     def size_of(self, name: str, values: Any) -> int:
@@ -267,7 +274,7 @@ def _repeat_spans(
             size = kind.element.size
             yield _span(field.name.removesuffix("s"), at - origin, size, element)
         else:
-            size = len(_encode_element(kind.element, element))
+            size = len(_encode_element(kind.element, field.name, element))
             yield from kind.element.layout.spans(data, at, at + size, kind.element.layout.lengths[0], None, origin)
         at += size
 
@@ -319,9 +326,17 @@ def _decode_element(field: Field, kind: Repeat, data: Buffer, at: int, end: int)
     return element(**values), at
 
 
-def _encode_element(element: Any, value: Any) -> bytes:
+def packed(packer: struct.Struct, owner: str, *numbers: int) -> bytes:
+    """The numbers as bytes; one that does not fit its field is a ValueError that says whose it is."""
+    try:
+        return packer.pack(*numbers)
+    except struct.error as error:
+        raise ValueError(f"{owner}: {error} in {numbers}") from error
+
+
+def _encode_element(element: Any, name: str, value: Any) -> bytes:
     if isinstance(element, UInt):
-        return _NUMBERS[element.size].pack(value)
+        return packed(_NUMBERS[element.size], name, value)
     fixed, rest = element.layout.encode(value, element.layout.lengths[0])
     return b"".join((fixed, *rest))
 

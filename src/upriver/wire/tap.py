@@ -5,11 +5,10 @@ and its key: the revision of the item, a control code, a vbucket state, a checkp
 not count that part; its own length stands in the first two bytes of the extras.
 """
 
-import enum
 from typing import Annotated, ClassVar
 
 from upriver.model import Event
-from upriver.wire.codes import OpenEnum, Sender, Status
+from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
 from upriver.wire.fields import U8, U16, U32, U64, Key, Only, Repeat, Reserved, UInt, Value, When, count_of
 from upriver.wire.framing import MEMCACHED
@@ -20,7 +19,7 @@ from upriver.wire.message import Request
 tap = Dialect("tap", framing=MEMCACHED, document="TAP", extends=memcached)
 
 
-class ConnectFlag(enum.IntFlag):
+class ConnectFlag(FlagSet):
     """What a client wants. The last two are not in the text; real clients send them."""
 
     BACKFILL = 0x01
@@ -34,7 +33,7 @@ class ConnectFlag(enum.IntFlag):
     FIX_FLAG_BYTEORDER = 0x100
 
 
-class TapFlag(enum.IntFlag):
+class TapFlag(FlagSet):
     """Marks of a single message."""
 
     ACK = 0x01
