@@ -140,7 +140,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(STEPS, max_size=25), st.booleans())
 def test_a_consumer_that_is_whole_holds_a_state_that_the_producer_had(
     before: list[str], script: list[tuple[str, object]], prints_first: bool

@@ -141,7 +141,7 @@ INHERITED = [
 
 
 @pytest.mark.parametrize(("dialect", "cls"), INHERITED)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.data())
 def test_inherited_messages_decode_alike(dialect: Dialect, cls: type[Message], data: st.DataObject) -> None:
     message = data.draw(messages(cls))

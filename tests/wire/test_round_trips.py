@@ -37,7 +37,7 @@ def decoded(dialect: Dialect, pieces: list[bytes]) -> list[Message]:
 
 
 @pytest.mark.parametrize(("dialect", "cls"), DECLARED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_a_message_survives_the_wire(dialect: Dialect, cls: type[Message], data: st.DataObject) -> None:
     message = data.draw(messages(cls))
@@ -47,14 +47,14 @@ def test_a_message_survives_the_wire(dialect: Dialect, cls: type[Message], data:
 
 
 @pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.framing is MEMCACHED])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_message_that_nobody_declared_survives_the_wire(name: str, data: st.DataObject) -> None:
     message = data.draw(unknown_messages(DIALECTS[name]))
     assert DIALECTS[name].decode(message.encode()) == message
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_the_fields_of_a_message_cover_its_packet_without_gaps(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -66,7 +66,7 @@ def test_the_fields_of_a_message_cover_its_packet_without_gaps(data: st.DataObje
     assert at == len(packet)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_split_of_the_bytes_gives_the_same_messages(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -78,7 +78,7 @@ def test_any_split_of_the_bytes_gives_the_same_messages(data: st.DataObject) -> 
     assert decoded(dialect, [whole[i : i + 1] for i in range(len(whole))]) == sent
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_proper_prefix_needs_more(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -90,7 +90,7 @@ def test_any_proper_prefix_needs_more(data: st.DataObject) -> None:
         assert framer.pending == size
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_packets_raise_nothing_but_wire_errors(data: st.DataObject) -> None:
     dialect = data.draw(dialects())

@@ -70,13 +70,11 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        if self.session is not None and self._transport is not None:
+        if self.session is not None:
             self.session.paused = True
-            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         if self.session is not None and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
             self.session.resume()
             self.flush()
 
@@ -93,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(data)
         if session.closing:
             transport.close()
+        elif session.saturated is transport.is_reading():
+            (transport.pause_reading if session.saturated else transport.resume_reading)()
 
     def _close_if_idle(self) -> None:
         node, transport = self._node, self._transport

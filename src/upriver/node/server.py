@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
@@ -29,6 +29,7 @@ from upriver.node.state import Limits, NodeState
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
 _BACKLOG: Final = 4096
+T = TypeVar("T")
 
 
 class LoopScheduler:
@@ -39,6 +40,10 @@ class LoopScheduler:
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         self._loop.call_later(delay_s, callback)
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        future = self._loop.run_in_executor(None, work)
+        future.add_done_callback(lambda finished: finished.cancelled() or done(finished.result()))
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are its connections

@@ -68,6 +68,7 @@ class Session:
         "closing",
         "exchange",
         "features",
+        "held",
         "node",
         "on_output",
         "paused",
@@ -86,6 +87,8 @@ class Session:
         self.agent = ""
         #: The connection is to be closed once everything is sent.
         self.closing = False
+        #: A login is under way: what stands behind it waits for its outcome.
+        self.held = False
         #: The peer does not read: nothing more is answered until it does.
         self.paused = False
         self._partial = bytearray()
@@ -109,6 +112,20 @@ class Session:
     def resume(self) -> None:
         """The peer reads again: go on with what was received meanwhile."""
         self.paused = False
+        self._catch_up()
+
+    def hold(self) -> None:
+        """Look at no further request until ``let_go``."""
+        self.held = True
+
+    def let_go(self) -> None:
+        """Go on with what was received meanwhile."""
+        self.held = False
+        self._catch_up()
+        if self.on_output is not None:
+            self.on_output()
+
+    def _catch_up(self) -> None:
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
@@ -128,15 +145,22 @@ class Session:
         """Move answers that are complete from the queue to the output."""
         while self._waiting and self._waiting[0].packets is not None:
             self._out += self._waiting.popleft().packets or b""
+        if self._partial and not self.saturated:
+            self._catch_up()
         if self.on_output is not None:
             self.on_output()
+
+    @property
+    def saturated(self) -> bool:
+        """No further request is looked at for now, so nothing more should be read from the peer."""
+        return self.paused or self.held or len(self._waiting) >= self.node.limits.waiting_answers_max
 
     # Requests
 
     def _answer_all(self, data: Buffer) -> int:
         """Answer request by request; where the first byte stands that was not consumed."""
         at = 0
-        while not self.closing and not self.paused and at < len(data):
+        while not (self.closing or self.saturated) and at < len(data):
             at = self._answer_run(data, at)
             if at == len(data):
                 break
@@ -150,8 +174,6 @@ class Session:
                 return at
             self._answer_packet(bytes(data[at : at + size]))
             at += size
-            if len(self._waiting) >= self.node.limits.waiting_answers_max:
-                break
         return at
 
     def _answer_run(self, data: Buffer, at: int) -> int:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
@@ -14,6 +14,9 @@ from upriver.wire.framing import BODY_BYTES_MAX
 if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.session import Command, Session
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,9 @@ class Scheduler(Protocol):
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Call back after so many seconds."""
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         """Call back soon, in the thread that runs the sessions."""

@@ -80,11 +80,10 @@ class FixedPart:
 
     struct: struct.Struct
     fields: tuple[Field, ...]
+    #: Those that hold a number, in the order in which the struct reads them.
+    named: tuple[Field, ...]
+    #: Those that are there at another length only.
     absent: tuple[Field, ...]
-
-    @property
-    def named(self) -> tuple[Field, ...]:
-        return tuple(field for field in self.fields if isinstance(field.kind, UInt))
 
     def offsets(self) -> Iterator[tuple[Field, int, int]]:
         """Each field with its offset and size, reserved bytes included."""
@@ -107,6 +106,7 @@ class Layout:
         self.fixed_fields, self.rest = self.fields[:leading], self.fields[leading:]
         self.private = private
         self.counted = {name: field.name for field in self.fields for name in field.counts}
+        self.counters = tuple(field.name for field in self.fields if field.counts)
         self.lengths = tuple(lengths) or (sum(_size(field) for field in self.fixed_fields),)
         self.parts = {length: self._part(length) for length in self.lengths}
         self._check_references()
@@ -129,8 +129,9 @@ class Layout:
         if size != length:
             raise TypeError(f"{self.owner}: a fixed part of {length} bytes is declared, its fields take {size}")
         codes = (_STRUCT_CODES[f.kind.size] if isinstance(f.kind, UInt) else f"{_size(f)}x" for f in present)
+        named = tuple(f for f in present if isinstance(f.kind, UInt))
         absent = tuple(f for f in self.fixed_fields if f not in present)
-        return FixedPart(struct.Struct(">" + "".join(codes)), present, absent)
+        return FixedPart(struct.Struct(">" + "".join(codes)), present, named, absent)
 
     @property
     def extras_lengths(self) -> tuple[int, ...]:
@@ -160,7 +161,7 @@ class Layout:
             out[field.name], at = self._decode_field(field, data, at, end, key_length, out)
         if at != end:
             raise WireError(at, f"the end of {self.owner}", f"{end - at} more bytes")
-        for name in set(self.counted.values()):
+        for name in self.counters:
             del out[name]
 
     def _decode_field(
@@ -321,7 +322,7 @@ def _decode_element(field: Field, kind: Repeat, data: Buffer, at: int, end: int)
     at += length
     for item in layout.rest:
         values[item.name], at = layout._decode_field(item, data, at, end, None, values)
-    for name in set(layout.counted.values()):
+    for name in layout.counters:
         del values[name]
     return element(**values), at
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from upriver.model import Event
 from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
-from upriver.wire.fields import U8, U16, U32, U64, Key, Only, Repeat, Reserved, UInt, Value, When, count_of
+from upriver.wire.fields import U8, U16, U32, U64, Counted, Key, Only, Repeat, Reserved, UInt, Value, When, count_of
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import record
 from upriver.wire.memcached import VbucketState, memcached
@@ -139,10 +139,11 @@ class Delete(Request):
 class Flush(Request):
     """Delete all data."""
 
-    private_length: U16 = 0
+    private_length: U16 = count_of("private")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
     ttl: U8 = 255  #: hops left to live
     reserved: ClassVar[Reserved] = Reserved(3)
+    private: Counted = b""  #: engine-specific data, of no meaning to us
 
 
 @tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(12,), errors=_ACKED)
