@@ -209,6 +209,7 @@ class Vbucket(KeyValue):
                 self.whole.truncate(state)
                 self._place(state)
                 self.journal.trim(self.number, state)
+                self.table.touch()  # what is left may have been in a group that no longer counts
         self.end_cursors(CursorEnd.ROLLED_BACK)
         return state
 
@@ -260,7 +261,8 @@ class Vbucket(KeyValue):
         if self.state is not VbucketState.ACTIVE and not self.streamable:
             raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
         cursor = Cursor(self, name, start_seqno, end_seqno, options or Options())
-        self.cursors[name] = cursor
+        if cursor.ended is None:
+            self.cursors[name] = cursor
         return cursor
 
     def changes(
