@@ -49,6 +49,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         if self.session is not None:
             self.session.closing = True
+            if self.session.stream is not None:
+                self.session.stream.lose()
             self._node.sessions.discard(self.session)
             self._node.counters.connections -= 1
         self.session = self._transport = None
@@ -70,11 +72,15 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        if self.session is not None:
+        if self.session is not None and self.session.stream is not None:
+            self.session.stream.blocked = True
+        elif self.session is not None:
             self.session.paused = True
 
     def resume_writing(self) -> None:
         if self.session is not None and self._transport is not None and not self._transport.is_closing():
+            if self.session.stream is not None:
+                self.session.stream.blocked = False
             self.session.resume()
             self.flush()
 
@@ -85,12 +91,16 @@ class Connection(asyncio.BufferedProtocol):
         session, transport = self.session, self._transport
         if session is None or transport is None:
             return
-        data = session.data_to_send()
-        if data:
+        stream = session.stream
+        if stream is not None:
+            self._node.counters.bytes_written += stream.pump(transport)
+            session.paused = stream.choked
+        elif data := session.data_to_send():
             self._node.counters.bytes_written += len(data)
             transport.write(data)
         if session.closing:
-            transport.close()
+            # Who does not read does not want what is left of a stream.
+            (transport.abort if stream is not None and stream.blocked else transport.close)()
         elif session.saturated is transport.is_reading():
             (transport.pause_reading if session.saturated else transport.resume_reading)()
 
@@ -99,6 +109,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.session is None or transport is None:
             return
         remaining = self._last_active + node.limits.idle_s - node.clock()
+        if self.session.stream is not None:  # it may be quiet for long; whether the peer is there, noops tell
+            remaining = node.limits.idle_s
         if remaining > 0:
             node.scheduler.later(remaining, self._close_if_idle)
             return

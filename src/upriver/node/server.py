@@ -25,6 +25,7 @@ from upriver.node.connection import RECEIVE_BYTES, Connection
 from upriver.node.health import MetricsServer
 from upriver.node.options import NodeOptions, parse_bytes, parse_ranges
 from upriver.node.state import Limits, NodeState
+from upriver.node.streams import StreamService
 
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
@@ -92,6 +93,7 @@ class Node:
                 commands=COMMANDS,
                 fast_path=_fast_path(bucket),
             )
+            state.streams = StreamService(state)
             node = cls(options, state)
             await node._listen(context)
         except BaseException:

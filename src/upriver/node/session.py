@@ -11,7 +11,7 @@ the connection when ``closing`` is set.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from upriver.errors import AccessDenied, AuthenticationFailed, StatusError, UnknownCommand, WireError
 from upriver.node.authentication import Role, SaslExchange, User
@@ -21,6 +21,9 @@ from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
+
+if TYPE_CHECKING:
+    from upriver.node.streams import StreamConnection
 
 _HEADER_SIZE: Final = MEMCACHED.header_size
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
@@ -73,6 +76,7 @@ class Session:
         "on_output",
         "paused",
         "peer",
+        "stream",
         "user",
     )
 
@@ -85,6 +89,8 @@ class Session:
         self.exchange: SaslExchange | None = None
         self.features: frozenset[Feature] = frozenset()
         self.agent = ""
+        #: What an open has made of it, if one came.
+        self.stream: StreamConnection | None = None
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.
@@ -135,6 +141,11 @@ class Session:
         out = bytes(self._out)
         self._out.clear()
         return out
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes of answers are ready and not taken yet."""
+        return len(self._out)
 
     @property
     def unread(self) -> int:
@@ -199,11 +210,17 @@ class Session:
         self.node.log.warning("%s: closed: %s", self.peer, error)
         self.closing = True
 
+    def put(self, packets: bytes) -> None:
+        """Send packets that wait for no answer before them: a stream's."""
+        self._out += packets
+
     def _answer_packet(self, packet: bytes) -> None:
+        if self.node.streams is not None and self.node.streams.take(self, packet):
+            return
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
-            self._send(_malformed(packet, error))
+            self._send(malformed(packet, error))
             return
         if not isinstance(request, Request):
             self._lose(WireError(0, "a request", "a response"))
@@ -267,7 +284,7 @@ class Session:
             self._out += answer.encode()
 
 
-def _malformed(packet: bytes, error: WireError) -> AnyResponse:
+def malformed(packet: bytes, error: WireError) -> AnyResponse:
     """The answer to a packet whose frame is right and whose body is not."""
     opaque = int.from_bytes(packet[12:16], "big")
     return AnyResponse(opcode=packet[1], status=Status.EINVAL, opaque=opaque, value=str(error).encode())

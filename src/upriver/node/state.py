@@ -14,6 +14,7 @@ from upriver.wire.framing import BODY_BYTES_MAX
 if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.session import Command, Session
+    from upriver.node.streams import StreamService
 
 
 T = TypeVar("T")
@@ -80,4 +81,6 @@ class NodeState:
     commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
     fast_path: "FastPath | None" = None
+    #: The connections that stream; None where there are no streams.
+    streams: "StreamService | None" = None
     sessions: "set[Session]" = field(default_factory=set)

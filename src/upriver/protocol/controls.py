@@ -1,4 +1,8 @@
-"""The settings that a consumer may send to its producer: one table, each with its check."""
+"""The settings that a consumer may send to its producer: one table, each with its check.
+
+A setting counts for the streams that are asked for after it; those of the connection itself (window, noops) at once.
+What a filter means only the store knows, so the producer has it look at one before it is taken.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +17,8 @@ def _flag(value: str) -> bool:
 
 
 def _size(value: str) -> int:
-    if not value.isascii() or not value.isdigit() or int(value) >= 2**32:
+    # The length first: a number of a megabyte of digits is not worth converting.
+    if not value.isascii() or not value.isdigit() or len(value) > 10 or int(value) >= 2**32:
         raise InvalidArguments(f"{value!r} is no number of bytes")
     return int(value)
 
@@ -44,6 +49,7 @@ CONTROLS: Final[dict[str, tuple[Callable[[str], Any], Any]]] = {
     "connection_buffer_size": (_size, 0),
     "enable_expiry_opcode": (_flag, False),
     "send_stream_end_on_client_close_stream": (_flag, False),
+    # Hints, checked and not followed: all streams take turns, so none of them can be in another's way.
     "set_priority": (_one_of("low", "medium", "high"), "medium"),
     "backfill_order": (_one_of("round-robin", "sequential"), "round-robin"),
     # Our own: nobody else understands them.
@@ -65,14 +71,16 @@ class Controls:
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
-    def set(self, name: bytes, value: bytes) -> str:
-        """Take a setting; refuses what is unknown or makes no sense. Returns the name."""
+    def read(self, name: bytes, value: bytes) -> tuple[str, Any]:
+        """The setting that a message names; refuses what is unknown or makes no sense."""
         try:
             text, given = name.decode(), value.decode()
         except UnicodeDecodeError:
             raise InvalidArguments("a control is text") from None
         if text not in CONTROLS:
             raise InvalidArguments(f"there is no control {text!r}; known are {', '.join(CONTROLS)}")
-        read, _ = CONTROLS[text]
-        self._values[text] = read(given)
-        return text
+        return text, CONTROLS[text][0](given)
+
+    def set(self, name: str, value: Any) -> None:
+        """Take a setting that was read."""
+        self._values[name] = value

@@ -18,9 +18,9 @@ class StreamState(enum.Enum):
     REQUESTED = "requested"  #: asked for, not answered yet
     OPEN = "open"  #: accepted; between two snapshots
     SNAPSHOT = "in a snapshot"  #: a marker came; changes follow
-    PENDING = "handing over: pending"  #: the consumer was told to be pending
-    DRAINING = "handing over: draining"  #: the source is dead; the rest is on its way
-    ACTIVATING = "handing over: active"  #: the consumer was told to be active
+    PENDING = "handing over: pending"  #: the consumer was told to be pending and has not answered yet
+    DRAINING = "handing over: draining"  #: it is pending; the rest is on its way, and the source dies
+    ACTIVATING = "handing over: active"  #: the consumer was told to be active and has not answered yet
     ENDED = "ended"
 
 
@@ -56,11 +56,12 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = Ma
             _E.SET_PENDING: _S.PENDING,
             **_LEAVE,
         },
-        _S.PENDING: {_E.PENDING_ANSWERED: _S.DRAINING, **_LEAVE},
+        _S.PENDING: {_E.PENDING_ANSWERED: _S.DRAINING, _E.FLUSH: _S.PENDING, **_LEAVE},
         _S.DRAINING: {
             _E.MARKER: _S.DRAINING,
             _E.CHANGE: _S.DRAINING,
             _E.ADVANCE: _S.DRAINING,
+            _E.FLUSH: _S.DRAINING,
             _E.SET_ACTIVE: _S.ACTIVATING,
             **_LEAVE,
         },
@@ -88,6 +89,7 @@ class StreamLife:
 
     @property
     def ended(self) -> bool:
+        """Nothing more happens to it."""
         return self.state is StreamState.ENDED
 
 
