@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
-from upriver.errors import KeyExists, OutOfRange, RollbackRequired
+from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
 from upriver.model import Change, Event, Snapshot, VbucketState
 from upriver.model.record import HEADER
 
@@ -17,10 +19,10 @@ def write(vbucket: Vbucket, *keys: bytes) -> None:
         vbucket.set(key, b"value of " + key)
 
 
-def read(vbucket: Vbucket, *arguments: int, **options: object) -> list[tuple[int, bytes]]:
+def read(vbucket: Vbucket, start: int = 0, end: int | None = None, **options: Any) -> list[tuple[int, bytes]]:
     return [
         (change.seqno, change.key)
-        for snapshot in vbucket.changes(*arguments, options=Options(**options))  # type: ignore[arg-type]
+        for snapshot in vbucket.changes(start, end, Options(**options))
         for change in snapshot
     ]
 
@@ -53,6 +55,24 @@ def test_frames_are_those_of_the_columns(vbucket: Vbucket) -> None:
     assert HEADER.unpack_from(frames)[7] == 9
     assert frames.count(b"value of ") == 2
     assert cursor.changes_read == 2
+
+
+def test_a_buffer_is_used_again(vbucket: Vbucket) -> None:
+    write(vbucket, *(b"key%03d" % i for i in range(100)))
+    cursor, buffer, found = vbucket.open_cursor("stream"), bytearray(1000), b""
+    whole = vbucket.open_cursor("whole")
+    whole.next_snapshot()
+    cursor.next_snapshot()
+    assert cursor.read_into(bytearray(20)) == 0
+    assert cursor.seqno == 0
+    while cursor.snapshot is not None:
+        found += buffer[: cursor.read_into(buffer, 3)]
+    assert found == whole.read(10**6, 3)
+    assert cursor.changes_read == 100
+    filtered = vbucket.open_cursor("filtered", options=Options(key_pattern=KeyPattern("x")))
+    filtered.next_snapshot()
+    with pytest.raises(NotSupported):
+        filtered.read_into(buffer)
 
 
 def test_exact_end_gives_the_version_that_was_current(vbucket: Vbucket) -> None:

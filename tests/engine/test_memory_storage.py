@@ -11,7 +11,9 @@ def test_nothing_is_kept() -> None:
     storage.commit(Batch(facts={"clean": True}))
     assert storage.facts() == {}
     assert storage.descriptions() == {}
-    assert storage.blocks(0) == list(storage.all_blocks()) == list(storage.groups()) == []
+    assert not storage.blocks(0)
+    assert not list(storage.all_blocks())
+    assert not list(storage.groups())
     assert storage.size_bytes() == 0
     storage.close()
 

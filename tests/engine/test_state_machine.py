@@ -434,13 +434,11 @@ class EngineMachine(RuleBasedStateMachine):
 # Four parts, so that one worker's timeout holds for each.
 @pytest.mark.parametrize("part", range(4))
 def test_state_machine(part: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        EngineMachine, settings=settings(max_examples=500, stateful_step_count=25, deadline=None)
-    )
+    run_state_machine_as_test(EngineMachine, settings=settings(max_examples=500, stateful_step_count=25, deadline=None))
 
 
 @pytest.mark.slow
 def test_state_machine_for_long() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         EngineMachine, settings=settings(max_examples=10_000, stateful_step_count=50, deadline=None)
     )

@@ -137,7 +137,7 @@ def test_rollback_restores_a_whole_state_and_never_a_mixture(replica: Vbucket) -
 
 def test_own_history_can_be_rolled_back_to_any_seqno(bucket: Bucket) -> None:
     vbucket = bucket.vbucket(0)
-    states = [{}]
+    states: list[dict[bytes, bytes]] = [{}]
     for i in range(20):
         vbucket.set(b"key%d" % (i % 3), b"%d" % i)
         states.append(held(vbucket))

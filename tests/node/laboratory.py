@@ -88,7 +88,9 @@ class Peer:
         return self
 
     def collect(self) -> bool:
-        """Take over what the session wants to send; False if that is nothing."""
+        """Take over what the session wants to send, and let it go on; False if that is nothing."""
+        if self.session.stalled and not self.session.blocked:
+            self.session.resume()
         data = self.session.data_to_send()
         if self.session.stream is not None:
             data += self.session.stream.produce()

@@ -46,6 +46,7 @@ cdef extern from "_record.h" nogil:
     uint32_t record_size(const char *)
     uint64_t hash_key(const char *, size_t, uint64_t)
     void prefetch(const void *)
+    void fetch_ahead(const char *, const char *, const char *)
     enum:
         R_SUPERSEDED_BY, R_TIME, R_TTL, R_MARKS, R_FRAME, R_OPCODE, R_KEY_LENGTH, R_EXTRAS_LENGTH, R_DATATYPE
         R_VBUCKET, R_BODY_LENGTH, R_OPAQUE, R_CAS, R_SEQNO, R_REV_SEQNO, R_FLAGS, R_EXPIRY, R_LOCK_TIME
@@ -1195,6 +1196,7 @@ cdef size_t stream_frames(
     cdef uint64_t superseded_by, seqno, last = after
     cdef Chunk *chunk
     cdef const char *record
+    cdef const char *following
     cdef char *start = to
     cdef uint32_t network_opaque
     store_be32(<char *>&network_opaque, opaque)
@@ -1204,15 +1206,10 @@ cdef size_t stream_frames(
         place = first
         first = 0
         i += 1
-        if i < self.order_count:
-            prefetch(self.chunks[self.order[i]].data)
+        following = self.chunks[self.order[i]].data if i < self.order_count else chunk.data
         while place < chunk.used:
             record = chunk.data + place
-            # Beyond the page that the processor fetches ahead by itself.
-            prefetch(record + 1024)
-            prefetch(record + 1088)
-            prefetch(record + 1152)
-            prefetch(record + 1216)
+            fetch_ahead(record, chunk.data + chunk.used, following)
             seqno = load_be64(record + R_SEQNO)
             if seqno > upto:
                 done[0] = upto
@@ -1278,17 +1275,16 @@ cdef size_t select(
     cdef uint32_t size
     cdef Chunk *chunk
     cdef const char *record
+    cdef const char *following
     first = seek_place(self, i, after) if i < self.order_count else 0
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
+        following = self.chunks[self.order[i + 1]].data if i + 1 < self.order_count else chunk.data
         place = first
         first = 0
         while place < chunk.used:
             record = chunk.data + place
-            prefetch(record + 1024)
-            prefetch(record + 1088)
-            prefetch(record + 1152)
-            prefetch(record + 1216)
+            fetch_ahead(record, chunk.data + chunk.used, following)
             place += record_size(record)
             seqno = load_be64(record + R_SEQNO)
             if seqno > upto:
@@ -1465,7 +1461,7 @@ cdef object load_records(Table self, const char *data, size_t size):
         if seqno <= self.high_seqno:
             continue
         if not number or self.chunks[number].size - self.chunks[number].used < step:
-            number = chunk_for_load(self, step, size - offset + step, seqno)
+            number = chunk_for(self, step, seqno)
         chunk = &self.chunks[number]
         record = chunk.data + chunk.used
         memcpy(record, source, step)
@@ -1483,14 +1479,6 @@ cdef object load_records(Table self, const char *data, size_t size):
         self.ledger.follow_cas(load_be64(record + R_CAS))
         loaded += 1
     return loaded
-
-
-cdef uint32_t chunk_for_load(Table self, uint32_t step, size_t rest, uint64_t seqno) except 0:
-    """What comes in large pieces gets chunks of its own size, small ones go where there is room."""
-    cdef uint32_t wanted = max(step, <uint32_t>min(rest, <size_t>PIECE_MAX))
-    if wanted < PIECE_MIN:
-        return chunk_for(self, step, seqno)
-    return new_chunk(self, wanted if wanted & (wanted - 1) else wanted + 8, seqno)
 
 
 def stored_value(const uint8_t[::1] block not None, uint64_t seqno):

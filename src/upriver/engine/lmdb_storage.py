@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import lmdb
 
@@ -57,7 +57,7 @@ class LmdbStorage(Storage):
             self._env = self._open()
             self._facts = self._check_format()
         except BaseException:
-            self._lock.close()
+            os.close(self._lock)
             raise
 
     def facts(self) -> dict[str, Any]:
@@ -123,24 +123,24 @@ class LmdbStorage(Storage):
 
     def close(self) -> None:
         self._env.close()
-        self._lock.close()
+        os.close(self._lock)
 
     # Opening.
 
-    def _occupy(self) -> IO[str]:
+    def _occupy(self) -> int:
         directory = Path(self.path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             entries = {entry.name for entry in directory.iterdir()}
             if entries and LOCK_FILE not in entries:
                 raise ForeignData(self.path, "the directory holds files that are not ours")
-            lock = open(directory / LOCK_FILE, "a+")  # noqa: SIM115 (held until close)
+            lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageError(self.path, f"cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            lock.close()
+            os.close(lock)
             raise DataInUse(self.path, "another process uses the directory") from None
         return lock
 

@@ -4,5 +4,5 @@ from upriver.wire.layout import Buffer
 class FastPath:
     def __init__(self, tables: list[Table | None], ledger: Ledger) -> None: ...
     def serve(
-        self, data: Buffer, start: int, may_read: bool, may_write: bool, answer_bytes_max: int
+        self, data: Buffer, start: int, may_read: bool, may_write: bool, body_bytes_max: int, answer_bytes_max: int
     ) -> tuple[int, bytes]: ...

@@ -61,7 +61,8 @@ cdef class FastPath:
     def __dealloc__(self):
         free(self.out)
 
-    def serve(self, const uint8_t[::1] data, Py_ssize_t start, bint may_read, bint may_write, size_t answer_bytes_max):
+    def serve(self, const uint8_t[::1] data, Py_ssize_t start, bint may_read, bint may_write, size_t body_bytes_max,
+              size_t answer_bytes_max):
         """Answer from ``start`` on: where the first request stands that was not answered, and the answers."""
         cdef Py_ssize_t length = data.shape[0], at = start
         cdef const char *base = <const char *> &data[0] if length else NULL
@@ -69,13 +70,13 @@ cdef class FastPath:
             return start, b""
         self.busy = True
         try:
-            at = self.answer_run(base, length, at, may_read, may_write, answer_bytes_max)
+            at = self.answer_run(base, length, at, may_read, may_write, body_bytes_max, answer_bytes_max)
         finally:
             self.busy = False
         return at, PyBytes_FromStringAndSize(self.out, self.used)
 
     cdef Py_ssize_t answer_run(self, const char *base, Py_ssize_t length, Py_ssize_t at, bint may_read,
-                               bint may_write, size_t answer_bytes_max) except -1:
+                               bint may_write, size_t body_bytes_max, size_t answer_bytes_max) except -1:
         cdef const char *request
         cdef uint32_t body
         cdef uint16_t vbucket
@@ -88,6 +89,8 @@ cdef class FastPath:
             opcode = <uint8_t> request[1]
             body = load_be32(request + 8)
             if <uint8_t> request[0] != 0x80 or <size_t> (length - at - HEADER) < body:
+                break
+            if body > body_bytes_max:
                 break
             vbucket = load_be16(request + 6)
             if vbucket >= len(self.tables):

@@ -76,8 +76,10 @@ def parsed(encoded: bytes) -> dict[str, Any]:
     """A map from outside, checked as far as a node must understand it."""
     try:
         config = json.loads(encoded)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"the cluster map is not JSON: {error}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("rev"), int):
+    if not isinstance(config, dict) or "rev" not in config:
         raise InvalidArguments("the cluster map has no revision")
+    if any(type(config.get(name, 0)) is not int for name in ("rev", "revEpoch")):
+        raise InvalidArguments("the revision of the cluster map is no number")
     return config

@@ -5,19 +5,32 @@ there at once; one that has to wait (for the disk, for a failed login's delay) t
 back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
 straight from the item tables and stops at the first request that is anything but plain, which then comes here.
 
+A turn is bounded: after so many requests or bytes of answers the session stops, keeps what it has received and says
+that it is ``stalled``. Whoever runs it calls ``resume`` in a later turn, and gives it nothing more to receive before.
+
 The session knows no socket and no clock. Its shell moves the bytes, tells it when the peer does not read, and closes
-the connection when ``closing`` is set.
+the connection when it is ``finished``.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from upriver.errors import AccessDenied, AuthenticationFailed, StatusError, UnknownCommand, WireError
+from upriver.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    InvalidArguments,
+    KeyExists,
+    Locked,
+    StatusError,
+    UnknownCommand,
+    WireError,
+)
 from upriver.node.authentication import Role, SaslExchange, User
+from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.state import NodeState
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
-from upriver.wire.codes import Status
+from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
@@ -28,6 +41,8 @@ if TYPE_CHECKING:
 _HEADER_SIZE: Final = MEMCACHED.header_size
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)
+#: The bits of a data type, and the feature that a client must have agreed on to use them.
+DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 
 
 class Deferred:
@@ -41,7 +56,7 @@ class Deferred:
 
     def complete(self, *answers: Message) -> None:
         """Answer now. Whoever waited behind goes out too."""
-        self.packets = b"".join(answer.encode() for answer in answers)
+        self._session.hold(self, b"".join(answer.encode() for answer in answers))
         self._session.release()
 
     def fail(self, request: Request, error: StatusError) -> None:
@@ -67,15 +82,17 @@ class Session:
         "_out",
         "_partial",
         "_waiting",
+        "_waiting_bytes",
         "agent",
         "closing",
         "exchange",
         "features",
-        "held",
+        "logging_in",
         "node",
         "on_output",
         "paused",
         "peer",
+        "stalled",
         "stream",
         "user",
     )
@@ -94,13 +111,21 @@ class Session:
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.
-        self.held = False
+        self.logging_in = False
         #: The peer does not read: nothing more is answered until it does.
         self.paused = False
+        #: Requests were left for a later turn.
+        self.stalled = False
         self._partial = bytearray()
         self._needed = 0
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def log(self) -> ConnectionLog:
+        """The node's log, whose lines name this connection."""
+        return of_connection(self.node.log, self.peer)
 
     # Bytes
 
@@ -108,7 +133,7 @@ class Session:
         """Take bytes and answer all requests that are whole."""
         if self._partial:
             self._partial += data
-            if len(self._partial) < self._needed:
+            if self.stalled or len(self._partial) < self._needed:
                 return
             data, self._partial = bytes(self._partial), bytearray()
         at = self._answer_all(data)
@@ -116,22 +141,8 @@ class Session:
             self._partial += data[at:]
 
     def resume(self) -> None:
-        """The peer reads again: go on with what was received meanwhile."""
-        self.paused = False
-        self._catch_up()
-
-    def hold(self) -> None:
-        """Look at no further request until ``let_go``."""
-        self.held = True
-
-    def let_go(self) -> None:
-        """Go on with what was received meanwhile."""
-        self.held = False
-        self._catch_up()
-        if self.on_output is not None:
-            self.on_output()
-
-    def _catch_up(self) -> None:
+        """The peer reads again, or another turn begins: go on with what was received meanwhile."""
+        self.paused = self.stalled = False
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
@@ -152,26 +163,57 @@ class Session:
         """How many bytes of a request wait for the rest of it."""
         return len(self._partial)
 
-    def release(self) -> None:
-        """Move answers that are complete from the queue to the output."""
-        while self._waiting and self._waiting[0].packets is not None:
-            self._out += self._waiting.popleft().packets or b""
-        if self._partial and not self.saturated:
-            self._catch_up()
-        if self.on_output is not None:
-            self.on_output()
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are kept: requests that are not answered and answers that are not sent."""
+        return len(self._partial) + len(self._out) + self._waiting_bytes
 
     @property
-    def saturated(self) -> bool:
-        """No further request is looked at for now, so nothing more should be read from the peer."""
-        return self.paused or self.held or len(self._waiting) >= self.node.limits.waiting_answers_max
+    def blocked(self) -> bool:
+        """Going on makes no sense yet: the peer does not read, logs in, or too many answers wait."""
+        limits = self.node.limits
+        return (
+            self.paused
+            or self.logging_in
+            or len(self._waiting) >= limits.waiting_answers_max
+            or self._waiting_bytes >= limits.unread_answer_bytes_max
+        )
+
+    @property
+    def waiting(self) -> int:
+        """How many answers have a place and are not sent."""
+        return len(self._waiting)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be answered: the connection is to be closed."""
+        return self.closing and not self._waiting
+
+    def hold(self, place: Deferred, packets: bytes) -> None:
+        """Keep the answer until those before it are sent."""
+        self._waiting_bytes += len(packets) - len(place.packets or b"")
+        place.packets = packets
+
+    def release(self) -> None:
+        """Move answers that are complete from the queue to the output."""
+        while self._waiting and (packets := self._waiting[0].packets) is not None:
+            self._waiting.popleft()
+            self._waiting_bytes -= len(packets)
+            self._out += packets
+        if self.on_output is not None:
+            self.on_output()
 
     # Requests
 
     def _answer_all(self, data: Buffer) -> int:
         """Answer request by request; where the first byte stands that was not consumed."""
-        at = 0
-        while not (self.closing or self.saturated) and at < len(data):
+        at = taken = self._needed = 0
+        limits = self.node.limits
+        while not self.closing and at < len(data):
+            if taken == limits.turn_requests_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+                self.stalled = True
+                return at
+            taken += 1
             at = self._answer_run(data, at)
             if at == len(data):
                 break
@@ -193,8 +235,9 @@ class Session:
         if node.fast_path is None or self._waiting or Feature.MUTATION_SEQNO in self.features:
             return at
         roles = EVERYTHING if node.users is None else NOTHING if self.user is None else self.user.roles
+        limits = node.limits
         at, answers = node.fast_path.serve(
-            data, at, Role.READ in roles, Role.WRITE in roles, node.limits.unread_answer_bytes_max
+            data, at, Role.READ in roles, Role.WRITE in roles, limits.body_bytes_max, limits.unread_answer_bytes_max
         )
         self._out += answers
         return at
@@ -207,7 +250,7 @@ class Session:
 
     def _lose(self, error: WireError) -> None:
         """The stream has lost its place: nothing behind it can be understood."""
-        self.node.log.warning("%s: closed: %s", self.peer, error)
+        self.log.warning("closed: %s", error)
         self.closing = True
 
     def put(self, packets: bytes) -> None:
@@ -217,14 +260,15 @@ class Session:
     def _answer_packet(self, packet: bytes) -> None:
         if self.node.streams is not None and self.node.streams.take(self, packet):
             return
+        if packet[0] != Magic.REQUEST:  # answering it might go on for ever
+            self._lose(WireError(0, "a request", "a response"))
+            return
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
             self._send(malformed(packet, error))
             return
-        if not isinstance(request, Request):
-            self._lose(WireError(0, "a request", "a response"))
-            return
+        assert isinstance(request, Request)
         self.answer(request)
 
     def answer(self, request: Request) -> None:
@@ -232,9 +276,9 @@ class Session:
         try:
             self._deliver(self._run(request))
         except StatusError as error:
-            self._deliver(refusal(request, error))
+            self._deliver(refusal(request, self._understood(error)))
         except Exception:
-            self.node.log.exception("%s: %s failed", self.peer, request.title())
+            self.log.exception("%s failed", request.title())
             self._deliver(
                 AnyResponse(
                     opcode=request.code, status=Status.EINTERNAL, opaque=request.opaque, value=b"Internal error"
@@ -250,7 +294,20 @@ class Session:
         command, role = entry
         if role is not None:
             self.authorize(role)
+        if request.datatype & ~self.datatypes:
+            raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
         return command(self, request)
+
+    @property
+    def datatypes(self) -> int:
+        """The bits of data types that the client has agreed on, and is told."""
+        return sum(bit for bit, feature in DATATYPES.items() if feature in self.features)
+
+    def _understood(self, error: StatusError) -> StatusError:
+        """The error in words that the client knows: who did not agree on extended errors knows of no locks."""
+        if isinstance(error, Locked) and Feature.XERROR not in self.features:
+            return KeyExists(error.detail or error.text, vbucket=error.vbucket)
+        return error
 
     def authorize(self, role: Role) -> None:
         """Refuse what the user may not do. Without a users file everybody may do everything."""
@@ -278,7 +335,7 @@ class Session:
     def _send(self, answer: Response) -> None:
         if self._waiting:
             place = Deferred(self)
-            place.packets = answer.encode()
+            self.hold(place, answer.encode())
             self._waiting.append(place)
         else:
             self._out += answer.encode()

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from upriver import __version__
 from upriver.engine import Bucket
 from upriver.node.authentication import LoginThrottle, Role, Users
+from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from upriver.node._serve import FastPath
-    from upriver.node.session import Command, Session
+    from upriver.node.connection import Connection
+    from upriver.node.session import Command
     from upriver.node.streams import StreamService
 
 
@@ -30,8 +32,12 @@ class Limits:
     unread_answer_bytes_max: int = 1024 * 1024
     #: So many answers may wait for the disk before the next request is looked at.
     waiting_answers_max: int = 10_000
+    #: After so many requests that the compiled loop did not answer, others have their turn.
+    turn_requests_max: int = 256
     #: A connection with nothing going on for so long is closed; 0 for never.
     idle_s: float = 0.0
+    #: A peer that takes longer over its TLS handshake is closed.
+    tls_handshake_s: float = 10.0
     key_bytes_max: int = 250
 
 
@@ -55,6 +61,7 @@ class Counters:
     connections: int = 0
     connections_total: int = 0
     connections_refused: int = 0
+    handshakes_failed: int = 0
     logins_failed: int = 0
     flushes: int = 0
     bytes_read: int = 0
@@ -75,6 +82,9 @@ class NodeState:
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     limits: Limits = field(default_factory=Limits)
     counters: Counters = field(default_factory=Counters)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    #: How many flushes were asked for; one that was put off stands only until the next is asked for.
+    flushes_asked: int = 0
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("upriver.node"))
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
@@ -83,4 +93,9 @@ class NodeState:
     fast_path: "FastPath | None" = None
     #: The connections that stream; None where there are no streams.
     streams: "StreamService | None" = None
-    sessions: "set[Session]" = field(default_factory=set)
+    #: Every connection that is open, in its handshake or on its way out.
+    connections: "set[Connection]" = field(default_factory=set)
+    #: No more connections are taken.
+    stopping: bool = False
+    #: The oldest change may wait so long for the disk before the node is unhealthy.
+    stall_s: float = 10.0

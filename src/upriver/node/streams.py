@@ -133,7 +133,7 @@ class StreamConnection:
     @property
     def choked(self) -> bool:
         """The peer asks and asks and does not read the answers."""
-        return self.blocked and self.session.unsent > self.service.node.limits.unread_answer_bytes_max
+        return self.blocked and self.session.unsent >= self.service.node.limits.unread_answer_bytes_max
 
     # Time
 
@@ -189,7 +189,7 @@ class StreamService:
         try:
             return self._receive(session, message)
         except Exception:
-            self.node.log.exception("%s: %s failed", session.peer, message.title())
+            session.log.exception("%s failed", message.title())
             session.closing = True
             return True
 
@@ -230,7 +230,7 @@ class StreamService:
 
     def close(self, session: Session, why: str) -> None:
         """Close a connection that broke the rules, or is no longer wanted."""
-        self.node.log.info("%s: closed: %s", session.peer, why)
+        session.log.info("closed: %s", why)
         session.closing = True
 
     def forget(self, connection: StreamConnection) -> None:

@@ -2,30 +2,30 @@
 
 from upriver.errors import KeyNotFound
 from upriver.node.authentication import Role
-from upriver.node.commands.registry import command, success
+from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
 from upriver.wire.memcached import GetClusterConfig, ListBuckets, SelectBucket, SetClusterConfig
 
 
-@command(ListBuckets, role=Role.READ)
+@command(ListBuckets, role=ANY_USER)
 def list_buckets(session: Session, request: ListBuckets) -> Answer:
     return success(request, names=session.node.bucket_name.encode())
 
 
-@command(SelectBucket, role=Role.READ)
+@command(SelectBucket, role=ANY_USER)
 def select_bucket(session: Session, request: SelectBucket) -> Answer:
     if request.name.decode(errors="replace") != session.node.bucket_name:
         raise KeyNotFound(f"this node serves the bucket {session.node.bucket_name} alone")
     return success(request)
 
 
-@command(GetClusterConfig, role=Role.READ)
+@command(GetClusterConfig, role=ANY_USER)
 def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
     cluster = session.node.cluster
     known = (request.rev_epoch or 0, request.rev or 0)
     if request.rev is not None and cluster.revision <= known:
         return success(request)
-    return success(request, config=cluster.encoded(), datatype=0)
+    return success(request, config=cluster.encoded())
 
 
 @command(SetClusterConfig, role=Role.ADMIN)

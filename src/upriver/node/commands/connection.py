@@ -28,7 +28,30 @@ from upriver.wire.memcached import (
 #: What is truly there.
 GRANTED: Final = frozenset({Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO})
 ERROR_MAP_VERSION: Final = 1
-_TEMPORARY: Final = {Status.ETMPFAIL, Status.EBUSY, Status.LOCKED, Status.ENOMEM}
+#: What a client may conclude from each status, in the words of the error map.
+_ATTRIBUTES: Final = {
+    Status.KEY_ENOENT: ("item-only",),
+    Status.KEY_EEXISTS: ("item-only",),
+    Status.E2BIG: ("item-only", "invalid-input"),
+    Status.EINVAL: ("invalid-input", "internal"),
+    Status.NOT_STORED: ("item-only",),
+    Status.DELTA_BADVAL: ("item-only", "invalid-input"),
+    Status.NOT_MY_VBUCKET: ("fetch-config",),
+    Status.NO_BUCKET: ("conn-state-invalidated",),
+    Status.LOCKED: ("item-only", "item-locked", "retry-later"),
+    Status.NOT_LOCKED: ("item-only",),
+    Status.AUTH_ERROR: ("auth", "conn-state-invalidated"),
+    Status.AUTH_CONTINUE: ("auth", "special-handling"),
+    Status.ERANGE: ("invalid-input", "dcp"),
+    Status.ROLLBACK: ("dcp", "special-handling"),
+    Status.EACCESS: ("support", "auth"),
+    Status.UNKNOWN_COMMAND: ("support",),
+    Status.ENOMEM: ("temp", "retry-later"),
+    Status.NOT_SUPPORTED: ("support",),
+    Status.EINTERNAL: ("internal",),
+    Status.EBUSY: ("temp", "retry-later"),
+    Status.ETMPFAIL: ("temp", "retry-later"),
+}
 
 
 @command(Hello, role=None)
@@ -69,8 +92,9 @@ def quit_quietly(session: Session, request: QuitQ) -> Answer:  # noqa: ARG001
 
 
 @command(SaslListMechanisms, role=None)
-def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answer:  # noqa: ARG001
-    return success(request, mechanisms=MECHANISMS.encode())
+def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answer:
+    # Where everybody is let in there is nothing to prove with a SCRAM exchange.
+    return success(request, mechanisms=b"PLAIN" if session.node.users is None else MECHANISMS.encode())
 
 
 @command(SaslAuth, role=None)
@@ -100,8 +124,8 @@ def _take_new_users(node: NodeState, users: Users) -> None:
         node.log.error("%s; the users known so far stay", error)
         return
     if changed:
-        for session in node.sessions:
-            if session.user is not None:
+        for session in [connection.session for connection in node.connections]:
+            if session is not None and session.user is not None:
                 session.user = users.get(session.user.name)
 
 
@@ -109,11 +133,11 @@ def _attempt(session: Session, request: SaslAuth, work: Callable[[], Outcome]) -
     """Run a step of a login: after the delay that earlier failures earned, beside the event loop because hashing a
     password takes milliseconds, and before any request that stands behind it."""
     node, place = session.node, Deferred(session)
-    session.hold()
+    session.logging_in = True
 
     def finished(outcome: Outcome) -> None:
+        session.logging_in = False
         place.complete(_outcome(session, request, outcome))
-        session.let_go()
 
     delay_s = node.throttle.delay_s(_host(session), node.clock())
     if delay_s > 0:
@@ -134,7 +158,7 @@ def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Response:
         return success(request, value=outcome.challenge)
     node.counters.logins_failed += 1
     node.throttle.failed(_host(session), node.clock())
-    node.log.warning("%s: login of %r failed: %s", session.peer, outcome.name, outcome.why)
+    session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
     return refusal(request, AuthenticationFailed())
 
 
@@ -150,7 +174,7 @@ def get_error_map(session: Session, request: GetErrorMap) -> Answer:  # noqa: AR
         f"{int(status):x}": {
             "name": status.name,
             "desc": StatusError.of(status).text,
-            "attrs": ["temp", "retry-later"] if status in _TEMPORARY else ["item-only"],
+            "attrs": _ATTRIBUTES[status],
         }
         for status in Status
         if status is not Status.SUCCESS

@@ -1,13 +1,15 @@
 """Reading and writing items: memcached's own commands."""
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from upriver.engine import Vbucket
+from upriver.engine.backend import Item
+from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
-from upriver.wire import Request, Response, memcached
+from upriver.wire import Request, Response
 from upriver.wire.memcached import (
     Add,
     AddQ,
@@ -43,10 +45,6 @@ QUIET_MISS: Final = (GetQ, GetKQ, GatQ)
 QUIET_SUCCESS: Final = (
     SetQ, AddQ, ReplaceQ, DeleteQ, IncrementQ, DecrementQ, AppendQ, PrependQ, FlushQ,
 )  # fmt: skip
-#: The bits of a data type, and the feature that a client must have agreed on to use them.
-DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
-
-K = TypeVar("K", bound=Any)
 
 
 def active_vbucket(session: Session, request: Request) -> Vbucket:
@@ -60,14 +58,6 @@ def checked_key(session: Session, key: bytes) -> bytes:
     if not 0 < len(key) <= limit:
         raise InvalidArguments(f"a key has 1 to {limit} bytes, not {len(key)}")
     return key
-
-
-def checked_datatype(session: Session, datatype: int) -> int:
-    """Refuse data types that the client has not agreed on."""
-    allowed = sum(bit for bit, feature in DATATYPES.items() if feature in session.features)
-    if datatype & ~allowed:
-        raise InvalidArguments(f"the data type 0x{datatype:02x} was not agreed on in a hello")
-    return datatype
 
 
 def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqno: int, **values: Any) -> Answer:
@@ -94,6 +84,14 @@ def when_durable(session: Session, vbucket: Vbucket, seqno: int, answer: Respons
     return place
 
 
+def when_all_durable(session: Session, answer: Response | None) -> Answer:
+    """Hold the answer back until everything that was done before is on disk."""
+    place = Deferred(session)
+    answers = () if answer is None else (answer,)
+    session.node.bucket.flusher.barrier(lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers)))
+    return place
+
+
 @command(Get, GetQ, GetK, GetKQ, role=Role.READ)
 def get(session: Session, request: Get) -> Answer:
     key = checked_key(session, request.key)
@@ -101,12 +99,17 @@ def get(session: Session, request: Get) -> Answer:
         item = active_vbucket(session, request).get(key)
     except KeyNotFound as error:
         return _miss(request, error)
-    return _hit(session, request, item)
+    return hit(session, request, item)
 
 
-def _hit(session: Session, request: Request, item: Any) -> Response:
-    allowed = sum(bit for bit, feature in DATATYPES.items() if feature in session.features)
-    values = {"flags": item.flags, "value": item.value, "cas": item.cas, "datatype": item.datatype & allowed}
+def hit(session: Session, request: Request, item: Item) -> Response:
+    """The answer that shows an item."""
+    values: dict[str, Any] = {
+        "flags": item.flags,
+        "value": item.value,
+        "cas": item.cas,
+        "datatype": item.datatype & session.datatypes,
+    }
     if isinstance(request, GetK | GetKQ):
         values["key"] = request.key
     return success(request, **values)
@@ -130,20 +133,22 @@ def set_(session: Session, request: Set) -> Answer:
         request.flags,
         request.expiration,
         request.cas,
-        checked_datatype(session, request.datatype),
+        request.datatype,
     )
     return written(session, request, vbucket, cas, seqno)
 
 
 @command(Add, AddQ, role=Role.WRITE)
 def add(session: Session, request: Add) -> Answer:
+    if request.cas:
+        raise InvalidArguments("what is not there yet has no CAS")
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.add(
         checked_key(session, request.key),
         request.value,
         request.flags,
         request.expiration,
-        checked_datatype(session, request.datatype),
+        request.datatype,
     )
     return written(session, request, vbucket, cas, seqno)
 
@@ -157,7 +162,7 @@ def replace(session: Session, request: Replace) -> Answer:
         request.flags,
         request.expiration,
         request.cas,
-        checked_datatype(session, request.datatype),
+        request.datatype,
     )
     return written(session, request, vbucket, cas, seqno)
 
@@ -200,22 +205,27 @@ def get_and_touch(session: Session, request: Gat) -> Answer:
         item = vbucket.get_and_touch(checked_key(session, request.key), request.expiration)
     except KeyNotFound as error:
         return _miss(request, error)
-    return when_durable(session, vbucket, item.seqno, _hit(session, request, item))
+    return when_durable(session, vbucket, item.seqno, hit(session, request, item))
 
 
 @command(Flush, FlushQ, role=Role.ADMIN)
 def flush(session: Session, request: Flush) -> Answer:
+    """As memcached does it: a flush that was put off stands until another is asked for."""
     node = session.node
+    node.flushes_asked += 1
+    asked = node.flushes_asked
 
     def run() -> None:
-        node.bucket.flush()
-        node.counters.flushes += 1
+        if asked == node.flushes_asked:
+            node.bucket.flush()
+            node.counters.flushes += 1
 
-    if request.expiration:
-        node.scheduler.later(request.expiration, run)
-    else:
-        run()
-    return None if isinstance(request, FlushQ) else success(request)
-
-
-__all__ = ["active_vbucket", "checked_key", "memcached", "when_durable", "written"]
+    answer = None if isinstance(request, FlushQ) else success(request)
+    wait_s: float = request.expiration or 0
+    if wait_s > RELATIVE_EXPIRY_S_MAX:
+        wait_s = max(0.0, wait_s - node.clock())
+    if wait_s:
+        node.scheduler.later(wait_s, run)
+        return answer
+    run()
+    return answer if node.bucket.ack == "memory" else when_all_durable(session, answer)

@@ -3,7 +3,7 @@
 from upriver.engine.keyvalue import LOCK_TIME_S
 from upriver.errors import Locked, NotLocked, TemporaryFailure
 from upriver.node.authentication import Role
-from upriver.node.commands.keyvalue import active_vbucket, checked_key
+from upriver.node.commands.keyvalue import active_vbucket, checked_key, hit
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
 from upriver.wire.memcached import Feature, GetLocked, Unlock
@@ -16,7 +16,7 @@ def get_locked(session: Session, request: GetLocked) -> Answer:
         item = vbucket.get_and_lock(checked_key(session, request.key), request.lock_time or LOCK_TIME_S)
     except Locked as error:
         raise _told(session, error) from None
-    return success(request, flags=item.flags, value=item.value, cas=item.cas)
+    return hit(session, request, item)
 
 
 @command(Unlock, role=Role.WRITE)

@@ -2,14 +2,13 @@
 
 from typing import Any
 
+from upriver.errors import InvalidArguments
 from upriver.model import Event
 from upriver.node.authentication import Role
-from upriver.node.commands.keyvalue import active_vbucket, checked_datatype, checked_key, written
+from upriver.node.commands.keyvalue import active_vbucket, checked_key, written
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
 from upriver.wire.memcached import DeleteWithMeta, GetMeta, MetaOption, SetWithMeta
-
-_FORCED = MetaOption.SKIP_CONFLICT_RESOLUTION | MetaOption.FORCE_ACCEPT
 
 
 @command(GetMeta, role=Role.READ)
@@ -37,9 +36,9 @@ def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
         rev_seqno=request.rev_seqno,
         flags=request.flags,
         expiry=request.expiration,
-        datatype=checked_datatype(session, request.datatype),
+        datatype=request.datatype,
         expected_cas=request.cas,
-        force=bool(options & _FORCED),
+        force=bool(options & MetaOption.SKIP_CONFLICT_RESOLUTION),
     )
     return written(session, request, vbucket, cas, seqno)
 
@@ -53,7 +52,7 @@ def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
         rev_seqno=request.rev_seqno,
         expiry=request.expiration,
         expected_cas=request.cas,
-        force=bool(options & _FORCED),
+        force=bool(options & MetaOption.SKIP_CONFLICT_RESOLUTION),
         event=Event.EXPIRATION if options & MetaOption.DELETE_IS_EXPIRATION else Event.DELETION,
     )
     return written(session, request, vbucket, cas, seqno)
@@ -61,5 +60,7 @@ def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
 
 def _cas(session: Session, request: SetWithMeta | DeleteWithMeta, options: MetaOption) -> int:
     if options & MetaOption.REGENERATE_CAS:
+        if not options & MetaOption.SKIP_CONFLICT_RESOLUTION:
+            raise InvalidArguments("a new CAS would decide the conflict that is to be resolved")
         return session.node.bucket.ledger.next_cas(session.node.clock())
     return request.item_cas

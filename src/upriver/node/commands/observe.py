@@ -1,8 +1,8 @@
 """Is a change replicated, is it on disk? And persistence itself."""
 
 from upriver.engine import Vbucket
-from upriver.errors import InvalidArguments, KeyNotFound, TemporaryFailure
-from upriver.model import Event
+from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, TemporaryFailure
+from upriver.model import Event, VbucketState
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session
@@ -22,14 +22,23 @@ from upriver.wire.memcached import (
 PERSISTENCE_WAIT_S = 30.0
 
 
+def living_vbucket(session: Session, number: int) -> Vbucket:
+    """A vbucket that can be looked at: active or a copy, but not dead."""
+    vbucket = session.node.bucket.vbucket(number)
+    if vbucket.state is VbucketState.DEAD:
+        raise NotMyVbucket(vbucket=number)
+    return vbucket
+
+
 @command(Observe, role=Role.READ)
 def observe(session: Session, request: Observe) -> Answer:
     return success(request, keys=tuple(_observed(session, key) for key in request.keys))
 
 
 def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
-    vbucket = session.node.bucket.vbucket(asked.vbucket)
+    vbucket = living_vbucket(session, asked.vbucket)
     state, cas = KeyState.NOT_FOUND, 0
+    vbucket.table.expire(asked.key)
     item = vbucket.table.find(asked.key)
     if item is not None:
         persisted = item.seqno <= vbucket.persisted_seqno
@@ -43,7 +52,7 @@ def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
 
 @command(ObserveSeqno, role=Role.READ)
 def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
-    vbucket = session.node.bucket.vbucket(request.vbucket)
+    vbucket = living_vbucket(session, request.vbucket)
     log = vbucket.failover_log
     place = log.index(request.vbucket_uuid)
     if place is None:
@@ -65,9 +74,8 @@ def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
 
 @command(SeqnoPersistence, role=Role.READ)
 def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
-    vbucket: Vbucket = session.node.bucket.vbucket(request.vbucket)
-    if request.seqno > vbucket.high_seqno:
-        raise InvalidArguments(f"seqno {request.seqno} is above the high seqno {vbucket.high_seqno}")
+    """Wait also for what is not here yet: whoever moves a vbucket asks before the last changes have arrived."""
+    vbucket = living_vbucket(session, request.vbucket)
     place, scheduler = Deferred(session), session.node.scheduler
 
     def on_disk() -> None:

@@ -10,6 +10,9 @@ from upriver.wire import AnyResponse, Request, Response, memcached
 #: What runs for each type of request, and the role that it needs; None for what everybody may do.
 COMMANDS: Final[dict[type, tuple[Command, Role | None]]] = {}
 
+#: For what every user may do, whatever his roles are, once he has authenticated.
+ANY_USER: Final = Role(0)
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 #: The declared success answer of each request: ``GetKResponse`` for ``GetK``.

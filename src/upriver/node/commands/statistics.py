@@ -8,37 +8,45 @@ from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.model import VbucketState
 from upriver.node.authentication import Role
-from upriver.node.commands.registry import command, success
+from upriver.node.commands.keyvalue import checked_key
+from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
 from upriver.node.state import NodeState
 from upriver.node.stream_statistics import stream_statistics
 from upriver.wire import Response
 from upriver.wire.memcached import Stat
 
+#: The operations that store a value that a client sent.
+STORING: Final = ("set", "add", "replace", "append", "prepend")
+
 Pairs = Iterator[tuple[str, object]]
 Group = Callable[[NodeState, list[str]], Pairs]
 
-GROUPS: Final[dict[str, Group]] = {}
+GROUPS: Final[dict[str, tuple[Group, Role]]] = {}
 
 
-def group(name: str) -> Callable[[Group], Group]:
+def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
     """Serve a group under this name; words behind the name are its arguments."""
 
     def register(function: Group) -> Group:
-        GROUPS[name] = function
+        GROUPS[name] = (function, role)
         return function
 
     return register
 
 
-@command(Stat, role=Role.READ)
+@command(Stat, role=ANY_USER)
 def stat(session: Session, request: Stat) -> Answer:
+    if request.key:
+        checked_key(session, request.key)
     name, *arguments = request.key.decode(errors="replace").split() or [""]
     found = GROUPS.get(name)
     if found is None:
         known = ", ".join(sorted(filter(None, GROUPS)))
         raise KeyNotFound(f"there is no group {name!r} of statistics; known are {known}")
-    pairs = list(found(session.node, arguments))  # all of it first: an error must not come in the middle
+    function, role = found
+    session.authorize(role)
+    pairs = list(function(session.node, arguments))  # all of it first: an error must not come in the middle
     return _answers(request, pairs)
 
 
@@ -53,7 +61,7 @@ def _vbuckets(node: NodeState, arguments: list[str]) -> Iterator[Vbucket]:
     if not arguments:
         yield from node.bucket
         return
-    if not arguments[0].isdigit():
+    if not arguments[0].isdecimal():
         raise InvalidArguments(f"{arguments[0]!r} is no vbucket")
     yield node.bucket.vbucket(int(arguments[0]))
 
@@ -75,17 +83,20 @@ def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
     yield "cmd_get", operations["get"]
     yield "get_hits", operations["get"] - operations["get_miss"]
     yield "get_misses", operations["get_miss"]
-    yield "cmd_set", operations["set"]
+    yield "cmd_set", sum(operations.get(name, 0) for name in STORING)
     yield "cmd_flush", counters.flushes
-    yield "delete_hits", operations["delete"]
+    yield "cmd_delete", operations["delete"]
+    yield "cmd_touch", operations.get("touch", 0) + operations.get("get_and_touch", 0)
     yield "curr_items", numbers.items
     yield "curr_items_tot", numbers.items
     yield "vb_active_expired", operations["expiration"]
     yield "mem_used", numbers.memory_bytes
     yield "ep_max_size", numbers.quota_bytes
     yield "ep_resident_items_rate", round(numbers.resident_ratio * 100, 2)
-    yield "ep_queue_size", numbers.queue_bytes
-    yield "ep_flusher_todo", numbers.queue_bytes
+    queued = sum(vbucket.high_seqno - vbucket.persisted_seqno for vbucket in node.bucket)
+    yield "ep_queue_size", queued
+    yield "ep_flusher_todo", queued
+    yield "ep_queue_bytes", numbers.queue_bytes
     yield "ep_flusher_state", "running" if node.bucket.flusher.running else "paused"
     yield "ep_commit_num", numbers.commits
     yield "ep_dbname", node.bucket.storage.path
@@ -145,6 +156,9 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
     for vbucket in _vbuckets(node, arguments):
         name = f"vb_{vbucket.number}"
         yield f"{name}:state", vbucket.state.value
+        yield f"{name}:open_checkpoint_id", node.checkpoints.open_id(vbucket)
+        yield f"{name}:last_closed_checkpoint_id", node.checkpoints.last_closed_id(vbucket)
+        yield f"{name}:persisted_checkpoint_id", node.checkpoints.persisted_id(vbucket)
         yield f"{name}:num_checkpoint_items", vbucket.high_seqno - vbucket.persisted_seqno
         yield f"{name}:num_conn_cursors", len(vbucket.cursors)
         for cursor in vbucket.cursors.values():
@@ -179,7 +193,7 @@ def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
     yield "ep_resident_items_rate", round(numbers.resident_ratio * 100, 2)
 
 
-@group("reset")
+@group("reset", role=Role.ADMIN)
 def reset(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
     """Set the counters back; what is counted at this moment, such as open connections, stays."""
     ledger, counters = node.bucket.ledger, node.counters

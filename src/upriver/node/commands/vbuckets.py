@@ -1,17 +1,21 @@
-"""Vbuckets: their states, seqnos, failover logs and checkpoints."""
+"""Vbuckets: their states, seqnos, failover logs and checkpoints, and who is registered to follow them."""
 
-from upriver.errors import InvalidArguments
+from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket
 from upriver.model import VbucketState
 from upriver.node.authentication import Role
-from upriver.node.commands.registry import command, success
-from upriver.node.session import Answer, Deferred, Session
+from upriver.node.commands.keyvalue import checked_key, when_all_durable
+from upriver.node.commands.registry import ANY_USER, command, success
+from upriver.node.session import Answer, Session
 from upriver.wire import memcached
 from upriver.wire.memcached import (
+    CreateCheckpoint,
     DeleteVbucket,
+    DeregisterTapClient,
     FailoverEntry,
     GetAllVbucketSeqnos,
     GetFailoverLog,
     GetVbucket,
+    LastClosedCheckpoint,
     SetVbucket,
     VbucketSeqno,
 )
@@ -39,7 +43,7 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     else:
         vbucket.set_state(state)
     _tell_cluster(session)
-    return _when_on_disk(session, request)
+    return when_all_durable(session, success(request))
 
 
 @command(DeleteVbucket, role=Role.ADMIN)
@@ -49,14 +53,7 @@ def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
         raise InvalidArguments(f"the vbucket is {vbucket.state.value}: make it dead first", vbucket=vbucket.number)
     session.node.bucket.delete_vbucket(request.vbucket)
     _tell_cluster(session)
-    return _when_on_disk(session, request)
-
-
-def _when_on_disk(session: Session, request: SetVbucket | DeleteVbucket) -> Answer:
-    place = Deferred(session)
-    answer = success(request)
-    session.node.bucket.flusher.barrier(lambda: session.node.scheduler.from_thread(lambda: place.complete(answer)))
-    return place
+    return when_all_durable(session, success(request))
 
 
 def _tell_cluster(session: Session) -> None:
@@ -64,7 +61,7 @@ def _tell_cluster(session: Session) -> None:
     node.cluster.own_vbuckets_changed(v.number for v in node.bucket if v.state is VbucketState.ACTIVE)
 
 
-@command(GetVbucket, role=Role.READ)
+@command(GetVbucket, role=ANY_USER)
 def get_vbucket(session: Session, request: GetVbucket) -> Answer:
     return success(request, state=wire_state(session.node.bucket.vbucket(request.vbucket).state))
 
@@ -85,3 +82,24 @@ def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
     log = session.node.bucket.vbucket(request.vbucket).failover_log
     entries = tuple(FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in log)
     return success(request, log=entries)
+
+
+@command(LastClosedCheckpoint, role=Role.STREAM)
+def last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> Answer:
+    vbucket = session.node.bucket.vbucket(request.vbucket)
+    return success(request, checkpoint=session.node.checkpoints.last_closed_id(vbucket))
+
+
+@command(CreateCheckpoint, role=Role.ADMIN)
+def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
+    vbucket, checkpoints = session.node.bucket.vbucket(request.vbucket), session.node.checkpoints
+    if vbucket.state is not VbucketState.ACTIVE:  # a copy takes over what its producer decides
+        raise NotMyVbucket(vbucket=vbucket.number)
+    opened = checkpoints.create(vbucket)
+    return success(request, checkpoint=opened, persisted_checkpoint=checkpoints.persisted_id(vbucket))
+
+
+@command(DeregisterTapClient, role=Role.STREAM)
+def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:
+    name = checked_key(session, request.name)
+    raise KeyNotFound(f"no TAP client is registered as {name.decode(errors='replace')!r}")

@@ -1,0 +1,197 @@
+from typing import Any
+
+import pytest
+
+from tests.node.peer import ABSENT, Peer, Rig
+from upriver.model import Event
+from upriver.wire.codes import Status
+from upriver.wire.memcached import (
+    Delete,
+    DeleteWithMeta,
+    DeleteWithMetaResponse,
+    Feature,
+    Get,
+    GetLocked,
+    GetMeta,
+    GetMetaResponse,
+    GetResponse,
+    MetaOption,
+    Set,
+    SetWithMeta,
+    SetWithMetaResponse,
+)
+
+
+def meta(peer: Peer, key: bytes = b"k") -> GetMetaResponse:
+    answer = peer.ask(GetMeta(key=key))
+    assert isinstance(answer, GetMetaResponse)
+    return answer
+
+
+def test_get_meta(peer: Peer) -> None:
+    peer.refused(GetMeta(key=b"k"), Status.KEY_ENOENT)
+    stored = peer.ask(Set(key=b"k", value=b"v", flags=7, expiration=4_000_000_000))
+    assert meta(peer) == GetMetaResponse(flags=7, expiration=4_000_000_000, rev_seqno=1, cas=stored.cas)
+    peer.ask(Delete(key=b"k"))
+    deleted = meta(peer)
+    assert (deleted.deleted, deleted.rev_seqno, deleted.item_datatype) == (1, 2, None)
+    assert deleted.cas > stored.cas
+
+
+def test_get_meta_with_the_data_type(session_peer: Peer) -> None:
+    session_peer.hello(Feature.JSON)
+    session_peer.ask(Set(key=b"k", value=b"{}", datatype=1))
+    for version, datatype in ((None, None), (1, None), (2, 1)):
+        answer = session_peer.ask(GetMeta(key=b"k", version=version))
+        assert isinstance(answer, GetMetaResponse)
+        assert answer.item_datatype == datatype
+
+
+def test_an_expired_item_is_a_deleted_one(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.ask(Set(key=b"k", expiration=10))
+    rig.time.pass_by(10)
+    assert meta(peer).deleted == 1
+
+
+def test_set_with_meta_keeps_everything(peer: Peer) -> None:
+    answer = peer.ask(
+        SetWithMeta(key=b"k", value=b"v", flags=3, expiration=4_000_000_000, rev_seqno=77, item_cas=12345)
+    )
+    assert answer == SetWithMetaResponse(cas=12345)
+    assert meta(peer) == GetMetaResponse(flags=3, expiration=4_000_000_000, rev_seqno=77, cas=12345)
+    assert peer.ask(Get(key=b"k")) == GetResponse(value=b"v", flags=3, cas=12345)
+
+
+def test_delete_with_meta_keeps_everything(peer: Peer) -> None:
+    answer = peer.ask(DeleteWithMeta(key=b"k", rev_seqno=77, item_cas=12345))
+    assert answer == DeleteWithMetaResponse(cas=12345)
+    deleted = meta(peer)
+    assert (deleted.deleted, deleted.rev_seqno, deleted.cas) == (1, 77, 12345)
+    peer.refused(Get(key=b"k"), Status.KEY_ENOENT)
+
+
+#: Ours, theirs, and whether theirs wins: revision, then CAS, then expiry, then flags.
+CONFLICTS = [
+    ((5, 50, 4_000_000_000, 1), (6, 1, 0, 0), True),
+    ((5, 50, 4_000_000_000, 1), (4, 99, 4_000_000_009, 9), False),
+    ((5, 50, 4_000_000_000, 1), (5, 51, 0, 0), True),
+    ((5, 50, 4_000_000_000, 1), (5, 49, 4_000_000_009, 9), False),
+    ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_001, 0), True),
+    ((5, 50, 4_000_000_001, 1), (5, 50, 4_000_000_000, 9), False),
+    ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_000, 2), True),
+    ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_000, 1), False),
+]
+
+
+def with_meta(version: tuple[int, int, int, int], value: bytes, options: MetaOption | None = None) -> SetWithMeta:
+    rev_seqno, cas, expiration, flags = version
+    return SetWithMeta(
+        key=b"k", value=value, rev_seqno=rev_seqno, item_cas=cas, expiration=expiration, flags=flags, options=options
+    )
+
+
+@pytest.mark.parametrize(("ours", "theirs", "wins"), CONFLICTS)
+def test_conflict_resolution(
+    session_peer: Peer, ours: tuple[int, int, int, int], theirs: tuple[int, int, int, int], wins: bool
+) -> None:
+    session_peer.ask(with_meta(ours, b"ours"))
+    if wins:
+        assert session_peer.ask(with_meta(theirs, b"theirs")).cas == theirs[1]
+    else:
+        session_peer.refused(with_meta(theirs, b"theirs"), Status.KEY_EEXISTS)
+        forced = session_peer.ask(with_meta(theirs, b"theirs", MetaOption.SKIP_CONFLICT_RESOLUTION))
+        assert forced.cas == theirs[1]
+    assert meta(session_peer).cas == theirs[1]
+
+
+def test_deletions_take_part_in_conflicts(session_peer: Peer) -> None:
+    session_peer.ask(DeleteWithMeta(key=b"k", rev_seqno=5, item_cas=50))
+    session_peer.refused(with_meta((4, 60, 0, 0), b"older"), Status.KEY_EEXISTS)
+    session_peer.refused(DeleteWithMeta(key=b"k", rev_seqno=5, item_cas=49), Status.KEY_EEXISTS)
+    session_peer.ask(with_meta((6, 60, 0, 0), b"newer"))
+    session_peer.refused(DeleteWithMeta(key=b"k", rev_seqno=6, item_cas=59), Status.KEY_EEXISTS)
+    assert session_peer.ask(
+        DeleteWithMeta(key=b"k", rev_seqno=6, item_cas=59, options=MetaOption.SKIP_CONFLICT_RESOLUTION)
+    ).cas
+
+
+def test_force_accept_does_not_skip_the_conflict_resolution(session_peer: Peer) -> None:
+    session_peer.ask(with_meta((5, 50, 0, 0), b"ours"))
+    session_peer.refused(with_meta((4, 50, 0, 0), b"theirs", MetaOption.FORCE_ACCEPT), Status.KEY_EEXISTS)
+
+
+def test_a_new_cas_on_request(session_peer: Peer) -> None:
+    stored = session_peer.ask(Set(key=b"k"))
+    both = MetaOption.REGENERATE_CAS | MetaOption.SKIP_CONFLICT_RESOLUTION
+    answer = session_peer.ask(with_meta((9, 50, 0, 0), b"v", both))
+    assert answer.cas > stored.cas
+    assert (meta(session_peer).cas, meta(session_peer).rev_seqno) == (answer.cas, 9)
+    session_peer.refused(with_meta((10, 50, 0, 0), b"v", MetaOption.REGENERATE_CAS), Status.EINVAL)
+
+
+def test_the_cas_of_the_header_is_the_one_expected(session_peer: Peer) -> None:
+    stored = session_peer.ask(Set(key=b"k"))
+    newer: dict[str, Any] = {"key": b"k", "rev_seqno": 9, "item_cas": 99}
+    session_peer.refused(SetWithMeta(**newer, cas=stored.cas + 1), Status.KEY_EEXISTS)
+    session_peer.refused(DeleteWithMeta(**newer, cas=stored.cas + 1), Status.KEY_EEXISTS)
+    assert session_peer.ask(SetWithMeta(**newer, cas=stored.cas)).cas == 99
+    session_peer.refused(SetWithMeta(key=b"none", rev_seqno=1, item_cas=1, cas=5), Status.KEY_ENOENT)
+
+
+@pytest.mark.parametrize("request_type", [SetWithMeta, DeleteWithMeta])
+def test_bad_requests(session_peer: Peer, request_type: Any) -> None:
+    session_peer.refused(request_type(key=b"k", rev_seqno=0, item_cas=1), Status.EINVAL)
+    session_peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=0), Status.EINVAL)
+    session_peer.refused(request_type(key=b"", rev_seqno=1, item_cas=1), Status.EINVAL)
+    session_peer.refused(request_type(key=b"k" * 251, rev_seqno=1, item_cas=1), Status.EINVAL)
+    session_peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=1, datatype=1), Status.EINVAL)
+    for vbucket in (2, 3, 4, ABSENT):
+        session_peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=1, vbucket=vbucket), Status.NOT_MY_VBUCKET)
+
+
+def test_get_meta_of_bad_keys_and_vbuckets(session_peer: Peer) -> None:
+    session_peer.refused(GetMeta(key=b""), Status.EINVAL)
+    session_peer.refused(GetMeta(key=b"k" * 251), Status.EINVAL)
+    for vbucket in (2, 3, 4, ABSENT):
+        session_peer.refused(GetMeta(key=b"k", vbucket=vbucket), Status.NOT_MY_VBUCKET)
+
+
+def test_a_lock_holds_against_versions_from_elsewhere(session_peer: Peer) -> None:
+    session_peer.hello(Feature.XERROR)
+    session_peer.ask(Set(key=b"k"))
+    session_peer.ask(GetLocked(key=b"k"))
+    session_peer.refused(SetWithMeta(key=b"k", rev_seqno=9, item_cas=9), Status.LOCKED)
+    session_peer.refused(DeleteWithMeta(key=b"k", rev_seqno=9, item_cas=9), Status.LOCKED)
+
+
+@pytest.mark.parametrize("form", [{}, {"meta": b"extended"}, {"options": MetaOption.SKIP_CONFLICT_RESOLUTION}])
+def test_every_length_of_the_extras(session_peer: Peer, form: dict[str, Any]) -> None:
+    session_peer.ask(SetWithMeta(key=b"k", value=b"v", rev_seqno=1, item_cas=1, **form))
+    answer = session_peer.ask(Get(key=b"k"))
+    assert isinstance(answer, GetResponse)
+    assert answer.value == b"v"
+    session_peer.ask(DeleteWithMeta(key=b"k", rev_seqno=2, item_cas=2, **form))
+
+
+def test_a_deletion_that_was_an_expiration(rig: Rig) -> None:
+    rig.peer().ask(DeleteWithMeta(key=b"k", rev_seqno=1, item_cas=1, options=MetaOption.DELETE_IS_EXPIRATION))
+    item = rig.bucket.vbucket(0).table.find(b"k")
+    assert item is not None
+    assert item.event == Event.EXPIRATION
+
+
+def test_tokens_and_the_disk(disk_rig: Rig) -> None:
+    peer = disk_rig.peer()
+    peer.hello(Feature.MUTATION_SEQNO)
+    assert (
+        peer.send(SetWithMeta(key=b"k", rev_seqno=1, item_cas=1), DeleteWithMeta(key=b"k", rev_seqno=2, item_cas=2))
+        == []
+    )
+    disk_rig.commit()
+    stored, deleted = peer.receive()
+    assert isinstance(stored, SetWithMetaResponse)
+    assert isinstance(deleted, DeleteWithMetaResponse)
+    assert (stored.seqno, deleted.seqno) == (1, 2)
+    uuid = disk_rig.bucket.vbucket(0).failover_log.newest.vbucket_uuid
+    assert stored.vbucket_uuid == deleted.vbucket_uuid == uuid

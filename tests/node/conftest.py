@@ -1,0 +1,47 @@
+"""What the node's tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.node.peer import VBUCKETS, Peer, Rig, SessionPeer, SocketPeer, make_states, open_rig
+from upriver.engine.backend import COMPILED
+from upriver.node.embedded import start
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """A node without I/O."""
+    opened = open_rig()
+    with opened.bucket:
+        yield opened
+
+
+@pytest.fixture
+def disk_rig() -> Iterator[Rig]:
+    """A node without I/O that answers writes when they are on disk."""
+    opened = open_rig(ack="disk")
+    with opened.bucket:
+        yield opened
+
+
+@pytest.fixture
+def session_peer(rig: Rig) -> SessionPeer:
+    """A client of the node without I/O."""
+    return rig.peer()
+
+
+@pytest.fixture(params=["session", "compiled", "socket"])
+def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    """A client: of a session, of one with the compiled loop before it, and on a real socket."""
+    if request.param == "socket":
+        with start(vbuckets=VBUCKETS, initial_vbuckets="0-1") as node:
+            make_states(node)
+            with SocketPeer(node.host, node.port) as connected:
+                yield connected
+        return
+    if request.param == "compiled" and not COMPILED:
+        pytest.skip("the compiled parts are not built")
+    opened = open_rig(compiled=request.param == "compiled")
+    with opened.bucket:
+        yield SessionPeer(opened.node, after_send=opened.commit)

@@ -1,0 +1,352 @@
+"""The compiled loop gives the same bytes as the session alone, whatever is asked."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.node.peer import Rig, SessionPeer, encoded, open_rig
+from upriver.engine.backend import COMPILED
+from upriver.model import VbucketState
+from upriver.node.authentication import Role, User, Users
+from upriver.node.state import Limits
+from upriver.wire import AnyRequest
+from upriver.wire.codes import Status
+from upriver.wire.memcached import (
+    Delete,
+    Feature,
+    Flush,
+    Get,
+    GetK,
+    GetKQ,
+    GetLocked,
+    GetQ,
+    GetResponse,
+    Hello,
+    Noop,
+    Set,
+    SetQ,
+    Touch,
+    Unlock,
+)
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled parts are not built")
+
+KEYS = [b"a", b"b", b"c", b"k" * 250]
+GETS, SETS = (0x00, 0x09, 0x0C, 0x0D), (0x01, 0x11)
+SIZES = [0, 1, 8, 100, 5000, 70_000, 1024 * 1024 - 300, 1024 * 1024 + 1]
+
+
+@dataclass
+class Plain:
+    """A get or set as it should be, or nearly so."""
+
+    opcode: int
+    key: bytes
+    vbucket: int = 0
+    opaque: int = 0
+    datatype: int = 0
+    #: Which CAS: none, the item's, or another.
+    cas: str = ""
+    #: None for the extras that belong there.
+    extras: bytes | None = None
+    expiration: int = 0
+    flags: int = 0
+    size: int = 0
+
+    def encode(self, rig: Rig) -> bytes:
+        extras = self.extras
+        if extras is None:
+            absolute = self.expiration if self.expiration <= 100 else int(rig.time.now) + self.expiration - 200
+            extras = b"" if self.opcode in GETS else self.flags.to_bytes(4, "big") + absolute.to_bytes(4, "big")
+        cas = 0
+        if self.cas:
+            vbucket = rig.bucket.existing(self.vbucket)
+            item = None if vbucket is None or not self.key else vbucket.table.find(self.key)
+            cas = (item.cas if item else 1) + (self.cas == "other")
+        value = b"" if self.opcode in GETS and self.extras is None else bytes(self.size)
+        return AnyRequest(
+            opcode=self.opcode,
+            vbucket=self.vbucket,
+            opaque=self.opaque,
+            datatype=self.datatype,
+            cas=cas,
+            extras=extras,
+            key=self.key,
+            value=value,
+        ).encode()
+
+
+@dataclass
+class Other:
+    """Anything else that changes what gets and sets meet."""
+
+    name: str
+    key: bytes = b""
+    number: int = 0
+
+    def encode(self, rig: Rig) -> bytes:
+        key = self.key
+        match self.name:
+            case "lock":
+                return GetLocked(key=key, lock_time=self.number % 30 + 1).encode()
+            case "unlock":
+                lock = rig.bucket.vbucket(0).table.locks.get(key)
+                return Unlock(key=key, cas=lock[0] if lock else 1).encode()
+            case "delete":
+                return Delete(key=key).encode()
+            case "touch":
+                return Touch(key=key, expiration=self.number % 10).encode()
+            case "flush":
+                return Flush().encode()
+            case "hello":
+                return Hello(features=(Feature.XERROR, Feature.JSON)[: self.number % 3]).encode()
+            case _:
+                return Noop().encode()
+
+
+@dataclass
+class Burst:
+    """Requests that are sent together, cut into pieces at some places, and the time that passes before them."""
+
+    requests: list[Plain | Other]
+    cuts: list[int] = field(default_factory=list)
+    seconds: int = 0
+
+
+plain = st.builds(
+    Plain,
+    opcode=st.sampled_from(GETS + SETS),
+    key=st.sampled_from(KEYS),
+    opaque=st.integers(0, 2**32 - 1),
+    cas=st.sampled_from(["", "", "", "", "item", "other"]),
+    expiration=st.sampled_from([0, 0, 0, 3, 100, 195, 203]),
+    flags=st.sampled_from([0, 1, 0xFFFFFFFF]),
+    size=st.sampled_from(SIZES[:5]),
+)
+odd = st.builds(
+    Plain,
+    opcode=st.sampled_from(GETS + SETS),
+    key=st.sampled_from([*KEYS, b"", b"k" * 251]),
+    vbucket=st.sampled_from([0, 1, 2, 3, 4, 5, 8, 0xFFFF]),
+    datatype=st.sampled_from([0, 0, 1, 2]),
+    extras=st.sampled_from([None, b"", b"1234", b"12345678", b"123456789"]),
+    size=st.sampled_from(SIZES),
+)
+other = st.builds(
+    Other,
+    st.sampled_from(["lock", "unlock", "delete", "touch", "flush", "hello", "noop"]),
+    st.sampled_from(KEYS),
+    st.integers(0, 100),
+)
+burst = st.builds(
+    Burst,
+    st.lists(st.one_of(plain, plain, plain, odd, other), min_size=1, max_size=12),
+    st.lists(st.integers(0, 6000), max_size=4),
+    st.sampled_from([0, 0, 1, 4]),
+)
+
+
+def answers(burst_: Burst, rig: Rig, peer: SessionPeer) -> bytes:
+    """Send a burst piece by piece; all answers."""
+    rig.time.pass_by(burst_.seconds)
+    data = b"".join(request.encode(rig) for request in burst_.requests)
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in burst_.cuts)})
+    return b"".join(peer.send_bytes(data[start:end]) for start, end in itertools.pairwise(places))
+
+
+def state(rig: Rig) -> list[object]:
+    ledger = rig.bucket.ledger
+    counted = [ledger.gets, ledger.get_misses, ledger.sets, ledger.deletes, ledger.expirations, ledger.last_cas]
+    return [*counted, *((v.high_seqno, v.table.items, v.table.tombstones) for v in rig.bucket)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    bursts=st.lists(burst, min_size=1, max_size=8),
+    unread=st.sampled_from([1024 * 1024, 1024 * 1024, 100]),
+    body_bytes_max=st.sampled_from([2**24, 2**24, 80_000]),
+)
+def test_parity(bursts: list[Burst], unread: int, body_bytes_max: int) -> None:
+    limits = Limits(unread_answer_bytes_max=unread, body_bytes_max=body_bytes_max)
+    without, with_ = open_rig(limits=limits), open_rig(limits=limits, compiled=True)
+    with without.bucket, with_.bucket:
+        assert with_.node.fast_path is not None
+        one, two = without.peer(), with_.peer()
+        for sent in bursts:
+            assert answers(sent, without, one) == answers(sent, with_, two)
+            assert one.session.unread == two.session.unread
+            assert one.session.closing == two.session.closing
+        assert state(without) == state(with_)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0x80, 0x80, 0x80, 0x81, 0x00]),
+            st.one_of(st.sampled_from(GETS + SETS), st.integers(0, 255)),
+            st.integers(0, 300),
+            st.integers(0, 12),
+            st.integers(0, 3),
+            st.integers(0, 9),
+            st.integers(0, 300),
+            st.binary(max_size=300),
+        ),
+        max_size=8,
+    )
+)
+def test_parity_of_nonsense(packets: list[tuple[int, int, int, int, int, int, int, bytes]]) -> None:
+    data = b""
+    for magic, opcode, key, extras, datatype, vbucket, length, body in packets:
+        header = (
+            bytes((magic, opcode)) + key.to_bytes(2, "big") + bytes((extras, datatype)) + vbucket.to_bytes(2, "big")
+        )
+        data += header + length.to_bytes(4, "big") + bytes(12) + body
+    without, with_ = open_rig(), open_rig(compiled=True)
+    with without.bucket, with_.bucket:
+        for rig in (without, with_):  # what is not the same in two buckets
+            rig.node.commands = {
+                request: entry
+                for request, entry in rig.node.commands.items()
+                if request.__name__ not in ("GetFailoverLog", "Stat", "Hello")
+            }
+        assert without.peer().send_bytes(data) == with_.peer().send_bytes(data)
+        assert state(without) == state(with_)
+
+
+# Who may do what
+
+
+@pytest.fixture(scope="module")
+def users() -> Users:
+    made = Users(Path("unused"))
+    for name, role in (("reader", Role.READ), ("writer", Role.WRITE), ("both", Role.READ | Role.WRITE)):
+        made.add(User.create(name, "p", role, iterations=4096))
+    return made
+
+
+@pytest.fixture
+def pair(users: Users) -> Iterator[tuple[Rig, Rig]]:
+    without, with_ = open_rig(users=users), open_rig(users=users, compiled=True)
+    with without.bucket, with_.bucket:
+        yield without, with_
+
+
+@pytest.mark.parametrize(
+    ("name", "statuses"),
+    [
+        (None, [Status.AUTH_ERROR] * 5),
+        ("reader", [Status.EACCESS, Status.KEY_ENOENT, Status.EACCESS, Status.KEY_ENOENT]),
+        ("writer", [Status.SUCCESS, Status.EACCESS, Status.EACCESS, Status.EACCESS]),
+        ("both", [Status.SUCCESS, Status.SUCCESS, Status.SUCCESS, Status.SUCCESS]),
+    ],
+)
+def test_roles(pair: tuple[Rig, Rig], users: Users, name: str | None, statuses: list[Status]) -> None:
+    data = encoded(Set(key=b"k"), Get(key=b"k"), SetQ(key=b"k"), GetQ(key=b"k"), GetK(key=b"k"))
+    seen = []
+    for rig in pair:
+        peer = rig.peer()
+        peer.session.user = None if name is None else users.get(name)
+        seen.append(peer.send_bytes(data))
+        peer.session.user = None
+        peer.refused(Get(key=b"k"), Status.AUTH_ERROR)
+    assert seen[0] == seen[1]
+    peer.session.user = None if name is None else users.get(name)
+    assert [answer.status for answer in peer.send(Set(key=b"k"), Get(key=b"k"))] == statuses[:2]
+
+
+# What the loop must leave to the session
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    opened = open_rig(compiled=True)
+    with opened.bucket:
+        yield opened
+
+
+def taken(rig: Rig, *data: bytes, **limits: int) -> int:
+    """How many bytes the loop answered."""
+    assert rig.node.fast_path is not None
+    limit = {"body_bytes_max": 2**24, "answer_bytes_max": 2**20} | limits
+    return rig.node.fast_path.serve(b"".join(data), 0, True, True, *limit.values())[0]
+
+
+def test_plain_requests_are_taken(rig: Rig) -> None:
+    stored = [Set(key=b"k", value=b"v").encode(), SetQ(key=b"l", value=b"v").encode()]
+    read = [request(key=key).encode() for request in (Get, GetQ, GetK, GetKQ) for key in (b"k", b"l")]
+    missed = [request(key=b"none").encode() for request in (Get, GetQ, GetKQ)]
+    data = [*stored, *read, *missed]
+    assert taken(rig, *data) == sum(map(len, data))
+
+
+def test_others_are_not(rig: Rig) -> None:
+    get, set_ = Get(key=b"k").encode(), Set(key=b"k", value=b"v").encode()
+    vbucket = rig.bucket.vbucket(0)
+    assert taken(rig, set_) == len(set_)
+    assert taken(rig, b"") == 0
+    assert taken(rig, get, get[:-1]) == len(get)
+    assert taken(rig, get, get[:10]) == len(get)
+    assert taken(rig, Noop().encode(), get) == 0
+    assert taken(rig, set_, body_bytes_max=9) == 0
+    assert taken(rig, get, get, get, answer_bytes_max=1) == len(get)
+    vbucket.get_and_lock(b"k")
+    assert taken(rig, get) == taken(rig, set_) == 0
+    vbucket.table.locks.clear()
+    vbucket.touch(b"k", 100)
+    assert taken(rig, get) == 0
+    assert taken(rig, set_) == len(set_)
+    vbucket.set(b"k", b"{}", datatype=1)
+    assert taken(rig, get) == 0
+    vbucket.set_state(VbucketState.REPLICA)
+    assert taken(rig, get) == taken(rig, set_) == 0
+    rig.bucket.delete_vbucket(0)
+    assert taken(rig, get) == taken(rig, set_) == 0
+
+
+def test_refusals_are_left_to_the_session(rig: Rig) -> None:
+    set_, ledger = Set(key=b"k", value=b"v").encode(), rig.bucket.ledger
+    ledger.refusal = "no disk"
+    assert taken(rig, set_) == 0
+    ledger.refusal, ledger.quota_bytes = "", 1
+    ledger.memory_bytes += 1
+    assert taken(rig, set_) == 0
+    ledger.quota_bytes, ledger.queue_bytes_max = 0, 1
+    rig.peer().send(Set(key=b"other"))
+    assert taken(rig, set_) == 0
+
+
+def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:
+    rig = open_rig(path=str(tmp_path), compiled=True)
+    with rig.bucket:
+        peer, table = rig.peer(), rig.bucket.vbucket(0).table
+        for number in range(50):
+            peer.ask(Set(key=b"%d" % number, value=b"%d" % number * 1000))
+        rig.bucket.flusher.request_checkpoint()
+        rig.bucket.flusher.drain()
+        rig.bucket.ledger.quota_bytes = 1
+        for _ in range(10):  # what was read lately is spared at first
+            rig.bucket.maintenance.relieve()
+        rig.bucket.ledger.quota_bytes = 0
+        assert table.evicted_items
+        for number in range(50):
+            answer = peer.ask(Get(key=b"%d" % number))
+            assert isinstance(answer, GetResponse)
+            assert answer.value == b"%d" % number * 1000
+
+
+def test_who_is_woken_by_a_change_may_send_requests(rig: Rig) -> None:
+    """A change notification runs inside the loop; the loop is not entered twice."""
+    sender, reader = rig.peer(), rig.peer()
+    seen: list[bytes] = []
+    rig.bucket.vbucket(0).when_changed(lambda: seen.append(reader.send_bytes(encoded(Get(key=b"k"), Set(key=b"l")))))
+    both = sender.send(Set(key=b"k", value=b"v", opaque=1), Get(key=b"k", opaque=2), Get(key=b"l", opaque=3))
+    assert [(answer.opaque, answer.status) for answer in both] == [
+        (1, Status.SUCCESS), (2, Status.SUCCESS), (3, Status.SUCCESS)
+    ]  # fmt: skip
+    assert len(seen) == 1
