@@ -485,3 +485,27 @@ def test_answers_that_nobody_waits_for_do_nothing() -> None:
     assert peer.send(answer_to(messages[1]), answer_to(upr.SetVbucketState(state=upr.VbucketState.DEAD))) == []
     assert not peer.closed
     assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+
+
+# Checkpoints
+
+
+def test_a_snapshot_does_not_reach_beyond_its_checkpoint() -> None:
+    laboratory, peer = stage(b"a")
+    ask(peer)
+    laboratory.write(0, b"a", b"b")
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(0))
+    laboratory.write(0, b"a", b"c")
+    laboratory.settle()
+    first, *_, second, _, _ = messages = peer.take()
+    assert brief(messages) == ["(1,3]", "a@2", "b@3", "(3,5]", "a@4", "c@5"]
+    assert isinstance(first, dcp.SnapshotMarker)
+    assert isinstance(second, dcp.SnapshotMarker)
+    assert (first.flags, second.flags) == (0x1, 0x5)
+
+
+def test_the_first_snapshot_reaches_the_high_seqno_whatever_checkpoints_there_are() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(0))
+    laboratory.write(0, b"a")
+    assert brief(ask(peer)) == ["success", "(0,3]", "b@2", "a@3"]

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
+#: Whether a checkpoint is to be closed is asked of so many vbuckets at a time.
+CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
 #: How long a stop waits for the disk to take what peers wait for, and for peers to take their last answers.
 STOP_WAIT_S: Final = 2.0
@@ -77,6 +79,7 @@ class Node:
         self.state = state
         self.port = 0
         self._servers: list[asyncio.Server] = []
+        self._looked_at = 0
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -155,8 +158,17 @@ class Node:
             await asyncio.sleep(MAINTENANCE_INTERVAL_S)
             try:
                 self.state.bucket.maintain(MAINTENANCE_BUDGET_S)
+                self._close_checkpoints()
             except Exception:
                 self.state.log.exception("maintenance failed and will be tried again")
+
+    def _close_checkpoints(self) -> None:
+        """Look at some vbuckets each time, so that all get their turn within seconds and none of it is felt."""
+        state, size = self.state, len(self.state.bucket)
+        for number in range(self._looked_at, min(size, self._looked_at + CHECKPOINTS_PER_TURN)):
+            if (vbucket := state.bucket.existing(number)) is not None:
+                state.checkpoints.close_if_due(vbucket, state.clock())
+        self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:
         """Close who is idle for too long. One timer for all: ten thousand connections need no timers of their own."""

@@ -51,9 +51,9 @@ class EngineHistory:
 
     @property
     def begins_checkpoint(self) -> bool:
-        """Does the announced snapshot begin where a checkpoint does? The first one begins with the history."""
-        snapshot = self._cursor.snapshot
-        return snapshot is not None and snapshot.start == 0
+        """Does the announced snapshot begin where a checkpoint does?"""
+        snapshot, vbucket = self._cursor.snapshot, self._cursor.vbucket
+        return snapshot is not None and self._node.checkpoints.begins_at(vbucket, snapshot.start)
 
     @property
     def end_reason(self) -> str | None:
@@ -62,7 +62,10 @@ class EngineHistory:
 
     def next_snapshot(self) -> Snapshot | None:
         """Announce the next snapshot; None if there is nothing new, or nothing more comes."""
-        return None if self._cursor.ended is not None else self._cursor.next_snapshot()
+        cursor = self._cursor
+        if cursor.ended is not None:
+            return None
+        return cursor.next_snapshot(self._node.checkpoints.end_after(cursor.vbucket, cursor.seqno))
 
     def read(self, max_bytes: int, opaque: int) -> bytes:
         """The next changes of the announced snapshot as `dcp` frames."""
