@@ -6,6 +6,7 @@
     ├── WireError                 bytes that the dialect does not allow
     ├── PositionError             a stream position or snapshot that cannot be right
     ├── OutOfOrder                a change that its stream does not allow here
+    ├── ProtocolViolation         a message that the state of its stream does not allow
     ├── StorageError              the data directory cannot be used
     │   ├── DataInUse             another process holds it
     │   ├── ForeignData           it holds something else
@@ -67,6 +68,19 @@ class OutOfOrder(UpriverError):
 
     def __str__(self) -> str:
         return f"vbucket {self.vbucket}: change {self.seqno} refused: {self.why}"
+
+
+class ProtocolViolation(UpriverError):
+    """A message came, or was about to be sent, that the state of its stream does not allow."""
+
+    def __init__(self, vbucket: int, event: str, state: str) -> None:
+        super().__init__(vbucket, event, state)
+        self.vbucket = vbucket
+        self.event = event
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"vbucket {self.vbucket}: no {self.event} is allowed while the stream is {self.state}"
 
 
 class StorageError(UpriverError):

@@ -126,8 +126,11 @@ class Cursor:
             self.snapshot = None
         self.vbucket.cursors.pop(self.name, None)
 
-    def next_snapshot(self) -> Snapshot | None:
-        """Announce the next snapshot; None if there is nothing new, or the end is reached."""
+    def next_snapshot(self, not_beyond: int | None = None) -> Snapshot | None:
+        """Announce the next snapshot; None if there is nothing new, or the end is reached.
+
+        One that is not the first ends at ``not_beyond`` if the state there can still be shown.
+        """
         if self.ended is CursorEnd.OK:
             return None
         self._check()
@@ -136,6 +139,13 @@ class Cursor:
         end = self._snapshot_end()
         if end is None or end <= self.seqno:
             return None
+        if (
+            not_beyond is not None
+            and self._first_end is None
+            and self.seqno < not_beyond < end
+            and self.vbucket.whole_at_or_below(not_beyond) == not_beyond
+        ):
+            end = not_beyond
         self._first_end = None
         self.snapshot = Snapshot(self.seqno, end)
         self.from_disk = self.vbucket.table.first_evicted(self.seqno, end) != 0

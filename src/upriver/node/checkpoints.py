@@ -1,28 +1,39 @@
 """Checkpoint ids: the numbers that TAP-era tools use to talk about places in a vbucket's history.
 
+Streams know them too: a snapshot does not reach beyond the end of a checkpoint, so that what was superseded only in a
+later one is sent. A checkpoint is closed on request, and when it has become large or old.
+
 A vbucket always has one open checkpoint; the first has the id 1. Closing it opens the next. A closed one counts as
 persisted when all changes that it covers are on disk. The ids live as long as the node and the vbucket's history do:
 after a restart, a flush or a rollback below what was closed they begin anew.
 """
 
+from bisect import bisect_right
 from collections import deque
 from weakref import WeakKeyDictionary
 
 from upriver.engine import Vbucket
 
 FIRST_ID = 1
+#: A checkpoint of so many changes is closed, and so is one that was opened so long ago.
+CHANGES_MAX = 10_000
+AGE_S_MAX = 600.0
+#: So many ends are remembered; a stream that is further behind gets larger snapshots.
+_ENDS_MAX = 1000
 
 
 class _Ids:
     """The checkpoints of one vbucket."""
 
-    __slots__ = ("closed", "end_seqno", "open_id", "persisted_id")
+    __slots__ = ("closed", "end_seqno", "ends", "open_id", "opened_at", "persisted_id")
 
     def __init__(self) -> None:
         self.open_id = FIRST_ID
         self.persisted_id = FIRST_ID - 1
-        #: Where the newest closed checkpoint ends.
+        #: Where the newest closed checkpoint ends, and those before it.
         self.end_seqno = 0
+        self.ends: deque[int] = deque(maxlen=_ENDS_MAX)
+        self.opened_at: float | None = None
         #: Ids and last seqnos of the closed checkpoints that were not yet seen on disk.
         self.closed: deque[tuple[int, int]] = deque()
 
@@ -50,8 +61,32 @@ class Checkpoints:
         ids = self._current(vbucket)
         ids.end_seqno = vbucket.high_seqno
         ids.closed.append((ids.open_id, ids.end_seqno))
+        if not ids.ends or ids.end_seqno > ids.ends[-1]:
+            ids.ends.append(ids.end_seqno)
         ids.open_id += 1
+        ids.opened_at = None
         return ids.open_id
+
+    def close_if_due(self, vbucket: Vbucket, now: float) -> None:
+        """Close a checkpoint that has become too large or too old."""
+        ids = self._current(vbucket)
+        changes = vbucket.high_seqno - ids.end_seqno
+        if not changes:
+            ids.opened_at = None
+        elif ids.opened_at is None:
+            ids.opened_at = now
+        if changes >= CHANGES_MAX or (ids.opened_at is not None and now - ids.opened_at >= AGE_S_MAX):
+            self.create(vbucket)
+
+    def end_after(self, vbucket: Vbucket, seqno: int) -> int | None:
+        """Where the checkpoint ends that holds the change after ``seqno``; None if it is the open one."""
+        ends = self._current(vbucket).ends
+        at = bisect_right(ends, seqno)
+        return ends[at] if at < len(ends) else None
+
+    def begins_at(self, vbucket: Vbucket, seqno: int) -> bool:
+        """Does a checkpoint begin after this seqno? The first one begins with the history."""
+        return seqno == 0 or seqno in self._current(vbucket).ends
 
     def _current(self, vbucket: Vbucket) -> _Ids:
         ids = self._by_vbucket.get(vbucket)

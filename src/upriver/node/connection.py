@@ -73,6 +73,8 @@ class Connection(asyncio.BufferedProtocol):
         if session is None:
             return
         session.closing, session.on_output = True, None
+        if session.stream is not None:
+            session.stream.lose()
         session.log.debug("disconnected%s", "" if exc is None else f": {exc}")
         node.connections.discard(self)
         node.counters.connections -= 1
@@ -101,13 +103,17 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        if self.session is not None:
+        if self.session is not None and self.session.stream is not None:
+            self.session.stream.blocked = True
+        elif self.session is not None:
             self.session.paused = True
             self._regulate()
 
     def resume_writing(self) -> None:
         if self.session is not None:
             self._last_active = asyncio.get_running_loop().time()
+            if self.session.stream is not None:
+                self.session.stream.blocked = False
             self.session.resume()
             self.flush()
 
@@ -124,13 +130,17 @@ class Connection(asyncio.BufferedProtocol):
         session, transport = self.session, self._transport
         if session is None or transport is None:
             return
-        data = session.data_to_send()
-        if data:
+        stream = session.stream
+        if stream is not None:
+            self._node.counters.bytes_written += stream.pump(transport)
+            session.paused = stream.choked
+        elif data := session.data_to_send():
             self._node.counters.bytes_written += len(data)
             transport.write(data)
         if session.finished:
             self._leave(session)
-            transport.close()
+            # Who does not read does not want what is left of a stream.
+            (transport.abort if stream is not None and stream.blocked else transport.close)()
         elif session.stalled or not transport.is_reading():
             self._regulate()
 
@@ -155,6 +165,8 @@ class Connection(asyncio.BufferedProtocol):
         if session is None or transport is None:
             return
         still_s = now - self._last_active
+        if session.stream is not None:
+            idle_s = 0.0  # it may be quiet for long; whether the peer is there, noops tell
         if session.closing:
             if still_s >= LEAVE_S:
                 session.log.warning("cut off: it did not take its last answers within %.0f s", LEAVE_S)

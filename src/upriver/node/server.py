@@ -28,12 +28,15 @@ from upriver.node.connection import RECEIVE_BYTES, Connection
 from upriver.node.listener import Listener, bind
 from upriver.node.options import NodeOptions, parse_bytes, parse_ranges
 from upriver.node.state import Limits, NodeState
+from upriver.node.streams import StreamService
 
 if TYPE_CHECKING:
     from upriver.node.health import MetricsServer
 
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
+#: Whether a checkpoint is to be closed is asked of so many vbuckets at a time.
+CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
 #: How long a stop waits for the disk to take what peers wait for, and for peers to take their last answers.
 STOP_WAIT_S: Final = 2.0
@@ -71,6 +74,7 @@ class Node:
         self.state = state
         self.port = 0
         self._listeners: list[Listener] = []
+        self._looked_at = 0
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -146,8 +150,17 @@ class Node:
             await asyncio.sleep(MAINTENANCE_INTERVAL_S)
             try:
                 self.state.bucket.maintain(MAINTENANCE_BUDGET_S)
+                self._close_checkpoints()
             except Exception:
                 self.state.log.exception("maintenance failed and will be tried again")
+
+    def _close_checkpoints(self) -> None:
+        """Look at some vbuckets each time, so that all get their turn within seconds and none of it is felt."""
+        state, size = self.state, len(self.state.bucket)
+        for number in range(self._looked_at, min(size, self._looked_at + CHECKPOINTS_PER_TURN)):
+            if (vbucket := state.bucket.existing(number)) is not None:
+                state.checkpoints.close_if_due(vbucket, state.clock())
+        self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:
         """Close who is idle for too long. One timer for all: ten thousand connections need no timers of their own."""
@@ -201,7 +214,7 @@ def _address(host: str, port: int) -> str:
 
 def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeState:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return NodeState(
+    state = NodeState(
         bucket=bucket,
         bucket_name=options.bucket,
         scheduler=LoopScheduler(asyncio.get_running_loop()),
@@ -220,6 +233,8 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
         fast_path=_fast_path(bucket),
         stall_s=options.stall_s,
     )
+    state.streams = StreamService(state)
+    return state
 
 
 def _fast_path(bucket: Bucket) -> Any:

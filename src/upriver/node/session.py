@@ -14,7 +14,7 @@ the connection when it is ``finished``.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from upriver.errors import (
     AccessDenied,
@@ -34,6 +34,9 @@ from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
+
+if TYPE_CHECKING:
+    from upriver.node.streams import StreamConnection
 
 _HEADER_SIZE: Final = MEMCACHED.header_size
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
@@ -90,6 +93,7 @@ class Session:
         "paused",
         "peer",
         "stalled",
+        "stream",
         "user",
     )
 
@@ -102,6 +106,8 @@ class Session:
         self.exchange: SaslExchange | None = None
         self.features: frozenset[Feature] = frozenset()
         self.agent = ""
+        #: What an open has made of it, if one came.
+        self.stream: StreamConnection | None = None
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.
@@ -146,6 +152,11 @@ class Session:
         out = bytes(self._out)
         self._out.clear()
         return out
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes of answers are ready and not taken yet."""
+        return len(self._out)
 
     @property
     def unread(self) -> int:
@@ -243,14 +254,20 @@ class Session:
         self.log.warning("closed: %s", error)
         self.closing = True
 
+    def put(self, packets: bytes) -> None:
+        """Send packets that wait for no answer before them: a stream's."""
+        self._out += packets
+
     def _answer_packet(self, packet: bytes) -> None:
+        if self.node.streams is not None and self.node.streams.take(self, packet):
+            return
         if packet[0] != Magic.REQUEST:  # answering it might go on for ever
             self._lose(WireError(0, "a request", "a response"))
             return
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
-            self._send(_malformed(packet, error))
+            self._send(malformed(packet, error))
             return
         assert isinstance(request, Request)
         self.answer(request)
@@ -325,7 +342,7 @@ class Session:
             self._out += answer.encode()
 
 
-def _malformed(packet: bytes, error: WireError) -> AnyResponse:
+def malformed(packet: bytes, error: WireError) -> AnyResponse:
     """The answer to a packet whose frame is right and whose body is not."""
     opaque = int.from_bytes(packet[12:16], "big")
     return AnyResponse(opcode=packet[1], status=Status.EINVAL, opaque=opaque, value=str(error).encode())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.connection import Connection
     from upriver.node.session import Command
+    from upriver.node.streams import StreamService
 
 
 T = TypeVar("T")
@@ -89,6 +90,8 @@ class NodeState:
     commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
     fast_path: "FastPath | None" = None
+    #: The connections that stream; None where there are no streams.
+    streams: "StreamService | None" = None
     #: Every connection that is open, in its handshake or on its way out.
     connections: "set[Connection]" = field(default_factory=set)
     #: No more connections are taken.

@@ -12,6 +12,7 @@ from upriver.node.commands.keyvalue import checked_key
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
 from upriver.node.state import NodeState
+from upriver.node.stream_statistics import stream_statistics
 from upriver.wire import Response
 from upriver.wire.memcached import Stat
 
@@ -172,12 +173,14 @@ def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: AR
 
 @group("upr")
 def upr_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    yield "ep_upr_count", 0
+    """Connections whose streams speak `upr`."""
+    return stream_statistics(node.streams, "upr")
 
 
 @group("dcp")
 def dcp_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    yield "ep_dcp_count", 0
+    """Connections whose streams speak `dcp`, and those that have none yet."""
+    return stream_statistics(node.streams, "dcp")
 
 
 @group("memory")

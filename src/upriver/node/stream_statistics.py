@@ -1,0 +1,51 @@
+"""What there is to know of streaming connections, under the names that Couchbase's tools read.
+
+A connection belongs to the group of the dialect that its first stream request spoke, to `dcp` before that; so the two
+groups together hold every connection once. What was sent and is not acknowledged adds up with what was acknowledged to
+all that the window has counted.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from upriver.node.streams import StreamConnection, StreamService
+from upriver.protocol.producer import Producer
+
+Pairs = Iterator[tuple[str, object]]
+
+
+def stream_statistics(service: StreamService | None, group: Literal["dcp", "upr"]) -> Pairs:
+    """All connections of one group, and how many they are."""
+    found = [connection for connection in service or () if _group(connection) == group]
+    yield f"ep_{group}_count", len(found)
+    for connection in found:
+        prefix = f"eq_{group}q:{connection.name}"
+        yield f"{prefix}:type", connection.type
+        yield f"{prefix}:created", int(connection.created)
+        yield f"{prefix}:connected", "true"
+        if connection.producer is not None:
+            for name, value in _producer(connection.producer):
+                yield f"{prefix}:{name}", value
+
+
+def _group(connection: StreamConnection) -> str:
+    return (connection.producer.dialect if connection.producer is not None else "") or "dcp"
+
+
+def _producer(producer: Producer) -> Pairs:
+    window = producer.window
+    yield "max_buffer_bytes", window.size_bytes
+    yield "unacked_bytes", window.unacked_bytes
+    yield "total_acked_bytes", window.acked_bytes_total
+    yield "total_bytes_sent", producer.bytes_sent_total
+    yield "items_sent", producer.changes_sent
+    yield "num_streams", len(producer.streams)
+    for number, stream in sorted(producer.streams.items()):
+        yield f"stream_{number}_opaque", stream.opaque
+        yield f"stream_{number}_start_seqno", stream.request.start_seqno
+        yield f"stream_{number}_end_seqno", stream.end_seqno
+        yield f"stream_{number}_state", stream.life.state.value
+        yield f"stream_{number}_backfilled", stream.backfilled
+        yield f"stream_{number}_items_sent", stream.changes_sent
+        yield f"stream_{number}_last_sent_seqno", stream.last_sent_seqno
+        yield f"stream_{number}_flags", int(stream.request.flags)

@@ -1,0 +1,334 @@
+"""The producer's side of a connection: requests come in, streams go out.
+
+Theory of operation. Answers to requests stand in a queue of their own and go out first. Streams that have something to
+send take turns: each turn sends at most one piece of a snapshot, so a backfill of millions of changes does not hold up
+a live change on another stream. Nothing is read from the history before there is room for it, in the window that the
+consumer granted and in the buffer that the shell hands out, so a consumer that does not read costs nothing but its
+place in the history.
+
+Which of `upr` and `dcp` a stream speaks follows from its request.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from upriver.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVbucket,
+    OutOfRange,
+    PositionError,
+    StatusError,
+    TemporaryFailure,
+)
+from upriver.model import FailoverEntry, Snapshot, StreamPosition, VbucketState
+from upriver.model.position import NO_END
+from upriver.model.rollback import rollback_by_entry, rollback_by_snapshot
+from upriver.protocol.controls import Controls
+from upriver.protocol.flow_control import SendWindow
+from upriver.protocol.liveness import NoopSender, Verdict
+from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
+from upriver.protocol.stream_output import ProducerStream
+from upriver.wire import AnyResponse, Message, Request, Response, dcp, memcached, upr
+from upriver.wire.codes import Status
+
+#: What a stream gets at least when its turn comes.
+TURN_BYTES_MIN: Final = 4096
+#: What one call hands out unless told otherwise.
+PIECE_BYTES: Final = 256 * 1024
+
+#: Whatever of these a producer does not expect ends the connection.
+_OF_STREAMS: Final = frozenset((*upr.upr.messages, *dcp.dcp.messages))
+_StreamRequest = upr.StreamRequest | dcp.StreamRequest
+
+
+class Producer:
+    """One open connection of the producer type."""
+
+    def __init__(
+        self, source: Source, name: str, flags: dcp.OpenFlag, now: float, on_ready: Callable[[], object] | None = None
+    ) -> None:
+        self.source = source
+        self.name = name
+        self.flags = flags
+        self.created = now
+        #: Called when there may be something to send that was not there before.
+        self.on_ready = on_ready
+        self.controls = Controls()
+        self.window = SendWindow()
+        self.noops = NoopSender(now)
+        self.streams: dict[int, ProducerStream] = {}
+        #: The connection is to be closed; why, for the log.
+        self.closing = ""
+        #: What its first stream request spoke.
+        self.dialect = ""
+        self.bytes_sent_total = 0
+        #: Changes that were sent by streams which have ended since.
+        self._changes_of_ended = 0
+        self._answers: deque[bytes] = deque()
+        self._ready: deque[ProducerStream] = deque()
+        self._noop_opaque = 0
+
+    @property
+    def changes_sent(self) -> int:
+        """How many changes were sent, by all streams."""
+        return self._changes_of_ended + sum(stream.changes_sent for stream in self.streams.values())
+
+    # Coming in
+
+    def receive(self, message: Message, now: float) -> bool:
+        """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
+        self.noops.heard()
+        match message:
+            case upr.StreamRequest() | dcp.StreamRequest():
+                self._answer(message, self._request_stream)
+            case upr.FailoverLogRequest():
+                self._answer(message, self._failover_log)
+            case upr.CloseStream():
+                self._answer(message, self._close_stream)
+            case dcp.Control():
+                self._answer(message, lambda request: self._control(request, now))
+            case dcp.BufferAck():
+                self.window.acked(message.bytes_processed)
+            case dcp.Noop():
+                self._send(AnyResponse(opcode=message.code, opaque=message.opaque))
+            case dcp.Open() | upr.Open():
+                self.closing = "a second open on the same connection"
+            case Response():
+                self._answered(message)
+            case _ if type(message) in _OF_STREAMS:
+                self.closing = f"{message.title()} on a connection of the producer type"
+            case _:
+                return False
+        return True
+
+    def _answer(self, request: Request, run: Callable[..., Response | None]) -> None:
+        try:
+            answer = run(request)
+        except StatusError as error:
+            text = (error.detail or error.text).encode()
+            answer = AnyResponse(opcode=request.code, status=Status(error.status), value=text)
+        if answer is not None:
+            answer.opaque = request.opaque
+            self._send(answer)
+
+    def _send(self, message: Message) -> None:
+        self._answers.append(message.encode())
+
+    def _failover_log(self, request: upr.FailoverLogRequest) -> Response:
+        return upr.FailoverLogResponse(log=_wire_log(self._vbucket(request.vbucket)))
+
+    def _control(self, request: dcp.Control, now: float) -> Response:
+        name, value = self.controls.read(request.key, request.value)
+        if name in ("key_filter", "value_filter"):
+            self.source.check(StreamOptions(**{name: value}))
+        self.controls.set(name, value)
+        if name == "connection_buffer_size":
+            self.window.size_bytes = value
+        elif name == "enable_noop":
+            self.noops.enabled = value
+            self.noops.restart(now)
+        elif name == "set_noop_interval":
+            self.noops.interval_s = value
+            self.noops.restart(now)
+        return AnyResponse(opcode=request.code)
+
+    def _close_stream(self, request: upr.CloseStream) -> None:
+        stream = self.streams.get(request.vbucket)
+        if stream is None:
+            raise KeyNotFound("there is no stream for this vbucket", vbucket=request.vbucket)
+        self._forget(stream)
+        self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
+        self._answers.append(stream.close(tell=self.controls["send_stream_end_on_client_close_stream"]))
+
+    # Stream requests, in the order of checks of DESIGN §5
+
+    def _request_stream(self, request: _StreamRequest) -> Response | None:
+        self.dialect = self.dialect or request.declaration.dialect
+        vbucket = self._vbucket(request.vbucket)
+        flags = dcp.StreamFlag(int(request.flags)) if isinstance(request, dcp.StreamRequest) else dcp.StreamFlag(0)
+        takeover = bool(int(request.flags) & dcp.StreamFlag.TAKEOVER)
+        _check_state(vbucket, flags, takeover=takeover)
+        position = _checked_position(request)
+        if request.vbucket in self.streams:
+            raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
+        back = _rollback(request, vbucket, position, strict=bool(flags & dcp.StreamFlag.STRICT_UUID))
+        if back is not None:
+            return _rollback_answer(request, back)
+        # A takeover ends when it is done, whatever end the request names: so do deployed servers.
+        end = NO_END if takeover else _end_seqno(request, vbucket, flags)
+        disk_only = bool(flags & dcp.StreamFlag.DISK_ONLY)
+        options = self._options(request, persisted_only=disk_only)
+        history = self.open_history(vbucket, request.start_seqno, end, options)
+        stream = ProducerStream(self, vbucket, request, history, options, end_seqno=end, disk_only=disk_only)
+        self.streams[vbucket.number] = stream
+        self._send(upr.StreamRequestResponse(opaque=request.opaque, log=_wire_log(vbucket)))
+        self.ready(stream)
+        return None
+
+    def open_history(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> History:
+        """A place in a vbucket's history, named for this connection."""
+        return self.source.history(vbucket.number, f"{self.name}:{vbucket.number}", start, end, options)
+
+    def _vbucket(self, number: int) -> SourceVbucket:
+        vbucket = self.source.vbucket(number)
+        if vbucket is None:
+            raise NotMyVbucket(vbucket=number)
+        return vbucket
+
+    def _options(self, request: _StreamRequest, *, persisted_only: bool) -> StreamOptions:
+        controls = self.controls
+        return StreamOptions(
+            keys_only=controls["keys_only"] or bool(self.flags & dcp.OpenFlag.NO_VALUE),
+            key_filter=controls["key_filter"],
+            value_filter=controls["value_filter"],
+            persisted_only=persisted_only or controls["persisted_only"],
+            # `upr` stops at the end; deployed `dcp` servers send the whole snapshot that holds it.
+            exact_end=controls["exact_end"] or not isinstance(request, dcp.StreamRequest),
+            history=controls["history"],
+        )
+
+    # Answers from the consumer
+
+    def _answered(self, answer: Response) -> None:
+        """An answer names no vbucket: it belongs to the takeover with its opaque."""
+        for stream in self.streams.values():
+            if stream.takeover and stream.opaque == answer.opaque:
+                stream.answered(answer)
+                return
+
+    # Going out
+
+    def ready(self, stream: ProducerStream) -> None:
+        """The stream may have something to send."""
+        if not stream.queued and self.streams.get(stream.vbucket.number) is stream:
+            stream.queued = True
+            self._ready.append(stream)
+            if self.on_ready is not None:
+                self.on_ready()
+
+    def tick(self, now: float) -> None:
+        """Time has passed: ask whether the consumer is there, or give up on it."""
+        match self.noops.check(now):
+            case Verdict.ASK:
+                self._noop_opaque += 1
+                self._send(dcp.Noop(opaque=self._noop_opaque))
+            case Verdict.DEAD:
+                self.closing = f"nothing was heard since a noop {self.noops.interval_s:g} s ago"
+
+    def answers(self) -> bytes:
+        """Answers and questions that are due: they wait for no window and no turn."""
+        if not self._answers:
+            return b""
+        out = b"".join(self._answers)
+        self._answers.clear()
+        self.bytes_sent_total += len(out)
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        """Would ``produce`` hand out something, as far as one can know before trying?"""
+        return bool(self._answers) or (bool(self._ready) and self.window.room_bytes != 0)
+
+    def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
+        pieces = [self.answers()]
+        size = len(pieces[0])
+        while self._ready and size < max_bytes:
+            room = self.window.room_bytes
+            if room == 0:
+                break
+            stream = self._ready.popleft()
+            stream.queued = False
+            share = max(TURN_BYTES_MIN, (max_bytes - size) // (len(self._ready) + 1))
+            piece = stream.turn(share if room is None else min(share, room))
+            self.window.sent(len(piece))
+            self.bytes_sent_total += len(piece)
+            size += len(piece)
+            pieces.append(piece)
+            if stream.finished:
+                self._forget(stream)
+            elif stream.has_more:
+                self.ready(stream)
+        return b"".join(pieces) if len(pieces) != 2 or pieces[0] else pieces[1]
+
+    def _forget(self, stream: ProducerStream) -> None:
+        if self.streams.get(stream.vbucket.number) is stream:
+            del self.streams[stream.vbucket.number]
+            self._changes_of_ended += stream.changes_sent
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        for stream in list(self.streams.values()):
+            stream.lose()
+            self._forget(stream)
+        self._ready.clear()
+
+
+def _check_state(vbucket: SourceVbucket, flags: dcp.StreamFlag, *, takeover: bool) -> None:
+    """Is there something to stream, and is this the copy that was asked for?"""
+    active = vbucket.state is VbucketState.ACTIVE
+    if flags & dcp.StreamFlag.ACTIVE_ONLY and not active:
+        raise NotMyVbucket("only an active vbucket was asked for", vbucket=vbucket.number)
+    if not active and not vbucket.streamable:
+        raise TemporaryFailure("this copy has nothing to stream yet", vbucket=vbucket.number)
+    # Somebody else may be the active one of a replica. A dead one may be what an interrupted takeover left.
+    if takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
+        raise NotMyVbucket(f"a {vbucket.state.value} vbucket cannot be taken over", vbucket=vbucket.number)
+
+
+def _checked_position(request: _StreamRequest) -> StreamPosition | None:
+    """Refuse what lies outside its range; the position of a `dcp` request."""
+    if request.start_seqno > request.end_seqno:
+        raise OutOfRange(f"start {request.start_seqno} lies beyond end {request.end_seqno}")
+    if not isinstance(request, dcp.StreamRequest):
+        return None
+    try:
+        snapshot = Snapshot(request.snapshot_start, request.snapshot_end)
+        return StreamPosition(request.vbucket_uuid, request.start_seqno, snapshot)
+    except PositionError as error:
+        raise OutOfRange(str(error)) from None
+
+
+def _rollback(
+    request: _StreamRequest, vbucket: SourceVbucket, position: StreamPosition | None, *, strict: bool
+) -> int | None:
+    """Whither the consumer must roll back first; None if it may go on."""
+    log, high, purge = vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno
+    if position is None:
+        assert isinstance(request, upr.StreamRequest)
+        entry = FailoverEntry(request.vbucket_uuid, request.high_seqno)
+        return rollback_by_entry(log, high, purge, request.start_seqno, entry, unknown_is_error=True)
+    if strict and not position.seqno and position.vbucket_uuid and log.index(position.vbucket_uuid) is None:
+        return 0
+    return rollback_by_snapshot(log, high, purge, position)
+
+
+def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: dcp.StreamFlag) -> int:
+    """Where the stream ends. What is on disk counts for *disk only*, whatever end was named, as in the recordings."""
+    if flags & dcp.StreamFlag.DISK_ONLY:
+        return max(vbucket.persisted_seqno, request.start_seqno)
+    if flags & dcp.StreamFlag.TO_LATEST:
+        return max(vbucket.high_seqno, request.start_seqno)
+    return request.end_seqno
+
+
+def _wire_log(vbucket: SourceVbucket) -> tuple[memcached.FailoverEntry, ...]:
+    return tuple(
+        memcached.FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in vbucket.failover_log
+    )
+
+
+def _rollback_answer(request: _StreamRequest, seqno: int) -> Response:
+    if isinstance(request, dcp.StreamRequest):
+        return dcp.RollbackRequired(seqno=seqno)
+    return upr.RollbackRequired(seqno=seqno)
+
+
+def checked_name(name: bytes) -> str:
+    """The name of a connection; an empty one is refused."""
+    if not name:
+        raise InvalidArguments("a connection needs a name")
+    return name.decode(errors="replace")

@@ -1,0 +1,120 @@
+"""What a producer needs of the store behind it. The node fits the engine to this; a test may bring its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from upriver.model import FailoverLog, Snapshot, VbucketState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What a stream shall hold; its request and the connection's settings say so."""
+
+    keys_only: bool = False
+    key_filter: str = ""
+    value_filter: str = ""
+    persisted_only: bool = False
+    #: End with the version that was current at the end seqno, and nothing beyond it.
+    exact_end: bool = False
+    #: Every retained version instead of the newest ones.
+    history: bool = False
+
+
+class History(Protocol):
+    """A place in the history of a vbucket from which snapshots are read."""
+
+    @property
+    def seqno(self) -> int:
+        """Everything up to here was read."""
+
+    @property
+    def changes_read(self) -> int:
+        """How many changes were read so far."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The announced snapshot that is not read to its end yet."""
+
+    @property
+    def from_disk(self) -> bool:
+        """Does the announced snapshot come from disk?"""
+
+    @property
+    def begins_checkpoint(self) -> bool:
+        """Does the announced snapshot begin where a checkpoint does?"""
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why nothing more comes: "ok", "closed", "state changed", "flushed", "rolled back", "too slow"; or None."""
+
+    def next_snapshot(self) -> Snapshot | None:
+        """Announce the next snapshot; None if there is nothing new, or nothing more comes."""
+
+    def read(self, max_bytes: int, opaque: int) -> bytes:
+        """The next changes of the announced snapshot as `dcp` frames; at least one if there is one."""
+
+    def read_columns(self, max_bytes: int) -> pa.RecordBatch:
+        """The next changes of the announced snapshot."""
+
+    def subscribe(self, callback: Callable[[], object], *, fresh: bool = False) -> None:
+        """Call back once when there may be more to read, or when it has ended: at once if that is so already.
+
+        With ``fresh`` only what happens from now on counts.
+        """
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class SourceVbucket(Protocol):
+    """A vbucket as a producer sees it."""
+
+    @property
+    def number(self) -> int:
+        """Which one it is."""
+
+    @property
+    def state(self) -> VbucketState:
+        """The role of this copy."""
+
+    @property
+    def failover_log(self) -> FailoverLog:
+        """The branches that its history has lived on."""
+
+    @property
+    def high_seqno(self) -> int:
+        """The newest change."""
+
+    @property
+    def persisted_seqno(self) -> int:
+        """The newest change that is on disk."""
+
+    @property
+    def purge_seqno(self) -> int:
+        """Deletions up to here may be forgotten."""
+
+    @property
+    def streamable(self) -> bool:
+        """It was active once, or has received a snapshot: it has something to stream."""
+
+
+class Source(Protocol):
+    """The store that streams are made of."""
+
+    def vbucket(self, number: int) -> SourceVbucket | None:
+        """The vbucket in whatever state; None if there is none."""
+
+    def check(self, options: StreamOptions) -> None:
+        """Refuse filters that make no sense, with a StatusError."""
+
+    def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> History:
+        """Open a place in the history; raises a StatusError if that cannot be."""
+
+    def set_state(self, vbucket: int, state: VbucketState) -> None:
+        """Give a vbucket another role."""
+
+    def when_durable(self, callback: Callable[[], object]) -> None:
+        """Call back when everything done so far is on disk."""

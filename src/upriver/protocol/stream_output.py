@@ -1,0 +1,323 @@
+"""One stream, as its producer sends it.
+
+Theory of operation. A stream alternates between a marker and the changes of the snapshot that it announces, until its
+history says that it is over. It sends when the connection gives it a turn, one piece in each, and subscribes to its
+history when it has run dry; so a stream with nothing to say costs nothing.
+
+A *takeover* stream goes further (DESIGN §5). When it has caught up it makes the consumer's copy pending; once that is
+answered and the backlog is small it makes its own copy dead, so that nobody writes any more, sends what had come in
+between, and only when the death is on disk and every marker is acknowledged does it make the consumer's copy active.
+At every moment at most one of the two is active; a consumer that is lost half-way leaves the source dead, because it
+may be active already.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from upriver.errors import StatusError, StorageError
+from upriver.model import Snapshot, VbucketState
+from upriver.model.position import NO_END
+from upriver.protocol.source import History, SourceVbucket, StreamOptions
+from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
+from upriver.wire import Request, Response, dcp, upr
+from upriver.wire.codes import Status
+from upriver.wire.columns import ChangeEncoder
+from upriver.wire.frames import expirations_as_deletions, last_seqno
+
+if TYPE_CHECKING:
+    from upriver.protocol.producer import Producer
+
+#: A takeover stops writes when no more than so many changes are still to be sent.
+BACKLOG_SMALL: Final = 1000
+#: The stream failed: its history could not be read.
+FAILED: Final = "failed"
+
+#: A history's end in the words of `dcp`; `upr` knows only "ok" and "state changed".
+_DCP_REASONS: Final = {
+    "ok": dcp.EndReason.OK,
+    "closed": dcp.EndReason.CLOSED,
+    "state changed": dcp.EndReason.STATE_CHANGED,
+    "flushed": dcp.EndReason.STATE_CHANGED,
+    "rolled back": dcp.EndReason.ROLLBACK,
+    "too slow": dcp.EndReason.TOO_SLOW,
+    FAILED: dcp.EndReason.BACKFILL_FAILED,
+}
+
+
+class ProducerStream:
+    """The stream of one vbucket on one connection."""
+
+    def __init__(
+        self,
+        connection: "Producer",
+        vbucket: SourceVbucket,
+        request: "upr.StreamRequest | dcp.StreamRequest",
+        history: History,
+        options: StreamOptions,
+        *,
+        end_seqno: int,
+        disk_only: bool = False,
+    ) -> None:
+        self.connection = connection
+        self.vbucket = vbucket
+        self.request = request
+        self.opaque = request.opaque
+        self.history = history
+        self.options = options
+        self.end_seqno = end_seqno
+        self.disk_only = disk_only
+        self.life = StreamLife(vbucket.number)
+        self.life.move(StreamEvent.ACCEPT)
+        self.modern = isinstance(request, dcp.StreamRequest)
+        self.takeover = bool(int(request.flags) & dcp.StreamFlag.TAKEOVER)
+        self.notifier = bool(connection.flags & dcp.OpenFlag.NOTIFIER)
+        self.last_sent_seqno = request.start_seqno
+        self.changes_sent = 0
+        #: How many of them belonged to the first snapshot.
+        self.backfilled = 0
+        #: Why the history could not be read, for the log.
+        self.failure = ""
+        #: It stands in the connection's queue of those that may have something to send.
+        self.queued = False
+        self._control: deque[bytes] = deque()
+        self._waiting = False
+        self._subscribed_to: History | None = None
+        self._snapshots = 0
+        self._last_change_seqno = request.start_seqno
+        self._markers_unacked = 0
+        self._dead = False
+        self._death_is_durable = False
+        self._expirations = not self.modern or connection.controls["enable_expiry_opcode"]
+        self._encoder = None if self._sends_frames else self._new_encoder()
+
+    # What the connection asks for
+
+    @property
+    def has_more(self) -> bool:
+        """It did not run dry in its last turn."""
+        return not self._waiting
+
+    @property
+    def finished(self) -> bool:
+        """It has ended, and its last message is sent."""
+        return self.life.ended and not self._control
+
+    def turn(self, max_bytes: int) -> bytes:
+        """Send a piece: control messages or changes, about so many bytes, and at least one packet if there is one."""
+        self._waiting = False
+        if not self._control:
+            try:
+                self._go_on()
+                if not self._control and self.history.snapshot is not None:
+                    return self._changes(max_bytes)
+            except (StatusError, StorageError) as error:
+                self.failure = str(error)
+                self._end(FAILED)
+        out = self._take_control(max_bytes)
+        if not out:
+            self._wait()
+        return out
+
+    def close(self, *, tell: bool) -> bytes:
+        """The consumer wants no more: nothing follows, except an end if that was agreed on."""
+        self.history.close()
+        self._control.clear()
+        if not self.life.ended:
+            self.life.move(StreamEvent.CLOSE)
+        if tell and self.modern:
+            self._queue(dcp.StreamEnd(reason=dcp.EndReason.CLOSED))
+        return b"".join(self._control)
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self.history.close()
+        if not self.life.ended:
+            self.life.move(StreamEvent.LOSE)
+
+    def answered(self, answer: Response) -> None:
+        """The consumer has answered a marker or a set vbucket state."""
+        if self.life.ended:
+            return
+        if answer.code == upr.SnapshotMarker.declaration.opcode:
+            self._markers_unacked = max(0, self._markers_unacked - 1)
+        elif answer.code == upr.SetVbucketState.declaration.opcode:
+            self._state_answered(answer)
+        self._wake()
+
+    # Snapshots
+
+    def _go_on(self) -> None:
+        """Decide what comes next, if nothing is being read."""
+        if self.life.ended or self.history.snapshot is not None:
+            return
+        if self.history.end_reason is not None:
+            self._finish(self.history.end_reason)
+            return
+        if self.life.state in (StreamState.PENDING, StreamState.ACTIVATING):
+            return
+        if self.life.state is StreamState.DRAINING and not self._dead and self._backlog <= BACKLOG_SMALL:
+            self._die()
+        snapshot = self.history.next_snapshot()
+        if snapshot is not None and self.notifier:
+            self._end("ok")
+        elif snapshot is not None:
+            self._announce(snapshot)
+        elif self.takeover:
+            self._hand_over()
+
+    @property
+    def _backlog(self) -> int:
+        return self.vbucket.high_seqno - self.history.seqno
+
+    def _announce(self, snapshot: Snapshot) -> None:
+        self.life.move(StreamEvent.MARKER)
+        self._snapshots += 1
+        if self.modern:
+            self._queue(dcp.SnapshotMarker(start_seqno=snapshot.start, end_seqno=snapshot.end, flags=self._flags()))
+            self._markers_unacked += self.takeover
+        else:
+            self._queue(upr.SnapshotMarker())
+
+    def _flags(self) -> dcp.MarkerFlag:
+        """Memory or disk, and as the recordings show: a checkpoint's first snapshot says so, one from disk does not."""
+        if self.disk_only or self.history.from_disk:
+            flags = dcp.MarkerFlag.DISK
+        else:
+            flags = dcp.MarkerFlag.MEMORY
+            if self.history.begins_checkpoint:
+                flags |= dcp.MarkerFlag.CHECKPOINT
+        if self.takeover:
+            flags |= dcp.MarkerFlag.ACK
+        if self.options.history:
+            flags |= dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS
+        return flags
+
+    def _changes(self, max_bytes: int) -> bytes:
+        snapshot = self.history.snapshot
+        assert snapshot is not None
+        before = self.history.changes_read
+        out = self._frames(max_bytes) if self._encoder is None else self._encoded(self._encoder, max_bytes)
+        count = self.history.changes_read - before
+        if count:
+            self.life.move(StreamEvent.CHANGE)
+            self.changes_sent += count
+            self.backfilled += count if self._snapshots == 1 else 0
+        self.last_sent_seqno = self.history.seqno
+        if self.history.snapshot is None and self.modern and self._last_change_seqno < snapshot.end:
+            # The last changes did not pass a filter: the consumer must know that it stands at the end all the same.
+            self.life.move(StreamEvent.ADVANCE)
+            self._queue(dcp.SeqnoAdvanced(by_seqno=snapshot.end))
+        return out
+
+    def _frames(self, max_bytes: int) -> bytes:
+        """The store's own records are what the stream sends, or nearly so."""
+        out = self.history.read(max_bytes, self.opaque)
+        if out and not self._expirations:
+            out = expirations_as_deletions(out)
+        if out and self.history.snapshot is None:
+            self._last_change_seqno = last_seqno(out)
+        return out
+
+    def _encoded(self, encoder: ChangeEncoder, max_bytes: int) -> bytes:
+        batch = self.history.read_columns(max_bytes)
+        if not batch.num_rows:
+            return b""
+        self._last_change_seqno = batch["seqno"][-1].as_py()
+        return bytes(encoder.encode(batch))
+
+    @property
+    def _sends_frames(self) -> bool:
+        return self.modern and not self.connection.flags & dcp.OpenFlag.DELETE_TIMES
+
+    def _new_encoder(self) -> ChangeEncoder:
+        return ChangeEncoder(
+            dcp.dcp if self.modern else upr.upr,
+            opaque=self.opaque,
+            vbucket=self.vbucket.number,
+            keys_only=self.options.keys_only,
+            expirations=self._expirations,
+            delete_times=bool(self.connection.flags & dcp.OpenFlag.DELETE_TIMES),
+        )
+
+    # The end
+
+    def _finish(self, reason: str) -> None:
+        if reason == "flushed":
+            self.life.move(StreamEvent.FLUSH)
+            self._queue(upr.Flush())
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        self.history.close()
+        self.life.move(StreamEvent.END)
+        if self.modern:
+            self._queue(dcp.StreamEnd(reason=_DCP_REASONS[reason]))
+        else:
+            ok = reason == "ok"
+            self._queue(upr.StreamEnd(reason=upr.EndReason.OK if ok else upr.EndReason.STATE_CHANGED))
+
+    # Takeover
+
+    def _hand_over(self) -> None:
+        """Everything is sent: the next step, once what was sent is acknowledged."""
+        if self._markers_unacked:
+            return
+        if self.life.state in (StreamState.OPEN, StreamState.SNAPSHOT):
+            self.life.move(StreamEvent.SET_PENDING)
+            self._queue(upr.SetVbucketState(state=upr.VbucketState.PENDING))
+        elif self.life.state is StreamState.DRAINING and self._death_is_durable:
+            self.life.move(StreamEvent.SET_ACTIVE)
+            self._queue(upr.SetVbucketState(state=upr.VbucketState.ACTIVE))
+
+    def _state_answered(self, answer: Response) -> None:
+        if answer.status is not Status.SUCCESS:
+            self.failure = f"the consumer refused a vbucket state: {answer.status.label}"
+            self._end("state changed")
+        elif self.life.state is StreamState.PENDING:
+            self.life.move(StreamEvent.PENDING_ANSWERED)
+        elif self.life.state is StreamState.ACTIVATING:
+            self._end("ok")
+
+    def _die(self) -> None:
+        """Nobody may write any more; the end of the history is read from a place of its own."""
+        position = self.history.seqno
+        self.history.close()
+        self.connection.source.set_state(self.vbucket.number, VbucketState.DEAD)
+        self._dead = True
+        self.history = self.connection.open_history(self.vbucket, position, NO_END, self.options)
+        self.connection.source.when_durable(self._died)
+
+    def _died(self) -> None:
+        self._death_is_durable = True
+        self._wake()
+
+    # Inside
+
+    def _queue(self, message: Request) -> None:
+        message.vbucket = self.vbucket.number
+        message.opaque = self.opaque
+        self._control.append(message.encode())
+
+    def _take_control(self, max_bytes: int) -> bytes:
+        out = bytearray()
+        while self._control and (not out or len(out) + len(self._control[0]) <= max_bytes):
+            out += self._control.popleft()
+        return bytes(out)
+
+    def _wait(self) -> None:
+        """Nothing to send: wake up when the history goes on."""
+        self._waiting = True
+        if self.life.ended or self._subscribed_to is self.history:
+            return
+        self._subscribed_to = self.history
+        # While an answer is awaited new changes are no news; that the history has ended is.
+        deaf = self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
+        self.history.subscribe(self._called, fresh=deaf)
+
+    def _called(self) -> None:
+        self._subscribed_to = None
+        self._wake()
+
+    def _wake(self) -> None:
+        self._waiting = False
+        self.connection.ready(self)

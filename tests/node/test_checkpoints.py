@@ -1,0 +1,83 @@
+"""Checkpoints: ids for tools, ends for streams."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from upriver.engine import Bucket, Vbucket
+from upriver.node.checkpoints import AGE_S_MAX, CHANGES_MAX, FIRST_ID, Checkpoints
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    with Bucket.open(None, vbuckets=4, background=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def vbucket(bucket: Bucket) -> Vbucket:
+    return bucket.create_vbucket(0)
+
+
+def write(vbucket: Vbucket, count: int) -> None:
+    for number in range(count):
+        vbucket.set(b"%d" % number, b"v")
+
+
+def test_the_first_is_open_and_none_is_closed(vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    assert checkpoints.open_id(vbucket) == FIRST_ID
+    assert checkpoints.last_closed_id(vbucket) == FIRST_ID - 1
+    assert checkpoints.end_after(vbucket, 0) is None
+    assert checkpoints.begins_at(vbucket, 0)
+
+
+def test_a_checkpoint_ends_where_it_was_closed(vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    for count in (3, 2, 0):
+        write(vbucket, count)
+        checkpoints.create(vbucket)
+    assert checkpoints.open_id(vbucket) == FIRST_ID + 3
+    assert [checkpoints.end_after(vbucket, seqno) for seqno in (0, 2, 3, 4, 5)] == [3, 3, 5, 5, None]
+    assert [checkpoints.begins_at(vbucket, seqno) for seqno in (0, 1, 3, 5)] == [True, False, True, True]
+
+
+def test_a_flush_begins_anew(vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    write(vbucket, 3)
+    checkpoints.create(vbucket)
+    vbucket.flush()
+    assert checkpoints.open_id(vbucket) == FIRST_ID
+    assert checkpoints.end_after(vbucket, 0) is None
+
+
+def test_a_large_checkpoint_is_closed(vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    write(vbucket, CHANGES_MAX - 1)
+    checkpoints.close_if_due(vbucket, 0.0)
+    assert checkpoints.open_id(vbucket) == FIRST_ID
+    write(vbucket, 1)
+    checkpoints.close_if_due(vbucket, 0.0)
+    assert checkpoints.end_after(vbucket, 0) == CHANGES_MAX
+
+
+def test_an_old_checkpoint_is_closed_unless_it_is_empty(vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    checkpoints.close_if_due(vbucket, 0.0)
+    write(vbucket, 1)
+    checkpoints.close_if_due(vbucket, AGE_S_MAX * 2)
+    checkpoints.close_if_due(vbucket, AGE_S_MAX * 3 - 1)
+    assert checkpoints.open_id(vbucket) == FIRST_ID
+    checkpoints.close_if_due(vbucket, AGE_S_MAX * 3)
+    assert checkpoints.end_after(vbucket, 0) == 1
+    checkpoints.close_if_due(vbucket, AGE_S_MAX * 9)
+    assert checkpoints.open_id(vbucket) == FIRST_ID + 1
+
+
+def test_it_is_persisted_when_all_its_changes_are(bucket: Bucket, vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    write(vbucket, 2)
+    checkpoints.create(vbucket)
+    assert checkpoints.persisted_id(vbucket) == FIRST_ID - 1
+    bucket.sync()
+    assert checkpoints.persisted_id(vbucket) == FIRST_ID

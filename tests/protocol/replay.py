@@ -1,0 +1,222 @@
+"""Recordings of real servers, replayed against sessions of ours.
+
+Each recorded connection becomes one session of one node, and its client's bytes are sent at their recorded time, on a
+clock that the replay moves. What differs from run to run by nature is left out: CAS, uuids (a request gets ours in the
+place of the recorded one), times, data types. What the two servers say is then compared within each vbucket, as lines
+of text.
+
+A snapshot may be cut in pieces at will, and its start may be printed as the last seqno before it or as the first in it.
+So markers are no lines of their own. All changes up to the next message of another kind are one *run*; of its markers
+counts which flags they had and where the last one ends.
+"""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.node.laboratory import Laboratory, Peer
+from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr
+from upriver.wire.framing import MEMCACHED
+
+FOLDER = Path(__file__).parent.parent / "data" / "transcripts"
+
+#: Of a stream, of a request without one, and of the connection itself.
+Place = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes that went over a recorded connection; none if the server closed it."""
+
+    at: float
+    connection: str
+    from_client: bool
+    data: bytes
+
+
+def recordings() -> list[str]:
+    """Those in which the node produces."""
+    return sorted(path.stem for path in FOLDER.glob("*.txt") if path.stem.startswith(("upr", "dcp")))
+
+
+def lines_of(recording: str) -> Iterator[Line]:
+    for text in (FOLDER / f"{recording}.txt").read_text().splitlines():
+        if not text.startswith("#"):
+            at, connection, direction, *data = text.split()
+            yield Line(float(at), connection, direction == "C>S", bytes.fromhex("".join(data)))
+
+
+def pipelined(lines: Iterator[Line]) -> Iterator[Line]:
+    """Join what a client sent at once, without waiting for an answer."""
+    held: Line | None = None
+    for line in lines:
+        key = line.from_client, line.at, line.connection
+        if held is not None and line.from_client and key == (held.from_client, held.at, held.connection):
+            held = Line(held.at, held.connection, True, held.data + line.data)
+            continue
+        if held is not None:
+            yield held
+        held = line
+    if held is not None:
+        yield held
+
+
+def packets_of(data: bytes) -> Iterator[bytes]:
+    framer = Framer(MEMCACHED)
+    framer.feed(data)
+    while packet := framer.next_packet():
+        yield packet
+
+
+@dataclass
+class Conversation:
+    """What one server said on one connection."""
+
+    name: str
+    messages: list[Message] = field(default_factory=list)
+    closed: bool = False
+    #: The vbucket of each request that was sent, by opcode and opaque; answers name none.
+    asked: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def lines(self) -> dict[Place, list[str]]:
+        """The messages by vbucket, normalised."""
+        asked = {key: list(vbuckets) for key, vbuckets in self.asked.items()}
+        by_vbucket: dict[Place, list[Message]] = defaultdict(list)
+        for message in self.messages:
+            vbucket = message.vbucket if isinstance(message, Request) else None
+            if isinstance(message, Response):
+                waiting = asked.get((message.code, message.opaque))
+                vbucket = waiting.pop(0) if waiting else None
+            by_vbucket[self.name, vbucket].append(message)
+        out = {place: list(normalised(messages)) for place, messages in by_vbucket.items()}
+        if self.closed:
+            out[self.name, None] = [*out.get((self.name, None), []), "closed"]
+        return out
+
+    def uuids(self) -> list[int]:
+        """The uuids that it told, in order."""
+        logs = (m.log for m in self.messages if isinstance(m, upr.StreamRequestResponse | upr.FailoverLogResponse))
+        return [entry.vbucket_uuid for log in logs for entry in log]
+
+
+def normalised(messages: list[Message]) -> Iterator[str]:
+    flags: set[str] = set()
+    end: int | None = None
+    in_run = False
+    for message in messages:
+        match message:
+            case dcp.SnapshotMarker():
+                flags.add(f"0x{int(message.flags):x}")
+                end, in_run = message.end_seqno, True
+            case upr.SnapshotMarker():
+                in_run = True
+            case _ if (line := change_line(message)) is not None:
+                yield line
+                in_run = True
+            case _:
+                if in_run and end is not None:
+                    yield f"whole at {end}, flags {' '.join(sorted(flags))}"
+                flags, end, in_run = set(), None, False
+                yield control_line(message)
+    if in_run and end is not None:
+        yield f"whole at {end}, flags {' '.join(sorted(flags))}"
+
+
+def change_line(message: Message) -> str | None:
+    match message:
+        case dcp.Mutation() | upr.Mutation():
+            expires = " expires" if message.expiration else ""
+            return (
+                f"mutation {message.by_seqno} rev {message.rev_seqno} flags {message.flags:x}{expires}"
+                f" lock {message.lock_time} {message.key.decode()}={message.value.decode()}"
+            )
+        case dcp.Expiration() | upr.Expiration():
+            return f"expiration {message.by_seqno} rev {message.rev_seqno} {message.key.decode()}"
+        case dcp.Deletion() | upr.Deletion():
+            return f"deletion {message.by_seqno} rev {message.rev_seqno} {message.key.decode()}"
+    return None
+
+
+def control_line(message: Message) -> str:
+    match message:
+        case upr.StreamRequestResponse() | upr.FailoverLogResponse():
+            return f"0x{message.code:02x} success, log {[entry.seqno for entry in message.log]}"
+        case dcp.RollbackRequired() | upr.RollbackRequired():
+            return f"0x{message.code:02x} rollback to {message.seqno}"
+        case memcached.GetVbucketResponse():
+            return f"0x{message.code:02x} success, state {int(message.state)}"
+        case memcached.CreateCheckpointResponse():
+            return f"0x{message.code:02x} success"
+        case Response():
+            return f"0x{message.code:02x} {message.status.name.lower()}"
+        case dcp.StreamEnd() | upr.StreamEnd():
+            return f"stream end {int(message.reason)}"
+        case upr.SetVbucketState():
+            return f"set vbucket state {int(message.state)}"
+    return message.title()
+
+
+class Replay:
+    """A recording, and what our node says to the same client."""
+
+    def __init__(self, recording: str) -> None:
+        self.laboratory = Laboratory(vbuckets=64)
+        self.recorded: dict[str, Conversation] = {}
+        self.ours: dict[str, Conversation] = {}
+        self._peers: dict[str, Peer] = {}
+        started = self.laboratory.clock()
+        for line in pipelined(lines_of(recording)):
+            conversation = self.recorded.setdefault(line.connection, Conversation(line.connection))
+            if line.from_client:
+                self.laboratory.pass_by(max(0.0, started + line.at - self.laboratory.clock()))
+                self._send(line)
+            elif line.data:
+                conversation.messages += [dcp.dcp.decode(packet) for packet in packets_of(line.data)]
+            else:
+                conversation.closed = True
+        self.laboratory.settle()
+        self._take()
+
+    def _send(self, line: Line) -> None:
+        if line.connection not in self._peers:
+            self._peers[line.connection] = self.laboratory.connect(line.connection)
+            self.ours[line.connection] = Conversation(line.connection)
+        packets = [self._with_our_uuid(packet) for packet in packets_of(line.data)]
+        for packet in packets:
+            key = packet[1], int.from_bytes(packet[12:16], "big")
+            for conversation in (self.recorded[line.connection], self.ours[line.connection]):
+                conversation.asked[key].append(int.from_bytes(packet[6:8], "big"))
+        self._peers[line.connection].put(*packets)
+        self.laboratory.settle()
+        self._take()
+
+    def _take(self) -> None:
+        for name, peer in self._peers.items():
+            self.ours[name].messages += peer.take()
+            self.ours[name].closed = peer.closed
+
+    def _with_our_uuid(self, packet: bytes) -> bytes:
+        """Each server invents its uuids: what it told in one place it is told again in another."""
+        if packet[0] != 0x80 or packet[1] != 0x53:
+            return packet
+        known: dict[int, int] = {}
+        for name, recorded in self.recorded.items():
+            if name in self.ours:
+                known |= zip(recorded.uuids(), self.ours[name].uuids(), strict=False)
+        place = slice(24 + 24, 24 + 32)
+        theirs = int.from_bytes(packet[place], "big")
+        return packet[: place.start] + known.get(theirs, theirs).to_bytes(8, "big") + packet[place.stop :]
+
+    def differences(self) -> dict[Place, list[str]]:
+        """What the two do not have in common: ``-`` was recorded, ``+`` is ours."""
+        out: dict[Place, list[str]] = {}
+        for name, conversation in self.recorded.items():
+            recorded, ours = conversation.lines(), self.ours[name].lines()
+            for place in {**recorded, **ours}:
+                compared = difflib.ndiff(recorded.get(place, []), ours.get(place, []))
+                found = [line for line in compared if line.startswith(("-", "+"))]
+                if found:
+                    out[place] = found
+        return out

@@ -1,0 +1,511 @@
+"""One stream from its answer to its end: snapshots, ends, filters, state changes, flush, takeover."""
+
+from typing import Any
+
+import pytest
+
+from tests.node.laboratory import Laboratory, Peer
+from tests.protocol.stage import END, answer_to, ask, ask_upr, brief, control, set_state, stage, uuid_of
+from upriver.errors import CorruptData, NotMyVbucket
+from upriver.model import Change, Event, VbucketState
+from upriver.wire import Message, dcp, upr
+from upriver.wire.codes import Status
+
+
+def written(laboratory: Laboratory, peer: Peer, *keys: bytes) -> list[str]:
+    laboratory.write(0, *keys)
+    laboratory.settle()
+    return brief(peer.take())
+
+
+# Snapshots
+
+
+def test_backfill_then_live_changes() -> None:
+    laboratory, peer = stage(b"a", b"b", b"a")
+    answer, marker, *changes = ask(peer)
+    assert isinstance(marker, dcp.SnapshotMarker)
+    assert marker.flags == dcp.MarkerFlag.MEMORY | dcp.MarkerFlag.CHECKPOINT
+    assert brief([answer, marker, *changes]) == ["success", "(0,3]", "b@2", "a@3"]
+    assert written(laboratory, peer, b"c") == ["(3,4]", "c@4"]
+    assert written(laboratory, peer, b"c", b"d") == ["(4,6]", "c@5", "d@6"]
+    assert written(laboratory, peer) == []
+
+
+def test_a_later_start_begins_no_checkpoint() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    marker = ask(peer, 1, vbucket_uuid=uuid_of(laboratory))[1]
+    assert isinstance(marker, dcp.SnapshotMarker)
+    assert (marker.start_seqno, marker.end_seqno, marker.flags) == (1, 2, dcp.MarkerFlag.MEMORY)
+
+
+def test_an_announced_snapshot_shows_the_state_at_its_end() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    control(peer, b"connection_buffer_size", b"1")
+    assert brief(ask(peer)) == ["success", "(0,2]"]
+    laboratory.write(0, b"a", b"b")
+    assert brief(peer.send(dcp.BufferAck(bytes_processed=1000))) == ["a@1"]
+    assert brief(peer.send(dcp.BufferAck(bytes_processed=1000))) == ["b@2"]
+    assert brief(peer.send(dcp.BufferAck(bytes_processed=1000))) == ["(2,4]"]
+
+
+def test_a_replica_ends_its_snapshots_where_it_was_whole() -> None:
+    laboratory = Laboratory()
+    vbucket = laboratory.bucket.create_vbucket(0, VbucketState.REPLICA)
+    vbucket.begin_snapshot(0, 2)
+    peer = laboratory.connect().open()
+    vbucket.apply(Change(vbucket=0, event=Event.MUTATION, seqno=1, key=b"a"))
+    assert brief(ask(peer)) == ["success"]
+    vbucket.apply(Change(vbucket=0, event=Event.MUTATION, seqno=2, key=b"b"))
+    laboratory.settle()
+    assert brief(peer.take()) == ["(0,2]", "a@1", "b@2"]
+
+
+# The end
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (3, ["success", "(0,5]", "b@2", "c@3", "d@4", "a@5", "end 0"]),
+        (5, ["success", "(0,5]", "b@2", "c@3", "d@4", "a@5", "end 0"]),
+        (0, ["success", "end 0"]),
+    ],
+)
+def test_dcp_sends_the_whole_snapshot_that_holds_the_end(end: int, expected: list[str]) -> None:
+    _, peer = stage(b"a", b"b", b"c", b"d", b"a")
+    assert brief(ask(peer, end=end)) == expected
+
+
+def test_upr_stops_at_the_end_with_the_state_that_was_current_there() -> None:
+    _, peer = stage(b"a", b"b", b"c", b"d", b"a")
+    assert brief(ask_upr(peer, end=3)) == ["success", "marker", "a@1", "b@2", "c@3", "end 0"]
+    assert brief(ask_upr(peer, end=0)) == ["success", "end 0"]
+
+
+def test_exact_end_gives_the_same_on_dcp() -> None:
+    _, peer = stage(b"a", b"b", b"c", b"d", b"a")
+    control(peer, b"exact_end")
+    assert brief(ask(peer, end=3)) == ["success", "(0,3]", "a@1", "b@2", "c@3", "end 0"]
+
+
+def test_an_end_in_the_future_is_waited_for() -> None:
+    laboratory, peer = stage(b"a")
+    assert brief(ask(peer, end=3)) == ["success", "(0,1]", "a@1"]
+    assert written(laboratory, peer, b"b") == ["(1,2]", "b@2"]
+    assert written(laboratory, peer, b"c", b"d") == ["(2,4]", "c@3", "d@4", "end 0"]
+    assert written(laboratory, peer, b"e") == []
+    assert not laboratory.bucket.vbucket(0).cursors
+
+
+def test_start_may_equal_end() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    assert brief(ask(peer, 2, 2, vbucket_uuid=uuid_of(laboratory))) == ["success", "end 0"]
+
+
+def test_to_latest_ends_where_the_history_ended_at_the_request() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    assert brief(ask(peer, flags=dcp.StreamFlag.TO_LATEST)) == ["success", "(0,2]", "a@1", "b@2", "end 0"]
+    laboratory.bucket.create_vbucket(1)
+    assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TO_LATEST)) == ["success", "end 0"]
+
+
+def test_disk_only_ends_with_what_is_on_disk() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    laboratory.settle()
+    messages = ask(peer, end=1, flags=dcp.StreamFlag.DISK_ONLY)
+    assert brief(messages) == ["success", "(0,2]", "a@1", "b@2", "end 0"]
+    assert isinstance(messages[1], dcp.SnapshotMarker)
+    assert messages[1].flags == dcp.MarkerFlag.DISK
+
+
+def test_disk_only_waits_for_what_was_there_at_the_request() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    laboratory.settle()
+    laboratory.disk_works = False
+    laboratory.write(0, b"c")
+    assert brief(ask(peer, flags=dcp.StreamFlag.DISK_ONLY)) == ["success"]
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert brief(peer.take()) == ["(0,3]", "a@1", "b@2", "c@3", "end 0"]
+
+
+def test_persisted_only_waits_for_the_disk() -> None:
+    laboratory, peer = stage(b"a")
+    laboratory.settle()
+    control(peer, b"persisted_only")
+    assert brief(ask(peer)) == ["success", "(0,1]", "a@1"]
+    laboratory.disk_works = False
+    assert written(laboratory, peer, b"b") == []
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert brief(peer.take()) == ["(1,2]", "b@2"]
+
+
+def test_a_notifier_ends_as_soon_as_there_is_something() -> None:
+    laboratory, peer = stage(b"a", flags=dcp.OpenFlag.NOTIFIER)
+    assert brief(ask(peer)) == ["success", "end 0"]
+    assert brief(ask(peer, 1, vbucket_uuid=uuid_of(laboratory))) == ["success"]
+    assert written(laboratory, peer, b"b") == ["end 0"]
+
+
+# What it holds
+
+
+def test_a_mutation_in_both_dialects() -> None:
+    laboratory, peer = stage()
+    laboratory.bucket.vbucket(0).set(b"k", b"value", 0xDEADBEEF, 0, 0, 1)
+    (mutation,) = ask(peer)[2:]
+    assert isinstance(mutation, dcp.Mutation)
+    assert (mutation.value, mutation.flags, mutation.rev_seqno, mutation.datatype) == (b"value", 0xDEADBEEF, 1, 1)
+    peer.send(upr.CloseStream())
+    (plain,) = ask_upr(peer)[2:]
+    assert len(plain.encode()) == 24 + 30 + 1 + 5
+    assert (plain.value, plain.flags, plain.cas) == (b"value", 0xDEADBEEF, mutation.cas)  # type: ignore[attr-defined]
+
+
+def test_the_remaining_lock_time_goes_with_a_mutation() -> None:
+    laboratory, peer = stage(b"k")
+    laboratory.bucket.vbucket(0).get_and_lock(b"k", 20)
+    laboratory.pass_by(5)
+    assert ask(peer)[2].lock_time == 15  # type: ignore[attr-defined]
+
+
+def expired(laboratory: Laboratory) -> None:
+    vbucket = laboratory.bucket.vbucket(0)
+    vbucket.set(b"e", b"x", 0, 1)
+    laboratory.pass_by(5)
+    vbucket.table.expire(b"e")
+
+
+@pytest.mark.parametrize(
+    ("controls", "flags", "expected"),
+    [
+        ((), 1, "-e@2"),
+        ((b"enable_expiry_opcode",), 1, "!e@2"),
+        ((), 1 | dcp.OpenFlag.DELETE_TIMES, "-e@2"),
+        ((b"enable_expiry_opcode",), 1 | dcp.OpenFlag.DELETE_TIMES, "!e@2"),
+    ],
+)
+def test_an_expiration_is_a_deletion_unless_its_opcode_was_asked_for(
+    controls: tuple[bytes, ...], flags: int, expected: str
+) -> None:
+    laboratory, peer = stage(flags=flags)
+    for name in controls:
+        control(peer, name)
+    expired(laboratory)
+    message = ask(peer)[2]
+    assert brief([message]) == [expected]
+    if flags & dcp.OpenFlag.DELETE_TIMES:
+        assert abs(message.delete_time - laboratory.clock()) <= 10  # type: ignore[attr-defined]
+
+
+def test_upr_always_tells_an_expiration() -> None:
+    laboratory, peer = stage()
+    expired(laboratory)
+    assert brief(ask_upr(peer)) == ["success", "marker", "!e@2"]
+
+
+def test_deletions_say_when_if_that_was_asked_for() -> None:
+    laboratory, peer = stage(b"a", flags=1 | dcp.OpenFlag.DELETE_TIMES)
+    laboratory.bucket.vbucket(0).delete(b"a")
+    (deletion,) = ask(peer)[2:]
+    assert isinstance(deletion, dcp.Deletion)
+    assert deletion.delete_time == int(laboratory.clock())
+
+
+@pytest.mark.parametrize("way", ["open flag", "control"])
+def test_keys_without_values(way: str) -> None:
+    _, peer = stage(b"a", flags=1 | (dcp.OpenFlag.NO_VALUE if way == "open flag" else 0))
+    if way == "control":
+        control(peer, b"keys_only")
+    mutation = ask(peer)[2]
+    assert isinstance(mutation, dcp.Mutation)
+    assert (mutation.key, mutation.value) == (b"a", b"")
+
+
+def test_every_version_with_the_history() -> None:
+    _, peer = stage(b"a", b"a", b"b")
+    control(peer, b"history")
+    _, marker, *changes = ask(peer)
+    assert isinstance(marker, dcp.SnapshotMarker)
+    assert marker.flags & (dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS) == 0x30
+    assert brief(changes) == ["a@1", "a@2", "b@3"]
+
+
+def test_a_filter_on_keys_and_the_position_that_advances() -> None:
+    laboratory, peer = stage(b"user:1", b"x", b"user:2")
+    assert control(peer, b"key_filter", b"^user:") is Status.SUCCESS
+    assert brief(ask(peer)) == ["success", "(0,3]", "user:1@1", "user:2@3"]
+    assert written(laboratory, peer, b"y") == ["(3,4]", "advanced 4"]
+    assert written(laboratory, peer, b"user:3", b"z") == ["(4,6]", "user:3@5", "advanced 6"]
+
+
+def test_a_filter_on_values() -> None:
+    laboratory, peer = stage()
+    vbucket = laboratory.bucket.vbucket(0)
+    vbucket.set(b"a", b'{"type": {"name": "dog"}}')
+    vbucket.set(b"b", b'{"type": {"name": "cat"}}')
+    assert control(peer, b"value_filter", b'{"field": "type.name", "equals": "dog"}') is Status.SUCCESS
+    control(peer, b"keys_only")
+    answer, marker, mutation, advanced = ask(peer)
+    assert brief([answer, marker, mutation, advanced]) == ["success", "(0,2]", "a@1", "advanced 2"]
+    assert mutation.value == b""  # type: ignore[attr-defined]
+
+
+def test_upr_says_with_the_next_marker_how_far_it_is() -> None:
+    laboratory, peer = stage(b"x")
+    control(peer, b"key_filter", b"^user:")
+    assert brief(ask_upr(peer)) == ["success", "marker"]
+    assert written(laboratory, peer, b"user:1") == ["marker", "user:1@2"]
+
+
+# What happens to the vbucket
+
+
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
+def test_a_state_change_ends_the_stream(state: VbucketState) -> None:
+    laboratory, peer = stage(b"a")
+    ask(peer)
+    set_state(laboratory, state)
+    laboratory.settle()
+    assert brief(peer.take()) == ["end 2"]
+    assert brief(peer.send(upr.CloseStream())) == ["key_enoent"]
+
+
+def test_on_upr_the_reason_has_another_number() -> None:
+    laboratory, peer = stage(b"a")
+    ask_upr(peer)
+    set_state(laboratory, VbucketState.REPLICA)
+    laboratory.settle()
+    assert brief(peer.take()) == ["end 1"]
+
+
+def test_a_state_change_in_mid_snapshot() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    control(peer, b"connection_buffer_size", b"1")
+    ask(peer)
+    set_state(laboratory, VbucketState.REPLICA)
+    assert brief(peer.send(dcp.BufferAck(bytes_processed=100))) == ["end 2"]
+
+
+def test_a_vbucket_that_is_deleted_ends_the_stream() -> None:
+    laboratory, peer = stage(b"a")
+    ask(peer)
+    laboratory.bucket.delete_vbucket(0)
+    laboratory.settle()
+    assert brief(peer.take()) == ["end 2"]
+
+
+def test_a_flush_is_told_and_ends_the_stream() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    ask(peer, opaque=9)
+    laboratory.bucket.flush()
+    laboratory.settle()
+    flush, end = peer.take()
+    assert brief([flush, end]) == ["flush", "end 2"]
+    assert (flush.opaque, flush.vbucket, end.opaque) == (9, 0, 9)  # type: ignore[attr-defined]
+    assert brief(ask(peer)) == ["success"]
+
+
+def test_a_flush_comes_packet_by_packet_too() -> None:
+    laboratory, peer = stage(b"a")
+    control(peer, b"connection_buffer_size", b"1")
+    ask(peer)
+    laboratory.bucket.flush()
+    ack = dcp.BufferAck(bytes_processed=100)
+    assert [brief(peer.send(ack)) for _ in range(3)] == [["flush"], ["end 2"], []]
+
+
+def test_a_rollback_ends_the_stream() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    set_state(laboratory, VbucketState.REPLICA)
+    ask(peer)
+    laboratory.bucket.vbucket(0).roll_back(1)
+    laboratory.settle()
+    assert brief(peer.take()) == ["end 6"]
+
+
+def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, peer = stage(b"a")
+
+    def fail(*_: Any) -> bytes:
+        raise CorruptData("here", "it is damaged")
+
+    monkeypatch.setattr("upriver.node.source.EngineHistory.read", fail)
+    assert brief(ask(peer)) == ["success", "(0,1]", "end 5"]
+    assert not peer.closed
+
+
+# Takeover
+
+
+class Taker:
+    """A consumer that takes a vbucket over, one answer at a time."""
+
+    def __init__(self, *keys: bytes, end: int = END) -> None:
+        self.laboratory, self.peer = stage(*keys)
+        self.vbucket = self.laboratory.bucket.vbucket(0)
+        self.first = ask(self.peer, end=end, flags=dcp.StreamFlag.TAKEOVER)
+
+    @property
+    def state(self) -> str:
+        return self.vbucket.state.value
+
+    def answer(self, *messages: Message, status: Status = Status.SUCCESS) -> list[Message]:
+        return self.peer.send(*(answer_to(message, status) for message in messages))
+
+    def write(self, *keys: bytes) -> list[Message]:
+        self.laboratory.write(0, *keys)
+        self.laboratory.settle()
+        return self.peer.take()
+
+
+def test_a_takeover_step_by_step() -> None:
+    taker = Taker(b"a", b"b")
+    _, marker, *_ = taker.first
+    assert brief(taker.first) == ["success", "(0,2]", "a@1", "b@2"]
+    assert isinstance(marker, dcp.SnapshotMarker)
+    assert marker.flags == dcp.MarkerFlag.MEMORY | dcp.MarkerFlag.CHECKPOINT | dcp.MarkerFlag.ACK
+    second, change = taker.write(b"c")  # the first marker is not acknowledged yet
+    assert brief([second, change]) == ["(2,3]", "c@3"]
+    assert taker.answer(marker) == []
+    (pending,) = taker.answer(second)
+    assert brief([pending]) == ["state pending"]
+    assert taker.write(b"d") == []
+    assert taker.state == "active"
+    taker.laboratory.disk_works = False
+    rest = taker.answer(pending)
+    assert brief(rest) == ["(3,4]", "d@4"]
+    assert taker.state == "dead"
+    with pytest.raises(NotMyVbucket):
+        taker.vbucket.set(b"e", b"v")
+    assert taker.answer(rest[0]) == [], "the death is not on disk yet"
+    taker.laboratory.disk_works = True
+    taker.laboratory.settle()
+    (active,) = taker.peer.take()
+    assert brief([active]) == ["state active"]
+    assert brief(taker.answer(active)) == ["end 0"]
+    assert taker.state == "dead"
+
+
+def test_the_death_on_disk_does_not_replace_the_acknowledgement_of_the_rest() -> None:
+    taker = Taker(b"a")
+    (pending,) = taker.answer(taker.first[1])
+    taker.write(b"b")
+    rest = taker.answer(pending)
+    assert brief(rest) == ["(1,2]", "b@2"]
+    assert brief(taker.answer(rest[0])) == ["state active"]
+
+
+def test_a_takeover_of_an_empty_vbucket_whatever_end_it_names() -> None:
+    for taker in (Taker(), Taker(end=0)):
+        assert brief(taker.first) == ["success", "state pending"]
+        (active,) = taker.answer(taker.first[1])
+        assert brief([active]) == ["state active"]
+        assert brief(taker.answer(active)) == ["end 0"]
+
+
+def test_upr_has_no_acknowledgements_of_markers() -> None:
+    laboratory, peer = stage(b"a")
+    messages = ask_upr(peer, flags=upr.StreamFlag.TAKEOVER)
+    assert brief(messages) == ["success", "marker", "a@1", "state pending"]
+    laboratory.write(0, b"b")
+    *rest, active = peer.send(answer_to(messages[-1]))
+    assert brief([*rest, active]) == ["marker", "b@2", "state active"]
+    assert brief(peer.send(answer_to(active))) == ["end 0"]
+
+
+def test_writes_stop_only_when_the_backlog_is_small() -> None:
+    taker = Taker(b"a")
+    (pending,) = taker.answer(taker.first[1])
+    control(taker.peer, b"connection_buffer_size", b"1")
+    taker.write(*(b"key-%d" % number for number in range(2000)))
+    assert brief(taker.answer(pending)) == ["(1,2001]"]
+    assert taker.state == "active"
+    taker.peer.send(dcp.Control(key=b"connection_buffer_size", value=b"0"))
+    assert taker.state == "dead"
+
+
+def test_a_refusal_ends_the_takeover() -> None:
+    taker = Taker(b"a")
+    (pending,) = taker.answer(taker.first[1])
+    assert brief(taker.answer(pending, status=Status.NOT_MY_VBUCKET)) == ["end 2"]
+    assert taker.state == "active"
+
+
+def test_a_consumer_that_is_lost_after_the_death_leaves_the_source_dead() -> None:
+    taker = Taker(b"a")
+    (pending,) = taker.answer(taker.first[1])
+    messages = taker.answer(pending)
+    assert brief(messages) == ["state active"]
+    stream = taker.peer.session.stream
+    assert stream is not None
+    stream.lose()
+    assert taker.state == "dead"
+
+
+def test_a_consumer_that_is_lost_before_leaves_everything_as_it_was() -> None:
+    taker = Taker(b"a")
+    taker.answer(taker.first[1])
+    stream = taker.peer.session.stream
+    assert stream is not None
+    stream.lose()
+    assert taker.state == "active"
+    assert not taker.vbucket.cursors
+
+
+def test_a_state_change_from_outside_ends_a_takeover() -> None:
+    taker = Taker(b"a")
+    taker.answer(taker.first[1])  # told to be pending, not answered
+    taker.vbucket.set_state(VbucketState.REPLICA)
+    taker.laboratory.settle()
+    assert brief(taker.peer.take()) == ["end 2"]
+
+
+def test_a_flush_ends_a_takeover() -> None:
+    taker = Taker(b"a")
+    taker.answer(taker.first[1])
+    taker.laboratory.bucket.flush()
+    taker.laboratory.settle()
+    assert brief(taker.peer.take()) == ["flush", "end 2"]
+
+
+def test_only_the_active_copy_or_a_dead_one_is_taken_over() -> None:
+    laboratory, peer = stage(b"a")
+    set_state(laboratory, VbucketState.REPLICA)
+    assert brief(ask(peer, flags=dcp.StreamFlag.TAKEOVER)) == ["not_my_vbucket"]
+    set_state(laboratory, VbucketState.DEAD)
+    assert brief(ask(peer, flags=dcp.StreamFlag.TAKEOVER)) == ["success", "(0,1]", "a@1"]
+
+
+def test_answers_that_nobody_waits_for_do_nothing() -> None:
+    laboratory, peer = stage(b"a")
+    messages = ask(peer)
+    assert peer.send(answer_to(messages[1]), answer_to(upr.SetVbucketState(state=upr.VbucketState.DEAD))) == []
+    assert not peer.closed
+    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+
+
+# Checkpoints
+
+
+def test_a_snapshot_does_not_reach_beyond_its_checkpoint() -> None:
+    laboratory, peer = stage(b"a")
+    ask(peer)
+    laboratory.write(0, b"a", b"b")
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(0))
+    laboratory.write(0, b"a", b"c")
+    laboratory.settle()
+    first, *_, second, _, _ = messages = peer.take()
+    assert brief(messages) == ["(1,3]", "a@2", "b@3", "(3,5]", "a@4", "c@5"]
+    assert isinstance(first, dcp.SnapshotMarker)
+    assert isinstance(second, dcp.SnapshotMarker)
+    assert (first.flags, second.flags) == (0x1, 0x5)
+
+
+def test_the_first_snapshot_reaches_the_high_seqno_whatever_checkpoints_there_are() -> None:
+    laboratory, peer = stage(b"a", b"b")
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(0))
+    laboratory.write(0, b"a")
+    assert brief(ask(peer)) == ["success", "(0,3]", "b@2", "a@3"]
