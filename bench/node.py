@@ -157,9 +157,10 @@ def main() -> None:
         for place, kind in enumerate(("set", "get")):
             one = {name: work[name][place][0][: len(work[name][place][0]) // PIPELINE] for name in ports}
             times = {name: min(round_trip_s(port, one[name]) for _ in range(3)) for name, port in ports.items()}
+            ours, theirs = times["upriver"], times["memcached"]
             print(
-                f"one {kind} at a time: p50 {times['upriver'] * 1e6:5.1f} us, memcached {times['memcached'] * 1e6:5.1f} us, "
-                f"{times['upriver'] / times['memcached']:4.2f} of it"
+                f"one {kind} at a time: p50 {ours * 1e6:5.1f} us, memcached {theirs * 1e6:5.1f} us, "
+                f"{ours / theirs:4.2f} of it"
             )
 
 

@@ -37,6 +37,7 @@ def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
 
 @command(Stat, role=ANY_USER)
 def stat(session: Session, request: Stat) -> Answer:
+    """One group of statistics, pair by pair, and an empty one at the end."""
     if request.key:
         checked_key(request.key)
     name, *arguments = request.key.decode(errors="replace").split() or [""]
@@ -68,6 +69,7 @@ def _vbuckets(node: NodeState, arguments: list[str]) -> Iterator[Vbucket]:
 
 @group("")
 def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """The node as a whole."""
     numbers, counters, now = node.bucket.statistics(), node.counters, node.clock()
     operations = numbers.operations
     yield "pid", os.getpid()
@@ -107,12 +109,14 @@ def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
 
 @group("vbucket")
 def vbucket_states(node: NodeState, arguments: list[str]) -> Pairs:
+    """The state of each vbucket."""
     for vbucket in _vbuckets(node, arguments):
         yield f"vb_{vbucket.number}", vbucket.state.value
 
 
 @group("vbucket-details")
 def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
+    """Everything that is counted by vbucket."""
     for vbucket in _vbuckets(node, arguments):
         name, table = f"vb_{vbucket.number}", vbucket.table
         yield name, vbucket.state.value
@@ -130,6 +134,7 @@ def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("vbucket-seqno")
 def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
+    """How far each vbucket is."""
     for vbucket in _vbuckets(node, arguments):
         name, snapshot = f"vb_{vbucket.number}", vbucket.position.snapshot
         yield f"{name}:high_seqno", vbucket.high_seqno
@@ -143,6 +148,7 @@ def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("failovers")
 def failovers(node: NodeState, arguments: list[str]) -> Pairs:
+    """The failover logs."""
     for vbucket in _vbuckets(node, arguments):
         name = f"vb_{vbucket.number}"
         yield f"{name}:num_entries", len(vbucket.failover_log)
@@ -153,6 +159,7 @@ def failovers(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("checkpoint")
 def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
+    """The checkpoints, and the cursors that read them."""
     for vbucket in _vbuckets(node, arguments):
         name = f"vb_{vbucket.number}"
         yield f"{name}:state", vbucket.state.value
@@ -168,6 +175,7 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("tap")
 def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """TAP connections; there are none yet."""
     yield "ep_tap_count", 0
 
 
@@ -185,6 +193,7 @@ def dcp_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: AR
 
 @group("memory")
 def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """What memory is used for."""
     numbers = node.bucket.statistics()
     yield "mem_used", numbers.memory_bytes
     yield "ep_max_size", numbers.quota_bytes
