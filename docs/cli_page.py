@@ -27,6 +27,9 @@ def _commands() -> Iterator[str]:
     for name, command in sorted(main.commands.items()):
         yield f"## upriver {name}"
         yield fenced(_help(command, f"upriver {name}"))
+        for part, subcommand in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
+            yield f"### upriver {name} {part}"
+            yield fenced(_help(subcommand, f"upriver {name} {part}"))
         if name == "explain":
             yield from _sample()
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from upriver import __version__
-from upriver.cli import explain, serve, version
+from upriver.cli import explain, serve, user, version
 from upriver.cli.complaint import Complaint
 
 
@@ -32,5 +32,5 @@ def main() -> None:
     """
 
 
-for command in (explain.explain, serve.serve, version.version):
+for command in (explain.explain, serve.serve, user.user, version.version):
     main.add_command(command)

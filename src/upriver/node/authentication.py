@@ -2,7 +2,7 @@
 
 Theory of operation. The file of users holds no password, only what a SCRAM server needs to check one (RFC 5802,
 section 3): a salt, an iteration count and two keys for each hash. PLAIN is checked against the same keys. A
-``SaslExchange`` is one attempt of one connection: bytes in, an ``Outcome`` out. It never raises for what a client sends.
+``SaslExchange`` is one attempt of one connection: bytes in, an ``Outcome`` out. Nothing that a client sends raises.
 
 Nobody learns from the node whether a name exists. An unknown name gets a decoy: a salt that follows from the name and
 from a key kept in the file, so that it stays the same when one asks twice or after a restart, and keys to which no
@@ -18,6 +18,7 @@ import enum
 import fcntl
 import hashlib
 import hmac
+import importlib.util
 import ipaddress
 import json
 import os
@@ -30,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from scramp import ScramException, ScramMechanism
-from scramp.utils import saslprep
+from scramp import ScramException
+from scramp.utils import ServerError, saslprep
 
 from upriver.errors import UserError, UsersFileError
 
@@ -48,7 +49,31 @@ PASSWORD_BYTES_MAX = 1024
 #: Longer messages are refused unread: nobody has logged in yet.
 MESSAGE_BYTES_MAX = 4096
 
-_SCRAM: Mapping[str, Any] = {name: ScramMechanism(name) for name in ("SCRAM-SHA-1", "SCRAM-SHA-256", "SCRAM-SHA-512")}
+
+def _scram_mechanism() -> Any:
+    """scramp's ``ScramMechanism``, but with spaces allowed in a nonce.
+
+    Couchbase's C++ client, on which most of its SDKs are built, writes its nonce as ``0x04 0xffffff88 …``. RFC 5802
+    allows no space there, and scramp insists; a space is harmless, because only commas separate attributes. The rule is
+    loosened in a copy of the module: others in this process may use scramp, too, and get what they expect.
+    """
+    spec = importlib.util.find_spec("scramp.core")
+    assert spec is not None
+    assert spec.loader is not None
+    core: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core)
+
+    class Nonce(core.Nonce):  # type: ignore[misc]
+        def __init__(self, nonce: str) -> None:
+            super().__init__(nonce.replace(" ", "_"))
+            self.nonce = nonce
+
+    core.Nonce = Nonce
+    return core.ScramMechanism
+
+
+_SCRAM_MECHANISM = _scram_mechanism()
+_SCRAM: Mapping[str, Any] = {name: _SCRAM_MECHANISM(name) for name in ("SCRAM-SHA-1", "SCRAM-SHA-256", "SCRAM-SHA-512")}
 _DIGEST_BYTES = {"SCRAM-SHA-1": 20, "SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
 #: PLAIN is checked with the strongest hash.
 _PLAIN_CHECK = "SCRAM-SHA-512"
@@ -167,7 +192,7 @@ class Users:
         The lock is on the directory, because the file itself is replaced.
         """
         with _complaints(path):
-            directory = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+            directory = os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _complaints(path):
                 fcntl.flock(directory, fcntl.LOCK_EX)
@@ -182,7 +207,7 @@ class Users:
         """Replace the file as a whole; only its owner may read it."""
         content = json.dumps(self._content(), indent=2, ensure_ascii=False) + "\n"
         with _complaints(path):
-            _replace(path.resolve(), content.encode())
+            _replace(_target(path), content.encode())
             self.path, self._seen = path, _Fingerprint.of(os.stat(path))
 
     def reload_if_changed(self) -> bool:
@@ -308,6 +333,11 @@ def _complaints(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsersFileError(str(path), error.strerror or str(error)) from error
+
+
+def _target(path: Path) -> Path:
+    """Where the file truly is: a link stays a link when it is replaced."""
+    return Path(os.path.realpath(path))
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -470,7 +500,7 @@ class SaslExchange:
             return self._failed(error.why)
         if acts_for not in ("", name):
             return self._failed("wants to act for somebody else")
-        user = self._users.verify_plain(name, password)
+        user = self._users.verify_plain(self._name, password)
         return self._failed(_WRONG) if user is None else self._succeeded(user)
 
     def _client_first(self, mechanism: str, data: bytes) -> Outcome:
@@ -497,7 +527,7 @@ class SaslExchange:
             server.set_client_final(data.decode())
             challenge = server.get_server_final().encode()
         except ScramException as error:
-            return self._failed(_WRONG if "keys don't match" in str(error) else str(error))
+            return self._failed(_WRONG if error.server_error is ServerError.INVALID_PROOF else str(error))
         user = self._users.get(self._name)
         if user is None or user.credentials[mechanism] != kept:
             return self._failed("user was changed during the login")
@@ -582,7 +612,7 @@ class LoginThrottle:
 
 def _network(peer: str) -> str:
     try:
-        address = ipaddress.ip_address(peer)
+        address = ipaddress.ip_address(peer.strip("[]"))
     except ValueError:
         return peer
     if isinstance(address, ipaddress.IPv4Address):
