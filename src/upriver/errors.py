@@ -12,6 +12,7 @@
     │   ├── NewerFormat           a later version wrote it
     │   ├── CorruptData           it is damaged
     │   └── UsersFileError        the file of users cannot be used
+    ├── CannotListen              an address that the node cannot have
     ├── UserError                 a user who cannot be added, found or given that role
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
@@ -98,6 +99,20 @@ class CorruptData(StorageError):
 
 class UsersFileError(StorageError):
     """The file of users cannot be read or written, or holds something else."""
+
+
+class CannotListen(UpriverError):
+    """The node cannot listen where it should: the port is taken, or the address is not this machine's."""
+
+    def __init__(self, host: str, port: int, why: str) -> None:
+        super().__init__(host, port, why)
+        self.host = host
+        self.port = port
+        self.why = why
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"cannot listen on {host}:{self.port}: {self.why}"
 
 
 class UserError(UpriverError, ValueError):

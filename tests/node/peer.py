@@ -133,12 +133,9 @@ class SessionPeer(Peer):
         """Send bytes; the bytes of all answers that are there, in as many turns as they take."""
         self.session.receive(memoryview(data))
         out = self.session.data_to_send()
-        while getattr(self.session, "stalled", False) and not self.session.paused:
+        while self.session.stalled and not self.session.blocked:
             self.session.resume()
-            more = self.session.data_to_send()
-            if not more:
-                break
-            out += more
+            out += self.session.data_to_send()
         if self._after_send is not None:
             self._after_send()
             out += self.session.data_to_send()

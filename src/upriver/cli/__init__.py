@@ -1,19 +1,57 @@
 """The command line: one file per command, gathered here.
 
-Whatever goes wrong with what the user gave is one line on standard error and exit code 2.
+Whatever goes wrong with what the user gave is one line on standard error and exit code 2. A command's file is imported
+when the command runs or shows its own help: ``upriver --help`` waits for none of them.
 """
 
-from typing import Any
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Any, Final
 
 import click
 
 from upriver import __version__
-from upriver.cli import explain, serve, user, version
 from upriver.cli.complaint import Complaint
+
+#: Each command is a function of its own name in a file of its own name; what the list of commands says about it.
+COMMANDS: Final = {
+    "explain": "Show what packets say: the byte diagram and the list of fields.",
+    "serve": "Run a node until SIGTERM or SIGINT.",
+    "user": "Manage the users of a node: who may log in, and what they may do.",
+    "version": "Print versions, and which columnar codec is in use.",
+}
+
+
+class LateCommands(MutableMapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in COMMANDS and name not in self._added:
+            self._added[name] = getattr(import_module(f"upriver.cli.{name}"), name)
+        return self._added[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._added[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(COMMANDS.keys() | self._added.keys()))
+
+    def __len__(self) -> int:
+        return len(COMMANDS.keys() | self._added.keys())
 
 
 class Commands(click.Group):
     """A group whose usage errors take one line, like every other complaint."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.commands = LateCommands()
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -21,6 +59,10 @@ class Commands(click.Group):
         except click.UsageError as error:
             where = ctx if error.ctx is None else error.ctx
             raise Complaint(f"{error.format_message()} (try {where.command_path} --help)", where) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -30,7 +72,3 @@ def main() -> None:
 
     Upriver streams every change of a store that speaks the memcached binary protocol to whoever needs it.
     """
-
-
-for command in (explain.explain, serve.serve, user.user, version.version):
-    main.add_command(command)

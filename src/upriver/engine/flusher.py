@@ -100,6 +100,7 @@ class Flusher:
         self._checkpoint_to = 0
         self._compactions: deque[_Compaction] = deque()
         self._dirty_since: float | None = None
+        self._writing_since: float | None = None
         self._step_lock = threading.Lock()
         self._awake = threading.Event()
         self._hurry = threading.Event()
@@ -125,8 +126,9 @@ class Flusher:
 
     @property
     def queue_age_s(self) -> float:
-        """How long the oldest change has waited."""
-        return 0.0 if self._dirty_since is None else max(0.0, self.ledger.clock() - self._dirty_since)
+        """How long the oldest change has waited, a commit that does not come back included."""
+        since = self._dirty_since if self._writing_since is None else self._writing_since
+        return 0.0 if since is None else max(0.0, self.ledger.clock() - since)
 
     # Work.
 
@@ -141,6 +143,7 @@ class Flusher:
                     self._failed(gathered, barriers, error)
                     raise
                 self._succeeded(gathered)
+            self._writing_since = None
             for callback in barriers:
                 callback()
             return bool(gathered.batch)
@@ -179,6 +182,8 @@ class Flusher:
             barriers = list(self._barriers)
             self._barriers.clear()
             tables = [t for t in self.ledger.take_dirty() if self._owner(t) is not None]
+            if self._writing_since is None:
+                self._writing_since = self._dirty_since
             self._dirty_since = None
             changed, trims = self.journal.take()
             gathered = _Gathered(Batch(), tables, changed, trims)
@@ -334,6 +339,7 @@ class Flusher:
     # A thread of its own.
 
     def start(self) -> None:
+        self._stopping.clear()
         self._thread = threading.Thread(target=self._run, name="upriver-flusher", daemon=True)
         self._thread.start()
 

@@ -78,6 +78,8 @@ def parsed(encoded: bytes) -> dict[str, Any]:
         config = json.loads(encoded)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"the cluster map is not JSON: {error}") from None
-    if not isinstance(config, dict) or type(config.get("rev")) is not int or type(config.get("revEpoch", 0)) is not int:
+    if not isinstance(config, dict) or "rev" not in config:
         raise InvalidArguments("the cluster map has no revision")
+    if any(type(config.get(name, 0)) is not int for name in ("rev", "revEpoch")):
+        raise InvalidArguments("the revision of the cluster map is no number")
     return config

@@ -1,86 +1,121 @@
 """The shell of a session: an asyncio connection that moves bytes and nothing else.
 
-All connections of a node receive into one buffer, because each consumes what it was given before the next one reads:
-an idle connection costs no buffer at all. When a peer does not read its answers, its session pauses and so does reading
-from it, so nobody can make the node hold more than a bounded number of bytes for him.
+Theory of operation. All connections of a node receive into one buffer, because each consumes what it was given before
+the next one reads: an idle connection costs no buffer at all. A connection reads only while its session has answered
+everything that was read and its peer takes the answers. So nobody can make the node hold more than a bounded number of
+bytes for him, and because a session's turn is bounded too, nobody can keep it from the others: a session that has more
+to do goes on in the event loop's next turn.
+
+With TLS a connection counts from the moment it is accepted, so that peers who never finish their handshake cannot be
+more than the limit allows; its session is there before the handshake ends, because the first request may come with the
+handshake's last bytes.
+
+Who is told to go is given some time to take his last answers, and is then cut off: see ``sweep``.
 """
 
 import asyncio
+import ssl
 from typing import Final, cast
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 
 RECEIVE_BYTES: Final = 256 * 1024
+#: A peer that was told to go may take so long over its last answers.
+LEAVE_S: Final = 30.0
+_TLS_SHUTDOWN_S: Final = 1.0
 
 
 class Connection(asyncio.BufferedProtocol):
     """One accepted connection."""
 
-    __slots__ = ("_buffer", "_last_active", "_node", "_transport", "session")
+    __slots__ = ("_buffer", "_context", "_handshake", "_last_active", "_node", "_scheduled", "_transport", "session")
 
-    def __init__(self, node: NodeState, buffer: memoryview) -> None:
+    def __init__(self, node: NodeState, buffer: memoryview, context: ssl.SSLContext | None = None) -> None:
         self._node = node
         self._buffer = buffer
+        self._context = context
+        self._handshake: asyncio.Task[None] | None = None
         self._last_active = 0.0
+        self._scheduled = False
         self._transport: asyncio.Transport | None = None
         self.session: Session | None = None
 
     # asyncio calls these
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        node = self._node
-        self._transport = cast(asyncio.Transport, transport)
-        host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]
-        if node.counters.connections >= node.limits.connections_max:
+        node, loop = self._node, asyncio.get_running_loop()
+        peer = _address(transport.get_extra_info("peername"))
+        session = Session(node, peer, self.flush)
+        if node.counters.connections >= node.limits.connections_max or node.stopping:
             node.counters.connections_refused += 1
-            node.log.warning("%s:%s: refused: %d connections are open", host, port, node.counters.connections)
-            transport.close()
+            why = "the node stops" if node.stopping else f"{node.counters.connections} connections are open"
+            session.log.warning("refused: %s", why)
+            cast(asyncio.Transport, transport).abort()
             return
-        self._transport.set_write_buffer_limits(high=node.limits.unread_answer_bytes_max)
-        self.session = Session(node, f"{host}:{port}", self.flush)
-        node.sessions.add(self.session)
+        session.log.debug("connected")
+        self.session = session
+        self._last_active = loop.time()
+        node.connections.add(self)
         node.counters.connections += 1
         node.counters.connections_total += 1
-        if node.limits.idle_s:
-            self._last_active = node.clock()
-            node.scheduler.later(node.limits.idle_s, self._close_if_idle)
+        if self._context is None:
+            self._begin(cast(asyncio.Transport, transport))
+        else:
+            cast(asyncio.Transport, transport).pause_reading()
+            self._handshake = loop.create_task(self._shake_hands(cast(asyncio.Transport, transport), self._context))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        if self.session is not None:
-            self.session.closing = True
-            self._node.sessions.discard(self.session)
-            self._node.counters.connections -= 1
+    def connection_lost(self, exc: Exception | None) -> None:
+        session, node = self.session, self._node
         self.session = self._transport = None
+        if session is None:
+            return
+        session.closing, session.on_output = True, None
+        session.log.debug("disconnected%s", "" if exc is None else f": {exc}")
+        node.connections.discard(self)
+        node.counters.connections -= 1
+        if self._handshake is not None:
+            self._handshake.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        session = self.session
-        if session is None:
+        session, node = self.session, self._node
+        if session is None or session.closing:
             return
-        self._node.counters.bytes_read += nbytes
-        if self._node.limits.idle_s:
-            self._last_active = self._node.clock()
+        node.counters.bytes_read += nbytes
+        if node.limits.idle_s:
+            self._last_active = asyncio.get_running_loop().time()
         session.receive(self._buffer[:nbytes])
         self.flush()
 
     def eof_received(self) -> bool:
-        return False
+        """Whoever has said everything may still wait for answers; TLS knows no half-closed connections."""
+        session = self.session
+        if session is None or self._context is not None or not session.waiting:
+            return False
+        self._leave(session)
+        return True
 
     def pause_writing(self) -> None:
-        if self.session is not None and self._transport is not None:
+        if self.session is not None:
             self.session.paused = True
-            self._transport.pause_reading()
+            self._regulate()
 
     def resume_writing(self) -> None:
-        if self.session is not None and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self.session is not None:
+            self._last_active = asyncio.get_running_loop().time()
             self.session.resume()
             self.flush()
 
     # Its own
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are held for the peer: requests that wait, answers that wait, answers that it does not read."""
+        held = 0 if self.session is None else self.session.held_bytes
+        return held + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def flush(self) -> None:
         """Send what the session has to say, and close if it is done."""
@@ -91,16 +126,100 @@ class Connection(asyncio.BufferedProtocol):
         if data:
             self._node.counters.bytes_written += len(data)
             transport.write(data)
-        if session.closing:
+        if session.finished:
+            self._leave(session)
             transport.close()
+        elif session.stalled or not transport.is_reading():
+            self._regulate()
 
-    def _close_if_idle(self) -> None:
-        node, transport = self._node, self._transport
-        if self.session is None or transport is None:
+    def leave(self) -> None:
+        """Take no more requests; close when everything is answered."""
+        if self._handshake is not None:
+            self._handshake.cancel()
+        elif self.session is not None:
+            self._leave(self.session)
+            self.flush()
+
+    def abort(self) -> None:
+        """Close now, whatever was not sent."""
+        if self._handshake is not None:
+            self._handshake.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """Close it if nothing has happened for too long."""
+        session, transport, idle_s = self.session, self._transport, self._node.limits.idle_s
+        if session is None or transport is None:
             return
-        remaining = self._last_active + node.limits.idle_s - node.clock()
-        if remaining > 0:
-            node.scheduler.later(remaining, self._close_if_idle)
+        still_s = now - self._last_active
+        if session.closing:
+            if still_s >= LEAVE_S:
+                session.log.warning("cut off: it did not take its last answers within %.0f s", LEAVE_S)
+                transport.abort()
+        elif idle_s and still_s >= idle_s and not session.waiting and (session.paused or not session.stalled):
+            what = "it left its answers unread" if session.paused else "half a request came" if session.unread else ""
+            session.log.info("closed: idle for %g s%s", idle_s, what and f", {what}")
+            transport.abort() if session.paused else transport.close()
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self._node.limits.unread_answer_bytes_max)
+        self.flush()  # TLS may have brought requests together with the end of its handshake
+
+    async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=self._node.limits.tls_handshake_s,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
+            )
+        except OSError as error:  # among them timeouts and everything of ssl
+            self._refuse_handshake(error.strerror or str(error))
+        else:
+            if encrypted is None:  # so says asyncio if the peer left in the middle
+                self._refuse_handshake("the peer left")
+            elif self.session is not None:
+                self._begin(encrypted)
+        finally:
+            self._handshake = None
+            if self._transport is None:
+                transport.abort()
+                self.connection_lost(None)  # asyncio tells it only after a handshake
+
+    def _refuse_handshake(self, why: str) -> None:
+        if self.session is not None:
+            self._node.counters.handshakes_failed += 1
+            self.session.log.warning("closed: the TLS handshake failed: %s", why)
+
+    def _leave(self, session: Session) -> None:
+        if not session.closing or session.finished:
+            self._last_active = asyncio.get_running_loop().time()
+        session.closing = True
+
+    def _regulate(self) -> None:
+        """Read only while everything is answered and the peer reads; go on with what was left, in a later turn."""
+        session, transport = self.session, self._transport
+        if session is None or transport is None or transport.is_closing():
             return
-        node.log.info("%s: closed: idle for %.0f s", self.session.peer, node.limits.idle_s)
-        transport.close()
+        if session.stalled or session.paused:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+        if session.stalled and not session.blocked and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        if self.session is not None and self.session.stalled and not self.session.blocked:
+            self.session.resume()
+            self.flush()
+
+
+def _address(peer: tuple[str, int] | None) -> str:
+    host, port = (peer or ("?", 0))[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -2,39 +2,55 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from upriver.engine import Bucket
 from upriver.node.options import NodeOptions
 from upriver.node.server import Node
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class EmbeddedNode:
     """A node that runs in a thread until it is closed."""
 
     def __init__(self, options: NodeOptions) -> None:
-        self._loop = asyncio.new_event_loop()
+        #: The node itself. It belongs to its own thread: only ``call`` may touch it while it runs.
+        self.node: Node
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._closed = False
         opened: Future[Node] = Future()
         self._thread = threading.Thread(target=self._run, args=(options, opened), name="upriver-node", daemon=True)
         self._thread.start()
         try:
-            self._node = opened.result()
-        except BaseException:
+            self.node = opened.result()
+        except Exception:
             self._thread.join()
             raise
 
     def _run(self, options: NodeOptions, opened: "Future[Node]") -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            opened.set_result(self._loop.run_until_complete(Node.open(options)))
+            asyncio.run(self._serve(options, opened))
         except BaseException as error:
-            opened.set_exception(error)
-        else:
-            self._loop.run_forever()
+            if opened.done():
+                self._failure = error
+            else:
+                opened.set_exception(error)
+
+    async def _serve(self, options: NodeOptions, opened: "Future[Node]") -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        node = await Node.open(options)
+        opened.set_result(node)
+        try:
+            await self._stop.wait()
         finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            await node.close()
 
     def __enter__(self) -> "EmbeddedNode":
         return self
@@ -44,46 +60,57 @@ class EmbeddedNode:
 
     @property
     def host(self) -> str:
-        return self._node.options.host
+        """The address that it listens on."""
+        return self.node.options.host
 
     @property
     def port(self) -> int:
-        return self._node.port
+        """The port that it listens on."""
+        return self.node.port
 
     @property
     def address(self) -> str:
         """``host:port``, as clients take it."""
-        return self._node.address
+        return self.node.address
 
     @property
     def metrics_port(self) -> int | None:
-        return self._node.metrics_port
+        """Where ``/metrics`` and ``/healthz`` are served; None if nowhere."""
+        return self.node.metrics_port
 
     @property
     def bucket(self) -> Bucket:
         """The bucket behind it. Only ``call`` may touch it while the node runs: it belongs to the node's thread."""
-        return self._node.state.bucket
+        return self.node.state.bucket
 
-    def call(self, function: Any, *arguments: Any) -> Any:
-        """Run a function in the node's thread and return what it gives."""
-        done: Future[Any] = Future()
+    def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run a function in the node's thread, where nothing else goes on meanwhile, and return what it gives."""
+        if threading.current_thread() is self._thread:
+            return function(*arguments, **options)
+        done: Future[T] = Future()
 
         def run() -> None:
             try:
-                done.set_result(function(*arguments))
+                done.set_result(function(*arguments, **options))
             except BaseException as error:
                 done.set_exception(error)
 
-        self._loop.call_soon_threadsafe(run)
+        with self._lock:  # so that the loop cannot end between the question and the call
+            if self._closed:
+                raise RuntimeError("the node is closed")
+            self._loop.call_soon_threadsafe(run)
         return done.result()
 
     def close(self) -> None:
-        """Stop as a server stops: close connections, write everything."""
-        if not self._thread.is_alive():
-            return
-        asyncio.run_coroutine_threadsafe(self._node.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Stop as a server stops: close connections, write everything. Closing twice is fine."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
 
 def start(**options: Any) -> EmbeddedNode:

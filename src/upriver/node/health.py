@@ -1,8 +1,13 @@
-"""Prometheus metrics and ``/healthz``, over a listener of their own."""
+"""Prometheus metrics and ``/healthz``, over a listener of their own.
+
+The listener speaks just enough HTTP for a scraper and a probe: one request a connection, answered and closed. It runs
+in the node's event loop, so it says nothing when the node says nothing, which is what a probe wants to know.
+"""
 
 import asyncio
+import socket
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,10 +16,11 @@ from prometheus_client.registry import Collector
 
 from upriver.node.state import NodeState
 
-#: A queue to the disk that has not moved for so long is stuck.
-QUEUE_AGE_S_MAX: Final = 10.0
-_REQUEST_BYTES_MAX: Final = 8192
-_REQUEST_WAIT_S: Final = 5.0
+REQUEST_BYTES_MAX: Final = 8192
+#: How long a request, or taking its answer, may last.
+REQUEST_WAIT_S: Final = 5.0
+CONNECTIONS_MAX: Final = 64
+_TEXT: Final = "text/plain; charset=utf-8"
 
 
 class NodeCollector(Collector):
@@ -41,6 +47,7 @@ class NodeCollector(Collector):
         for name, value, text in (
             ("upriver_connections_accepted", counters.connections_total, "Connections accepted so far"),
             ("upriver_connections_refused", counters.connections_refused, "Connections refused so far"),
+            ("upriver_handshakes_failed", counters.handshakes_failed, "TLS handshakes that failed"),
             ("upriver_logins_failed", counters.logins_failed, "Logins that failed"),
             ("upriver_received_bytes", counters.bytes_read, "Bytes received from clients"),
             ("upriver_sent_bytes", counters.bytes_written, "Bytes sent to clients"),
@@ -62,9 +69,9 @@ class NodeCollector(Collector):
 def problems(node: NodeState) -> list[str]:
     """Why the node is not healthy; empty if it is."""
     found = []
-    age = node.bucket.flusher.queue_age_s
-    if age > QUEUE_AGE_S_MAX:
-        found.append(f"the queue to disk has been stuck for {age:.0f} s")
+    age_s = node.bucket.flusher.queue_age_s
+    if age_s > node.stall_s:
+        found.append(f"the disk queue stalls: the oldest change has waited for {age_s:.1f} s")
     if node.bucket.ledger.refusal:
         found.append(f"the store refuses writes: {node.bucket.ledger.refusal}")
     return found
@@ -77,52 +84,98 @@ class MetricsServer:
         self._node = node
         self._registry = CollectorRegistry()
         self._registry.register(NodeCollector(node))
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self.port = 0
+        self.requests: set[HttpRequest] = set()
 
     @classmethod
-    async def open(cls, node: NodeState, host: str, port: int) -> "MetricsServer":
-        """Listen; port 0 picks a free one."""
+    async def open(cls, node: NodeState, listeners: list[socket.socket]) -> "MetricsServer":
+        """Serve on sockets that listen."""
         metrics = cls(node)
-        metrics._server = await asyncio.start_server(metrics._serve, host, port)
+        loop = asyncio.get_running_loop()
+        metrics.port = int(listeners[0].getsockname()[1])
+        metrics._servers = [await loop.create_server(lambda: HttpRequest(metrics), sock=each) for each in listeners]
         return metrics
 
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
-
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        """Stop listening and drop whoever is connected."""
+        for server in self._servers:
+            server.close()
+        for request in list(self.requests):
+            request.abort()
+        while self.requests:
+            await asyncio.sleep(0)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            request = await asyncio.wait_for(reader.readuntil(b"\r\n"), _REQUEST_WAIT_S)
-            method, path, *_ = [*request[:_REQUEST_BYTES_MAX].decode("latin-1").split(" "), "", ""]
-            status, content_type, body = self._page(method, path)
-            head = (
-                f"HTTP/1.1 {status}",
-                f"Content-Type: {content_type}",
-                f"Content-Length: {len(body)}",
-                "Connection: close",
-                "\r\n",
-            )
-            writer.write("\r\n".join(head).encode() + (b"" if method == "HEAD" else body))
-            await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # whoever it was does not speak HTTP, or left
-        finally:
-            writer.close()
-
-    def _page(self, method: str, path: str) -> tuple[str, str, bytes]:
+    def page(self, method: str, path: str) -> tuple[str, str, bytes]:
+        """Status, content type and body of a page."""
         if method not in ("GET", "HEAD"):
-            return "405 Method Not Allowed", "text/plain", b"only GET\n"
-        if path == "/metrics":
-            return "200 OK", CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
-        if path == "/healthz":
-            found = problems(self._node)
-            if found:
-                return "503 Service Unavailable", "text/plain", ("\n".join(found) + "\n").encode()
-            return "200 OK", "text/plain", b"ok\n"
-        return "404 Not Found", "text/plain", b"there is /metrics and /healthz\n"
+            return "405 Method Not Allowed", _TEXT, b"only GET and HEAD\n"
+        match path.partition("?")[0]:
+            case "/metrics":
+                return "200 OK", CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+            case "/healthz":
+                found = problems(self._node)
+                if found:
+                    return "503 Service Unavailable", _TEXT, ("\n".join(found) + "\n").encode()
+                return "200 OK", _TEXT, b"ok\n"
+            case _:
+                return "404 Not Found", _TEXT, b"there is /metrics and /healthz\n"
+
+
+class HttpRequest(asyncio.Protocol):
+    """One connection with one request."""
+
+    def __init__(self, metrics: MetricsServer) -> None:
+        self._metrics = metrics
+        self._received = bytearray()
+        self._answered = False
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._metrics.requests) >= CONNECTIONS_MAX:
+            self._transport.abort()
+            return
+        self._metrics.requests.add(self)
+        self._deadline = asyncio.get_running_loop().call_later(REQUEST_WAIT_S, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._metrics.requests.discard(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._answered:
+            return
+        self._received += data
+        if b"\r\n\r\n" in self._received:  # all headers are here: closing before would lose the answer
+            self._answer_request(bytes(self._received[: self._received.index(b"\r\n")]))
+        elif len(self._received) > REQUEST_BYTES_MAX:
+            self._answer("400 Bad Request", _TEXT, b"the request is too long\n")
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _answer_request(self, line: bytes) -> None:
+        parts = line.decode("latin-1").split(" ")
+        if len(parts) != 3 or not parts[2].startswith("HTTP/"):
+            self._answer("400 Bad Request", _TEXT, b"this is no HTTP request\n")
+            return
+        method, path, _ = parts
+        self._answer(*self._metrics.page(method, path), headers_only=method == "HEAD")
+
+    def _answer(self, status: str, content_type: str, body: bytes, headers_only: bool = False) -> None:
+        assert self._transport is not None
+        self._answered = True
+        head = (
+            f"HTTP/1.1 {status}",
+            f"Content-Type: {content_type}",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            "\r\n",
+        )
+        self._transport.write("\r\n".join(head).encode() + (b"" if headers_only else body))
+        self._transport.close()

@@ -5,67 +5,95 @@ keys of the file bear the same names; the command line wins over the environment
 """
 
 import dataclasses
+import ipaddress
+import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast, get_args, get_origin
 
 from upriver.errors import InvalidArguments
-from upriver.model.vbucket import VBUCKETS_MAX
-from upriver.wire.framing import BODY_BYTES_MAX
+
+#: What the engine and the wire allow, written here again because importing them would cost every ``--help`` a second;
+#: a test holds the numbers together.
+VBUCKETS_MAX: Final = 1024
+BODY_BYTES_MAX: Final = 20 * 2**20 + 0xFFFF + 0xFF
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def option(default: Any, help_text: str) -> Any:
-    """A field of ``NodeOptions`` with its help."""
-    return dataclasses.field(default=default, metadata={"help": help_text})
+def option(default: Any, help_text: str, metavar: str = "", least: float | None = None, most: float = math.inf) -> Any:
+    """A field of ``NodeOptions`` with its help and, for a number, its bounds."""
+    return dataclasses.field(
+        default=default, metadata={"help": help_text, "metavar": metavar, "least": least, "most": most}
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
     """How to run a node."""
 
-    host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(11210, "port to listen on; 0 picks a free one")
-    data: str | None = option(None, "directory to keep the data in")
-    memory: bool = option(False, "keep the data in memory only")
-    bucket: str = option("default", "name of the bucket")
-    vbuckets: int = option(VBUCKETS_MAX, "number of vbuckets, a power of two up to 1,024")
+    host: str = option("127.0.0.1", "address to listen on", "HOST")
+    port: int = option(11210, "port to listen on; 0 picks a free one", "PORT", 0, 65535)
+    data: str | None = option(None, "directory to keep the data in", "DIR")
+    memory: bool = option(False, "keep the data in memory only; so it is without --data")
+    bucket: str = option("default", "name of the bucket", "NAME")
+    vbuckets: int = option(VBUCKETS_MAX, "number of vbuckets, a power of two up to 1,024", "N", 1, VBUCKETS_MAX)
     initial_vbuckets: str = option(
-        "all", "which vbuckets a new bucket makes active: all, none or ranges like 0-511,700"
+        "all", "which vbuckets a new bucket makes active: all, none or ranges like 0-511,700", "RANGES"
     )
     ack: Literal["memory", "disk"] = option("memory", "answer writes when they are in memory or on disk")
-    memory_quota: str = option("1GiB", "how much memory items may take; 0 for no limit")
-    users: str | None = option(None, "file of the users; without one nobody has to authenticate")
+    memory_quota: str = option("1GiB", "how much memory items may take; 0 for no limit", "SIZE")
+    users: str | None = option(None, "file of the users; without one nobody has to authenticate", "FILE")
     insecure: bool = option(False, "listen beyond loopback although there is no users file")
-    tls_cert: str | None = option(None, "certificate chain in PEM form: serve TLS")
-    tls_key: str | None = option(None, "private key of the certificate")
-    metrics_port: int | None = option(None, "serve Prometheus metrics and /healthz on this port; 0 picks a free one")
-    log_level: str = option("info", "debug, info, warning or error")
+    tls_cert: str | None = option(None, "certificate chain in PEM form: serve TLS", "FILE")
+    tls_key: str | None = option(None, "private key of the certificate", "FILE")
+    tls_handshake_s: float = option(10.0, "close a peer that takes longer over its TLS handshake", "SECONDS", 0.001)
+    metrics_port: int | None = option(
+        None, "serve Prometheus metrics and /healthz on this port; 0 picks a free one", "PORT", 0, 65535
+    )
+    metrics_host: str = option("127.0.0.1", "address to serve the metrics on, to anybody who asks", "HOST")
+    stall_s: float = option(
+        10.0, "/healthz turns red when a change has waited so many seconds for the disk", "SECONDS", 0
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much to log, on standard error")
     log_format: Literal["plain", "json"] = option("plain", "form of the log lines")
-    connections_max: int = option(20_000, "refuse further connections beyond so many")
-    body_bytes_max: int = option(BODY_BYTES_MAX, "refuse larger requests")
-    unread_bytes_max: int = option(1024 * 1024, "stop answering a peer that has so many bytes unread")
-    idle_s: float = option(0.0, "close connections that are idle for so many seconds; 0 for never")
+    connections_max: int = option(20_000, "refuse further connections beyond so many", "N", 1)
+    body_bytes_max: int = option(BODY_BYTES_MAX, "refuse larger requests", "BYTES", 1, BODY_BYTES_MAX)
+    unread_bytes_max: int = option(
+        1024 * 1024, "stop answering a peer that leaves so many bytes of answers unread", "BYTES", 1
+    )
+    idle_s: float = option(0.0, "close connections that are idle for so many seconds; 0 for never", "SECONDS", 0)
 
     def __post_init__(self) -> None:
-        if self.data is None and not self.memory:
-            object.__setattr__(self, "memory", True)
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _converted(field, getattr(self, field.name)))
         if self.data is not None and self.memory:
-            raise InvalidArguments("--data and --memory exclude each other")
+            raise InvalidArguments("data and memory exclude each other")
+        if self.data is None:
+            object.__setattr__(self, "memory", True)
         if (self.tls_cert is None) is not (self.tls_key is None):
-            raise InvalidArguments("--tls-cert and --tls-key belong together")
-        if self.host not in _LOOPBACK and self.users is None and not self.insecure:
+            raise InvalidArguments("tls_cert and tls_key belong together")
+        if self.vbuckets & (self.vbuckets - 1):
+            raise InvalidArguments(f"vbuckets = {self.vbuckets}: it is a power of two up to {VBUCKETS_MAX}")
+        if self.users is None and not self.insecure and not is_loopback(self.host):
             raise InvalidArguments(
-                f"without a users file the node listens on loopback only, not on {self.host}: "
+                f"without a users file the node listens on loopback only, not on {self.host or 'every address'}: "
                 "give --users FILE, or say --insecure"
             )
         parse_bytes(self.memory_quota)
         parse_ranges(self.initial_vbuckets, self.vbuckets)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def parse_bytes(text: str | int) -> int:
@@ -95,50 +123,68 @@ def gather(
     given: Mapping[str, Any], environment: Mapping[str, str] = os.environ, file: str | None = None
 ) -> NodeOptions:
     """The options that hold: what was given, else the environment's, else the file's, else the default."""
-    fields = {field.name: field for field in dataclasses.fields(NodeOptions)}
+    names = [field.name for field in dataclasses.fields(NodeOptions)]
+    file = file or environment.get("UPRIVER_CONFIG")
     values: dict[str, Any] = {}
-    if file is not None:
-        values |= _from_file(Path(file), fields)
-    for name in fields:
-        variable = f"UPRIVER_{name.upper()}"
-        if variable in environment:
-            values[name] = environment[variable]
-    values |= {name: value for name, value in given.items() if value is not None}
-    if given.get("memory") and given.get("data") is None:
-        values.pop("data", None)  # said on the command line, it overrides a directory from elsewhere
-    return NodeOptions(**{name: _converted(name, value) for name, value in values.items()})
+    for layer in (
+        {} if file is None else _from_file(Path(file), names),
+        {name: value for name in names if (value := environment.get(f"UPRIVER_{name.upper()}")) is not None},
+        {name: value for name, value in given.items() if value is not None},
+    ):
+        # Data on disk and in memory exclude each other, and the layer that says either overrides what lies below.
+        if "data" in layer and "memory" not in layer:
+            values.pop("memory", None)
+        elif str(layer.get("memory", "no")).lower() in _YES and "data" not in layer:
+            values.pop("data", None)
+        values |= layer
+    return NodeOptions(**values)
 
 
-def _from_file(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _from_file(path: Path, names: list[str]) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             found = {name.replace("-", "_"): value for name, value in tomllib.load(file).items()}
     except OSError as error:
         raise InvalidArguments(f"{path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArguments(f"{path}: {error}") from None
-    unknown = sorted(set(found) - set(fields))
+    unknown = sorted(set(found) - set(names))
     if unknown:
-        raise InvalidArguments(f"{path}: there is no option {unknown[0]!r}; known are {', '.join(sorted(fields))}")
+        raise InvalidArguments(f"{path}: there is no option {unknown[0]!r}; known are {', '.join(sorted(names))}")
     return found
 
 
-def _converted(name: str, value: Any) -> Any:
+def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """The value in the type of its option; a bad one is named together with what would be good."""
-    default = next(field for field in dataclasses.fields(NodeOptions) if field.name == name)
-    if "Literal" in str(default.type):
-        allowed = getattr(default.type, "__args__", ())
-        if value not in allowed:
-            raise InvalidArguments(f"{name} = {value!r}: it is {' or '.join(allowed)}")
-        return value
-    wanted: type = bool if default.type is bool else int if "int" in str(default.type) else str
-    if default.type is float:
-        wanted = float
-    if wanted is bool and isinstance(value, str):
-        if value.lower() not in ("1", "0", "true", "false", "yes", "no"):
-            raise InvalidArguments(f"{name} = {value!r}: it is true or false")
-        return value.lower() in ("1", "true", "yes")
+    given, kind = value, cast(Any, field.type)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if value is None and kind in (str | None, int | None):
+        return None
+    if choices:
+        good = value in choices
+        wanted = " or ".join(choices)
+    elif kind is bool:
+        good = isinstance(value, bool) or str(value).lower() in (*_YES, *_NO)
+        value, wanted = str(value).lower() in _YES, "true or false"
+    elif kind is float or kind in (int, int | None):
+        value = _number(value, float if kind is float else int)
+        least, most = field.metadata["least"], field.metadata["most"]
+        good = value is not None and least <= value <= most
+        limit = f" to {most:g}" if most < math.inf else " or more"
+        wanted = f"a {'number' if kind is float else 'whole number'}, {least:g}{limit}"
+    else:
+        good, wanted = isinstance(value, str | os.PathLike | int) and not isinstance(value, bool), "a text"
+        value = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    if not good:
+        raise InvalidArguments(f"{field.name} = {given!r}: it is {wanted}")
+    return value
+
+
+def _number(value: Any, kind: type[int] | type[float]) -> float | None:
     try:
-        return None if value is None else wanted(value)
+        number = kind(value) if isinstance(value, str) else value
     except ValueError:
-        raise InvalidArguments(f"{name} = {value!r}: it is a number") from None
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        return None
+    return kind(number) if number == kind(number) else None

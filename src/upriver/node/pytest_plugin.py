@@ -2,27 +2,40 @@
 
 Options go through a marker::
 
-    @pytest.mark.upriver(vbuckets=4, data="somewhere")
+    @pytest.mark.upriver(vbuckets=4, ack="disk")
     def test_my_consumer(upriver_node):
         consume(upriver_node.address)
+
+The node itself is imported by the first test that wants one: whoever has Upriver installed and tests something else
+pays nothing for it.
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from upriver.node.embedded import EmbeddedNode, start
+if TYPE_CHECKING:
+    from upriver.node.embedded import EmbeddedNode
+
+#: Fewer vbuckets than a production cluster's 1,024: a test looks at each of them.
+VBUCKETS = 64
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
     config.addinivalue_line("markers", "upriver(**options): options of the node that upriver_node starts")
 
 
 @pytest.fixture
-def upriver_node(request: pytest.FixtureRequest) -> Iterator[EmbeddedNode]:
-    """A fresh node in memory, on a free port of the loopback interface."""
-    options: dict[str, object] = {"vbuckets": 64}
-    for marker in reversed(list(request.node.iter_markers("upriver"))):
+def upriver_node(request: pytest.FixtureRequest) -> "Iterator[EmbeddedNode]":
+    """A fresh node on a free port of the loopback interface, in memory unless the marker names a directory."""
+    from upriver.node.embedded import start
+
+    options: dict[str, object] = {"vbuckets": VBUCKETS}
+    for marker in reversed(list(request.node.iter_markers("upriver"))):  # the closest one wins
+        if marker.args:
+            raise pytest.UsageError("pytest.mark.upriver takes options by name: upriver(vbuckets=4)")
         options |= marker.kwargs
     with start(**options) as node:
         yield node

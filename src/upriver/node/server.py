@@ -2,33 +2,48 @@
 
 ``Node`` lives in an event loop; ``start`` in the package runs one in a thread of its own, for tests and for programs
 that embed a node.
+
+Stopping. Nobody new is let in, nothing more is read; what was acknowledged goes to disk, whoever waited for that gets
+his answer, and connections close. A peer that does not take its last answers is waited for a little, then cut off.
 """
 
 import asyncio
 import contextlib
-import logging
+import resource
 import secrets
+import socket
 import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
-from upriver.errors import InvalidArguments
+from upriver.errors import CannotListen, InvalidArguments, StorageError
 from upriver.model import VbucketState
 from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, Connection
-from upriver.node.health import MetricsServer
 from upriver.node.options import NodeOptions, parse_bytes, parse_ranges
 from upriver.node.state import Limits, NodeState
 
+if TYPE_CHECKING:
+    from upriver.node.health import MetricsServer
+
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
+SWEEP_INTERVAL_S: Final = 1.0
+#: How long a stop waits for the disk to take what peers wait for, and for peers to take their last answers.
+STOP_WAIT_S: Final = 2.0
+#: Descriptors that connections leave to files, listeners and the program around.
+DESCRIPTORS_KEPT: Final = 64
+#: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
 _BACKLOG: Final = 4096
+_ACCEPTS_PER_TURN: Final = 64
+#: Larger requests are nothing that the compiled loop answers.
+_PLAIN_BYTES_MAX: Final = 2**20
 
 
 class LoopScheduler:
@@ -38,9 +53,11 @@ class LoopScheduler:
         self._loop = loop
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call back after so many seconds."""
         self._loop.call_later(delay_s, callback)
 
     def from_thread(self, callback: Callable[[], object]) -> None:
+        """Call back soon, in the loop's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are its connections
             self._loop.call_soon_threadsafe(callback)
 
@@ -51,9 +68,11 @@ class Node:
     def __init__(self, options: NodeOptions, state: NodeState) -> None:
         self.options = options
         self.state = state
+        self.port = 0
         self._servers: list[asyncio.Server] = []
         self._metrics: MetricsServer | None = None
-        self._maintenance: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, options: NodeOptions) -> "Node":
@@ -70,27 +89,14 @@ class Node:
             if not bucket.numbers():
                 for number in parse_ranges(options.initial_vbuckets, options.vbuckets):
                     bucket.create_vbucket(number)
-            state = NodeState(
-                bucket=bucket,
-                bucket_name=options.bucket,
-                scheduler=LoopScheduler(asyncio.get_running_loop()),
-                clock=time.time,
-                started=time.time(),
-                cluster=ClusterConfig({"rev": 0}),
-                users=users,
-                limits=Limits(
-                    connections_max=options.connections_max,
-                    body_bytes_max=options.body_bytes_max,
-                    unread_answer_bytes_max=options.unread_bytes_max,
-                    idle_s=options.idle_s,
-                ),
-                commands=COMMANDS,
-                fast_path=_fast_path(bucket),
-            )
-            node = cls(options, state)
-            await node._listen(context)
+            node = cls(options, _state(options, bucket, users))
         except BaseException:
             bucket.close()
+            raise
+        try:
+            await node._listen(context)
+        except BaseException:
+            await node.close()
             raise
         return node
 
@@ -98,13 +104,18 @@ class Node:
         options, state = self.options, self.state
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         loop = asyncio.get_running_loop()
-        self._servers.append(
-            await loop.create_server(
-                lambda: Connection(state, buffer), options.host, options.port, ssl=context, backlog=_BACKLOG
+        for listener in await _bind(options.host, options.port):
+            server = await loop.create_server(
+                lambda: Connection(state, buffer, context), sock=listener, backlog=_ACCEPTS_PER_TURN
             )
-        )
+            listener.listen(_BACKLOG)  # asyncio has one number for both
+            self._servers.append(server)
+        self.port = int(self._servers[0].sockets[0].getsockname()[1])
         if options.metrics_port is not None:
-            self._metrics = await MetricsServer.open(state, options.host, options.metrics_port)
+            from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
+
+            listeners = await _bind(options.metrics_host, options.metrics_port)
+            self._metrics = await MetricsServer.open(state, listeners)
         state.cluster = ClusterConfig(
             single_node(
                 bucket=options.bucket,
@@ -115,20 +126,22 @@ class Node:
                 active=[vbucket.number for vbucket in state.bucket if vbucket.state is VbucketState.ACTIVE],
             )
         )
-        self._maintenance = asyncio.create_task(self._maintain())
-
-    @property
-    def port(self) -> int:
-        return int(self._servers[0].sockets[0].getsockname()[1])
+        self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
 
     @property
     def metrics_port(self) -> int | None:
+        """Where the metrics are; None if nowhere."""
         return None if self._metrics is None else self._metrics.port
 
     @property
     def address(self) -> str:
-        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-        return f"{host}:{self.port}"
+        """``host:port``, as clients take it."""
+        return _address(self.options.host, self.port)
+
+    @property
+    def metrics_address(self) -> str | None:
+        """``host:port`` of the metrics; None if they are not served."""
+        return None if self._metrics is None else _address(self.options.metrics_host, self._metrics.port)
 
     async def _maintain(self) -> None:
         while True:
@@ -138,26 +151,106 @@ class Node:
             except Exception:
                 self.state.log.exception("maintenance failed and will be tried again")
 
+    async def _sweep(self) -> None:
+        """Close who is idle for too long. One timer for all: ten thousand connections need no timers of their own."""
+        idle_s = self.options.idle_s
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(SWEEP_INTERVAL_S, idle_s / 4) if idle_s else SWEEP_INTERVAL_S)
+            now = loop.time()
+            for connection in list(self.state.connections):
+                connection.sweep(now)
+
     async def close(self) -> None:
-        """Stop listening, close every connection, write everything."""
+        """Stop listening, answer whoever waits, close every connection, write everything. Twice is fine."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        state = self.state
+        state.stopping = True
         for server in self._servers:
             server.close()
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-        for session in list(self.state.sessions):
-            session.closing = True
-            if session.on_output is not None:
-                session.on_output()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(state.connections):
+            connection.leave()
+        if any(connection.session is not None and connection.session.waiting for connection in state.connections):
+            with contextlib.suppress(StorageError):  # closing the bucket will say so
+                await asyncio.to_thread(state.bucket.sync, STOP_WAIT_S)
+        await self._all_gone(STOP_WAIT_S)
+        for connection in list(state.connections):
+            if connection.session is not None:
+                connection.session.log.warning("cut off: the node stops")
+            connection.abort()
+        await self._all_gone(STOP_WAIT_S)
         if self._metrics is not None:
             await self._metrics.close()
-        for server in self._servers:
-            await server.wait_closed()
-        await asyncio.get_running_loop().run_in_executor(None, self.state.bucket.close)
+        await asyncio.to_thread(state.bucket.close)
+
+    async def _all_gone(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while self.state.connections and loop.time() < deadline:
+            await asyncio.sleep(0.005)
 
 
-def _fast_path(bucket: Bucket) -> Any:
-    """The compiled loop, where it was built and may answer at once."""
-    if bucket.ack != "memory" or not COMPILED:
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeState:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections_max = max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT))
+    state = NodeState(
+        bucket=bucket,
+        bucket_name=options.bucket,
+        scheduler=LoopScheduler(asyncio.get_running_loop()),
+        clock=time.time,
+        started=time.time(),
+        cluster=ClusterConfig({"rev": 0}),
+        users=users,
+        limits=Limits(
+            connections_max=connections_max,
+            body_bytes_max=options.body_bytes_max,
+            unread_answer_bytes_max=options.unread_bytes_max,
+            idle_s=options.idle_s,
+            tls_handshake_s=options.tls_handshake_s,
+        ),
+        commands=COMMANDS,
+        fast_path=_fast_path(bucket, options.body_bytes_max),
+        stall_s=options.stall_s,
+    )
+    if connections_max < options.connections_max:
+        state.log.info("at most %d connections: the process may have %d descriptors", connections_max, descriptors)
+    return state
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on every address that the host has, all with the same port."""
+    listeners: list[socket.socket] = []
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            picked = listeners[0].getsockname()[1] if listeners else port
+            listeners.append(socket.create_server((*address[:1], picked, *address[2:]), family=family))
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        # CPython puts the address into the text, in brackets; it stands in front already.
+        raise CannotListen(host, port, (error.strerror or str(error)).partition(" (while")[0]) from None
+    for listener in listeners:
+        listener.setblocking(False)
+    return listeners
+
+
+def _fast_path(bucket: Bucket, body_bytes_max: int) -> Any:
+    """The compiled loop, where it was built and may answer at once whatever it takes for plain."""
+    if bucket.ack != "memory" or not COMPILED or body_bytes_max < _PLAIN_BYTES_MAX:
         return None
     try:
         from upriver.node._serve import FastPath
@@ -173,8 +266,8 @@ def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidArguments(f"the certificate {options.tls_cert} cannot be used: {error}") from None
+        raise InvalidArguments(
+            f"the certificate {options.tls_cert} with the key {options.tls_key} cannot be used: "
+            f"{error.strerror or error}"
+        ) from None
     return context
-
-
-log = logging.getLogger("upriver.node")

@@ -5,8 +5,11 @@ there at once; one that has to wait (for the disk, for a failed login's delay) t
 back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
 straight from the item tables and stops at the first request that is anything but plain, which then comes here.
 
+A turn is bounded: after so many requests or bytes of answers the session stops, keeps what it has received and says
+that it is ``stalled``. Whoever runs it calls ``resume`` in a later turn, and gives it nothing more to receive before.
+
 The session knows no socket and no clock. Its shell moves the bytes, tells it when the peer does not read, and closes
-the connection when ``closing`` is set.
+the connection when it is ``finished``.
 """
 
 from collections import deque
@@ -24,6 +27,7 @@ from upriver.errors import (
     WireError,
 )
 from upriver.node.authentication import Role, SaslExchange, User
+from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.state import NodeState
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
 from upriver.wire.codes import Magic, Status
@@ -49,7 +53,7 @@ class Deferred:
 
     def complete(self, *answers: Message) -> None:
         """Answer now. Whoever waited behind goes out too."""
-        self.packets = b"".join(answer.encode() for answer in answers)
+        self._session.hold(self, b"".join(answer.encode() for answer in answers))
         self._session.release()
 
     def fail(self, request: Request, error: StatusError) -> None:
@@ -75,6 +79,7 @@ class Session:
         "_out",
         "_partial",
         "_waiting",
+        "_waiting_bytes",
         "agent",
         "closing",
         "exchange",
@@ -83,6 +88,7 @@ class Session:
         "on_output",
         "paused",
         "peer",
+        "stalled",
         "user",
     )
 
@@ -99,10 +105,18 @@ class Session:
         self.closing = False
         #: The peer does not read: nothing more is answered until it does.
         self.paused = False
+        #: Requests were left for a later turn.
+        self.stalled = False
         self._partial = bytearray()
         self._needed = 0
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def log(self) -> ConnectionLog:
+        """The node's log, whose lines name this connection."""
+        return of_connection(self.node.log, self.peer)
 
     # Bytes
 
@@ -110,7 +124,7 @@ class Session:
         """Take bytes and answer all requests that are whole."""
         if self._partial:
             self._partial += data
-            if len(self._partial) < self._needed:
+            if self.stalled or len(self._partial) < self._needed:
                 return
             data, self._partial = bytes(self._partial), bytearray()
         at = self._answer_all(data)
@@ -118,8 +132,8 @@ class Session:
             self._partial += data[at:]
 
     def resume(self) -> None:
-        """The peer reads again: go on with what was received meanwhile."""
-        self.paused = False
+        """The peer reads again, or another turn begins: go on with what was received meanwhile."""
+        self.paused = self.stalled = False
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
@@ -135,10 +149,42 @@ class Session:
         """How many bytes of a request wait for the rest of it."""
         return len(self._partial)
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are kept: requests that are not answered and answers that are not sent."""
+        return len(self._partial) + len(self._out) + self._waiting_bytes
+
+    @property
+    def blocked(self) -> bool:
+        """Going on makes no sense yet: the peer does not read, or too many answers wait."""
+        limits = self.node.limits
+        return (
+            self.paused
+            or len(self._waiting) >= limits.waiting_answers_max
+            or self._waiting_bytes >= limits.unread_answer_bytes_max
+        )
+
+    @property
+    def waiting(self) -> int:
+        """How many answers have a place and are not sent."""
+        return len(self._waiting)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be answered: the connection is to be closed."""
+        return self.closing and not self._waiting
+
+    def hold(self, place: Deferred, packets: bytes) -> None:
+        """Keep the answer until those before it are sent."""
+        self._waiting_bytes += len(packets) - len(place.packets or b"")
+        place.packets = packets
+
     def release(self) -> None:
         """Move answers that are complete from the queue to the output."""
-        while self._waiting and self._waiting[0].packets is not None:
-            self._out += self._waiting.popleft().packets or b""
+        while self._waiting and (packets := self._waiting[0].packets) is not None:
+            self._waiting.popleft()
+            self._waiting_bytes -= len(packets)
+            self._out += packets
         if self.on_output is not None:
             self.on_output()
 
@@ -146,8 +192,13 @@ class Session:
 
     def _answer_all(self, data: Buffer) -> int:
         """Answer request by request; where the first byte stands that was not consumed."""
-        at = 0
-        while not self.closing and not self.paused and at < len(data):
+        at = taken = self._needed = 0
+        limits = self.node.limits
+        while not self.closing and at < len(data):
+            if taken == limits.turn_requests_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+                self.stalled = True
+                return at
+            taken += 1
             at = self._answer_run(data, at)
             if at == len(data):
                 break
@@ -161,8 +212,6 @@ class Session:
                 return at
             self._answer_packet(bytes(data[at : at + size]))
             at += size
-            if len(self._waiting) >= self.node.limits.waiting_answers_max:
-                break
         return at
 
     def _answer_run(self, data: Buffer, at: int) -> int:
@@ -186,11 +235,11 @@ class Session:
 
     def _lose(self, error: WireError) -> None:
         """The stream has lost its place: nothing behind it can be understood."""
-        self.node.log.warning("%s: closed: %s", self.peer, error)
+        self.log.warning("closed: %s", error)
         self.closing = True
 
     def _answer_packet(self, packet: bytes) -> None:
-        if packet[0] != Magic.REQUEST:
+        if packet[0] != Magic.REQUEST:  # answering it might go on for ever
             self._lose(WireError(0, "a request", "a response"))
             return
         try:
@@ -208,7 +257,7 @@ class Session:
         except StatusError as error:
             self._deliver(refusal(request, self._understood(error)))
         except Exception:
-            self.node.log.exception("%s: %s failed", self.peer, request.title())
+            self.log.exception("%s failed", request.title())
             self._deliver(
                 AnyResponse(
                     opcode=request.code, status=Status.EINTERNAL, opaque=request.opaque, value=b"Internal error"
@@ -265,7 +314,7 @@ class Session:
     def _send(self, answer: Response) -> None:
         if self._waiting:
             place = Deferred(self)
-            place.packets = answer.encode()
+            self.hold(place, answer.encode())
             self._waiting.append(place)
         else:
             self._out += answer.encode()

@@ -14,7 +14,8 @@ from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from upriver.node._serve import FastPath
-    from upriver.node.session import Command, Session
+    from upriver.node.connection import Connection
+    from upriver.node.session import Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,12 @@ class Limits:
     unread_answer_bytes_max: int = 1024 * 1024
     #: So many answers may wait for the disk before the next request is looked at.
     waiting_answers_max: int = 10_000
+    #: After so many requests that the compiled loop did not answer, others have their turn.
+    turn_requests_max: int = 256
     #: A connection with nothing going on for so long is closed; 0 for never.
     idle_s: float = 0.0
+    #: A peer that takes longer over its TLS handshake is closed.
+    tls_handshake_s: float = 10.0
     key_bytes_max: int = 250
 
 
@@ -49,6 +54,7 @@ class Counters:
     connections: int = 0
     connections_total: int = 0
     connections_refused: int = 0
+    handshakes_failed: int = 0
     logins_failed: int = 0
     flushes: int = 0
     bytes_read: int = 0
@@ -78,4 +84,9 @@ class NodeState:
     commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
     fast_path: "FastPath | None" = None
-    sessions: "set[Session]" = field(default_factory=set)
+    #: Every connection that is open, in its handshake or on its way out.
+    connections: "set[Connection]" = field(default_factory=set)
+    #: No more connections are taken.
+    stopping: bool = False
+    #: The oldest change may wait so long for the disk before the node is unhealthy.
+    stall_s: float = 10.0

@@ -122,7 +122,7 @@ def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Answer:
     session.exchange = None
     node.counters.logins_failed += 1
     node.throttle.failed(peer, node.clock())
-    node.log.warning("%s: login of %r failed: %s", session.peer, outcome.name, outcome.why)
+    session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
     place = Deferred(session)
     answer = refusal(request, AuthenticationFailed())
     node.scheduler.later(node.throttle.delay_s(peer, node.clock()), lambda: place.complete(answer))

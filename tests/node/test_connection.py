@@ -1,0 +1,346 @@
+"""The shell of a session over real sockets: limits, pauses and good-byes."""
+
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
+from upriver.node import connection as connection_module
+from upriver.node.connection import Connection
+from upriver.node.embedded import EmbeddedNode, start
+from upriver.wire.memcached import Get, Noop, Quit, QuitQ, Set
+
+MESSAGES = "upriver.node"
+
+
+def connections(node: EmbeddedNode) -> int:
+    return node.call(lambda: node.node.state.counters.connections)
+
+
+def only_connection(node: EmbeddedNode) -> Connection:
+    wait_until(lambda: connections(node) == 1)
+    (connection,) = node.call(lambda: set(node.node.state.connections))
+    return connection
+
+
+def told(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """The log lines with this text, each with the name of its connection."""
+    return [f"{getattr(r, 'connection', '')}: {r.getMessage()}" for r in caplog.records if text in r.getMessage()]
+
+
+def name_of(client: Client) -> str:
+    host, port = client.socket.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+# Counting
+
+
+def test_connections_are_counted_and_forgotten(upriver_node: EmbeddedNode) -> None:
+    clients = [Client(upriver_node.port) for _ in range(5)]
+    for client in clients:
+        assert client.ask(Noop()).status == 0
+    assert connections(upriver_node) == 5
+    for client in clients:
+        client.close()
+    wait_until(lambda: connections(upriver_node) == 0)
+    assert not upriver_node.call(lambda: set(upriver_node.node.state.connections))
+
+
+@pytest.mark.upriver(connections_max=3)
+def test_beyond_the_limit_connections_are_refused(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = [Client(upriver_node.port) for _ in range(3)]
+    for client in clients:
+        client.ask(Noop())
+    with Client(upriver_node.port) as refused:
+        assert refused.is_closed()
+        assert told(caplog, "refused") == [f"{name_of(refused)}: refused: 3 connections are open"]
+    clients.pop().close()
+    wait_until(lambda: connections(upriver_node) == 2)
+    with Client(upriver_node.port) as client:
+        assert client.ask(Noop()).status == 0
+    for client in clients:
+        assert client.ask(Noop()).status == 0
+        client.close()
+
+
+# Pausing: nothing is lost, nothing is out of order, nothing piles up
+
+
+@pytest.mark.upriver(unread_bytes_max=64 * 1024)
+@pytest.mark.parametrize("pipeline", [gets, lambda key, count: noops(count)], ids=["gets", "noops"])
+def test_a_reader_that_pauses_gets_every_answer_in_order(
+    upriver_node: EmbeddedNode, pipeline: Callable[[bytes, int], bytes]
+) -> None:
+    count = 30_000
+    with Client(upriver_node.port, receive_bytes=4096) as client:
+        client.set(b"key", b"v" * 1000)
+        sender = threading.Thread(target=client.socket.sendall, args=(pipeline(b"key", count),))
+        sender.start()
+        state = upriver_node.node.state
+        wait_until(
+            lambda: upriver_node.call(lambda: any(c.session.paused for c in state.connections if c.session))
+            or not sender.is_alive(),
+            "the node stops answering",
+        )
+        assert list(opaques(client, count)) == list(range(count))
+        sender.join()
+        assert client.ask(Noop(opaque=77)).opaque == 77
+
+
+@pytest.mark.upriver(unread_bytes_max=64 * 1024)
+def test_writes_and_reads_stay_in_order_over_pauses(upriver_node: EmbeddedNode) -> None:
+    count = 3000
+    pieces = []
+    for number in range(count):
+        pieces.append(Set(key=b"key", value=b"%06d" % number * 300, opaque=2 * number).encode())
+        pieces.append(Get(key=b"key", opaque=2 * number + 1).encode())
+    with Client(upriver_node.port, receive_bytes=4096) as client:
+        sender = threading.Thread(target=client.socket.sendall, args=(b"".join(pieces),))
+        sender.start()
+        for number in range(count):
+            assert client.reply().opaque == 2 * number
+            reply = client.reply()
+            assert reply.opaque == 2 * number + 1
+            assert reply.body[4:10] == b"%06d" % number
+        sender.join()
+
+
+@pytest.mark.upriver(unread_bytes_max=64 * 1024)
+def test_what_is_held_for_a_peer_that_does_not_read_is_bounded(upriver_node: EmbeddedNode) -> None:
+    value = b"v" * 100_000
+    with Client(upriver_node.port, receive_bytes=4096) as client:
+        client.set(b"key", value)
+        # Ten thousand gets, a gigabyte of answers, fit into a few reads of the node.
+        client.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            while True:
+                client.socket.sendall(gets(b"key", 10_000))
+        state = upriver_node.node.state
+
+        def held() -> tuple[bool, int]:
+            (connection,) = state.connections
+            assert connection.session is not None
+            return connection.session.paused, connection.held_bytes
+
+        wait_until(lambda: upriver_node.call(held)[0], "it pauses")
+        assert upriver_node.call(held)[1] < 64 * 1024 + 2 * len(value) + 2 * connection_module.RECEIVE_BYTES
+        assert upriver_node.call(lambda: state.counters.bytes_written) < 50_000_000
+    wait_until(lambda: connections(upriver_node) == 0)
+
+
+def test_a_million_gets_do_not_keep_others_waiting(upriver_node: EmbeddedNode) -> None:
+    with Client(upriver_node.port) as client, served_meanwhile(upriver_node.port) as probe:
+        client.set(b"key", b"v" * 100)
+        pipeline = gets(b"key", 50_000)
+        size = 50_000 * (24 + 4 + 100)
+        for _ in range(20):
+            sender = threading.Thread(target=client.socket.sendall, args=(pipeline,))
+            sender.start()
+            left = size
+            while left:
+                left -= len(client.socket.recv(min(left, 1 << 20)))
+            sender.join()
+        probe.another_round()
+
+
+def test_requests_that_take_the_long_way_do_not_keep_others_waiting(upriver_node: EmbeddedNode) -> None:
+    """A read of the node holds ten thousand noops: they are answered in many turns."""
+    turns: list[int] = []
+    go_on = Connection._go_on
+
+    def counted(self: Connection) -> None:
+        turns.append(1)
+        go_on(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "_go_on", counted)
+        with Client(upriver_node.port) as client, served_meanwhile(upriver_node.port):
+            sender = threading.Thread(target=client.socket.sendall, args=(noops(50_000),))
+            sender.start()
+            assert list(opaques(client, 50_000)) == list(range(50_000))
+            sender.join()
+    assert len(turns) > 50
+
+
+def test_answers_that_wait_for_the_disk_are_bounded_too(tmp_path: object) -> None:
+    with start(vbuckets=1, ack="disk", data=tmp_path, unread_bytes_max=64 * 1024) as node:
+        node.call(node.bucket.flusher.stop)
+        with Client(node.port) as client:
+            client.send(Set(key=b"key", value=b"v" * 10_000, opaque=1))
+            sender = threading.Thread(target=client.socket.sendall, args=(gets(b"key", 20_000),))
+            sender.start()
+            connection = only_connection(node)
+            wait_until(lambda: node.call(lambda: connection.session is not None and connection.session.stalled))
+            assert node.call(lambda: connection.held_bytes) < 64 * 1024 + 20_000 + 2 * connection_module.RECEIVE_BYTES
+            with Client(node.port) as other:
+                assert other.ask(Noop()).status == 0
+            node.call(node.bucket.flusher.start)
+            assert client.reply().opaque == 1
+            assert list(opaques(client, 20_000)) == list(range(20_000))
+            sender.join()
+
+
+# Bad frames
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+        bytes(1000),
+        b"\xff" * 1000,
+        Noop().encode() + b"get key\r\n",
+        struct.pack(">BBHBBHIIQ", 0x80, 0x01, 3, 8, 0, 0, 0xFFFFFFFF, 0, 0),
+        struct.pack(">BBHBBHIIQ", 0x80, 0x01, 300, 8, 0, 0, 20, 0, 0),
+        struct.pack(">BBHBBHIIQ", 0x81, 0x00, 0, 0, 0, 0, 0, 0, 0),
+    ],
+    ids=["http", "tls", "zeros", "ones", "text behind a request", "4 GiB", "key beyond the body", "a response"],
+)
+def test_garbage_closes_the_connection_with_one_line(
+    garbage: bytes, upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(upriver_node.port) as client:
+        name = name_of(client)
+        client.socket.sendall(garbage)
+        assert client.is_closed()
+    wait_until(lambda: told(caplog, "closed: "))
+    (line,) = told(caplog, "closed: ")
+    assert line.startswith(f"{name}: closed: at byte ")
+    with Client(upriver_node.port) as client:
+        assert client.ask(Noop()).status == 0
+
+
+@pytest.mark.upriver(body_bytes_max=1000)
+def test_the_limit_of_a_body(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
+    with Client(upriver_node.port) as client:
+        assert client.ask(Set(key=b"key", value=b"v" * (1000 - 8 - 3))).status == 0
+        client.send(Set(key=b"key", value=b"v" * (1000 - 8 - 2)))
+        assert client.is_closed()
+    assert "a body of at most 1000 bytes, found a length of 1001" in told(caplog, "closed: ")[0]
+
+
+def test_a_request_byte_by_byte(upriver_node: EmbeddedNode) -> None:
+    packet = Set(key=b"key", value=b"value", opaque=5).encode() + Noop(opaque=6).encode()
+    with Client(upriver_node.port) as client, served_meanwhile(upriver_node.port) as probe:
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        before = upriver_node.node.state.counters.bytes_read
+        for byte in packet:
+            client.socket.sendall(bytes([byte]))
+            probe.another_round()
+        assert list(opaques(client, 2)) == [5, 6]
+        assert upriver_node.node.state.counters.bytes_read > before
+        assert client.get(b"key") == b"value"
+
+
+# Going
+
+
+@pytest.mark.upriver(idle_s=1.0)
+def test_idle_connections_are_closed(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, MESSAGES)
+    with Client(upriver_node.port) as idle, Client(upriver_node.port) as half, served_meanwhile(upriver_node.port):
+        half.socket.sendall(Set(key=b"key", value=b"value").encode()[:30])
+        assert idle.is_closed()
+        assert half.is_closed()
+        assert f"{name_of(idle)}: closed: idle for 1 s" in told(caplog, "idle")
+        assert f"{name_of(half)}: closed: idle for 1 s, half a request came" in told(caplog, "idle")
+
+
+@pytest.mark.upriver(idle_s=1.0, unread_bytes_max=64 * 1024)
+def test_who_never_reads_is_cut_off_when_idle(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, MESSAGES)
+    with Client(upriver_node.port, receive_bytes=4096) as client:
+        client.set(b"key", b"v" * 1_000_000)
+        client.socket.sendall(gets(b"key", 100))
+        wait_until(lambda: connections(upriver_node) == 0, "it is cut off")
+        assert told(caplog, "idle") == [f"{name_of(client)}: closed: idle for 1 s, it left its answers unread"]
+
+
+def test_quit_is_answered_and_the_connection_closed(upriver_node: EmbeddedNode) -> None:
+    with Client(upriver_node.port) as client:
+        client.send(Noop(opaque=1), Quit(opaque=2), Noop(opaque=3))
+        assert list(opaques(client, 2)) == [1, 2]
+        assert client.socket.recv(1) == b""
+    with Client(upriver_node.port) as client:
+        client.send(Noop(opaque=1), QuitQ(), Noop(opaque=3))
+        assert client.reply().opaque == 1
+        assert client.socket.recv(1) == b""
+
+
+@pytest.mark.parametrize("farewell", ["quit", "half-close"])
+def test_who_waits_for_the_disk_is_answered_before_the_connection_closes(farewell: str, tmp_path: object) -> None:
+    with start(vbuckets=1, ack="disk", data=tmp_path) as node:
+        node.call(node.bucket.flusher.stop)
+        with Client(node.port) as client:
+            client.send(Set(key=b"key", value=b"value", opaque=1), Noop(opaque=2))
+            if farewell == "quit":
+                client.send(QuitQ(), Noop(opaque=3))
+            else:
+                client.socket.shutdown(socket.SHUT_WR)
+            connection = only_connection(node)
+            wait_until(lambda: node.call(lambda: connection.session is not None and connection.session.closing))
+            node.call(node.bucket.flusher.start)
+            assert list(opaques(client, 2)) == [1, 2]
+            assert client.socket.recv(1) == b""
+
+
+def test_who_says_everything_and_half_closes_is_answered(upriver_node: EmbeddedNode) -> None:
+    with Client(upriver_node.port) as client:
+        client.socket.sendall(noops(3000))
+        client.socket.shutdown(socket.SHUT_WR)
+        assert list(opaques(client, 3000)) == list(range(3000))
+        assert client.socket.recv(1) == b""
+
+
+@pytest.mark.upriver(unread_bytes_max=64 * 1024)
+def test_who_quits_and_does_not_read_is_cut_off(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LEAVE_S", 0.2)
+    with Client(upriver_node.port, receive_bytes=4096) as client:
+        client.set(b"key", b"v" * 10_000_000)
+        client.send(Get(key=b"key"), QuitQ())
+        wait_until(lambda: connections(upriver_node) == 0, "it is cut off")
+        assert "did not take its last answers" in told(caplog, "cut off")[0]
+
+
+def test_a_peer_that_resets_is_forgotten(upriver_node: EmbeddedNode) -> None:
+    client = Client(upriver_node.port)
+    client.set(b"key", b"v" * 1_000_000)
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.sendall(gets(b"key", 50))
+    client.close()
+    wait_until(lambda: connections(upriver_node) == 0)
+
+
+def test_an_answer_that_comes_after_the_peer_has_left_harms_nobody(tmp_path: object) -> None:
+    with start(vbuckets=1, ack="disk", data=tmp_path) as node:
+        node.call(node.bucket.flusher.stop)
+        client = Client(node.port)
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.send(Set(key=b"key", value=b"value"))
+        wait_until(lambda: node.call(lambda: node.bucket.vbucket(0).high_seqno) == 1)
+        client.close()
+        wait_until(lambda: connections(node) == 0)
+        node.call(node.bucket.flusher.start)
+        with Client(node.port) as other:
+            other.set(b"other", b"value")
+
+
+def test_sweeping_a_connection_that_is_gone(upriver_node: EmbeddedNode) -> None:
+    with Client(upriver_node.port) as client:
+        client.ask(Noop())
+        connection = only_connection(upriver_node)
+    wait_until(lambda: connections(upriver_node) == 0)
+    upriver_node.call(connection.sweep, time.monotonic())
+    upriver_node.call(connection.leave)
+    upriver_node.call(connection.abort)

@@ -1,0 +1,96 @@
+"""Log lines: plain or JSON, with the name of the connection, without what is secret."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.node.probes import Client, Served
+from upriver.node import logs
+from upriver.node.authentication import Role, User, Users
+from upriver.wire.memcached import Get, SaslAuth, Set
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """What a set-up log writes to; afterwards logging is as it was."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.handlers = []
+    yield io.StringIO()
+    root.handlers, root.level = before, level
+
+
+def test_plain_lines_name_the_connection(stream: io.StringIO) -> None:
+    logs.set_up("info", "plain", stream)
+    log = logging.getLogger("upriver.node")
+    log.info("ready")
+    log.debug("not wanted")
+    logs.of_connection(log, "127.0.0.1:5000").warning("closed: %s", "why")
+    first, second = stream.getvalue().splitlines()
+    assert re.fullmatch(rf"{TIME} INFO    ready", first)
+    assert re.fullmatch(rf"{TIME} WARNING 127\.0\.0\.1:5000: closed: why", second)
+
+
+def test_what_a_peer_says_cannot_make_lines(stream: io.StringIO) -> None:
+    logs.set_up("info", "plain", stream)
+    logging.getLogger("upriver.node").info("agent %s", "x\r\n2026-01-01 INFO forged")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_json_lines(stream: io.StringIO) -> None:
+    logs.set_up("debug", "json", stream)
+    log = logging.getLogger("upriver.node")
+    logs.of_connection(log, "[::1]:5000").debug("agent %r", "é\n", extra={"more": 1})
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("it failed")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert re.fullmatch(TIME, first.pop("time"))
+    assert first == {"level": "debug", "logger": "upriver.node", "connection": "[::1]:5000", "message": r"agent 'é\n'"}
+    assert second["level"] == "error"
+    assert second["message"] == "it failed"
+    assert second["exception"].endswith("ValueError: broken")
+    assert "connection" not in second
+
+
+def test_an_exception_of_ours_is_shown_whole(stream: io.StringIO) -> None:
+    logs.set_up("info", "plain", stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("upriver.node").exception("it failed")
+    assert "ValueError: broken" in stream.getvalue()
+
+
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_a_node_logs_neither_keys_nor_values_nor_passwords(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    with Users.edit(path, create=True) as users:
+        users.add(User.create("alice", "correct-horse", Role.READ | Role.WRITE))
+    with Served("--port", "0", "--users", str(path), "--log-level", "debug", "--log-format", form) as served:
+        with Client(served.port) as client:
+            assert client.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0wrong-battery")).status == 0x20
+            assert client.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0correct-horse")).status == 0
+            assert client.ask(Set(key=b"secret-key", value=b"secret-value", vbucket=0)).status == 0
+            assert client.ask(Get(key=b"secret-key", vbucket=0)).status == 0
+            peer = "{}:{}".format(*client.socket.getsockname())
+        with Client(served.port) as client:
+            client.socket.sendall(b"secret-garbage" * 10)
+            assert client.is_closed()
+        _, lines = served.stop()
+    for secret in ("wrong-battery", "correct-horse", "secret"):
+        assert secret not in lines
+    told = [line for line in lines.splitlines() if peer in line]
+    assert any("connected" in line for line in told)
+    assert any("login of 'alice' failed" in line for line in told)
+    if form == "json":
+        assert all(json.loads(line)["level"] for line in lines.splitlines())
+        assert all(json.loads(line)["connection"] == peer for line in told)

@@ -1,0 +1,204 @@
+"""Options from calls, the command line, the environment and a file."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upriver.errors import InvalidArguments
+from upriver.model import vbucket as model_vbucket
+from upriver.node import options as options_module
+from upriver.node.options import NodeOptions, gather, is_loopback, parse_bytes, parse_ranges
+from upriver.wire import framing
+
+
+def test_the_bounds_are_those_of_the_engine_and_the_wire() -> None:
+    assert options_module.VBUCKETS_MAX == model_vbucket.VBUCKETS_MAX
+    assert options_module.BODY_BYTES_MAX == framing.BODY_BYTES_MAX
+
+
+def test_without_anything_it_listens_on_loopback_in_memory() -> None:
+    options = gather({}, {})
+    assert (options.host, options.port, options.memory, options.data) == ("127.0.0.1", 11210, True, None)
+    assert options.memory_quota == "1GiB"
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('port = 1\nbucket = "file"\nvbuckets = 8\nidle-s = 1.5\n')
+    environment = {"UPRIVER_PORT": "2", "UPRIVER_BUCKET": "environment", "OTHER": "x"}
+    options = gather({"port": "3", "bucket": None}, environment, str(file))
+    assert (options.port, options.bucket, options.vbuckets, options.idle_s) == (3, "environment", 8, 1.5)
+    assert gather({}, {"UPRIVER_CONFIG": str(file)}).vbuckets == 8
+
+
+#: For each option a text that is not its default, and what it means.
+TEXTS: dict[str, tuple[str, Any]] = {
+    "host": ("::1", "::1"),
+    "port": ("0", 0),
+    "data": ("somewhere", "somewhere"),
+    "memory": ("yes", True),
+    "bucket": ("beer", "beer"),
+    "vbuckets": ("16", 16),
+    "initial_vbuckets": ("0-3,7", "0-3,7"),
+    "ack": ("disk", "disk"),
+    "memory_quota": ("64MiB", "64MiB"),
+    "users": ("users.json", "users.json"),
+    "insecure": ("on", True),
+    "tls_cert": ("cert.pem", "cert.pem"),
+    "tls_key": ("key.pem", "key.pem"),
+    "tls_handshake_s": ("2.5", 2.5),
+    "metrics_port": ("0", 0),
+    "metrics_host": ("::1", "::1"),
+    "stall_s": ("3", 3.0),
+    "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
+    "connections_max": ("7", 7),
+    "body_bytes_max": ("1000", 1000),
+    "unread_bytes_max": ("1000", 1000),
+    "idle_s": ("0.5", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(NodeOptions)])
+def test_every_option_comes_from_everywhere(name: str, tmp_path: Path) -> None:
+    text, value = TEXTS[name]
+    partner = {"tls_cert": {"tls_key": "k"}, "tls_key": {"tls_cert": "c"}}.get(name, {})
+    file = tmp_path / "node.toml"
+    literal = str(value).lower() if isinstance(value, bool | int | float) else f'"{value}"'
+    file.write_text(f"{name} = {literal}\n")
+    default = next(field.default for field in dataclasses.fields(NodeOptions) if field.name == name)
+    for options in (
+        gather({name: text, **partner}, {}),
+        gather(partner, {f"UPRIVER_{name.upper()}": text}),
+        gather(partner, {}, str(file)),
+        NodeOptions(**{name: value, **partner}),
+    ):
+        assert getattr(options, name) == value != default
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "file", "data", "memory"),
+    [
+        ({"memory": True}, {"UPRIVER_DATA": "e"}, "", None, True),
+        ({"data": "c"}, {"UPRIVER_MEMORY": "1"}, "", "c", False),
+        ({}, {"UPRIVER_MEMORY": "1"}, 'data = "f"', None, True),
+        ({}, {"UPRIVER_DATA": "e"}, "memory = true", "e", False),
+        ({}, {"UPRIVER_MEMORY": "0"}, 'data = "f"', "f", False),
+    ],
+)
+def test_memory_and_data_override_each_other_from_layer_to_layer(
+    given: dict[str, Any], environment: dict[str, str], file: str, data: str | None, memory: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(file)
+    options = gather(given, environment, str(path))
+    assert (options.data, options.memory) == (data, memory)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"data": "d", "memory": True}, "data and memory exclude each other"),
+        ({"tls_cert": "c"}, "tls_cert and tls_key belong together"),
+        ({"tls_key": "k"}, "tls_cert and tls_key belong together"),
+        ({"port": "http"}, "port = 'http': it is a whole number, 0 to 65535"),
+        ({"port": 70000}, "port = 70000: it is a whole number, 0 to 65535"),
+        ({"port": -1}, "port = -1"),
+        ({"port": 1.5}, "port = 1.5: it is"),
+        ({"port": True}, "port = True: it is"),
+        ({"metrics_port": "x"}, "metrics_port"),
+        ({"vbuckets": 3}, "power of two"),
+        ({"vbuckets": 2048}, "1 to 1024"),
+        ({"vbuckets": 0}, "1 to 1024"),
+        ({"initial_vbuckets": "5-1"}, "no range of vbuckets"),
+        ({"initial_vbuckets": "1024"}, "no range of vbuckets below 1024"),
+        ({"initial_vbuckets": "some"}, "write all, none or 0-511,700"),
+        ({"ack": "paper"}, "ack = 'paper': it is memory or disk"),
+        ({"memory_quota": "much"}, "'much' is no size"),
+        ({"memory_quota": "5 XB"}, "is no size"),
+        ({"log_level": "loud"}, "it is debug or info or warning or error"),
+        ({"log_format": "xml"}, "it is plain or json"),
+        ({"insecure": "perhaps"}, "it is true or false"),
+        ({"idle_s": "-1"}, "0 or more"),
+        ({"idle_s": math.nan}, "idle_s"),
+        ({"idle_s": "inf"}, "idle_s"),
+        ({"connections_max": 0}, "1 or more"),
+        ({"body_bytes_max": 2**32}, "body_bytes_max"),
+        ({"unread_bytes_max": "0"}, "1 or more"),
+        ({"bucket": ["a"]}, "bucket = "),
+        ({"host": "0.0.0.0"}, "listens on loopback only, not on 0.0.0.0"),
+        ({"host": ""}, "not on every address"),
+        ({"host": "::"}, "not on ::"),
+        ({"host": "example.test"}, "not on example.test"),
+    ],
+)
+def test_what_makes_no_sense_is_named(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArguments) as caught:
+        gather(given, {})
+    assert complaint in caught.value.detail
+
+
+def test_beyond_loopback_with_users_or_on_ones_own_responsibility() -> None:
+    assert NodeOptions(host="0.0.0.0", users="users.json").host == "0.0.0.0"
+    assert NodeOptions(host="0.0.0.0", insecure=True).insecure
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_a_path_is_a_text(tmp_path: Path) -> None:
+    assert NodeOptions(data=tmp_path).data == str(tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1024", 1024), ("1KiB", 1024), ("1.5 MiB", 3 * 2**19), ("2gib", 2**31), ("3 MB", 3_000_000), (7, 7)],
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+def test_ranges() -> None:
+    assert parse_ranges("all", 4) == [0, 1, 2, 3]
+    assert parse_ranges("none", 4) == []
+    assert parse_ranges("2, 0-1,1", 4) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"port = ", "node.toml: "),
+        (b"\xff", "node.toml: "),
+        (b"prot = 1", "there is no option 'prot'; known are ack, body_bytes_max, "),
+        (b"[port]\nx = 1", "port = {'x': 1}: it is a whole number"),
+        (b"vbuckets = '3'", "power of two"),
+    ],
+)
+def test_a_bad_file(text: bytes, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_bytes(text)
+    with pytest.raises(InvalidArguments, match=complaint):
+        gather({}, {}, str(file))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArguments, match="No such file"):
+        gather({}, {}, str(tmp_path / "node.toml"))
