@@ -273,7 +273,7 @@ class Session:
         command, role = entry
         if role is not None:
             self.authorize(role)
-        if request.datatype & ~self.datatypes:
+        if request.datatype and request.datatype & ~self.datatypes:
             raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
         return command(self, request)
 
