@@ -414,7 +414,16 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
         script.append(event)
         cluster.apply(event)
 
-    for _ in range(rng.randrange(5, 20)):
+    if rng.random() < 0.7:
+        # A common past: what follows then happens to copies that hold something whole already.
+        for key in range(keys + 1):
+            do("set", 0, key)
+        for f in (*range(1, nodes), *outside):
+            do("connect", f, 0, 0, 9)
+            do("deliver", f, 20)
+            if rng.random() < 0.5:
+                do("persist", f if f < 3 else 0)
+    for _ in range(rng.randrange(5, 25)):
         owner = cluster.nodes.index(cluster.active())
         replicas = [n for n in range(nodes) if cluster.nodes[n].role == "replica"]
         turn = rng.random()

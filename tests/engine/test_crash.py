@@ -60,7 +60,8 @@ class StoppingStorage(LmdbStorage):
             raise Stop
 
     def _write(self, txn: Any, batch: Batch) -> None:
-        super()._write(CountedTransaction(txn, self), batch)
+        counted: Any = CountedTransaction(txn, self)
+        super()._write(counted, batch)
 
     def commit(self, batch: Batch) -> None:
         state = self.photograph() if self.photograph is not None else None

@@ -85,6 +85,20 @@ def test_a_record_larger_than_the_limit_is_read_alone(table: Any) -> None:
     assert seqnos(table.read(1, 3, 3, 1)[0]) == [2]
 
 
+def test_reading_into_a_buffer(table: Any) -> None:
+    for i in range(1000):
+        table.set(b"key%d" % i, b"value%d" % i * 9)
+    buffer, found, position = bytearray(5000), b"", 0
+    while position < 1000:
+        size, count, position = table.read_into(buffer, position, 1000, 1000, 7)
+        assert 0 < size <= 5000
+        assert count == len(seqnos(bytes(buffer[:size])))
+        found += buffer[:size]
+    assert found == table.read(0, 1000, 1000, 10**9, 7)[0]
+    assert table.read_into(bytearray(10), 0, 1000, 1000) == (0, 0, 0)
+    assert table.read_into(bytearray(10), 1000, 1000, 1000) == (0, 0, 1000)
+
+
 def test_keys_only_and_prefix(table: Any) -> None:
     table.set(b"user:1", b"value", datatype=1)
     table.set(b"order:1", b"value")

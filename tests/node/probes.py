@@ -169,7 +169,11 @@ class Served:
     """A process that runs ``upriver serve``."""
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, log: Path | None = None, cwd: Path | None = None
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        log: Path | None = None,
+        cwd: Path | None = None,
     ) -> None:
         started = time.monotonic()
         self._log = None if log is None else log.open("w")

@@ -53,9 +53,7 @@ def test_connections_are_counted_and_forgotten(upriver_node: EmbeddedNode) -> No
 
 
 @pytest.mark.upriver(connections_max=3)
-def test_beyond_the_limit_connections_are_refused(
-    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beyond_the_limit_connections_are_refused(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
     clients = [Client(upriver_node.port) for _ in range(3)]
     for client in clients:
         client.ask(Noop())
@@ -86,8 +84,10 @@ def test_a_reader_that_pauses_gets_every_answer_in_order(
         sender.start()
         state = upriver_node.node.state
         wait_until(
-            lambda: upriver_node.call(lambda: any(c.session.paused for c in state.connections if c.session))
-            or not sender.is_alive(),
+            lambda: (
+                upriver_node.call(lambda: any(c.session.paused for c in state.connections if c.session))
+                or not sender.is_alive()
+            ),
             "the node stops answering",
         )
         assert list(opaques(client, count)) == list(range(count))

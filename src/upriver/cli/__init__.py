@@ -17,7 +17,7 @@ from upriver.cli.complaint import Complaint
 COMMANDS: Final = {
     "explain": "Show what packets say: the byte diagram and the list of fields.",
     "serve": "Run a node until SIGTERM or SIGINT.",
-    "user": "Manage the users of a node: who may log in, and what they may do.",
+    "user": "Add, list and remove the users of a node.",
     "version": "Print versions, and which columnar codec is in use.",
 }
 

@@ -14,6 +14,7 @@ cdef struct Chunk:
     uint32_t evicted
     uint32_t superseded
     uint32_t tombstones
+    bint in_arena
 
 
 cdef class Ledger:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
@@ -24,6 +24,10 @@ from upriver.errors import (
     CorruptData, InvalidArguments, KeyExists, KeyNotFound, Locked, NotMyVbucket, OutOfMemory, TemporaryFailure, TooBig,
 )
 from upriver.model.batch import CHANGES
+
+COLUMN_TYPES = [field.type for field in CHANGES]
+from_buffers = pa.Array.from_buffers
+from_arrays = pa.RecordBatch.from_arrays
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -42,10 +46,17 @@ cdef extern from "_record.h" nogil:
     uint32_t record_size(const char *)
     uint64_t hash_key(const char *, size_t, uint64_t)
     void prefetch(const void *)
+    void fetch_ahead(const char *, const char *, const char *)
     enum:
         R_SUPERSEDED_BY, R_TIME, R_TTL, R_MARKS, R_FRAME, R_OPCODE, R_KEY_LENGTH, R_EXTRAS_LENGTH, R_DATATYPE
         R_VBUCKET, R_BODY_LENGTH, R_OPAQUE, R_CAS, R_SEQNO, R_REV_SEQNO, R_FLAGS, R_EXPIRY, R_LOCK_TIME
         R_DELETE_TIME, R_EXTRAS, MARK_EVICTED, MARK_REFERENCED, OPCODE_MUTATION, OPCODE_DELETION, OPCODE_EXPIRATION
+
+cdef extern from "_arena.h" nogil:
+    char *arena_take(uint32_t)
+    void arena_give(char *, uint32_t)
+    enum:
+        PIECE_MIN, PIECE_MAX
 
 cdef enum:
     KEY_BYTES_MAX = 250
@@ -55,8 +66,6 @@ cdef enum:
     DELETION = 2
     EXPIRATION = 3
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
-    CHUNK_BYTES_MIN = 16 * 1024
-    CHUNK_BYTES_MAX = 256 * 1024
     SLOTS_MIN = 16
     NEVER = 0xFFFFFFFF
     WROTE_ITSELF = 1
@@ -131,7 +140,7 @@ cdef class Table:
     def __dealloc__(self):
         cdef uint32_t i
         for i in range(self.order_count):
-            free(self.chunks[self.order[i]].data)
+            release(&self.chunks[self.order[i]])
         free(self.chunks)
         free(self.order)
         free(self.spare)
@@ -277,31 +286,36 @@ cdef class Table:
     ):
         """Frames of the changes in (after, upto] that are visible at snapshot ``at``, or of every version."""
         cdef uint64_t done
-        cdef double now = self.ledger.clock() if self.locks else 0
         cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, &done)
         cdef size_t i, total = 0
-        cdef uint32_t size
         cdef bytes out
-        cdef char *to
-        cdef const char *record
         if not keys_only:
             restore(self, count, block)
         for i in range(count):
             total += frame_size(picked[i], keys_only)
         out = PyBytes_FromStringAndSize(NULL, total)
-        to = PyBytes_AS_STRING(out)
-        for i in range(count):
-            record = picked[i]
-            size = frame_size(record, keys_only)
-            memcpy(to, record + R_FRAME, size)
-            store_be32(to + R_OPAQUE - R_FRAME, opaque)
-            if keys_only:
-                store_be32(to + R_BODY_LENGTH - R_FRAME, size - (R_EXTRAS - R_FRAME))
-                to[R_DATATYPE - R_FRAME] = 0
-            if now:
-                patch_lock_time(self, record, to, now)
-            to += size
+        copy_frames(self, PyBytes_AS_STRING(out), count, opaque, keys_only)
         return out, count, done
+
+    def read_into(
+        self, uint8_t[::1] buffer not None, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque=0,
+        bint every=False, bint keys_only=False, bytes prefix=b"", block=None,
+    ):
+        """The same as ``read`` into a buffer: (bytes used, how many frames, how far). A buffer that is too small
+        for even one record stays empty."""
+        cdef uint64_t done
+        cdef size_t count, size
+        if not (keys_only or prefix or self.evicted or self.locks) and buffer.shape[0]:
+            size = stream_frames(
+                self, <char *>&buffer[0], buffer.shape[0], after, upto, at, opaque, every, &count, &done
+            )
+            return size, count, done
+        count = select(self, after, upto, at, buffer.shape[0], every, prefix, &done)
+        if not keys_only:
+            restore(self, count, block)
+        if count == 1 and frame_size(picked[0], keys_only) > <size_t>buffer.shape[0]:
+            return 0, 0, after
+        return copy_frames(self, <char *>&buffer[0] if count else NULL, count, opaque, keys_only), count, done
 
     def read_columns(
         self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every=False, bint keys_only=False,
@@ -923,7 +937,10 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
             if not chunk.used:
                 chunk.first_seqno = seqno
             return self.order[self.order_count - 1]
-    wanted = CHUNK_BYTES_MIN << (2 * min(self.order_count, 2))
+    # A quarter of what is there already: little is left empty, and large vbuckets get large chunks.
+    wanted = PIECE_MIN
+    while wanted < PIECE_MAX and <int64_t>wanted * 8 <= self.memory_bytes:
+        wanted *= 2
     return new_chunk(self, max(size, wanted), seqno)
 
 
@@ -952,7 +969,9 @@ cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
             self.spare = <uint32_t *>moved
     chunk = &self.chunks[number]
     memset(chunk, 0, sizeof(Chunk))
-    chunk.data = <char *>malloc(size)
+    # Pieces of the arena have sizes of its own; what is larger or was cut to measure comes from malloc.
+    chunk.in_arena = size <= PIECE_MAX and not size & (size - 1) and size >= PIECE_MIN
+    chunk.data = arena_take(size) if chunk.in_arena else <char *>malloc(size)
     if chunk.data == NULL:
         raise MemoryError
     if number == self.chunk_count:
@@ -965,10 +984,17 @@ cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
     return number
 
 
+cdef void release(Chunk *chunk) noexcept:
+    if chunk.in_arena:
+        arena_give(chunk.data, chunk.size)
+    else:
+        free(chunk.data)
+
+
 cdef void drop_chunk(Table self, uint32_t i) noexcept:
     cdef uint32_t number = self.order[i]
     account_memory(self, -<int64_t>self.chunks[number].used)
-    free(self.chunks[number].data)
+    release(&self.chunks[number])
     self.chunks[number].data = NULL
     self.chunks[number].used = 0
     self.spare[self.spare_count] = number
@@ -1073,10 +1099,13 @@ cdef int sweep_chunk(
     count_chunk(chunk)
     chunk.first_seqno = load_be64(chunk.data + R_SEQNO)
     if i + 1 < self.order_count:
-        moved = realloc(chunk.data, to)
+        moved = malloc(to)
         if moved != NULL:
+            memcpy(moved, chunk.data, to)
+            release(chunk)
             chunk.data = <char *>moved
             chunk.size = to
+            chunk.in_arena = False
     return 0
 
 
@@ -1157,6 +1186,72 @@ cdef inline uint32_t frame_size(const char *record, bint keys_only) noexcept:
     return header + load_be32(record + R_BODY_LENGTH)
 
 
+cdef size_t stream_frames(
+    Table self, char *to, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every,
+    size_t *count, uint64_t *done
+) noexcept:
+    """Select and copy in one go, for the plain case: each record is touched once."""
+    cdef uint32_t i = seek_chunk(self, after), place, size
+    cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
+    cdef uint64_t superseded_by, seqno, last = after
+    cdef Chunk *chunk
+    cdef const char *record
+    cdef const char *following
+    cdef char *start = to
+    cdef uint32_t network_opaque
+    store_be32(<char *>&network_opaque, opaque)
+    count[0] = 0
+    while i < self.order_count:
+        chunk = &self.chunks[self.order[i]]
+        place = first
+        first = 0
+        i += 1
+        following = self.chunks[self.order[i]].data if i < self.order_count else chunk.data
+        while place < chunk.used:
+            record = chunk.data + place
+            fetch_ahead(record, chunk.data + chunk.used, following)
+            seqno = load_be64(record + R_SEQNO)
+            if seqno > upto:
+                done[0] = upto
+                return to - start
+            size = load_be32(record + R_BODY_LENGTH) + (R_EXTRAS - R_FRAME)
+            place += align8(size + R_FRAME)
+            superseded_by = load64(record)
+            if every or not superseded_by or superseded_by > at:
+                if size > room:
+                    done[0] = last
+                    return to - start
+                memcpy(to, record + R_FRAME, size)
+                memcpy(to + R_OPAQUE - R_FRAME, &network_opaque, 4)
+                to += size
+                room -= size
+                count[0] += 1
+            last = seqno
+    done[0] = upto
+    return to - start
+
+
+cdef size_t copy_frames(Table self, char *to, size_t count, uint32_t opaque, bint keys_only) except? 9999:
+    """Lay the picked frames out one behind the other."""
+    cdef double now = self.ledger.clock() if self.locks else 0
+    cdef size_t i
+    cdef uint32_t size
+    cdef char *start = to
+    cdef const char *record
+    for i in range(count):
+        record = picked[i]
+        size = frame_size(record, keys_only)
+        memcpy(to, record + R_FRAME, size)
+        store_be32(to + R_OPAQUE - R_FRAME, opaque)
+        if keys_only:
+            store_be32(to + R_BODY_LENGTH - R_FRAME, size - (R_EXTRAS - R_FRAME))
+            to[R_DATATYPE - R_FRAME] = 0
+        if now:
+            patch_lock_time(self, record, to, now)
+        to += size
+    return to - start
+
+
 cdef int pick(size_t count, const char *record) except -1:
     global picked, picked_room
     cdef void *moved
@@ -1180,13 +1275,16 @@ cdef size_t select(
     cdef uint32_t size
     cdef Chunk *chunk
     cdef const char *record
+    cdef const char *following
     first = seek_place(self, i, after) if i < self.order_count else 0
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
+        following = self.chunks[self.order[i + 1]].data if i + 1 < self.order_count else chunk.data
         place = first
         first = 0
         while place < chunk.used:
             record = chunk.data + place
+            fetch_ahead(record, chunk.data + chunk.used, following)
             place += record_size(record)
             seqno = load_be64(record + R_SEQNO)
             if seqno > upto:
@@ -1252,23 +1350,31 @@ cdef object columns(Table self, size_t count, bint keys_only, double now):
         key_total += key_size
         if not keys_only:
             value_total += load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
-    vbuckets, events = blank(count * 2), blank(count)
-    seqnos, rev_seqnos, cas = blank(count * 8), blank(count * 8), blank(count * 8)
-    flags_, expiries, locks, datatypes = blank(count * 4), blank(count * 4), blank(count * 4), blank(count)
-    key_ends, keys, value_ends, values = blank(count * 4 + 4), blank(key_total), blank(count * 4 + 4), blank(value_total)
-    cdef uint16_t *p_vbucket = <uint16_t *>PyBytes_AS_STRING(vbuckets)
-    cdef uint8_t *p_event = <uint8_t *>PyBytes_AS_STRING(events)
-    cdef uint64_t *p_seqno = <uint64_t *>PyBytes_AS_STRING(seqnos)
-    cdef uint64_t *p_rev_seqno = <uint64_t *>PyBytes_AS_STRING(rev_seqnos)
-    cdef uint64_t *p_cas = <uint64_t *>PyBytes_AS_STRING(cas)
-    cdef uint32_t *p_flags = <uint32_t *>PyBytes_AS_STRING(flags_)
-    cdef uint32_t *p_expiry = <uint32_t *>PyBytes_AS_STRING(expiries)
-    cdef uint32_t *p_lock = <uint32_t *>PyBytes_AS_STRING(locks)
-    cdef uint8_t *p_datatype = <uint8_t *>PyBytes_AS_STRING(datatypes)
-    cdef uint32_t *p_key_end = <uint32_t *>PyBytes_AS_STRING(key_ends)
-    cdef uint32_t *p_value_end = <uint32_t *>PyBytes_AS_STRING(value_ends)
-    cdef char *p_key = PyBytes_AS_STRING(keys)
-    cdef char *p_value = PyBytes_AS_STRING(values)
+    # One piece of memory for all columns, each at a multiple of 64 bytes as Arrow likes it.
+    cdef size_t[13] sizes = [
+        count * 2, count, count * 8, count * 8, count * 8, count * 4, count * 4, count * 4, count,
+        count * 4 + 4, key_total, count * 4 + 4, value_total,
+    ]
+    cdef size_t[13] places
+    cdef size_t total = 0
+    for i in range(13):
+        places[i] = total
+        total += (sizes[i] + 63) & ~<size_t>63
+    memory = pa.allocate_buffer(total)
+    cdef char *base = <char *><uintptr_t>memory.address
+    cdef uint16_t *p_vbucket = <uint16_t *>(base + places[0])
+    cdef uint8_t *p_event = <uint8_t *>(base + places[1])
+    cdef uint64_t *p_seqno = <uint64_t *>(base + places[2])
+    cdef uint64_t *p_rev_seqno = <uint64_t *>(base + places[3])
+    cdef uint64_t *p_cas = <uint64_t *>(base + places[4])
+    cdef uint32_t *p_flags = <uint32_t *>(base + places[5])
+    cdef uint32_t *p_expiry = <uint32_t *>(base + places[6])
+    cdef uint32_t *p_lock = <uint32_t *>(base + places[7])
+    cdef uint8_t *p_datatype = <uint8_t *>(base + places[8])
+    cdef uint32_t *p_key_end = <uint32_t *>(base + places[9])
+    cdef char *p_key = base + places[10]
+    cdef uint32_t *p_value_end = <uint32_t *>(base + places[11])
+    cdef char *p_value = base + places[12]
     p_key_end[0] = p_value_end[0] = 0
     for i in range(count):
         record = picked[i]
@@ -1305,18 +1411,11 @@ cdef object columns(Table self, size_t count, bint keys_only, double now):
             memcpy(p_value, key + key_size, value_size)
             p_value += value_size
         p_value_end[i + 1] = p_value_end[i] + value_size
-    plain = (vbuckets, events, seqnos, rev_seqnos, cas, flags_, expiries, locks, datatypes)
-    arrays = [
-        pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(column)])
-        for field, column in zip(CHANGES, plain)
-    ]
-    for ends, bodies in ((key_ends, keys), (value_ends, values)):
-        arrays.append(pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(bodies)]))
-    return pa.RecordBatch.from_arrays(arrays, schema=CHANGES)
-
-
-cdef inline bytes blank(size_t size):
-    return PyBytes_FromStringAndSize(NULL, size)
+    parts = [memory.slice(places[i], sizes[i]) for i in range(13)]
+    arrays = [from_buffers(COLUMN_TYPES[i], count, [None, parts[i]]) for i in range(9)]
+    arrays.append(from_buffers(COLUMN_TYPES[9], count, [None, parts[9], parts[10]]))
+    arrays.append(from_buffers(COLUMN_TYPES[10], count, [None, parts[11], parts[12]]))
+    return from_arrays(arrays, schema=CHANGES)
 
 
 # Storage.
@@ -1362,7 +1461,7 @@ cdef object load_records(Table self, const char *data, size_t size):
         if seqno <= self.high_seqno:
             continue
         if not number or self.chunks[number].size - self.chunks[number].used < step:
-            number = chunk_for_load(self, step, size - offset + step, seqno)
+            number = chunk_for(self, step, seqno)
         chunk = &self.chunks[number]
         record = chunk.data + chunk.used
         memcpy(record, source, step)
@@ -1380,14 +1479,6 @@ cdef object load_records(Table self, const char *data, size_t size):
         self.ledger.follow_cas(load_be64(record + R_CAS))
         loaded += 1
     return loaded
-
-
-cdef uint32_t chunk_for_load(Table self, uint32_t step, size_t rest, uint64_t seqno) except 0:
-    """What comes in large pieces gets chunks of its own size, small ones go where there is room."""
-    cdef uint32_t wanted = max(step, <uint32_t>min(rest, <size_t>CHUNK_BYTES_MAX))
-    if wanted < CHUNK_BYTES_MIN:
-        return chunk_for(self, step, seqno)
-    return new_chunk(self, wanted, seqno)
 
 
 def stored_value(const uint8_t[::1] block not None, uint64_t seqno):

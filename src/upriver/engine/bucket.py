@@ -8,6 +8,7 @@ disk never saw, and every active vbucket starts a new branch.
 """
 
 import os
+import secrets
 import threading
 import time
 from collections import Counter
@@ -54,6 +55,8 @@ class Bucket:
             raise StorageError(storage.path, f"has {facts['vbuckets']} vbuckets, not {vbuckets}")
         self.storage = storage
         self.ack = ack
+        #: The name of the store, for telling copies apart.
+        self.store: str = facts.get("store") or secrets.token_hex(8)
         self.operations: Counter[str] = Counter()
         self.ledger = Ledger(clock, quota_bytes, queue_bytes_max)
         self.journal = Journal()
@@ -289,5 +292,5 @@ class Bucket:
             description = self.vbucket(number).describe()
             description["state_from_group"] = self.flusher.next_group
             descriptions[number] = description
-        facts = {"vbuckets": vbuckets, "clean": False, "cas": self.ledger.last_cas}
+        facts = {"vbuckets": vbuckets, "clean": False, "cas": self.ledger.last_cas, "store": self.store}
         self.storage.commit(Batch(descriptions=descriptions, facts=facts))

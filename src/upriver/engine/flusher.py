@@ -216,17 +216,21 @@ class Flusher:
 
     def _gather_checkpoint(self, gathered: _Gathered) -> None:
         assert self._checkpoint is not None
-        size = 0
+        size, later = 0, []
         while self._checkpoint and size < self.slice_bytes:
             number = self._checkpoint.pop()
             vbucket = self.vbuckets.existing(number)
-            if vbucket is None or number in gathered.trims:
+            if number in gathered.trims:
+                later.append(number)  # this batch cuts its blocks already
+                continue
+            if vbucket is None:
                 continue
             table = vbucket.table
             on_disk, from_group = table.persisted_seqno, self.next_group
             if gathered.batch.group is not None:  # it is covered too
                 on_disk, from_group = table.flushing_seqno, self.next_group + 1
             size += self._to_blocks(gathered, table, on_disk, from_group)
+        self._checkpoint += later
         if not self._checkpoint:
             gathered.batch.drop_groups_to = self._checkpoint_to
             if not self._checkpoint_to and not gathered.checkpointed:

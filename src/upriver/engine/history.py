@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from upriver.engine.filters import KeyPattern, ValueFilter
-from upriver.errors import OutOfRange, RollbackRequired, TemporaryFailure, UpriverError
+from upriver.errors import NotSupported, OutOfRange, RollbackRequired, TemporaryFailure, UpriverError
 from upriver.model import Change, Event, Snapshot, changes_in
 from upriver.model.position import NO_END
 from upriver.model.record import BODY_LENGTH_OFFSET, EVENTS, HEADER
@@ -173,6 +173,29 @@ class Cursor:
             frames, count = self._filtered(frames)
         self._advance(done, count, snapshot)
         return frames
+
+    def read_into(self, buffer: bytearray | memoryview, opaque: int = 0) -> int:
+        """The same into a buffer, for streams that use one again and again: how much of it was filled.
+
+        Nothing is filled, and nothing advances, if the buffer is too small for the next change.
+        """
+        if self.options.filtered:
+            raise NotSupported("a filtered cursor reads no buffers")
+        snapshot = self._announced()
+        upto, block = self._source(snapshot)
+        size, count, done = self.vbucket.table.read_into(
+            buffer,
+            self.seqno,
+            upto,
+            snapshot.end,
+            opaque,
+            self.options.history,
+            self.options.keys_only,
+            self.options.key_prefix,
+            block,
+        )
+        self._advance(done, count, snapshot)
+        return size
 
     def read_columns(self, max_bytes: int = READ_BYTES) -> pa.RecordBatch:
         """The same as an Arrow batch of ``model.CHANGES``."""

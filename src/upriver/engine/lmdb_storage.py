@@ -1,7 +1,7 @@
 """Storage on LMDB: crash-safe without a recovery step, and nothing to configure.
 
-Theory of operation. Five tables in one LMDB file: facts, descriptions, groups (by number), blocks (by
-vbucket and the seqno that they reach) and nothing else. LMDB never overwrites a page that the last commit
+Theory of operation. Four tables in one LMDB file: facts, descriptions, groups (by number), blocks (by
+vbucket and the seqno that they reach). LMDB never overwrites a page that the last commit
 can see, so a stop at any instant leaves that commit. Each group and block carries a checksum, which is
 verified when it is loaded.
 
@@ -17,11 +17,12 @@ damaged store from somebody else's files.
 import fcntl
 import json
 import os
+import secrets
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import lmdb
 
@@ -29,7 +30,7 @@ from upriver.engine.storage import Batch, Block, Storage
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
 from upriver.model.record import PREFIX, SEQNO_OFFSET, aligned, size_at
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MAP_BYTES: Final = 2**40
 LOCK_FILE: Final = "upriver.lock"
 DATA_FILE: Final = "data.mdb"
@@ -40,6 +41,7 @@ _NUMBER: Final = struct.Struct(">Q")
 _VBUCKET: Final = struct.Struct(">H")
 _BUCKET: Final = b"bucket"
 _META_BYTES_MIN: Final = 2 * 4096
+_TABLES: Final = 4
 
 
 class LmdbStorage(Storage):
@@ -55,7 +57,7 @@ class LmdbStorage(Storage):
             self._env = self._open()
             self._facts = self._check_format()
         except BaseException:
-            self._lock.close()
+            os.close(self._lock)
             raise
 
     def facts(self) -> dict[str, Any]:
@@ -121,24 +123,24 @@ class LmdbStorage(Storage):
 
     def close(self) -> None:
         self._env.close()
-        self._lock.close()
+        os.close(self._lock)
 
     # Opening.
 
-    def _occupy(self) -> IO[str]:
+    def _occupy(self) -> int:
         directory = Path(self.path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             entries = {entry.name for entry in directory.iterdir()}
             if entries and LOCK_FILE not in entries:
                 raise ForeignData(self.path, "the directory holds files that are not ours")
-            lock = open(directory / LOCK_FILE, "a+")  # noqa: SIM115 (held until close)
+            lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageError(self.path, f"cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            lock.close()
+            os.close(lock)
             raise DataInUse(self.path, "another process uses the directory") from None
         return lock
 
@@ -173,6 +175,8 @@ class LmdbStorage(Storage):
             with self._env.begin(db=self._meta) as txn:
                 stored = txn.get(_BUCKET)
             if stored is None:
+                if self._env.stat()["entries"] > _TABLES:
+                    raise ForeignData(self.path, f"{DATA_FILE} belongs to somebody else")
                 return {}
             facts = self._json(stored, "the facts about the bucket")
             if facts.get("format", 0) > FORMAT:
@@ -188,7 +192,7 @@ class LmdbStorage(Storage):
         """One format further, in one transaction."""
         facts = {**facts, "format": facts["format"] + 1}
         with self._env.begin(write=True) as txn:
-            UPGRADES[facts["format"]](txn, self)
+            UPGRADES[facts["format"]](txn, facts)
             txn.put(_BUCKET, json.dumps(facts).encode(), db=self._meta)
         return facts
 
@@ -248,8 +252,11 @@ class LmdbStorage(Storage):
         return found
 
 
-#: What leads to each format from the one before.
-UPGRADES: Final[dict[int, Callable[[lmdb.Transaction, LmdbStorage], None]]] = {}
+#: What leads to each format from the one before: changes the facts, and the store if it must.
+UPGRADES: Final[dict[int, Callable[[lmdb.Transaction, dict[str, Any]], None]]] = {
+    # Format 2 gives each store a name of its own, by which statistics tell a restored copy from its original.
+    2: lambda _, facts: facts.update(store=secrets.token_hex(8)),
+}
 
 
 def _sealed(records: bytes) -> bytes:

@@ -39,6 +39,7 @@ class VbucketStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStatistics:
+    store: str
     items: int
     tombstones: int
     #: Share of the live items whose value is in memory.
@@ -97,6 +98,7 @@ def bucket_statistics(bucket: "Bucket") -> BucketStatistics:
     items = sum(part.items for part in parts)
     evicted = sum(part.evicted_items for part in parts)
     return BucketStatistics(
+        store=bucket.store,
         items=items,
         tombstones=sum(part.tombstones for part in parts),
         resident_ratio=1.0 - evicted / items if items else 1.0,

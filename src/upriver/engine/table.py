@@ -348,6 +348,26 @@ class Table:
             frames.append(bytes(frame))
         return b"".join(frames), len(frames), done
 
+    def read_into(
+        self,
+        buffer: bytearray | memoryview,
+        after: int,
+        upto: int,
+        at: int,
+        opaque: int = 0,
+        every: bool = False,
+        keys_only: bool = False,
+        prefix: bytes = b"",
+        block: bytes | memoryview | None = None,
+    ) -> tuple[int, int, int]:
+        """The same as ``read`` into a buffer: (bytes used, how many frames, how far). A buffer that is too
+        small for even one record stays empty."""
+        frames, count, done = self.read(after, upto, at, len(buffer), opaque, every, keys_only, prefix, block)
+        if len(frames) > len(buffer):
+            return 0, 0, after
+        buffer[: len(frames)] = frames
+        return len(frames), count, done
+
     def read_columns(
         self,
         after: int,

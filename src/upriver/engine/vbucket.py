@@ -82,7 +82,10 @@ class Vbucket(KeyValue):
     @property
     def whole_seqno(self) -> int:
         """The last seqno at which this copy was whole."""
-        return self.position.whole_seqno
+        table = self.table
+        if self.state is VbucketState.ACTIVE or table.high_seqno == table.snapshot_end:
+            return table.high_seqno
+        return table.snapshot_start
 
     def rollback_for(self, position: StreamPosition) -> int | None:
         """Whither a consumer that stands at ``position`` must roll back first; None if it may go on."""
@@ -209,6 +212,7 @@ class Vbucket(KeyValue):
                 self.whole.truncate(state)
                 self._place(state)
                 self.journal.trim(self.number, state)
+                self.table.touch()  # what is left may have been in a group that no longer counts
         self.end_cursors(CursorEnd.ROLLED_BACK)
         return state
 
@@ -260,7 +264,8 @@ class Vbucket(KeyValue):
         if self.state is not VbucketState.ACTIVE and not self.streamable:
             raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
         cursor = Cursor(self, name, start_seqno, end_seqno, options or Options())
-        self.cursors[name] = cursor
+        if cursor.ended is None:
+            self.cursors[name] = cursor
         return cursor
 
     def changes(

@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
@@ -42,6 +42,7 @@ DESCRIPTORS_KEPT: Final = 64
 #: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
 _BACKLOG: Final = 4096
 _ACCEPTS_PER_TURN: Final = 64
+T = TypeVar("T")
 #: Larger requests are nothing that the compiled loop answers.
 _PLAIN_BYTES_MAX: Final = 2**20
 
@@ -55,6 +56,11 @@ class LoopScheduler:
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Call back after so many seconds."""
         self._loop.call_later(delay_s, callback)
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """Run work that takes milliseconds in a thread, and hand its result over in the loop's."""
+        future = self._loop.run_in_executor(None, work)
+        future.add_done_callback(lambda finished: finished.cancelled() or done(finished.result()))
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         """Call back soon, in the loop's thread."""

@@ -84,6 +84,7 @@ class Session:
         "closing",
         "exchange",
         "features",
+        "logging_in",
         "node",
         "on_output",
         "paused",
@@ -103,6 +104,8 @@ class Session:
         self.agent = ""
         #: The connection is to be closed once everything is sent.
         self.closing = False
+        #: A login is under way: what stands behind it waits for its outcome.
+        self.logging_in = False
         #: The peer does not read: nothing more is answered until it does.
         self.paused = False
         #: Requests were left for a later turn.
@@ -156,10 +159,11 @@ class Session:
 
     @property
     def blocked(self) -> bool:
-        """Going on makes no sense yet: the peer does not read, or too many answers wait."""
+        """Going on makes no sense yet: the peer does not read, logs in, or too many answers wait."""
         limits = self.node.limits
         return (
             self.paused
+            or self.logging_in
             or len(self._waiting) >= limits.waiting_answers_max
             or self._waiting_bytes >= limits.unread_answer_bytes_max
         )

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.connection import Connection
     from upriver.node.session import Command
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,9 @@ class Scheduler(Protocol):
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Call back after so many seconds."""
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         """Call back soon, in the thread that runs the sessions."""

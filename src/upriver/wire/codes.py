@@ -30,6 +30,21 @@ class OpenEnum(enum.IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+class FlagSet(enum.IntFlag):
+    """A set of bits that also keeps the ones it has no name for.
+
+    The standard library remembers every combination that it ever met, so a peer that sends random bits would fill
+    the memory. Combinations with unknown bits are forgotten again; those of known bits are few.
+    """
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        member = super()._missing_(value)
+        if int(member) & ~sum(int(flag) for flag in cls):
+            cls._value2member_map_.pop(int(member), None)
+        return member
+
+
 def meaning_of(value: object) -> str:
     """What a code or a set of flags says, in words; empty for a plain number or bytes."""
     if isinstance(value, OpenEnum):

@@ -95,6 +95,8 @@ class ChangeDecoder:
 
     def feed(self, data: Buffer | pa.Buffer) -> None:
         """Take received bytes; ``next`` until None comes before the next feed, or the bytes are copied."""
+        if self._error is not None:
+            return  # nothing can be made of it any more
         if isinstance(data, pa.Buffer):
             data = memoryview(data).cast("B")
         if self._at < len(self._data):

@@ -4,11 +4,10 @@ Everything else is inherited from `upr`, so a request of the text's 40 bytes dec
 which of the two a stream speaks follows from its request.
 """
 
-import enum
 from typing import Annotated, ClassVar
 
 from upriver.model import Event
-from upriver.wire.codes import OpenEnum, Sender, Status
+from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
 from upriver.wire.fields import (
     IN_VALUE,
@@ -55,7 +54,7 @@ class EndReason(OpenEnum):
     ROLLBACK = 6
 
 
-class OpenFlag(enum.IntFlag):
+class OpenFlag(FlagSet):
     """What the connection is for; without *producer* the receiver becomes a consumer."""
 
     CONSUMER = 0x00
@@ -66,7 +65,7 @@ class OpenFlag(enum.IntFlag):
     DELETE_TIMES = 0x20
 
 
-class StreamFlag(enum.IntFlag):
+class StreamFlag(FlagSet):
     """How to stream."""
 
     TAKEOVER = 0x01
@@ -76,7 +75,7 @@ class StreamFlag(enum.IntFlag):
     STRICT_UUID = 0x20
 
 
-class MarkerFlag(enum.IntFlag):
+class MarkerFlag(FlagSet):
     """Where a snapshot comes from and what it may hold."""
 
     MEMORY = 0x01

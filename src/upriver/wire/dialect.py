@@ -141,9 +141,13 @@ class Dialect:
         """The class that a packet belongs to; the lengths in its header have been checked by the framing."""
         if self.framing is DRAFT:
             return self._draft_class(packet)
-        if packet[0] == Magic.RESPONSE and packet[1] not in self._mislabelled:
+        if packet[0] == Magic.RESPONSE and not self._is_mislabelled(packet):
             return self._response_class(packet)
         return self._request_class(packet)
+
+    def _is_mislabelled(self, packet: Buffer) -> bool:
+        """A request with the magic of a response. An answer to it has no such extras, or it could not be told apart."""
+        return packet[1] in self._mislabelled and packet[4] in self._layouts_of(packet[1])
 
     def _request_class(self, packet: Buffer) -> type[Message]:
         known = self._layouts_of(packet[1])

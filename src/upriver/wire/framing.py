@@ -134,6 +134,9 @@ class Framer:
         self._error: WireError | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take received bytes; after an error they are dropped, because nothing can be made of them."""
+        if self._error is not None:
+            return
         if self._start:
             del self._buffer[: self._start]
             self._start = 0

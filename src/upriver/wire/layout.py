@@ -80,11 +80,10 @@ class FixedPart:
 
     struct: struct.Struct
     fields: tuple[Field, ...]
+    #: Those that hold a number, in the order in which the struct reads them.
+    named: tuple[Field, ...]
+    #: Those that are there at another length only.
     absent: tuple[Field, ...]
-
-    @property
-    def named(self) -> tuple[Field, ...]:
-        return tuple(field for field in self.fields if isinstance(field.kind, UInt))
 
     def offsets(self) -> Iterator[tuple[Field, int, int]]:
         """Each field with its offset and size, reserved bytes included."""
@@ -107,13 +106,22 @@ class Layout:
         self.fixed_fields, self.rest = self.fields[:leading], self.fields[leading:]
         self.private = private
         self.counted = {name: field.name for field in self.fields for name in field.counts}
+        self.counters = tuple(field.name for field in self.fields if field.counts)
         self.lengths = tuple(lengths) or (sum(_size(field) for field in self.fixed_fields),)
         self.parts = {length: self._part(length) for length in self.lengths}
+        self._check_references()
+        self.has_key = any(field.is_key for field in self.rest)
+        self.has_value = any(not field.is_key for field in self.rest)
+
+    def _check_references(self) -> None:
+        """Fields name other fields; a name that does not exist would only show when a packet comes."""
+        names = {field.name for field in self.fields}
         for field in self.fields:
             if isinstance(field.kind, CountedBytes) and field.name not in self.counted:
                 raise TypeError(f"{self.owner}.{field.name}: no field is declared as count_of it")
-        self.has_key = any(field.is_key for field in self.rest)
-        self.has_value = any(not field.is_key for field in self.rest)
+            for name in (*field.counts, *([field.when.field] if field.when else [])):
+                if name not in names:
+                    raise TypeError(f"{self.owner}.{field.name}: there is no field {name}")
 
     def _part(self, length: int) -> FixedPart:
         present = tuple(f for f in self.fixed_fields if not f.only or length in f.only)
@@ -121,8 +129,9 @@ class Layout:
         if size != length:
             raise TypeError(f"{self.owner}: a fixed part of {length} bytes is declared, its fields take {size}")
         codes = (_STRUCT_CODES[f.kind.size] if isinstance(f.kind, UInt) else f"{_size(f)}x" for f in present)
+        named = tuple(f for f in present if isinstance(f.kind, UInt))
         absent = tuple(f for f in self.fixed_fields if f not in present)
-        return FixedPart(struct.Struct(">" + "".join(codes)), present, absent)
+        return FixedPart(struct.Struct(">" + "".join(codes)), present, named, absent)
 
     @property
     def extras_lengths(self) -> tuple[int, ...]:
@@ -152,7 +161,7 @@ class Layout:
             out[field.name], at = self._decode_field(field, data, at, end, key_length, out)
         if at != end:
             raise WireError(at, f"the end of {self.owner}", f"{end - at} more bytes")
-        for name in set(self.counted.values()):
+        for name in self.counters:
             del out[name]
 
     def _decode_field(
@@ -164,8 +173,10 @@ class Layout:
         if isinstance(kind, Repeat):
             return _decode_repeat(field, kind, data, at, end)
         size = self._bytes_size(field, at, end, key_length, out)
-        if size < 0 or at + size > end:
-            raise WireError(at, f"{max(size, 0)} bytes of {field.name}", f"{end - at}")
+        if size < 0:
+            raise WireError(at, f"{end - at - size} bytes behind {field.name}", f"{end - at}")
+        if at + size > end:
+            raise WireError(at, f"{size} bytes of {field.name}", f"{end - at}")
         return bytes(data[at : at + size]), at + size
 
     def _bytes_size(self, field: Field, at: int, end: int, key_length: int | None, out: dict[str, Any]) -> int:
@@ -197,11 +208,7 @@ class Layout:
         """The fixed part, and each of the fields behind it."""
         part = self.parts[length]
         numbers = [getattr(values, field.name) for field in part.named]
-        try:
-            fixed = part.struct.pack(*numbers)
-        except struct.error as error:
-            raise ValueError(f"{self.owner}: {error} in {dict(zip(part.named, numbers, strict=True))}") from error
-        return fixed, [self._encode_field(field, values) for field in self.rest]
+        return packed(part.struct, self.owner, *numbers), [self._encode_field(field, values) for field in self.rest]
 
     def _encode_field(self, field: Field, values: Any) -> bytes:
         value, kind = getattr(values, field.name), field.kind
@@ -212,10 +219,11 @@ class Layout:
             if value is None:
                 return b""
         if isinstance(kind, UInt):
-            return _NUMBERS[kind.size].pack(value)
+            return packed(_NUMBERS[kind.size], f"{self.owner}.{field.name}", value)
         if isinstance(kind, Repeat):
-            count = _NUMBERS[kind.count_size].pack(len(value)) if kind.count_size else b""
-            return count + b"".join(_encode_element(kind.element, element) for element in value)
+            name = f"{self.owner}.{field.name}"
+            count = packed(_NUMBERS[kind.count_size], name, len(value)) if kind.count_size else b""
+            return count + b"".join(_encode_element(kind.element, name, element) for element in value)
         return bytes(value)
 
     def size_of(self, name: str, values: Any) -> int:
@@ -267,7 +275,7 @@ def _repeat_spans(
             size = kind.element.size
             yield _span(field.name.removesuffix("s"), at - origin, size, element)
         else:
-            size = len(_encode_element(kind.element, element))
+            size = len(_encode_element(kind.element, field.name, element))
             yield from kind.element.layout.spans(data, at, at + size, kind.element.layout.lengths[0], None, origin)
         at += size
 
@@ -314,14 +322,22 @@ def _decode_element(field: Field, kind: Repeat, data: Buffer, at: int, end: int)
     at += length
     for item in layout.rest:
         values[item.name], at = layout._decode_field(item, data, at, end, None, values)
-    for name in set(layout.counted.values()):
+    for name in layout.counters:
         del values[name]
     return element(**values), at
 
 
-def _encode_element(element: Any, value: Any) -> bytes:
+def packed(packer: struct.Struct, owner: str, *numbers: int) -> bytes:
+    """The numbers as bytes; one that does not fit its field is a ValueError that says whose it is."""
+    try:
+        return packer.pack(*numbers)
+    except struct.error as error:
+        raise ValueError(f"{owner}: {error} in {numbers}") from error
+
+
+def _encode_element(element: Any, name: str, value: Any) -> bytes:
     if isinstance(element, UInt):
-        return _NUMBERS[element.size].pack(value)
+        return packed(_NUMBERS[element.size], name, value)
     fixed, rest = element.layout.encode(value, element.layout.lengths[0])
     return b"".join((fixed, *rest))
 

@@ -5,10 +5,9 @@ selects its bucket with these messages before it opens a stream. Vbucket states 
 unlike in the UPR texts.
 """
 
-import enum
 from typing import Annotated
 
-from upriver.wire.codes import OpenEnum, Status
+from upriver.wire.codes import FlagSet, OpenEnum, Status
 from upriver.wire.dialect import Dialect
 from upriver.wire.fields import (
     IN_VALUE,
@@ -82,7 +81,7 @@ class KeyState(OpenEnum):
     LOGICALLY_DELETED = 0x81
 
 
-class MetaOption(enum.IntFlag):
+class MetaOption(FlagSet):
     """Options of the with-meta commands."""
 
     SKIP_CONFLICT_RESOLUTION = 0x01
@@ -597,7 +596,7 @@ class ObserveSeqno(Request):
     vbucket_uuid: Annotated[U64, IN_VALUE]
 
 
-class ObserveFormat(enum.IntFlag):
+class ObserveFormat(FlagSet):
     """Which form the answer has."""
 
     FAILED_OVER = 1

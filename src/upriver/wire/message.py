@@ -14,7 +14,7 @@ from upriver.model import Event
 from upriver.wire.codes import Magic, OpenEnum, Sender, Status, meaning_of
 from upriver.wire.fields import count_of
 from upriver.wire.framing import DRAFT, MEMCACHED, Framing
-from upriver.wire.layout import Buffer, Layout, Span
+from upriver.wire.layout import Buffer, Layout, Span, packed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,8 @@ class MemcachedMessage(Message):
         extras = len(fixed) if layout.private is None else len(fixed) - getattr(self, layout.private)
         key = next((part for field, part in zip(layout.rest, rest, strict=True) if field.is_key), b"")
         body = len(fixed) + sum(map(len, rest))
-        header = MEMCACHED.header.pack(magic, self.code, len(key), extras, datatype, sixth, body, opaque, cas)
+        numbers = magic, self.code, len(key), extras, datatype, sixth, body, opaque, cas
+        header = packed(MEMCACHED.header, f"the header of {layout.owner}", *numbers)
         return b"".join((header, fixed, *rest))
 
     @classmethod
@@ -215,7 +216,9 @@ class AnyResponse(Response):
 
 def _encode_any(message: AnyRequest | AnyResponse, magic: int, sixth: int) -> bytes:
     body = message.extras + message.key + message.value
-    header = MEMCACHED.header.pack(
+    header = packed(
+        MEMCACHED.header,
+        f"the header of {type(message).__name__}",
         magic,
         message.opcode,
         len(message.key),
@@ -281,7 +284,9 @@ class DraftMessage(Message):
             if not key_length:
                 raise ValueError(f"a {self.title()} needs a key: the draft cannot tell an empty one from none")
         length = len(kind) + len(fixed) + sum(map(len, rest))
-        return b"".join((DRAFT.header.pack(self.code, 0, key_length, self.request_id, length), kind, fixed, *rest))
+        numbers = self.code, 0, key_length, self.request_id, length
+        header = packed(DRAFT.header, f"the header of {layout.owner}", *numbers)
+        return b"".join((header, kind, fixed, *rest))
 
     @classmethod
     def _body(cls, packet: Buffer) -> tuple[int, int, int, int | None]:

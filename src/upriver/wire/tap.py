@@ -5,13 +5,12 @@ and its key: the revision of the item, a control code, a vbucket state, a checkp
 not count that part; its own length stands in the first two bytes of the extras.
 """
 
-import enum
 from typing import Annotated, ClassVar
 
 from upriver.model import Event
-from upriver.wire.codes import OpenEnum, Sender, Status
+from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
-from upriver.wire.fields import U8, U16, U32, U64, Key, Only, Repeat, Reserved, UInt, Value, When, count_of
+from upriver.wire.fields import U8, U16, U32, U64, Counted, Key, Only, Repeat, Reserved, UInt, Value, When, count_of
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import record
 from upriver.wire.memcached import VbucketState, memcached
@@ -20,7 +19,7 @@ from upriver.wire.message import Request
 tap = Dialect("tap", framing=MEMCACHED, document="TAP", extends=memcached)
 
 
-class ConnectFlag(enum.IntFlag):
+class ConnectFlag(FlagSet):
     """What a client wants. The last two are not in the text; real clients send them."""
 
     BACKFILL = 0x01
@@ -34,7 +33,7 @@ class ConnectFlag(enum.IntFlag):
     FIX_FLAG_BYTEORDER = 0x100
 
 
-class TapFlag(enum.IntFlag):
+class TapFlag(FlagSet):
     """Marks of a single message."""
 
     ACK = 0x01
@@ -140,10 +139,11 @@ class Delete(Request):
 class Flush(Request):
     """Delete all data."""
 
-    private_length: U16 = 0
+    private_length: U16 = count_of("private")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
     ttl: U8 = 255  #: hops left to live
     reserved: ClassVar[Reserved] = Reserved(3)
+    private: Counted = b""  #: engine-specific data, of no meaning to us
 
 
 @tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(12,), errors=_ACKED)

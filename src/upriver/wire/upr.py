@@ -4,11 +4,10 @@ Where the text contradicts its own diagrams, or the first builds differed from i
 what is done. State codes are 2 pending, 3 replica here, unlike in TAP and the memcached commands.
 """
 
-import enum
 from typing import Annotated, ClassVar
 
 from upriver.model import Event
-from upriver.wire.codes import OpenEnum, Sender, Status
+from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
 from upriver.wire.fields import U16, U32, U64, Counted, Key, Only, Repeat, Reserved, UInt, Value, count_of
 from upriver.wire.framing import MEMCACHED
@@ -35,20 +34,20 @@ class EndReason(OpenEnum):
     STATE_CHANGED_EARLY = 2
 
 
-class OpenFlag(enum.IntFlag):
+class OpenFlag(FlagSet):
     """What the connection is for; without a flag the receiver becomes a consumer."""
 
     CONSUMER = 0
     PRODUCER = 1
 
 
-class AddStreamFlag(enum.IntFlag):
+class AddStreamFlag(FlagSet):
     """How to add a stream."""
 
     TAKEOVER = 1
 
 
-class StreamFlag(enum.IntFlag):
+class StreamFlag(FlagSet):
     """How to stream."""
 
     TAKEOVER = 1

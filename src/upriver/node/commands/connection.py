@@ -1,12 +1,15 @@
 """The connection itself: greetings, login, noise and good-byes."""
 
 import json
+from collections.abc import Callable
 from typing import Final
 
-from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
-from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange, SaslStatus
+from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError, UsersFileError
+from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange, SaslStatus, Users
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
+from upriver.node.state import NodeState
+from upriver.wire import Response
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
     Feature,
@@ -96,37 +99,71 @@ def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answe
 
 @command(SaslAuth, role=None)
 def sasl_auth(session: Session, request: SaslAuth) -> Answer:
-    if session.node.users is None:
+    node = session.node
+    if node.users is None:
         return success(request)  # nobody has to authenticate here
-    session.node.users.reload_if_changed()
+    _take_new_users(node, node.users)
     session.user = None
-    session.exchange = SaslExchange(session.node.users)
-    return _outcome(session, request, session.exchange.start(request.mechanism, request.value))
+    exchange = session.exchange = SaslExchange(node.users)
+    return _attempt(session, request, lambda: exchange.start(request.mechanism, request.value))
 
 
 @command(SaslStep, role=None)
 def sasl_step(session: Session, request: SaslStep) -> Answer:
-    if session.exchange is None:
+    exchange = session.exchange
+    if exchange is None:
         raise AuthenticationFailed("there is no login to go on with")
-    return _outcome(session, request, session.exchange.step(request.value))
+    return _attempt(session, request, lambda: exchange.step(request.value))
 
 
-def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Answer:
-    node, peer = session.node, session.peer.rpartition(":")[0]
-    if outcome.user is not None:
-        session.user, session.exchange = outcome.user, None
-        node.throttle.succeeded(peer)
-        return success(request, value=outcome.challenge)
+def _take_new_users(node: NodeState, users: Users) -> None:
+    """Read the file again if it changed; who is logged in keeps or loses roles at once."""
+    try:
+        changed = users.reload_if_changed()
+    except UsersFileError as error:
+        node.log.error("%s; the users known so far stay", error)
+        return
+    if changed:
+        for session in [connection.session for connection in node.connections]:
+            if session is not None and session.user is not None:
+                session.user = users.get(session.user.name)
+
+
+def _attempt(session: Session, request: SaslAuth, work: Callable[[], Outcome]) -> Answer:
+    """Run a step of a login: after the delay that earlier failures earned, beside the event loop because hashing a
+    password takes milliseconds, and before any request that stands behind it."""
+    node, place = session.node, Deferred(session)
+    session.logging_in = True
+
+    def finished(outcome: Outcome) -> None:
+        session.logging_in = False
+        place.complete(_outcome(session, request, outcome))
+
+    delay_s = node.throttle.delay_s(_host(session), node.clock())
+    if delay_s > 0:
+        node.scheduler.later(delay_s, lambda: node.scheduler.beside(work, finished))
+    else:
+        node.scheduler.beside(work, finished)
+    return place
+
+
+def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Response:
+    node = session.node
     if outcome.status is SaslStatus.CONTINUE:
         return success(request, status=Status.AUTH_CONTINUE, value=outcome.challenge)
     session.exchange = None
+    if outcome.user is not None:
+        session.user = outcome.user
+        node.throttle.succeeded(_host(session))
+        return success(request, value=outcome.challenge)
     node.counters.logins_failed += 1
-    node.throttle.failed(peer, node.clock())
+    node.throttle.failed(_host(session), node.clock())
     session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
-    place = Deferred(session)
-    answer = refusal(request, AuthenticationFailed())
-    node.scheduler.later(node.throttle.delay_s(peer, node.clock()), lambda: place.complete(answer))
-    return place
+    return refusal(request, AuthenticationFailed())
+
+
+def _host(session: Session) -> str:
+    return session.peer.rpartition(":")[0]
 
 
 @command(GetErrorMap, role=None)

@@ -1,0 +1,186 @@
+"""The way to disk: groups, write amplification, sustained flushing, checkpoints, opening and growth.
+
+python -m bench.engine_disk [directory]
+"""
+
+import gc
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from upriver.engine import Bucket
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.model import vbucket_of
+
+VBUCKETS = 1024
+RECORD_BYTES = 16 + 24 + 31 + 16 + 128 + 1
+
+
+def written_bytes() -> int:
+    with open("/proc/self/io") as file:
+        return int(dict(line.split(": ") for line in file.read().splitlines())["wchar"])
+
+
+@contextmanager
+def directory(root: str | None) -> Iterator[str]:
+    path = tempfile.mkdtemp(prefix="upriver-bench-", dir=root)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def opened(path: str, vbuckets: int = VBUCKETS) -> Bucket:
+    bucket = Bucket(LmdbStorage(path), vbuckets=vbuckets, queue_bytes_max=0)
+    if not list(bucket):
+        bucket.create_vbuckets()
+        bucket.flusher.step()
+    return bucket
+
+
+def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> None:
+    """A steady load, committed every 50 ms; checkpoints come when they come."""
+    with directory(root) as path:
+        bucket = opened(path)
+        parts, rng = list(bucket), random.Random(1)
+        per_group = per_second // 20
+        plain: list[float] = []
+        during: list[float] = []
+        data = 0
+        before = written_bytes()
+        for group in range(seconds * 20):
+            for _ in range(per_group):
+                key = b"key-%012d" % rng.randrange(2_000_000)
+                parts[vbucket_of(key, VBUCKETS)].set(key, rng.randbytes(8) * 16)
+            data += per_group * RECORD_BYTES
+            checkpointing = bucket.flusher.checkpointing
+            began = time.perf_counter()
+            bucket.flusher.step()
+            (during if checkpointing else plain).append(time.perf_counter() - began)
+            # The thread would go on with the checkpoint in the time until the next group.
+            while bucket.flusher.checkpointing and time.perf_counter() - began < 0.04:
+                slice_began = time.perf_counter()
+                bucket.flusher.step()
+                during.append(time.perf_counter() - slice_began)
+            del group
+        amplification = (written_bytes() - before) / data
+        bucket.close()
+    print(f"{per_second} items/s over {VBUCKETS} vbuckets, a group every 50 ms, {seconds} s of load")
+    print(f"  a group is on disk in {statistics.median(plain) * 1e3:.1f} ms (95 %: {quantile(plain) * 1e3:.1f})")
+    print(f"  bytes written per byte {amplification:.2f}")
+    if during:
+        print(
+            f"  with a slice of a checkpoint: {statistics.median(during) * 1e3:.1f} ms, at most {max(during) * 1e3:.1f}"
+        )
+
+
+def quantile(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.95)]
+
+
+def sustained(root: str | None, count: int = 3_000_000) -> None:
+    """As fast as it goes, with all checkpoints."""
+    with directory(root) as path:
+        bucket = opened(path)
+        calls = [vbucket.set for vbucket in bucket]
+        keys = [b"key-%012d" % i for i in range(count)]
+        owners = [vbucket_of(key, VBUCKETS) for key in keys]
+        value, flushing = b"v" * 128, 0.0
+        for start in range(0, count, 20_000):
+            for place in range(start, start + 20_000):
+                calls[owners[place]](keys[place], value)
+            began = time.perf_counter()
+            bucket.flusher.step()
+            flushing += time.perf_counter() - began
+        began = time.perf_counter()
+        bucket.flusher.drain()
+        flushing += time.perf_counter() - began
+        print(f"sustained flush: {count / flushing / 1e6:.2f} M items/s, checkpoints included")
+        bucket.close()
+
+
+def load(path: str, count: int, vbuckets: int) -> tuple[float, float]:
+    """Seconds to write all items to disk, and to read them back as Arrow."""
+    bucket = opened(path, vbuckets)
+    parts = list(bucket)
+    calls = [vbucket.set for vbucket in parts]
+    keys = [b"key-%012d" % i for i in range(count)]
+    owners = [vbucket_of(key, vbuckets) for key in keys]
+    value = b"v" * 128
+    gc.collect()
+    began = time.perf_counter()
+    for place in range(count):
+        calls[owners[place]](keys[place], value)
+        if place % 20_000 == 19_999:
+            bucket.flusher.step()
+    bucket.flusher.step()
+    loaded = time.perf_counter() - began
+    began, buffer = time.perf_counter(), bytearray(1 << 20)
+    for vbucket in parts:
+        with vbucket.open_cursor("backfill") as cursor:
+            while cursor.next_snapshot() is not None:
+                cursor.read_into(buffer)
+    backfilled = time.perf_counter() - began
+    bucket.close()
+    return loaded, backfilled
+
+
+def reopened(path: str, vbuckets: int, clean: bool) -> float:
+    """Seconds to open, in a process of its own; and then a clean stop or the end of that process."""
+    program = f"""
+import os, time
+from upriver.engine.bucket import Bucket
+from upriver.engine.lmdb_storage import LmdbStorage
+began = time.perf_counter()
+bucket = Bucket(LmdbStorage({path!r}), vbuckets={vbuckets})
+print(time.perf_counter() - began, flush=True)
+bucket.close() if {clean} else os._exit(0)
+"""
+    return float(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
+
+
+def opening(root: str | None) -> None:
+    for count in (1_000_000, 5_000_000):
+        with directory(root) as path:
+            load(path, count, VBUCKETS)
+            clean = reopened(path, VBUCKETS, clean=False)
+            killed = reopened(path, VBUCKETS, clean=True)
+            print(f"open with {count} items: {clean:.2f} s after a clean stop, {killed:.2f} s after a kill")
+
+
+def growth(root: str | None) -> None:
+    results: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    for _ in range(5):
+        for count, vbuckets in ((100_000, VBUCKETS), (1_000_000, VBUCKETS), (1_000_000, 16)):
+            with directory(root) as path:
+                loaded, backfilled = load(path, count, vbuckets)
+                results.setdefault((count, vbuckets), []).append(
+                    (loaded, backfilled, reopened(path, vbuckets, clean=True))
+                )
+    medians = {case: [statistics.median(run[i] for run in runs) for i in range(3)] for case, runs in results.items()}
+    for i, name in enumerate(("load", "backfill", "recovery")):
+        few, many = medians[(100_000, VBUCKETS)][i], medians[(1_000_000, VBUCKETS)][i]
+        print(
+            f"{name:9} 100 k {few:.3f} s, 1 M {many:.3f} s: {many / few:.1f}-fold; "
+            f"1,024 vbuckets take {many / medians[(1_000_000, 16)][i]:.2f} of 16's time"
+        )
+
+
+def main() -> None:
+    root = sys.argv[1] if len(sys.argv) > 1 else None
+    print(f"disk: {os.path.abspath(root) if root else tempfile.gettempdir()}")
+    groups(root)
+    sustained(root)
+    opening(root)
+    growth(root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Clock
+from tests.engine.digest import digest
+from upriver.engine import Bucket, Options, Retention
+from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfMemory, StorageError, TemporaryFailure
+from upriver.model import Change, Event, VbucketState
+
+
+@pytest.fixture
+def path(quick_disk: Path) -> Path:
+    return quick_disk / "data"
+
+
+def opened(path: Path, clock: Clock, **options: object) -> Bucket:
+    return Bucket.open(path, **{"vbuckets": 4, "clock": clock, "background": False, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0, 3, 2048, -1])
+def test_the_number_of_vbuckets_is_a_power_of_two(count: int) -> None:
+    with pytest.raises(InvalidArguments):
+        Bucket.open(None, vbuckets=count)
+
+
+def test_vbuckets_are_created_and_deleted(path: Path, clock: Clock) -> None:
+    with opened(path, clock) as bucket:
+        with pytest.raises(NotMyVbucket):
+            bucket.vbucket(0)
+        with pytest.raises(NotMyVbucket):
+            bucket.create_vbucket(4)
+        vbucket = bucket.create_vbucket(0)
+        with pytest.raises(KeyExists):
+            bucket.create_vbucket(0)
+        vbucket.set(b"k", b"v")
+        bucket.flusher.step()
+        bucket.delete_vbucket(0)
+        with pytest.raises(NotMyVbucket):
+            vbucket.get(b"k")
+        assert bucket.ledger.pending_bytes == 0
+        assert bucket.create_vbucket(0).table.items == 0
+        bucket.create_vbucket(1)
+        bucket.delete_vbucket(1)
+    with opened(path, clock) as bucket:
+        assert bucket.numbers() == [0]
+        assert (bucket.vbucket(0).high_seqno, bucket.vbucket(0).table.items) == (0, 0)
+
+
+def test_a_clean_stop_changes_nothing(path: Path, clock: Clock) -> None:
+    with opened(path, clock) as bucket:
+        bucket.create_vbuckets()
+        for i in range(100):
+            bucket.vbucket(i % 4).set(b"key%d" % i, b"%d" % i, flags=i)
+        bucket.vbucket(2).set_state(VbucketState.REPLICA)
+        before = digest(bucket)
+    for _ in range(2):
+        with opened(path, clock) as bucket:
+            assert digest(bucket) == before
+
+
+def test_an_unclean_stop_branches_active_vbuckets_only(path: Path, clock: Clock) -> None:
+    bucket = opened(path, clock)
+    active, replica = bucket.create_vbucket(0), bucket.create_vbucket(1, VbucketState.REPLICA)
+    active.set(b"k", b"on disk")
+    replica.begin_snapshot(0, 9)
+    replica.apply(Change(vbucket=1, event=Event.MUTATION, seqno=4, key=b"k", cas=1, rev_seqno=1))
+    bucket.flusher.step()
+    before = digest(bucket)
+    active.set(b"k", b"lost")
+    bucket.abandon()
+    bucket = opened(path, clock)
+    assert [entry.seqno for entry in bucket.vbucket(0).failover_log] == [1, 0]
+    assert bucket.vbucket(0).get(b"k").value == b"on disk"
+    assert digest(bucket, branched=True) == before
+    bucket.abandon()
+    bucket = opened(path, clock)
+    assert [entry.seqno for entry in bucket.vbucket(0).failover_log] == [1, 1, 0]
+    bucket.close()
+
+
+def test_cas_grows_over_restarts_even_if_the_clock_does_not(path: Path, clock: Clock) -> None:
+    seen = []
+    for stop in ("close", "abandon", "close"):
+        bucket = opened(path, clock)
+        if bucket.existing(0) is None:
+            bucket.create_vbucket(0)
+        seen += [bucket.vbucket(0).set(b"k%d" % i, b"")[0] for i in range(10)]
+        bucket.flusher.step()
+        seen.append(bucket.vbucket(0).set(b"k", b"perhaps never on disk")[0])
+        getattr(bucket, stop)()
+        clock.pass_by(-5000)
+    assert seen == sorted(set(seen))
+
+
+def test_the_wrong_number_of_vbuckets_is_refused(path: Path, clock: Clock) -> None:
+    opened(path, clock).close()
+    with pytest.raises(StorageError, match="has 4 vbuckets, not 8"):
+        opened(path, clock, vbuckets=8)
+    opened(path, clock).close()
+
+
+def test_the_queue_to_disk_is_bounded(path: Path, clock: Clock) -> None:
+    with opened(path, clock, queue_bytes_max=10_000) as bucket:
+        vbucket = bucket.create_vbucket(0)
+
+        def fill() -> None:
+            for i in range(1000):
+                vbucket.set(b"key%d" % i, b"v" * 100)
+
+        with pytest.raises(TemporaryFailure, match="queue"):
+            fill()
+        assert bucket.statistics().queue_bytes >= 10_000
+        bucket.flusher.step()
+        vbucket.set(b"k", b"v")
+
+
+def test_flush_empties_all_active_vbuckets_durably(path: Path, clock: Clock) -> None:
+    bucket = opened(path, clock)
+    bucket.create_vbuckets()
+    for number in range(4):
+        bucket.vbucket(number).set(b"k", b"v")
+    bucket.vbucket(3).set_state(VbucketState.REPLICA)
+    bucket.flush()
+    bucket.flusher.step()
+    bucket.abandon()
+    with opened(path, clock) as bucket:
+        assert [vbucket.table.items for vbucket in bucket] == [0, 0, 0, 1]
+        assert [len(vbucket.failover_log) for vbucket in bucket] == [2, 2, 2, 1]
+        assert [entry.seqno for entry in bucket.vbucket(0).failover_log] == [0, 0]
+
+
+def test_a_backup_opens_as_after_a_crash(path: Path, clock: Clock) -> None:
+    with opened(path, clock) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for i in range(100):
+            vbucket.set(b"key%d" % i, b"v")
+        bucket.backup(path.parent / "copy")
+        before = digest(bucket)
+        vbucket.set(b"later", b"")
+        with opened(path.parent / "copy", clock) as copy:
+            assert digest(copy, branched=True) == before
+
+
+def test_evicted_values_are_read_back(path: Path, clock: Clock) -> None:
+    with opened(path, clock, quota_bytes=3_000_000) as bucket:
+        bucket.create_vbuckets()
+        for i in range(8000):
+            bucket.vbucket(i % 4).set(b"key%d" % i, b"value %d " % i * 40)
+            if i % 500 == 0:
+                bucket.flusher.drain()
+                bucket.maintain()
+        statistics = bucket.statistics()
+        assert statistics.items == 8000
+        assert statistics.resident_ratio < 0.9
+        assert statistics.memory_bytes < 3_000_000
+        for i in range(8000):
+            assert bucket.vbucket(i % 4).get(b"key%d" % i).value == b"value %d " % i * 40
+        for options in (Options(), Options(history=True), Options(keys_only=True)):
+            found = [c for s in bucket.vbucket(1).changes(options=options) for c in s]
+            assert [c.seqno for c in found] == list(range(1, 2001))
+            if not options.keys_only:
+                assert all(c.value.startswith(b"value %d " % int(c.key[3:])) for c in found)
+        cursor = bucket.vbucket(2).open_cursor("frames")
+        cursor.next_snapshot()
+        assert cursor.from_disk
+        frames = b""
+        while cursor.snapshot is not None:
+            frames += cursor.read(10_000)
+        assert frames.count(b"value 2 ") == 40
+        assert (cursor.seqno, cursor.changes_read) == (2000, 2000)
+        before = digest(bucket)
+    with opened(path, clock, quota_bytes=3_000_000) as bucket:
+        assert digest(bucket) == before
+
+
+def test_memory_runs_out_when_nothing_can_be_evicted(clock: Clock) -> None:
+    with Bucket.open(None, vbuckets=1, clock=clock, quota_bytes=100_000, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+
+        def fill() -> None:
+            for i in range(10_000):
+                vbucket.set(b"key%d" % i, b"v" * 100)
+
+        with pytest.raises(OutOfMemory):
+            fill()
+        assert vbucket.get(b"key0").value == b"v" * 100
+
+
+def test_rollback_reaches_the_blocks(path: Path, clock: Clock) -> None:
+    """What a checkpoint moved into blocks is cut, what still stood in groups is moved."""
+    bucket = opened(path, clock)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(300):
+        vbucket.set(b"key%d" % (i % 40), b"%d" % i * 20)
+        if i in (99, 199):
+            bucket.flusher.request_checkpoint()
+        if i % 10 == 0:
+            bucket.flusher.drain()
+    vbucket.set_state(VbucketState.REPLICA)
+    for seqno in (250, 150, 60):
+        vbucket.roll_back(seqno)
+        bucket.flusher.step()
+        before = digest(bucket)
+        bucket.abandon()
+        bucket = opened(path, clock)
+        vbucket = bucket.vbucket(0)
+        assert vbucket.high_seqno == seqno
+        assert digest(bucket) == before
+    bucket.close()
+
+
+def test_closing_twice_and_the_flushers_thread(path: Path) -> None:
+    bucket = Bucket.open(path, vbuckets=2)
+    bucket.create_vbuckets()
+    bucket.vbucket(0).set(b"k", b"v")
+    assert bucket.sync(10)
+    assert bucket.vbucket(0).persisted_seqno == 1
+    bucket.close()
+    bucket.close()
+    assert len(bucket) == 2
+
+
+def test_history_beyond_the_limits_is_dropped_from_disk_too(path: Path, clock: Clock) -> None:
+    retention = Retention(history_s=10, history_bytes=100_000)
+    with opened(path, clock, retention=retention) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for i in range(20_000):
+            vbucket.set(b"key%d" % (i % 50), b"v" * 100)
+            if i % 1000 == 0:
+                clock.pass_by(5)
+                bucket.flusher.request_checkpoint()
+                bucket.flusher.drain()
+                bucket.maintain(10)
+        bucket.flusher.request_checkpoint()
+        bucket.flusher.drain()
+        clock.pass_by(60)
+        bucket.maintain(10)
+        bucket.flusher.drain()
+        assert bucket.ledger.history_bytes < 200_000
+        assert sum(len(block.records) for block in bucket.storage.blocks(0)) < 1_500_000
+        before = digest(bucket)[0]["contents"]
+        uuid = vbucket.failover_log.newest
+    with opened(path, clock) as bucket:
+        assert digest(bucket)[0]["contents"] == before
+        assert bucket.vbucket(0).failover_log.newest == uuid

@@ -1,0 +1,70 @@
+import time
+
+import pytest
+
+from upriver.engine.filters import KeyPattern, ValueFilter
+from upriver.errors import InvalidArguments
+from upriver.model import Event
+
+
+def test_patterns_are_searched_in_the_bytes_of_a_key() -> None:
+    assert KeyPattern("^user:[0-9]+$").passes(b"user:12")
+    assert not KeyPattern("^user:[0-9]+$").passes(b"user:12x")
+    assert KeyPattern("b").passes(b"abc")
+    assert KeyPattern(r"\xff$").passes(b"\x00\xff")
+
+
+def test_a_pattern_cannot_take_exponential_time() -> None:
+    began = time.process_time()
+    assert not KeyPattern("(a+)+$").passes(b"a" * 249 + b"b")
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * 5000, r"(?=a)"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidArguments):
+        KeyPattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"),
+    [
+        (b'{"a": {"b": 1}}', True),
+        (b'{"a": {"b": 2}}', False),
+        (b'{"a": {"b": true}}', False),
+        (b'{"a": {"b": "1"}}', False),
+        (b'{"a": 1}', False),
+        (b"[1]", False),
+        (b"", False),
+        (b"\xff", False),
+        (b"[" * 100_000, False),
+    ],
+)
+def test_a_field_equals(value: bytes, passes: bool) -> None:
+    assert ValueFilter(("a", "b"), equals=1).passes(Event.MUTATION, value) is passes
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"),
+    [
+        (b'{"a": "xyz"}', True),
+        (b'{"a": ["y", "z"]}', True),
+        (b'{"a": {"y": 1}}', True),
+        (b'{"a": ["yy"]}', False),
+        (b'{"a": 5}', False),
+    ],
+)
+def test_a_field_contains(value: bytes, passes: bool) -> None:
+    assert ValueFilter(("a",), contains="y").passes(Event.MUTATION, value) is passes
+
+
+def test_deletions_pass_because_the_key_may_have_been_sent() -> None:
+    wanted = ValueFilter(("a",), equals=1)
+    assert wanted.passes(Event.DELETION, b"")
+    assert wanted.passes(Event.EXPIRATION, b"")
+
+
+def test_a_filter_names_a_field_and_one_condition() -> None:
+    for arguments in (((), 1, None), (("a",), None, None), (("a",), 1, 2)):
+        with pytest.raises(InvalidArguments):
+            ValueFilter(*arguments)

@@ -1,0 +1,219 @@
+import errno
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage import Batch
+from upriver.errors import StorageError, TemporaryFailure
+from upriver.model import VbucketState
+
+
+class FullDisk(LmdbStorage):
+    """Refuses writes while told so, in the middle of the transaction as a real disk does."""
+
+    full = False
+
+    def _write(self, txn: lmdb.Transaction, batch: Batch) -> None:
+        super()._write(txn, batch)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def disk(quick_disk: Path) -> FullDisk:
+    return FullDisk(quick_disk / "data")
+
+
+def test_a_step_writes_everything_once(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=4, clock=clock)
+    bucket.create_vbuckets()
+    assert bucket.flusher.step()
+    assert not bucket.flusher.step()
+    for i in range(100):
+        bucket.vbucket(i % 4).set(b"key%d" % i, b"v")
+    assert bucket.flusher.step()
+    assert bucket.ledger.pending_bytes == 0
+    assert [vbucket.persisted_seqno for vbucket in bucket] == [25] * 4
+    assert len(list(disk.groups())) == 1
+    bucket.close()
+
+
+def test_full_disk_refuses_writes_and_recovers(disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    bucket = Bucket(disk, vbuckets=1, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"k", b"1")
+    bucket.flusher.step()
+    vbucket.set(b"k", b"2")
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.roll_back(1)
+    vbucket.set_state(VbucketState.ACTIVE)
+    vbucket.set(b"k", b"3")
+    acknowledged: list[int] = []
+    bucket.flusher.when_persisted(vbucket, 2, lambda: acknowledged.append(2))
+    bucket.flusher.barrier(lambda: acknowledged.append(0))
+    disk.full = True
+    for _ in range(2):
+        with pytest.raises(StorageError, match="No space left"):
+            bucket.flusher.step()
+    assert len(caplog.records) == 1
+    with pytest.raises(TemporaryFailure, match="does not take writes"):
+        vbucket.set(b"k", b"4")
+    assert vbucket.get(b"k").value == b"3"
+    assert acknowledged == []
+    assert bucket.statistics().refusal
+    disk.full = False
+    bucket.flusher.step()
+    assert sorted(acknowledged) == [0, 2]
+    vbucket.set(b"k", b"5")
+    bucket.flusher.step()
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
+        assert reopened.vbucket(0).get(b"k").value == b"5"
+        assert reopened.vbucket(0).high_seqno == 3
+
+
+def test_checkpoints_survive_a_full_disk(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=4, clock=clock, slice_bytes=1)
+    bucket.create_vbuckets()
+    for i in range(400):
+        bucket.vbucket(i % 4).set(b"key%d" % i, b"v" * 100)
+    bucket.flusher.step()
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.step()
+    disk.full = True
+    with pytest.raises(StorageError):
+        bucket.flusher.step()
+    disk.full = False
+    bucket.flusher.drain()
+    assert list(disk.groups()) == []
+    assert [vbucket.table.checkpointed_seqno for vbucket in bucket] == [100] * 4
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=4, clock=clock, background=False) as reopened:
+        assert [vbucket.table.items for vbucket in reopened] == [100] * 4
+
+
+def test_a_checkpoint_starts_by_itself(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock, checkpoint_bytes=10_000)
+    bucket.create_vbuckets()
+    for i in range(200):
+        bucket.vbucket(i % 2).set(b"key%d" % i, b"v" * 100)
+    bucket.flusher.step()
+    assert bucket.flusher.checkpointing
+    bucket.vbucket(0).set(b"meanwhile", b"v")
+    bucket.flusher.drain()
+    assert not bucket.flusher.checkpointing
+    assert bucket.flusher.group_bytes == 0
+    assert sum(len(block.records) for block in disk.blocks(0)) > 10_000
+    bucket.close()
+
+
+def test_cut_back_while_a_group_is_on_its_way(disk: FullDisk, clock: Clock) -> None:
+    """What a rollback undid must not count as persisted when the group that held it arrives."""
+    bucket = Bucket(disk, vbuckets=1, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(10):
+        vbucket.set(b"k%d" % i, b"v")
+    bucket.flusher.step()
+    for i in range(10):
+        vbucket.set(b"k%d" % i, b"w")
+    commit = disk.commit
+
+    def commit_late(batch: Batch) -> None:
+        vbucket.set_state(VbucketState.REPLICA)
+        assert vbucket.roll_back(12) == 12
+        commit(batch)
+
+    disk.commit = commit_late  # type: ignore[method-assign]
+    bucket.flusher.step()
+    assert vbucket.persisted_seqno == 10
+    disk.commit = commit  # type: ignore[method-assign]
+    bucket.flusher.step()
+    assert vbucket.persisted_seqno == 12
+    assert bucket.ledger.pending_bytes == 0
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
+        assert (reopened.vbucket(0).high_seqno, reopened.vbucket(0).table.items) == (12, 10)
+
+
+def test_ack_disk_is_called_from_the_thread(quick_disk: Path) -> None:
+    with Bucket.open(quick_disk / "data", vbuckets=1, ack="disk", interval_s=30) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        done, who = threading.Event(), []
+
+        def acknowledged() -> None:
+            who.append(threading.current_thread().name)
+            done.set()
+
+        _, seqno = vbucket.set(b"k", b"v")
+        bucket.acknowledge(vbucket, seqno, acknowledged)
+        assert done.wait(10), "somebody waits, so the interval does not count"
+        assert who == ["upriver-flusher"]
+        assert vbucket.persisted_seqno == 1
+        bucket.acknowledge(vbucket, seqno, acknowledged)
+        assert who[1] == threading.current_thread().name
+        assert bucket.sync(10)
+
+
+def test_ack_memory_does_not_wait(quick_disk: Path) -> None:
+    with Bucket.open(quick_disk / "data", vbuckets=1, background=False) as bucket:
+        vbucket, told = bucket.create_vbucket(0), []
+        bucket.acknowledge(vbucket, vbucket.set(b"k", b"v")[1], lambda: told.append(1))
+        assert told == [1]
+
+
+def test_the_thread_goes_on_after_a_full_disk(
+    disk: FullDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.RETRY_S", 0.01)
+    bucket = Bucket(disk, vbuckets=1, interval_s=0.001)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    disk.full = True
+    bucket.flusher.start()
+    done = threading.Event()
+    bucket.flusher.when_persisted(vbucket, vbucket.set(b"k", b"v")[1], done.set)
+    assert not done.wait(0.1)
+    disk.full = False
+    assert done.wait(10)
+    vbucket.set(b"k", b"w")
+    bucket.close()
+
+
+def test_waiting_on_something_that_is_flushed_away(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=1, clock=clock)
+    vbucket, told = bucket.create_vbucket(0), []
+    _, seqno = vbucket.set(b"k", b"v")
+    bucket.flusher.when_persisted(vbucket, seqno, lambda: told.append(1))
+    vbucket.flush()
+    bucket.flusher.step()
+    assert told == [1]
+    bucket.close()
+
+
+def test_compaction_takes_garbage_out_of_the_blocks(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=20_000)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(2000):
+        vbucket.set(b"key%d" % (i % 100), b"v" * 100)
+        if i % 500 == 499:
+            bucket.flusher.request_checkpoint()
+            bucket.flusher.drain()
+    before = sum(len(block.records) for block in disk.blocks(0))
+    vbucket.floor_seqno = 2000
+    position = 0
+    while True:
+        position, _ = vbucket.table.sweep(position, 2000, 0, 0, 0)
+        if not position:
+            break
+    bucket.flusher.request_compaction(vbucket)
+    bucket.flusher.drain()
+    after = sum(len(block.records) for block in disk.blocks(0))
+    assert after < before / 15
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
+        assert (reopened.vbucket(0).table.items, reopened.vbucket(0).high_seqno) == (100, 2000)

@@ -1,0 +1,220 @@
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
+from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
+from upriver.model import Change, Event, Snapshot, VbucketState
+from upriver.model.record import HEADER
+
+
+@pytest.fixture
+def vbucket(bucket: Bucket) -> Vbucket:
+    return bucket.vbucket(0)
+
+
+def write(vbucket: Vbucket, *keys: bytes) -> None:
+    for key in keys:
+        vbucket.set(key, b"value of " + key)
+
+
+def read(vbucket: Vbucket, start: int = 0, end: int | None = None, **options: Any) -> list[tuple[int, bytes]]:
+    return [
+        (change.seqno, change.key)
+        for snapshot in vbucket.changes(start, end, Options(**options))
+        for change in snapshot
+    ]
+
+
+def test_a_snapshot_holds_each_key_once(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b", b"a", b"c", b"b")
+    (snapshot,) = vbucket.changes()
+    assert (snapshot.start, snapshot.end) == (0, 5)
+    assert read(vbucket) == [(3, b"a"), (4, b"c"), (5, b"b")]
+    assert read(vbucket, 3) == [(4, b"c"), (5, b"b")]
+
+
+def test_a_snapshot_is_fixed_when_it_is_announced(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b", b"c")
+    cursor = vbucket.open_cursor("stream")
+    assert cursor.next_snapshot() == Snapshot(0, 3)
+    first = cursor.read_columns(1)
+    write(vbucket, b"a", b"b")
+    rest = [cursor.read_columns(1)["key"].to_pylist() for _ in range(2)]
+    assert [first["key"].to_pylist(), *rest] == [[b"a"], [b"b"], [b"c"]]
+    assert cursor.snapshot is None
+    assert cursor.next_snapshot() == Snapshot(3, 5)
+
+
+def test_frames_are_those_of_the_columns(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b")
+    cursor = vbucket.open_cursor("stream")
+    cursor.next_snapshot()
+    frames = cursor.read(opaque=9)
+    assert HEADER.unpack_from(frames)[7] == 9
+    assert frames.count(b"value of ") == 2
+    assert cursor.changes_read == 2
+
+
+def test_a_buffer_is_used_again(vbucket: Vbucket) -> None:
+    write(vbucket, *(b"key%03d" % i for i in range(100)))
+    cursor, buffer, found = vbucket.open_cursor("stream"), bytearray(1000), b""
+    whole = vbucket.open_cursor("whole")
+    whole.next_snapshot()
+    cursor.next_snapshot()
+    assert cursor.read_into(bytearray(20)) == 0
+    assert cursor.seqno == 0
+    while cursor.snapshot is not None:
+        found += buffer[: cursor.read_into(buffer, 3)]
+    assert found == whole.read(10**6, 3)
+    assert cursor.changes_read == 100
+    filtered = vbucket.open_cursor("filtered", options=Options(key_pattern=KeyPattern("x")))
+    filtered.next_snapshot()
+    with pytest.raises(NotSupported):
+        filtered.read_into(buffer)
+
+
+def test_exact_end_gives_the_version_that_was_current(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b", b"a", b"a")
+    assert read(vbucket, 0, 3, exact_end=True) == [(2, b"b"), (3, b"a")]
+    assert read(vbucket, 0, 3) == [(2, b"b"), (4, b"a")]
+    vbucket.floor_seqno = 4
+    with pytest.raises(OutOfRange):
+        read(vbucket, 0, 3, exact_end=True)
+
+
+def test_history_gives_every_version(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b", b"a", b"a")
+    assert read(vbucket, history=True) == [(1, b"a"), (2, b"b"), (3, b"a"), (4, b"a")]
+    assert read(vbucket, 1, 3, history=True, exact_end=True) == [(2, b"b"), (3, b"a")]
+
+
+def test_keys_only(vbucket: Vbucket) -> None:
+    write(vbucket, b"a")
+    cursor = vbucket.open_cursor("stream", options=Options(keys_only=True))
+    cursor.next_snapshot()
+    assert cursor.read_columns()["value"].to_pylist() == [b""]
+
+
+def test_filters_by_prefix_pattern_and_value(vbucket: Vbucket) -> None:
+    for number, city in enumerate((b"Oslo", b"Bern", b"Oslo")):
+        vbucket.set(b"user:%d" % number, b'{"city": "%s", "tags": ["x%d"]}' % (city, number))
+    vbucket.set(b"order:1", b"not json")
+    assert read(vbucket, key_prefix=b"order") == [(4, b"order:1")]
+    assert read(vbucket, key_pattern=KeyPattern(r":[12]$")) == [(2, b"user:1"), (3, b"user:2"), (4, b"order:1")]
+    oslo = ValueFilter(("city",), equals="Oslo")
+    assert read(vbucket, value_filter=oslo) == [(1, b"user:0"), (3, b"user:2")]
+    assert read(vbucket, value_filter=ValueFilter(("tags",), contains="x1")) == [(2, b"user:1")]
+    both = Options(value_filter=oslo, keys_only=True)
+    cursor = vbucket.open_cursor("frames", options=both)
+    cursor.next_snapshot()
+    frames = cursor.read()
+    assert b"Oslo" not in frames
+    assert len(frames) == 2 * (HEADER.size + 31 + len(b"user:0"))
+    columns = vbucket.open_cursor("columns", options=both)
+    columns.next_snapshot()
+    assert columns.read_columns()["value"].to_pylist() == [b"", b""]
+
+
+def test_a_filtered_cursor_still_advances(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b")
+    cursor = vbucket.open_cursor("stream", options=Options(key_prefix=b"nothing"))
+    cursor.next_snapshot()
+    assert cursor.read() == b""
+    assert cursor.seqno == 2
+
+
+def test_persisted_only_waits_for_the_disk(bucket: Bucket, vbucket: Vbucket) -> None:
+    write(vbucket, b"a")
+    bucket.flusher.step()
+    write(vbucket, b"b")
+    told: list[int] = []
+    cursor = vbucket.open_cursor("stream", options=Options(persisted_only=True))
+    # The first snapshot reaches what was there at the request, so it is not announced yet.
+    assert cursor.next_snapshot() is None
+    cursor.subscribe(lambda: told.append(1))
+    write(vbucket, b"c")
+    assert told == []
+    bucket.flusher.step()
+    assert told == [1]
+    assert cursor.next_snapshot() == Snapshot(0, 3)
+
+
+def test_subscription_wakes_up_once(vbucket: Vbucket) -> None:
+    told: list[int] = []
+    cursor = vbucket.open_cursor("stream")
+    other = vbucket.open_cursor("other")
+    cursor.subscribe(lambda: told.append(1))
+    other.subscribe(lambda: told.append(2))
+    assert told == []
+    write(vbucket, b"a", b"b")
+    assert told == [1, 2]
+    cursor.subscribe(lambda: told.append(3))
+    assert told == [1, 2, 3]
+    cursor.close()
+    cursor.subscribe(lambda: told.append(4))
+    assert told[-1] == 4
+
+
+def test_a_cursor_ends(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b", b"c")
+    cursor = vbucket.open_cursor("stream", 0, 2)
+    assert cursor.next_snapshot() == Snapshot(0, 3)
+    cursor.read()
+    assert cursor.ended is CursorEnd.OK
+    assert cursor.next_snapshot() is None
+    assert "stream" not in vbucket.cursors
+    cursor = vbucket.open_cursor("stream", 3, 3)
+    assert cursor.ended is CursorEnd.OK
+    cursor = vbucket.open_cursor("stream")
+    cursor.close()
+    with pytest.raises(CursorEnded) as caught:
+        cursor.next_snapshot()
+    assert caught.value.reason is CursorEnd.CLOSED
+    assert str(caught.value) == "cursor 'stream' has ended: closed"
+
+
+def test_impossible_requests(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b")
+    with pytest.raises(OutOfRange):
+        vbucket.open_cursor("x", 2, 1)
+    with pytest.raises(OutOfRange):
+        vbucket.open_cursor("x", 3)
+    vbucket.table.purge_seqno = 2
+    with pytest.raises(RollbackRequired) as caught:
+        vbucket.open_cursor("x", 1)
+    assert caught.value.seqno == 0
+    vbucket.open_cursor("x", 0)
+    with pytest.raises(KeyExists):
+        vbucket.open_cursor("x", 0)
+
+
+def test_a_replica_ends_snapshots_only_where_it_is_whole(bucket: Bucket, clock: Clock) -> None:
+    replica = bucket.create_vbucket(1, VbucketState.REPLICA)
+
+    def apply(seqno: int, key: bytes) -> None:
+        replica.apply(Change(vbucket=1, event=Event.MUTATION, seqno=seqno, key=key, cas=1, rev_seqno=1))
+
+    replica.begin_snapshot(0, 10)
+    apply(4, b"a")
+    cursor = replica.open_cursor("stream")
+    assert cursor.next_snapshot() is None
+    told: list[int] = []
+    cursor.subscribe(lambda: told.append(1))
+    apply(10, b"b")
+    assert told == [1]
+    replica.begin_snapshot(10, 20)
+    apply(15, b"c")
+    assert cursor.next_snapshot() == Snapshot(0, 10)
+    cursor.read()
+    assert cursor.next_snapshot() is None
+
+
+def test_what_was_not_read_is_skipped(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b")
+    snapshots = list(vbucket.changes())
+    assert len(snapshots) == 1
+    assert vbucket.cursors == {}
+    (snapshot,) = [list(s.frames(1)) for s in vbucket.changes()]
+    assert len(snapshot) == 2

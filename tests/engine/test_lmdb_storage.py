@@ -1,0 +1,199 @@
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket
+from upriver.engine.lmdb_storage import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
+from upriver.engine.storage import Batch, Block
+from upriver.engine.table import Ledger, Table
+from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
+from upriver.model import VbucketState
+
+SAMPLES = Path(__file__).parents[1] / "data" / "engine"
+
+
+@pytest.fixture
+def path(quick_disk: Path) -> Path:
+    return quick_disk / "data"
+
+
+def fill(path: Path, clock: Clock) -> None:
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for i in range(500):
+            vbucket.set(b"key%d" % i, b"value%d" % i * 10)
+        bucket.flusher.request_checkpoint()
+        bucket.flusher.drain()
+        vbucket.set(b"late", b"in a group")
+
+
+def records(count: int) -> bytes:
+    table = Table(1, Ledger(lambda: 1.0))
+    table.active = True
+    for i in range(count):
+        table.set(b"key%02d" % i, b"value")
+    return table.records(0, count, 10**9)[0]
+
+
+def test_a_batch_is_read_back(path: Path) -> None:
+    storage = LmdbStorage(path)
+    storage.commit(
+        Batch(
+            blocks=[Block(1, 5, b"a" * 80), Block(1, 9, b"b" * 80), Block(2, 3, b"c" * 80)],
+            group=(1, b"group"),
+            descriptions={1: {"state": "active"}},
+            facts={"clean": True},
+        )
+    )
+    assert [block.upto for block in storage.blocks(1)] == [5, 9]
+    assert [block.upto for block in storage.blocks(1, 5)] == [9]
+    assert [block.upto for block in storage.blocks(1, 0, 1)] == [5]
+    assert [(vbucket, bytes(data)[:1]) for vbucket, data in storage.all_blocks()] == [(1, b"a"), (1, b"b"), (2, b"c")]
+    assert [(number, bytes(data)) for number, data in storage.groups()] == [(1, b"group")]
+    assert storage.descriptions() == {1: {"state": "active"}}
+    assert storage.size_bytes() > 0
+    storage.close()
+    storage = LmdbStorage(path)
+    assert storage.facts() == {"clean": True, "format": FORMAT}
+    storage.commit(Batch(removed=[(1, 5)], drop_groups_to=1, descriptions={1: None}))
+    assert [block.upto for block in storage.blocks(1)] == [9]
+    assert list(storage.groups()) == []
+    assert storage.descriptions() == {}
+    storage.close()
+
+
+def test_trimming_cuts_the_block_that_straddles(path: Path) -> None:
+    whole, storage = records(30), LmdbStorage(path)
+    size = len(whole) // 30
+    storage.commit(Batch(blocks=[Block(1, 10 * n, whole[size * 10 * (n - 1) : size * 10 * n]) for n in (1, 2, 3)]))
+    storage.commit(Batch(blocks=[Block(2, 7, b"x")], trims={1: 14}))
+    assert [(block.upto, len(block.records) // size) for block in storage.blocks(1)] == [(10, 10), (14, 4)]
+    assert cut(whole, 14) == whole[: 14 * size]
+    storage.commit(Batch(trims={1: 0}))
+    assert storage.blocks(1) == []
+    assert [block.upto for block in storage.blocks(2)] == [7]
+    storage.close()
+
+
+def test_only_one_process_holds_a_directory(path: Path) -> None:
+    storage = LmdbStorage(path)
+    with pytest.raises(DataInUse, match="another process"):
+        LmdbStorage(path)
+    storage.close()
+    LmdbStorage(path).close()
+
+
+def test_files_of_somebody_else_are_left_alone(path: Path) -> None:
+    path.mkdir()
+    (path / "letters.txt").write_text("dear")
+    with pytest.raises(ForeignData):
+        LmdbStorage(path)
+    assert [entry.name for entry in path.iterdir()] == ["letters.txt"]
+    with pytest.raises(StorageError):
+        LmdbStorage(path / "letters.txt")
+
+
+def test_an_lmdb_file_of_somebody_else(path: Path) -> None:
+    path.mkdir()
+    (path / LOCK_FILE).touch()
+    with lmdb.open(str(path), max_dbs=9) as env:
+        env.open_db(b"theirs")
+    with pytest.raises(ForeignData):
+        LmdbStorage(path)
+
+
+def test_a_newer_format_is_refused(path: Path) -> None:
+    storage = LmdbStorage(path)
+    storage.commit(Batch(facts={"clean": True}))
+    storage.close()
+    with lmdb.open(str(path), max_dbs=9) as env, env.begin(write=True, db=env.open_db(b"facts")) as txn:
+        txn.put(b"bucket", b'{"format": %d}' % (FORMAT + 1))
+    with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}"):
+        LmdbStorage(path)
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 5000])
+def test_a_file_that_was_cut_off(path: Path, clock: Clock, size: int) -> None:
+    fill(path, clock)
+    os.truncate(path / DATA_FILE, size)
+    if size:
+        with pytest.raises(CorruptData):
+            LmdbStorage(path)
+    else:
+        LmdbStorage(path).close()  # nothing but an empty file: as after a stop during the very first start
+
+
+def test_a_file_that_lost_its_end(path: Path, clock: Clock) -> None:
+    fill(path, clock)
+    os.truncate(path / DATA_FILE, os.stat(path / DATA_FILE).st_size - 8192)
+    with pytest.raises(CorruptData, match="cut off"):
+        LmdbStorage(path)
+
+
+def test_noise_instead_of_a_store(path: Path) -> None:
+    path.mkdir()
+    (path / LOCK_FILE).touch()
+    (path / DATA_FILE).write_bytes(os.urandom(20_000))
+    with pytest.raises(CorruptData):
+        LmdbStorage(path)
+
+
+@pytest.mark.parametrize("what", [b"value77value77", b"in a group", b'"whole"'])
+def test_damaged_contents_are_noticed(path: Path, clock: Clock, what: bytes) -> None:
+    fill(path, clock)
+    data = bytearray((path / DATA_FILE).read_bytes())
+    place = data.index(what)
+    while place >= 0:
+        data[place + 2] ^= 0x40
+        place = data.find(what)
+    (path / DATA_FILE).write_bytes(data)
+    with pytest.raises(CorruptData) as caught:
+        Bucket.open(path, vbuckets=2, background=False)
+    assert str(path) in str(caught.value)
+    LmdbStorage(path).close()  # the failed opening let go of the lock
+
+
+def test_format_1_is_upgraded_in_place(path: Path, clock: Clock) -> None:
+    path.mkdir()
+    with tarfile.open(SAMPLES / "format-1.tar.xz") as archive:
+        archive.extractall(path, filter="data")
+    for _ in range(2):
+        with Bucket.open(path, vbuckets=4, clock=clock, background=False) as bucket:
+            active, replica = bucket.vbucket(0), bucket.vbucket(1)
+            assert (active.high_seqno, active.table.items, active.table.tombstones) == (32, 10, 1)
+            assert active.get(b"key9").value == b"value 29"
+            assert active.get(b"late").value == b"in a group"
+            assert len(active.failover_log) == 1
+            assert replica.state is VbucketState.REPLICA
+            assert (replica.position.seqno, replica.whole_seqno) == (7, 5)
+            assert len(bucket.store) == 16
+            store = bucket.store
+    storage = LmdbStorage(path)
+    assert (storage.facts()["format"], storage.facts()["store"]) == (FORMAT, store)
+    storage.close()
+
+
+def test_a_backup_goes_to_an_empty_directory(path: Path, clock: Clock) -> None:
+    storage = LmdbStorage(path)
+    storage.backup(str(path.parent / "copy"))
+    with pytest.raises(StorageError):
+        storage.backup(str(path.parent / "copy"))
+    storage.close()
+    shutil.rmtree(path)
+    LmdbStorage(path.parent / "copy").close()
+
+
+def test_a_full_map_is_an_error_that_loses_nothing(path: Path) -> None:
+    storage = LmdbStorage(path, map_bytes=2**20)
+    storage.commit(Batch(blocks=[Block(1, 1, b"a" * 1000)]))
+    with pytest.raises(StorageError, match="cannot write"):
+        storage.commit(Batch(blocks=[Block(1, 2, bytes(2**21))]))
+    assert [block.upto for block in storage.blocks(1)] == [1]
+    storage.commit(Batch(blocks=[Block(1, 3, b"b")]))
+    assert [block.upto for block in storage.blocks(1)] == [1, 3]
+    storage.close()

@@ -1,0 +1,235 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.model import Event, VbucketState
+
+DAY = 24 * 3600
+
+
+def opened(path: Path, clock: Clock, **retention: float) -> Bucket:
+    storage = LmdbStorage(path / "data")
+    bucket = Bucket(storage, vbuckets=2, clock=clock, retention=Retention(**retention))  # type: ignore[arg-type]
+    if not list(bucket):
+        bucket.create_vbuckets()
+    return bucket
+
+
+def checkpoint(bucket: Bucket) -> None:
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+
+
+def do(bucket: Bucket, duty: str) -> int:
+    return sum(1 for _ in getattr(bucket.maintenance, duty)())
+
+
+def history(vbucket: Vbucket) -> list[int]:
+    return [c.seqno for s in vbucket.changes(options=Options(history=True)) for c in s]
+
+
+def test_the_pager_expires_what_nobody_reads(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket, replica = bucket.vbucket(0), bucket.vbucket(1)
+    for number in range(3000):
+        vbucket.set(b"key%d" % number, b"v", expiry=10 if number % 3 == 0 else 0)
+        replica.set(b"key%d" % number, b"v", expiry=10)
+    replica.set_state(VbucketState.REPLICA)
+    do(bucket, "expire")
+    assert vbucket.high_seqno == 3000
+    clock.pass_by(11)
+    do(bucket, "expire")
+    do(bucket, "expire")
+    assert (vbucket.table.items, vbucket.table.tombstones, vbucket.high_seqno) == (2000, 1000, 4000)
+    assert replica.high_seqno == 3000
+    expired = [c for s in vbucket.changes(3000) for c in s]
+    assert {change.event for change in expired} == {Event.EXPIRATION}
+    assert bucket.statistics().operations["expiration"] == 1000
+    bucket.close()
+
+
+def test_tombstones_are_purged_after_three_days(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    for number in range(10):
+        vbucket.set(b"key%d" % number, b"v")
+    for number in range(5):
+        vbucket.delete(b"key%d" % number)
+        clock.pass_by(DAY)
+    vbucket.set(b"last", b"")
+    do(bucket, "purge")
+    assert vbucket.purge_seqno == 0, "nothing is purged that is not in blocks yet"
+    checkpoint(bucket)
+    do(bucket, "purge")
+    assert (vbucket.purge_seqno, vbucket.table.tombstones, vbucket.floor_seqno) == (12, 3, 12)
+    bucket.flusher.request_compaction(vbucket)
+    bucket.flusher.drain()
+    bucket.close()
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    assert (vbucket.purge_seqno, vbucket.table.items, vbucket.table.tombstones) == (12, 6, 3)
+    vbucket.set(b"key0", b"back")
+    assert vbucket.get(b"key0").rev_seqno == 3, "above every deleted revision, known or purged"
+    bucket.close()
+
+
+def test_purge_never_passes_an_open_stream(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, tombstone_s=0)
+    vbucket = bucket.vbucket(0)
+    for number in range(10):
+        vbucket.set(b"key%d" % number, b"v")
+        vbucket.delete(b"key%d" % number)
+    vbucket.set(b"last", b"")
+    checkpoint(bucket)
+    clock.pass_by(10)
+    cursor = vbucket.open_cursor("slow", 9)
+    do(bucket, "purge")
+    assert (vbucket.purge_seqno, vbucket.table.tombstones) == (8, 6)
+    cursor.close()
+    do(bucket, "purge")
+    assert (vbucket.purge_seqno, vbucket.table.tombstones) == (20, 0)
+    bucket.close()
+
+
+def test_a_purged_key_does_not_come_back_to_life(quick_disk: Path, clock: Clock) -> None:
+    """The version that a purged tombstone ended must go from disk before, or with, the tombstone."""
+    bucket = opened(quick_disk, clock, tombstone_s=0)
+    bucket.flusher.slice_bytes = 1
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"key", b"v")
+    checkpoint(bucket)
+    vbucket.delete(b"key")
+    checkpoint(bucket)
+    vbucket.set(b"last", b"")
+    checkpoint(bucket)
+    clock.pass_by(10)
+    bucket.flusher.request_compaction(vbucket)  # a pass begins before the purge and goes on after it
+    bucket.flusher.step()
+    do(bucket, "purge")
+    for _ in range(10):
+        bucket.flusher.step()
+        bucket.abandon()
+        bucket = opened(quick_disk, clock, tombstone_s=0)
+        vbucket = bucket.vbucket(0)
+        assert b"key" not in vbucket.table.live_keys()
+        do(bucket, "purge")
+        bucket.flusher.request_compaction(vbucket)
+    bucket.close()
+
+
+def test_history_is_kept_until_it_is_both_old_and_large(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=100, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            vbucket.set(b"key", b"x" * 100)
+        checkpoint(bucket)
+
+    write(10)
+    clock.pass_by(200)
+    do(bucket, "compact")
+    assert len(history(vbucket)) == 10, "old but small"
+    write(90)
+    clock.pass_by(50)
+    do(bucket, "compact")
+    assert history(vbucket) == list(range(10, 101)), "large, but only what is old goes"
+    assert vbucket.floor_seqno == 10
+    clock.pass_by(200)
+    do(bucket, "compact")
+    assert history(vbucket) == [100]
+    bucket.close()
+
+
+def test_an_announced_snapshot_keeps_what_it_needs(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=0, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+    for number in range(20):
+        vbucket.set(b"key%d" % number, b"old" * 30)
+    cursor = vbucket.open_cursor("slow")
+    cursor.next_snapshot()
+    cursor.read(1)
+    for number in range(20):
+        for _ in range(2):
+            vbucket.set(b"key%d" % number, b"new" * 30)
+    checkpoint(bucket)
+    clock.pass_by(10)
+    do(bucket, "compact")
+    assert vbucket.floor_seqno == 20
+    seqnos = []
+    while cursor.snapshot is not None:
+        seqnos += cursor.read_columns(1)["seqno"].to_pylist()
+    assert seqnos == list(range(2, 21)), "not thinned"
+    bucket.close()
+
+
+def test_a_cursor_beyond_all_limits_is_ended(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=0, history_bytes=5000)
+    vbucket, told = bucket.vbucket(0), []
+    for number in range(20):
+        vbucket.set(b"key%d" % number, b"old" * 30)
+    cursor = vbucket.open_cursor("slow")
+    cursor.next_snapshot()
+    idle = vbucket.open_cursor("idle", 20)
+    idle.subscribe(lambda: told.append(1))
+    for _ in range(10):
+        for number in range(20):
+            vbucket.set(b"key%d" % number, b"new" * 30)
+    checkpoint(bucket)
+    clock.pass_by(10)
+    do(bucket, "compact")
+    assert cursor.ended is CursorEnd.TOO_SLOW
+    with pytest.raises(CursorEnded, match="too slow"):
+        cursor.read()
+    assert idle.ended is None
+    assert vbucket.table.history_bytes == 0
+    bucket.close()
+
+
+def test_eviction_brings_memory_below_the_quota(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    for number in range(5000):
+        vbucket.set(b"key%d" % number, b"value" * 100)
+    checkpoint(bucket)
+    bucket.ledger.quota_bytes = bucket.ledger.memory_bytes
+    for _ in range(3):
+        vbucket.get(b"key7")
+        do(bucket, "evict")
+    assert bucket.ledger.memory_bytes <= bucket.ledger.quota_bytes * 0.85
+    statistics = bucket.statistics()
+    assert 0 < statistics.resident_ratio < 1
+    assert statistics.evicted_bytes > 0
+    assert vbucket.get(b"key1").value == b"value" * 100
+    bucket.close()
+
+
+def test_memory_only_evicts_nothing(clock: Clock) -> None:
+    with Bucket.open(None, vbuckets=1, clock=clock, quota_bytes=1000, background=False) as bucket:
+        bucket.create_vbucket(0).set(b"k", b"v" * 2000)
+        bucket.flusher.step()
+        assert do(bucket, "evict") == 0
+        assert bucket.vbucket(0).table.evicted == 0
+
+
+def test_run_keeps_to_its_budget_and_goes_on_later(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    for number in range(30_000):
+        vbucket.set(b"key%d" % number, b"v", expiry=10)
+    clock.pass_by(20)
+    bucket.maintain(0.0)
+    bucket.maintain(0.000001)
+    assert vbucket.table.items > 0
+    deadline = time.monotonic() + 60
+    while vbucket.table.items and time.monotonic() < deadline:
+        bucket.maintain(0.005)
+    assert vbucket.table.items == 0
+    assert vbucket.high_seqno == 60_000
+    bucket.maintenance.run_all()
+    assert bucket.maintenance.longest_step_s < 5
+    bucket.close()

@@ -1,0 +1,444 @@
+"""The engine against plain dictionaries: every operation, stop and duty in random order."""
+
+import copy
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket, Options, Retention, Vbucket
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, StatusError
+from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
+
+RETENTION = Retention(history_s=20, history_bytes=400, tombstone_s=40)
+VBUCKETS = st.integers(0, 1)
+KEYS = st.sampled_from([b"a", b"b", b"c", b"long" * 20])
+VALUES = st.sampled_from([b"", b"1", b"41", b"text", b"x" * 300])
+EXPIRIES = st.sampled_from([0, 0, 0, 5, 30])
+
+
+@dataclass
+class Version:
+    """One change, as the model remembers it."""
+
+    seqno: int
+    key: bytes
+    event: Event
+    value: bytes
+    rev_seqno: int
+    flags: int
+    expiry: int
+    time: int
+
+
+@dataclass
+class Model:
+    """One vbucket made of a list and a few numbers."""
+
+    state: VbucketState = VbucketState.ACTIVE
+    history: list[Version] = field(default_factory=list)
+    high: int = 0
+    start: int = 0
+    end: int = 0
+    whole: set[int] = field(default_factory=lambda: {0})
+    log: list[tuple[int, int]] = field(default_factory=list)
+    deleted_rev: int = 0
+
+    @property
+    def whole_seqno(self) -> int:
+        if self.state is VbucketState.ACTIVE or self.high >= self.end:
+            return self.high
+        return self.start
+
+    def newest(self, at: int | None = None) -> dict[bytes, Version]:
+        return {v.key: v for v in self.history if at is None or v.seqno <= at}
+
+    def alive(self, key: bytes) -> Version | None:
+        version = self.newest().get(key)
+        return version if version is not None and version.event is Event.MUTATION else None
+
+    def write(
+        self, key: bytes, event: Event, value: bytes, flags: int, expiry: int, now: float, seqno: int = 0
+    ) -> None:
+        before = self.newest().get(key)
+        self.high = seqno or self.high + 1
+        if self.state is VbucketState.ACTIVE:
+            self.start = self.end = self.high
+            self.whole.add(self.high)
+        rev = 1 + (before.rev_seqno if before else self.deleted_rev)
+        if event is not Event.MUTATION:
+            self.deleted_rev = max(self.deleted_rev, rev)
+        self.history.append(Version(self.high, key, event, value, rev, flags, expiry, int(now)))
+
+    def truncate(self, seqno: int) -> None:
+        self.history = [v for v in self.history if v.seqno <= seqno]
+        self.whole = {s for s in self.whole if s <= seqno}
+        self.high = self.start = self.end = seqno
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives a bucket on disk and a model of it side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.path = tempfile.mkdtemp(prefix="upriver-machine-", dir=root)
+        self.clock = Clock()
+        self.bucket = self.open()
+        self.models = [Model() for _ in range(2)]
+        for number, model in enumerate(self.models):
+            model.log = self.log(self.bucket.create_vbucket(number))
+        self.bucket.flusher.step()
+        self.on_disk = copy.deepcopy(self.models)
+
+    def open(self) -> Bucket:
+        storage = LmdbStorage(self.path)
+        return Bucket(storage, vbuckets=4, clock=self.clock, retention=RETENTION, slice_bytes=500)
+
+    def teardown(self) -> None:
+        self.bucket.abandon()
+        shutil.rmtree(self.path)
+
+    @staticmethod
+    def log(vbucket: Vbucket) -> list[tuple[int, int]]:
+        return [(entry.vbucket_uuid, entry.seqno) for entry in vbucket.failover_log]
+
+    def pair(self, number: int) -> tuple[Vbucket, Model]:
+        return self.bucket.vbucket(number), self.models[number]
+
+    def expire(self, model: Model, key: bytes) -> None:
+        """Whoever meets an expired item turns it into an expiration."""
+        version = model.alive(key)
+        if version is not None and 0 < version.expiry <= self.clock.now:
+            model.write(key, Event.EXPIRATION, b"", 0, 0, self.clock.now)
+
+    def absolute(self, expiry: int) -> int:
+        return expiry + int(self.clock.now) if expiry else 0
+
+    def refused(self, vbucket: Vbucket, model: Model, *calls: Any) -> bool:
+        """A vbucket that is not active refuses; says whether it did."""
+        if model.state is VbucketState.ACTIVE:
+            return False
+        for call, *arguments in calls:
+            with pytest.raises(StatusError):
+                call(*arguments)
+        return True
+
+    # Clients.
+
+    @rule(number=VBUCKETS, key=KEYS, value=VALUES, flags=st.integers(0, 3), expiry=EXPIRIES)
+    def set(self, number: int, key: bytes, value: bytes, flags: int, expiry: int) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.set, key, value)):
+            return
+        self.expire(model, key)
+        vbucket.set(key, value, flags, expiry)
+        model.write(key, Event.MUTATION, value, flags, self.absolute(expiry), self.clock.now)
+
+    @rule(number=VBUCKETS, key=KEYS, value=VALUES)
+    def set_with_cas(self, number: int, key: bytes, value: bytes) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.get, key)):
+            return
+        self.expire(model, key)
+        version = model.alive(key)
+        if version is None:
+            with pytest.raises(KeyNotFound):
+                vbucket.set(key, value, cas=1)
+            return
+        cas = vbucket.get(key).cas
+        with pytest.raises(KeyExists):
+            vbucket.set(key, value, cas=cas + 1)
+        vbucket.set(key, value, cas=cas)
+        model.write(key, Event.MUTATION, value, 0, 0, self.clock.now)
+
+    @rule(number=VBUCKETS, key=KEYS)
+    def delete(self, number: int, key: bytes) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.delete, key)):
+            return
+        self.expire(model, key)
+        if model.alive(key) is None:
+            with pytest.raises(KeyNotFound):
+                vbucket.delete(key)
+        else:
+            vbucket.delete(key)
+            model.write(key, Event.DELETION, b"", 0, 0, self.clock.now)
+
+    @rule(number=VBUCKETS, key=KEYS)
+    def get(self, number: int, key: bytes) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.get, key)):
+            return
+        self.expire(model, key)
+        version = model.alive(key)
+        if version is None:
+            with pytest.raises(KeyNotFound):
+                vbucket.get(key)
+        else:
+            item = vbucket.get(key)
+            assert (item.value, item.flags, item.seqno) == (version.value, version.flags, version.seqno)
+
+    @rule(number=VBUCKETS, key=KEYS, value=VALUES, kind=st.sampled_from(["add", "replace", "append", "prepend"]))
+    def store(self, number: int, key: bytes, value: bytes, kind: str) -> None:
+        vbucket, model = self.pair(number)
+        operation = getattr(vbucket, kind)
+        if self.refused(vbucket, model, (operation, key, value)):
+            return
+        self.expire(model, key)
+        version = model.alive(key)
+        if (version is None) != (kind == "add"):
+            with pytest.raises((KeyExists, KeyNotFound, NotStored)):
+                operation(key, value)
+            return
+        operation(key, value)
+        flags, expiry = 0, 0
+        if version is not None and kind != "replace":
+            flags, expiry = version.flags, version.expiry
+            value = version.value + value if kind == "append" else value + version.value
+        model.write(key, Event.MUTATION, value, flags, expiry, self.clock.now)
+
+    @rule(number=VBUCKETS, key=KEYS, delta=st.integers(0, 5), up=st.booleans())
+    def count(self, number: int, key: bytes, delta: int, up: bool) -> None:
+        vbucket, model = self.pair(number)
+        operation = vbucket.increment if up else vbucket.decrement
+        if self.refused(vbucket, model, (operation, key)):
+            return
+        self.expire(model, key)
+        version = model.alive(key)
+        if version is None:
+            assert operation(key, delta, 7)[0] == 7
+            model.write(key, Event.MUTATION, b"7", 0, 0, self.clock.now)
+        elif not version.value.isdigit():
+            with pytest.raises(NotANumber):
+                operation(key, delta)
+        else:
+            result = max(0, int(version.value) + (delta if up else -delta))
+            assert operation(key, delta)[0] == result
+            model.write(key, Event.MUTATION, b"%d" % result, version.flags, version.expiry, self.clock.now)
+
+    @rule(number=VBUCKETS, key=KEYS, expiry=EXPIRIES)
+    def touch(self, number: int, key: bytes, expiry: int) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.touch, key, expiry)):
+            return
+        self.expire(model, key)
+        version = model.alive(key)
+        if version is None:
+            with pytest.raises(KeyNotFound):
+                vbucket.touch(key, expiry)
+        else:
+            vbucket.touch(key, expiry)
+            model.write(key, Event.MUTATION, version.value, version.flags, self.absolute(expiry), self.clock.now)
+
+    # Roles.
+
+    @rule(number=VBUCKETS)
+    def demote(self, number: int) -> None:
+        vbucket, model = self.pair(number)
+        vbucket.set_state(VbucketState.REPLICA)
+        model.state = VbucketState.REPLICA
+
+    @rule(number=VBUCKETS)
+    def promote(self, number: int) -> None:
+        vbucket, model = self.pair(number)
+        if model.state is VbucketState.REPLICA:
+            branch = model.whole_seqno
+            vbucket.set_state(VbucketState.ACTIVE)
+            model.log = [(self.log(vbucket)[0][0], branch), *model.log][:25]
+            model.state = VbucketState.ACTIVE
+            model.start = model.end = model.high
+            model.whole.add(model.high)
+
+    @rule(number=VBUCKETS, key=KEYS, value=VALUES, gap=st.integers(1, 3), more=st.integers(0, 2))
+    def receive(self, number: int, key: bytes, value: bytes, gap: int, more: int) -> None:
+        """One change of a snapshot that may go on behind it; a snapshot under way is continued."""
+        self.demote(number)
+        vbucket, model = self.pair(number)
+        if model.high >= model.end:
+            whole, end = model.whole_seqno, model.high + gap + more
+            vbucket.begin_snapshot(model.high, end)
+            model.start, model.end = whole, end
+        seqno = min(model.high + gap, model.end)
+        before = model.newest().get(key)
+        rev = 1 + (before.rev_seqno if before else model.deleted_rev)
+        vbucket.apply(
+            Change(vbucket=number, event=Event.MUTATION, seqno=seqno, rev_seqno=rev, cas=9, key=key, value=value)
+        )
+        model.write(key, Event.MUTATION, value, 0, 0, self.clock.now, seqno)
+        if model.high == model.end:
+            model.whole.add(model.high)
+
+    @rule(number=VBUCKETS, back=st.integers(0, 8))
+    def roll_back(self, number: int, back: int) -> None:
+        self.demote(number)
+        vbucket, model = self.pair(number)
+        to = max(0, model.high - back)
+        if to == model.high == model.whole_seqno:
+            expected = to
+        else:
+            expected = max((s for s in model.whole if s <= to), default=0)
+            if expected < vbucket.floor_seqno:
+                expected = 0
+        assert vbucket.roll_back(to) == expected
+        if expected == 0:
+            model.whole = {0}
+        model.truncate(expected)
+
+    @rule(number=VBUCKETS, uuid=st.integers(1, 2**48 - 1))
+    def take_over_a_log(self, number: int, uuid: int) -> None:
+        vbucket, model = self.pair(number)
+        if model.state is not VbucketState.ACTIVE:
+            model.log = [(uuid, model.whole_seqno), *model.log][:25]
+            vbucket.replace_failover_log(FailoverLog(tuple(FailoverEntry(*entry) for entry in model.log)))
+
+    @rule(number=VBUCKETS)
+    def flush(self, number: int) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.flush,)):
+            return
+        vbucket.flush()
+        model.whole = {0}
+        model.truncate(0)
+        model.log = [(self.log(vbucket)[0][0], 0)]
+
+    # The disk and the clock.
+
+    @rule()
+    def persist(self) -> None:
+        self.bucket.flusher.step()
+        self.on_disk = copy.deepcopy(self.models)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.bucket.flusher.request_checkpoint()
+        self.bucket.flusher.drain()
+        self.on_disk = copy.deepcopy(self.models)
+
+    @rule()
+    def restart(self) -> None:
+        self.bucket.close()
+        self.bucket = self.open()
+        self.on_disk = copy.deepcopy(self.models)
+
+    @rule()
+    def crash(self) -> None:
+        self.bucket.abandon()
+        self.bucket = self.open()
+        self.models = copy.deepcopy(self.on_disk)
+        for number, model in enumerate(self.models):
+            if model.state is VbucketState.ACTIVE:
+                model.log = [(self.log(self.bucket.vbucket(number))[0][0], model.high), *model.log][:25]
+        self.on_disk = copy.deepcopy(self.models)
+
+    @rule(seconds=st.sampled_from([1, 10, 50]))
+    def pass_time(self, seconds: int) -> None:
+        self.clock.pass_by(seconds)
+
+    @rule()
+    def page_expired(self) -> None:
+        for _ in self.bucket.maintenance.expire():
+            pass
+        for number, model in enumerate(self.models):
+            due = [
+                v.key for v in model.newest().values() if v.event is Event.MUTATION and 0 < v.expiry <= self.clock.now
+            ]
+            if model.state is VbucketState.ACTIVE:
+                # The pager goes by seqno.
+                for key in sorted(due, key=lambda k: model.newest()[k].seqno):
+                    self.expire(model, key)
+            assert self.bucket.vbucket(number).high_seqno == model.high
+
+    @rule(duty=st.sampled_from(["purge", "compact"]))
+    def drop_the_past(self, duty: str) -> None:
+        for _ in getattr(self.bucket.maintenance, duty)():
+            pass
+        for vbucket in self.bucket:
+            self.bucket.flusher.request_compaction(vbucket)
+
+    @rule()
+    def evict(self) -> None:
+        for vbucket in self.bucket:
+            position = 0
+            while True:
+                to = vbucket.table.checkpointed_seqno
+                position, _ = vbucket.table.sweep(position, 0, 0, 0, to)
+                if not position:
+                    break
+
+    # What must hold after every step.
+
+    @invariant()
+    def agree(self) -> None:
+        for number, model in enumerate(self.models):
+            vbucket = self.bucket.vbucket(number)
+            assert vbucket.state is model.state
+            assert vbucket.high_seqno == model.high
+            assert vbucket.whole_seqno == model.whole_seqno
+            assert self.log(vbucket) == model.log
+            self.agree_on_state(vbucket, model, vbucket.whole_seqno)
+            if vbucket.whole_seqno > vbucket.floor_seqno:
+                earlier = vbucket.whole_at_or_below(vbucket.whole_seqno - 1)
+                if earlier:
+                    assert earlier in model.whole
+                    self.agree_on_state(vbucket, model, earlier)
+            self.agree_on_items(vbucket, model)
+
+    def agree_on_state(self, vbucket: Vbucket, model: Model, at: int) -> None:
+        """A snapshot up to ``at`` holds what was current then."""
+        expected = model.newest(at)
+        found = {}
+        if at:
+            for snapshot in vbucket.changes(0, at, Options(exact_end=True)):
+                assert (snapshot.start, snapshot.end) == (0, at)
+                for change in snapshot:
+                    assert change.key not in found
+                    found[change.key] = change
+        for key, version in expected.items():
+            if key not in found:
+                assert version.event is not Event.MUTATION, f"{key!r} is missing"
+                assert version.seqno <= vbucket.purge_seqno
+                continue
+            change = found.pop(key)
+            assert (change.seqno, change.event, change.value) == (version.seqno, version.event, version.value)
+            assert change.rev_seqno == version.rev_seqno
+            if version.event is Event.MUTATION:
+                assert (change.flags, change.expiry) == (version.flags, version.expiry)
+        assert not found
+
+    def agree_on_items(self, vbucket: Vbucket, model: Model) -> None:
+        newest = model.newest()
+        living = {key for key, v in newest.items() if v.event is Event.MUTATION}
+        table = vbucket.table
+        assert table.items == len(living)
+        assert table.tombstones <= len(newest) - len(living)
+        assert set(table.live_keys()) == {key for key in living if not 0 < newest[key].expiry <= self.clock.now}
+
+    @precondition(lambda self: self.bucket.ledger.pending_bytes == 0)
+    @invariant()
+    def sums_agree(self) -> None:
+        statistics = self.bucket.statistics()
+        assert statistics.history_bytes == sum(part.history_bytes for part in statistics.vbuckets)
+        assert statistics.memory_bytes == sum(part.memory_bytes for part in statistics.vbuckets)
+        assert statistics.queue_bytes == sum(part.queue_bytes for part in statistics.vbuckets) == 0
+
+
+# Four parts, so that one worker's timeout holds for each.
+@pytest.mark.parametrize("part", range(4))
+def test_state_machine(part: int) -> None:
+    run_state_machine_as_test(EngineMachine, settings=settings(max_examples=500, stateful_step_count=25, deadline=None))
+
+
+@pytest.mark.slow
+def test_state_machine_for_long() -> None:
+    run_state_machine_as_test(
+        EngineMachine, settings=settings(max_examples=10_000, stateful_step_count=50, deadline=None)
+    )

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket
+from upriver.errors import KeyNotFound
+from upriver.model import VbucketState
+
+
+def test_totals_are_the_sums_of_their_parts(quick_disk: Path, clock: Clock) -> None:
+    with Bucket.open(quick_disk / "data", vbuckets=4, clock=clock, background=False) as bucket:
+        bucket.create_vbuckets()
+        for number in range(400):
+            bucket.vbucket(number % 4).set(b"key%d" % (number // 2), b"value")
+        bucket.vbucket(0).delete(b"key0")
+        bucket.vbucket(1).set_state(VbucketState.REPLICA)
+        clock.pass_by(3)
+        s = bucket.statistics()
+        for name in ("items", "tombstones", "memory_bytes", "history_bytes", "queue_bytes"):
+            assert getattr(s, name) == sum(getattr(part, name) for part in s.vbuckets), name
+        assert (s.items, s.tombstones) == (399, 1)
+        assert s.queue_bytes > 0
+        assert s.queue_age_s == 3
+        assert s.resident_ratio == 1.0
+        assert [part.state for part in s.vbuckets] == ["active", "replica", "active", "active"]
+        assert [part.high_seqno for part in s.vbuckets] == [101, 100, 100, 100]
+        assert [part.persisted_seqno for part in s.vbuckets] == [0] * 4
+        bucket.flusher.step()
+        after = bucket.statistics()
+        assert (after.queue_bytes, after.queue_age_s) == (0, 0)
+        assert [part.persisted_seqno for part in after.vbuckets] == [101, 100, 100, 100]
+        assert after.disk_bytes > 0
+        assert after.bytes_written > after.items * 60
+        assert after.store == s.store
+
+
+def test_operations_are_counted_by_kind(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"1")
+    vbucket.add(b"j", b"")
+    vbucket.increment(b"k")
+    vbucket.increment(b"k")
+    vbucket.get(b"k")
+    try:
+        vbucket.get(b"none")
+    except KeyNotFound:
+        vbucket.delete(b"k")
+    counted = bucket.statistics().operations
+    assert {name: count for name, count in counted.items() if count} == {
+        "set": 1,
+        "add": 1,
+        "increment": 2,
+        "get": 2,
+        "get_miss": 1,
+        "delete": 1,
+    }
+
+
+def test_cursors_show_up_by_name(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    for number in range(10):
+        vbucket.set(b"key%d" % number, b"")
+    with vbucket.open_cursor("replication to B", 4) as cursor:
+        (shown,) = bucket.statistics().vbuckets[0].cursors
+        assert (shown.name, shown.seqno, shown.backlog, shown.changes_read) == ("replication to B", 4, 6, 0)
+        cursor.next_snapshot()
+        cursor.read()
+        (shown,) = bucket.statistics().vbuckets[0].cursors
+        assert (shown.seqno, shown.backlog, shown.changes_read) == (10, 0, 6)
+    assert bucket.statistics().vbuckets[0].cursors == ()

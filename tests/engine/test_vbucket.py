@@ -1,0 +1,236 @@
+import pytest
+
+from tests.engine.conftest import Clock
+from upriver.engine import Bucket, CursorEnd, Vbucket
+from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, TemporaryFailure
+from upriver.model import Change, Event, FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
+
+
+def change(seqno: int, key: bytes, value: bytes = b"", **others: int) -> Change:
+    return Change(vbucket=1, event=Event.MUTATION, seqno=seqno, key=key, value=value, **others)
+
+
+def deletion(seqno: int, key: bytes) -> Change:
+    return Change(vbucket=1, event=Event.DELETION, seqno=seqno, rev_seqno=4, cas=9, key=key, expiry=50)
+
+
+@pytest.fixture
+def replica(bucket: Bucket) -> Vbucket:
+    return bucket.create_vbucket(1, VbucketState.REPLICA)
+
+
+def held(vbucket: Vbucket) -> dict[bytes, bytes]:
+    table = vbucket.table
+    return {key: item.value for key in table.live_keys() if (item := table.find(key)) is not None}
+
+
+def test_a_new_active_vbucket_has_one_entry_at_0(bucket: Bucket) -> None:
+    log = bucket.vbucket(0).failover_log
+    assert len(log) == 1
+    assert log.newest.seqno == 0
+    assert 0 < log.newest.vbucket_uuid < 2**48
+
+
+def test_becoming_active_branches_at_the_high_seqno(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    for i in range(5):
+        vbucket.set(b"%d" % i, b"")
+    vbucket.set_state(VbucketState.DEAD)
+    assert len(vbucket.failover_log) == 1
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert [entry.seqno for entry in vbucket.failover_log] == [5, 0]
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert len(vbucket.failover_log) == 2
+
+
+def test_a_replica_keeps_what_it_is_given(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 9)
+    replica.apply(change(3, b"k", b"v", cas=77, rev_seqno=6, flags=1, expiry=3, datatype=2))
+    item = replica.table.find(b"k")
+    assert item is not None
+    assert (item.cas, item.rev_seqno, item.flags, item.expiry, item.datatype) == (77, 6, 1, 3, 2)
+    replica.apply(change(4, b"zero"))
+    item = replica.table.find(b"zero")
+    assert item is not None
+    assert (item.cas, item.rev_seqno) == (0, 0)
+    replica.apply(deletion(5, b"k"))
+    item = replica.table.find(b"k")
+    assert item is not None
+    assert (item.event, item.time) == (Event.DELETION, 50)
+
+
+def test_order_and_bounds_are_enforced(replica: Vbucket) -> None:
+    with pytest.raises(OutOfOrder, match="snapshot ends at 0"):
+        replica.apply(change(1, b"k"))
+    replica.begin_snapshot(0, 5)
+    replica.apply(change(3, b"k"))
+    for seqno in (1, 3):
+        with pytest.raises(OutOfOrder, match="does not follow"):
+            replica.apply(change(seqno, b"k"))
+    with pytest.raises(OutOfOrder, match="snapshot ends at 5"):
+        replica.apply(change(6, b"k"))
+    with pytest.raises(OutOfOrder):
+        replica.advance(3)
+    assert replica.high_seqno == 3
+
+
+def test_a_snapshot_that_ends_before_what_is_held_is_refused(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 5)
+    replica.apply(change(5, b"k"))
+    with pytest.raises(OutOfOrder):
+        replica.begin_snapshot(0, 4)
+
+
+def test_an_active_vbucket_receives_nothing(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    with pytest.raises(OutOfOrder):
+        vbucket.begin_snapshot(0, 5)
+    with pytest.raises(OutOfOrder):
+        vbucket.apply(change(1, b"k"))
+    with pytest.raises(KeyExists):
+        vbucket.roll_back(0)
+    with pytest.raises(KeyExists):
+        vbucket.replace_failover_log(FailoverLog.fresh(1))
+
+
+def test_kept_bounds_after_a_resume_in_mid_snapshot(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 10)
+    replica.apply(change(4, b"a"))
+    replica.begin_snapshot(4, 7)
+    assert replica.position.snapshot == Snapshot(0, 10)
+    replica.apply(change(7, b"b"))
+    assert replica.whole_seqno == 0
+    replica.begin_snapshot(7, 12)
+    replica.apply(change(12, b"c"))
+    assert replica.whole_seqno == 12
+
+
+def test_promotion_in_mid_snapshot_branches_at_the_kept_start(replica: Vbucket) -> None:
+    replica.replace_failover_log(FailoverLog((FailoverEntry(5, 0),)))
+    replica.begin_snapshot(0, 10)
+    replica.apply(change(10, b"a"))
+    replica.begin_snapshot(10, 20)
+    replica.apply(change(15, b"b"))
+    replica.set_state(VbucketState.ACTIVE)
+    assert [entry.seqno for entry in replica.failover_log] == [10, 0]
+    assert replica.set(b"c", b"")[1] == 16
+    assert replica.whole_seqno == 16
+    # Who stands at 15 in the same snapshot goes back to where all was shared.
+    assert replica.rollback_for(StreamPosition(5, 15, Snapshot(10, 20))) == 10
+    assert replica.rollback_for(StreamPosition(5, 10, Snapshot(10, 10))) is None
+
+
+def test_rollback_restores_a_whole_state_and_never_a_mixture(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 10)
+    replica.apply(change(3, b"k", b"old"))
+    replica.apply(change(10, b"j", b"1"))
+    replica.begin_snapshot(10, 80)
+    replica.apply(change(70, b"k", b"new"))
+    replica.apply(change(80, b"j", b"2"))
+    # At 75 we would hold k@70 without knowing what k was at 20: not a state that anybody had.
+    assert replica.roll_back(75) == 10
+    assert held(replica) == {b"k": b"old", b"j": b"1"}
+    assert replica.position == StreamPosition.at(replica.failover_log.newest.vbucket_uuid, 10)
+    assert replica.roll_back(9) == 0
+    assert held(replica) == {}
+
+
+def test_own_history_can_be_rolled_back_to_any_seqno(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    states: list[dict[bytes, bytes]] = [{}]
+    for i in range(20):
+        vbucket.set(b"key%d" % (i % 3), b"%d" % i)
+        states.append(held(vbucket))
+    vbucket.set_state(VbucketState.REPLICA)
+    for seqno in (17, 16, 5, 1, 0):
+        assert vbucket.roll_back(seqno) == seqno
+        assert held(vbucket) == states[seqno]
+
+
+def test_rollback_above_everything_changes_nothing_unless_in_mid_snapshot(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 5)
+    replica.apply(change(5, b"k"))
+    assert replica.roll_back(9) == 5
+    replica.begin_snapshot(5, 9)
+    replica.apply(change(7, b"j"))
+    assert replica.roll_back(7) == 5
+
+
+def test_nothing_below_the_floor_is_restored(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    for i in range(10):
+        vbucket.set(b"k", b"%d" % i)
+    vbucket.floor_seqno = 5
+    vbucket.set_state(VbucketState.REPLICA)
+    assert vbucket.roll_back(4) == 0
+    assert vbucket.high_seqno == 0
+
+
+def test_a_copy_filled_from_0_inherits_a_purge_seqno(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 10)
+    assert replica.purge_seqno == 10
+    replica.clear()
+    replica.begin_snapshot(0, 10, purge_seqno=4)
+    assert replica.purge_seqno == 4
+    replica.apply(change(10, b"k"))
+    replica.begin_snapshot(10, 20)
+    assert replica.purge_seqno == 4
+
+
+def test_flush_starts_over_under_a_new_log(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"v")
+    before = vbucket.failover_log.newest.vbucket_uuid
+    cursor = vbucket.open_cursor("stream")
+    vbucket.flush()
+    assert cursor.ended is CursorEnd.FLUSHED
+    assert (vbucket.high_seqno, held(vbucket), len(vbucket.failover_log)) == (0, {}, 1)
+    assert vbucket.failover_log.newest != FailoverEntry(before, 0)
+    assert vbucket.rollback_for(StreamPosition.at(before, 1)) == 0
+    vbucket.set_state(VbucketState.REPLICA)
+    with pytest.raises(NotMyVbucket):
+        vbucket.flush()
+
+
+def test_a_replica_that_never_heard_anything_has_nothing_to_stream(replica: Vbucket) -> None:
+    with pytest.raises(TemporaryFailure):
+        replica.open_cursor("stream")
+    replica.begin_snapshot(0, 5)
+    replica.open_cursor("stream").close()
+
+
+def test_state_changes_and_rollbacks_end_streams(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"1")
+    vbucket.set(b"k", b"2")
+    told = []
+    cursor = vbucket.open_cursor("stream", 2)
+    cursor.subscribe(lambda: told.append(cursor.ended))
+    vbucket.set_state(VbucketState.REPLICA)
+    assert told == [CursorEnd.STATE_CHANGED]
+    cursor = vbucket.open_cursor("stream", 0)
+    vbucket.roll_back(1)
+    assert cursor.ended is CursorEnd.ROLLED_BACK
+    assert vbucket.cursors == {}
+
+
+def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, clock: Clock) -> None:
+    source = bucket.vbucket(0)
+    source.set(b"k", b"v")
+    source.get_and_lock(b"k", 20)
+    clock.pass_by(5)
+    (sent,) = [change for snapshot in source.changes() for change in snapshot]
+    assert sent.lock_time == 15
+    replica.begin_snapshot(0, 1)
+    replica.apply(sent)
+    replica.set_state(VbucketState.ACTIVE)
+    assert replica.get(b"k").cas == 2**64 - 1
+    clock.pass_by(16)
+    replica.set(b"k", b"w")
+
+
+def test_advance_completes_a_snapshot_whose_last_change_was_left_out(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 9)
+    replica.apply(change(4, b"k"))
+    replica.advance(9)
+    assert (replica.high_seqno, replica.whole_seqno) == (9, 9)

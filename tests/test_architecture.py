@@ -1,0 +1,243 @@
+"""The rules that keep the layers apart, and the house in order (DESIGN §1).
+
+Everything is read from the source text, so the rules also hold for modules that nobody has imported yet, and for
+layers that do not exist yet.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "upriver"
+TESTS = ROOT / "tests"
+
+#: Which layers each layer may import, besides itself.
+BELOW: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "model": frozenset({"errors"}),
+    "wire": frozenset({"errors", "model"}),
+    "engine": frozenset({"errors", "model"}),
+    "protocol": frozenset({"errors", "model", "wire"}),
+    "node": frozenset({"errors", "model", "wire", "protocol", "engine"}),
+    "client": frozenset({"errors", "model", "wire", "protocol"}),
+    "spark": frozenset({"errors", "model", "wire", "protocol", "client"}),
+    "pipelines": frozenset({"errors", "model", "wire", "protocol", "client", "spark"}),
+    "cli": frozenset({"errors", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}),
+    "dashboard": frozenset({"errors", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}),
+}
+#: Where time and bytes are arguments, so that whole clusters can run in a deterministic simulation.
+PURE = frozenset({"model", "wire", "protocol"})
+IMPURE_MODULES = frozenset(
+    {
+        "asyncio", "concurrent", "datetime", "multiprocessing", "os", "random", "secrets", "select", "selectors",
+        "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time", "uuid", "uvloop",
+    }
+)  # fmt: skip
+#: Module and import that may break the rule of purity, each with its reason: none so far.
+IMPURE_ALLOWED: dict[tuple[str, str], str] = {}
+DRAWERS = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager", "wrapper", "models"})
+FUNCTION_LINES_MAX = 70
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(SOURCE).as_posix()
+
+    @property
+    def layer(self) -> str:
+        return self.path.relative_to(SOURCE).parts[0].removesuffix(self.path.suffix)
+
+    @property
+    def compiled(self) -> bool:
+        return self.path.suffix != ".py"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def modules(*suffixes: str) -> list[Module]:
+    paths = (path for path in SOURCE.rglob("*") if path.suffix in (suffixes or (".py", ".pyx", ".pxd")))
+    return [Module(path) for path in sorted(paths) if not path.name.endswith(".pyi")]
+
+
+@cache
+def tree_of(module: Module) -> ast.Module:
+    return ast.parse(module.path.read_text(), str(module.path))
+
+
+@cache
+def imports_of(module: Module) -> tuple[tuple[int, str], ...]:
+    """Line and full name of everything that the module imports."""
+    return tuple(_cython_imports(module) if module.compiled else _python_imports(module))
+
+
+def _python_imports(module: Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _absolute(module, node.level, node.module or "")
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+
+_CYTHON_IMPORT = re.compile(
+    r"^\s*c?import\s+(?P<names>.+)$|^\s*from\s+(?P<origin>\.*[\w.]*)\s+c?import\s+(?P<parts>.+)$"
+)
+
+
+def _cython_imports(module: Module) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(module.path.read_text().splitlines(), 1):
+        found = _CYTHON_IMPORT.match(line.split("#")[0])
+        if found is None:
+            continue
+        if found["names"]:
+            yield from ((number, name.split()[0]) for name in found["names"].split(","))
+        else:
+            level = len(found["origin"]) - len(found["origin"].lstrip("."))
+            origin = _absolute(module, level, found["origin"].lstrip("."))
+            parts = re.findall(r"\w+", re.sub(r"\bas\s+\w+", "", found["parts"]))
+            yield from ((number, f"{origin}.{part}") for part in parts or [""])
+
+
+def _absolute(module: Module, level: int, origin: str) -> str:
+    if not level:
+        return origin
+    package = ["upriver", *module.path.relative_to(SOURCE).parent.parts]
+    return ".".join([*package[: len(package) - level + 1], *([origin] if origin else [])])
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"errors", "model", "wire"} <= {module.layer for module in modules()}
+
+
+def test_every_layer_has_its_rules() -> None:
+    unknown = {module.layer for module in modules()} - set(BELOW) - {"__init__", "__main__"}
+    assert not unknown, f"DESIGN §1 has no place for {', '.join(sorted(unknown))}"
+
+
+def test_layers_import_only_what_lies_below() -> None:
+    wrong = [
+        f"{module}:{line} imports {name}: {module.layer} may know {', '.join(sorted(BELOW[module.layer])) or 'nothing'}"
+        for module in modules()
+        if module.layer in BELOW
+        for line, name in imports_of(module)
+        if name.startswith("upriver.")
+        and (target := name.split(".")[1]) in BELOW
+        and target not in BELOW[module.layer] | {module.layer}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_rules_themselves_have_no_cycle() -> None:
+    for layer, below in BELOW.items():
+        for other in below:
+            assert layer not in BELOW[other], f"{layer} and {other} may import each other"
+            assert BELOW[other] <= below, f"{layer} may import {other}, but not all that {other} may"
+    assert "wire" not in BELOW["engine"]
+    assert not {"node", "engine"} & BELOW["client"]
+
+
+def test_model_wire_and_protocol_know_no_clock_socket_or_thread() -> None:
+    wrong = [
+        f"{module}:{line} imports {name}: time, bytes and chance are arguments there"
+        for module in modules()
+        if module.layer in PURE
+        for line, name in imports_of(module)
+        if (top := name.split(".")[0]) in IMPURE_MODULES and (module.name, top) not in IMPURE_ALLOWED
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_no_drawers() -> None:
+    parts = [
+        (path.relative_to(SOURCE), path.stem.lstrip("_"))
+        for path in SOURCE.rglob("*")
+        if path.is_dir() or path.suffix in (".py", ".pyx")
+    ]
+    wrong = [f"{path}: a place needs a name, '{stem}' is a drawer" for path, stem in parts if stem in DRAWERS]
+    assert not wrong, "\n".join(wrong)
+
+
+def path_of_test(module: Module) -> Path:
+    """``a/b.py`` is tested by ``a/test_b.py``, and its compiled twin ``a/_b.pyx`` too."""
+    inside = module.path.relative_to(SOURCE)
+    return TESTS / inside.parent / f"test_{inside.stem.lstrip('_')}.py"
+
+
+def test_every_module_has_its_test_module() -> None:
+    wrong = [
+        f"{module} has no {expected.relative_to(ROOT)}"
+        for module in modules(".py", ".pyx")
+        if module.path.stem not in ("__init__", "__main__") and not (expected := path_of_test(module)).exists()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_public_class_and_function_says_what_it_is() -> None:
+    wrong = [
+        f"{module}:{node.lineno} {node.name} has no docstring"
+        for module in modules(".py")
+        for node in tree_of(module).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_module_says_what_it_is() -> None:
+    wrong = [str(module) for module in modules(".py") if not ast.get_docstring(tree_of(module))]
+    assert not wrong, f"without a docstring: {', '.join(wrong)}"
+
+
+def test_every_function_can_be_seen_whole() -> None:
+    wrong = [
+        f"{module}:{node.lineno} {node.name} has {lines} lines, at most {FUNCTION_LINES_MAX} can be seen whole"
+        for module in modules(".py")
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import os, upriver.node.server as s", ["os", "upriver.node.server"]),
+        ("from upriver.engine import history", ["upriver.engine.history"]),
+        ("from upriver import engine, node", ["upriver.engine", "upriver.node"]),
+        ("from . import layout", ["upriver.wire.layout"]),
+        ("from ..engine.history import History", ["upriver.engine.history.History"]),
+        ("def late():\n    import socket", ["socket"]),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".py", ".pyx"])
+def test_imports_are_found_wherever_they_hide(
+    text: str, found: list[str], suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SOURCE", tmp_path)
+    path = tmp_path / "wire" / f"example{suffix}"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert [name for _, name in imports_of(Module(path))] == found
+
+
+def test_cimports_are_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SOURCE", tmp_path)
+    path = tmp_path / "wire" / "_example.pyx"
+    path.parent.mkdir()
+    path.write_text("# cython: language_level=3\nfrom libc.string cimport memcpy\ncimport upriver.engine._arena\n")
+    assert imports_of(Module(path)) == ((2, "libc.string.memcpy"), (3, "upriver.engine._arena"))
