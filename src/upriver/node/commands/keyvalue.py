@@ -5,6 +5,7 @@ from typing import Any, Final
 from upriver.engine import Vbucket
 from upriver.engine.backend import Item
 from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
+from upriver.engine.table import KEY_BYTES_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
@@ -52,11 +53,10 @@ def active_vbucket(session: Session, request: Request) -> Vbucket:
     return session.node.bucket.vbucket(request.vbucket)
 
 
-def checked_key(session: Session, key: bytes) -> bytes:
+def checked_key(key: bytes) -> bytes:
     """Refuse keys that no client may use."""
-    limit = session.node.limits.key_bytes_max
-    if not 0 < len(key) <= limit:
-        raise InvalidArguments(f"a key has 1 to {limit} bytes, not {len(key)}")
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
     return key
 
 
@@ -94,7 +94,7 @@ def when_all_durable(session: Session, answer: Response | None) -> Answer:
 
 @command(Get, GetQ, GetK, GetKQ, role=Role.READ)
 def get(session: Session, request: Get) -> Answer:
-    key = checked_key(session, request.key)
+    key = checked_key(request.key)
     try:
         item = active_vbucket(session, request).get(key)
     except KeyNotFound as error:
@@ -128,7 +128,7 @@ def _miss(request: Request, error: StatusError) -> Answer:
 def set_(session: Session, request: Set) -> Answer:
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.set(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         request.flags,
         request.expiration,
@@ -144,7 +144,7 @@ def add(session: Session, request: Add) -> Answer:
         raise InvalidArguments("what is not there yet has no CAS")
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.add(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         request.flags,
         request.expiration,
@@ -157,7 +157,7 @@ def add(session: Session, request: Add) -> Answer:
 def replace(session: Session, request: Replace) -> Answer:
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.replace(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         request.flags,
         request.expiration,
@@ -170,7 +170,7 @@ def replace(session: Session, request: Replace) -> Answer:
 @command(Delete, DeleteQ, role=Role.WRITE)
 def delete(session: Session, request: Delete) -> Answer:
     vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.delete(checked_key(session, request.key), request.cas)
+    cas, seqno = vbucket.delete(checked_key(request.key), request.cas)
     return written(session, request, vbucket, cas, seqno)
 
 
@@ -179,7 +179,7 @@ def count(session: Session, request: Increment) -> Answer:
     vbucket = active_vbucket(session, request)
     operation = vbucket.decrement if isinstance(request, Decrement | DecrementQ) else vbucket.increment
     initial, expiry = (None, 0) if request.expiration == NO_CREATE else (request.initial, request.expiration)
-    number, cas, seqno = operation(checked_key(session, request.key), request.delta, initial, expiry, request.cas)
+    number, cas, seqno = operation(checked_key(request.key), request.delta, initial, expiry, request.cas)
     return written(session, request, vbucket, cas, seqno, number=number)
 
 
@@ -187,14 +187,14 @@ def count(session: Session, request: Increment) -> Answer:
 def join(session: Session, request: Append) -> Answer:
     vbucket = active_vbucket(session, request)
     operation = vbucket.prepend if isinstance(request, Prepend | PrependQ) else vbucket.append
-    cas, seqno = operation(checked_key(session, request.key), request.value, request.cas)
+    cas, seqno = operation(checked_key(request.key), request.value, request.cas)
     return written(session, request, vbucket, cas, seqno)
 
 
 @command(Touch, role=Role.WRITE)
 def touch(session: Session, request: Touch) -> Answer:
     vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.touch(checked_key(session, request.key), request.expiration)
+    cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
     return written(session, request, vbucket, cas, seqno)
 
 
@@ -202,7 +202,7 @@ def touch(session: Session, request: Touch) -> Answer:
 def get_and_touch(session: Session, request: Gat) -> Answer:
     vbucket = active_vbucket(session, request)
     try:
-        item = vbucket.get_and_touch(checked_key(session, request.key), request.expiration)
+        item = vbucket.get_and_touch(checked_key(request.key), request.expiration)
     except KeyNotFound as error:
         return _miss(request, error)
     return when_durable(session, vbucket, item.seqno, hit(session, request, item))

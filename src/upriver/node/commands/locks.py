@@ -13,7 +13,7 @@ from upriver.wire.memcached import Feature, GetLocked, Unlock
 def get_locked(session: Session, request: GetLocked) -> Answer:
     vbucket = active_vbucket(session, request)
     try:
-        item = vbucket.get_and_lock(checked_key(session, request.key), request.lock_time or LOCK_TIME_S)
+        item = vbucket.get_and_lock(checked_key(request.key), request.lock_time or LOCK_TIME_S)
     except Locked as error:
         raise _told(session, error) from None
     return hit(session, request, item)
@@ -23,7 +23,7 @@ def get_locked(session: Session, request: GetLocked) -> Answer:
 def unlock(session: Session, request: Unlock) -> Answer:
     vbucket = active_vbucket(session, request)
     try:
-        vbucket.unlock(checked_key(session, request.key), request.cas)
+        vbucket.unlock(checked_key(request.key), request.cas)
     except (Locked, NotLocked) as error:
         raise _told(session, error) from None
     return success(request)

@@ -13,7 +13,7 @@ from upriver.wire.memcached import DeleteWithMeta, GetMeta, MetaOption, SetWithM
 
 @command(GetMeta, role=Role.READ)
 def get_meta(session: Session, request: GetMeta) -> Answer:
-    item = active_vbucket(session, request).get_meta(checked_key(session, request.key))
+    item = active_vbucket(session, request).get_meta(checked_key(request.key))
     values: dict[str, Any] = {
         "deleted": int(item.event != Event.MUTATION),
         "flags": item.flags,
@@ -30,7 +30,7 @@ def get_meta(session: Session, request: GetMeta) -> Answer:
 def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.set_with_meta(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         cas=_cas(session, request, options),
         rev_seqno=request.rev_seqno,
@@ -47,7 +47,7 @@ def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
 def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.delete_with_meta(
-        checked_key(session, request.key),
+        checked_key(request.key),
         cas=_cas(session, request, options),
         rev_seqno=request.rev_seqno,
         expiry=request.expiration,

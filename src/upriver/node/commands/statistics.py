@@ -37,7 +37,7 @@ def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
 @command(Stat, role=ANY_USER)
 def stat(session: Session, request: Stat) -> Answer:
     if request.key:
-        checked_key(session, request.key)
+        checked_key(request.key)
     name, *arguments = request.key.decode(errors="replace").split() or [""]
     found = GROUPS.get(name)
     if found is None:

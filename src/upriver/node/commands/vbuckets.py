@@ -100,6 +100,6 @@ def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
 
 
 @command(DeregisterTapClient, role=Role.STREAM)
-def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:
-    name = checked_key(session, request.name)
+def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:  # noqa: ARG001
+    name = checked_key(request.name)
     raise KeyNotFound(f"no TAP client is registered as {name.decode(errors='replace')!r}")
