@@ -94,7 +94,7 @@ def when_all_durable(session: Session, answer: Response | None) -> Answer:
 
 @command(Get, GetQ, GetK, GetKQ, role=Role.READ)
 def get(session: Session, request: Get) -> Answer:
-    """Read an item."""
+    """The value; the quiet forms keep silent about what is not there."""
     key = checked_key(request.key)
     try:
         item = active_vbucket(session, request).get(key)
@@ -127,7 +127,7 @@ def _miss(request: Request, error: StatusError) -> Answer:
 
 @command(Set, SetQ, role=Role.WRITE)
 def set_(session: Session, request: Set) -> Answer:
-    """Store a value, whatever was there."""
+    """Store, whatever was there; with a CAS only over that version."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.set(
         checked_key(request.key),
@@ -142,7 +142,7 @@ def set_(session: Session, request: Set) -> Answer:
 
 @command(Add, AddQ, role=Role.WRITE)
 def add(session: Session, request: Add) -> Answer:
-    """Store a value where there is none."""
+    """Store what is not there yet."""
     if request.cas:
         raise InvalidArguments("what is not there yet has no CAS")
     vbucket = active_vbucket(session, request)
@@ -158,7 +158,7 @@ def add(session: Session, request: Add) -> Answer:
 
 @command(Replace, ReplaceQ, role=Role.WRITE)
 def replace(session: Session, request: Replace) -> Answer:
-    """Store a value where there is one."""
+    """Store over what is there."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.replace(
         checked_key(request.key),
@@ -173,7 +173,7 @@ def replace(session: Session, request: Replace) -> Answer:
 
 @command(Delete, DeleteQ, role=Role.WRITE)
 def delete(session: Session, request: Delete) -> Answer:
-    """Leave a tombstone."""
+    """Delete; with a CAS only that version."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.delete(checked_key(request.key), request.cas)
     return written(session, request, vbucket, cas, seqno)
@@ -181,7 +181,7 @@ def delete(session: Session, request: Delete) -> Answer:
 
 @command(Increment, IncrementQ, Decrement, DecrementQ, role=Role.WRITE)
 def count(session: Session, request: Increment) -> Answer:
-    """Add to a number or take from it."""
+    """Add to a number or subtract from it, and create it unless told not to."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.decrement if isinstance(request, Decrement | DecrementQ) else vbucket.increment
     initial, expiry = (None, 0) if request.expiration == NO_CREATE else (request.initial, request.expiration)
@@ -191,7 +191,7 @@ def count(session: Session, request: Increment) -> Answer:
 
 @command(Append, AppendQ, Prepend, PrependQ, role=Role.WRITE)
 def join(session: Session, request: Append) -> Answer:
-    """Put bytes before or behind a value."""
+    """Put bytes behind the value or before it."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.prepend if isinstance(request, Prepend | PrependQ) else vbucket.append
     cas, seqno = operation(checked_key(request.key), request.value, request.cas)
@@ -200,7 +200,7 @@ def join(session: Session, request: Append) -> Answer:
 
 @command(Touch, role=Role.WRITE)
 def touch(session: Session, request: Touch) -> Answer:
-    """Give an item another expiration."""
+    """Give the item another expiry."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
     return written(session, request, vbucket, cas, seqno)
@@ -208,7 +208,7 @@ def touch(session: Session, request: Touch) -> Answer:
 
 @command(Gat, GatQ, role=Role.WRITE)
 def get_and_touch(session: Session, request: Gat) -> Answer:
-    """Read an item and give it another expiration."""
+    """Read the item and give it another expiry."""
     vbucket = active_vbucket(session, request)
     try:
         item = vbucket.get_and_touch(checked_key(request.key), request.expiration)

@@ -11,7 +11,7 @@ from upriver.wire.memcached import Feature, GetLocked, Unlock
 
 @command(GetLocked, role=Role.WRITE)
 def get_locked(session: Session, request: GetLocked) -> Answer:
-    """Read an item and lock it for a while."""
+    """Read the item and keep others from changing it for a while."""
     vbucket = active_vbucket(session, request)
     try:
         item = vbucket.get_and_lock(checked_key(request.key), request.lock_time or LOCK_TIME_S)
@@ -22,7 +22,7 @@ def get_locked(session: Session, request: GetLocked) -> Answer:
 
 @command(Unlock, role=Role.WRITE)
 def unlock(session: Session, request: Unlock) -> Answer:
-    """Give a lock back; its CAS proves whose it is."""
+    """Give the lock back before its time."""
     vbucket = active_vbucket(session, request)
     try:
         vbucket.unlock(checked_key(request.key), request.cas)

@@ -13,7 +13,7 @@ from upriver.wire.memcached import DeleteWithMeta, GetMeta, MetaOption, SetWithM
 
 @command(GetMeta, role=Role.READ)
 def get_meta(session: Session, request: GetMeta) -> Answer:
-    """What is known of a key beside its value, tombstones included."""
+    """What is known of a key beside its value, even if it is deleted."""
     item = active_vbucket(session, request).get_meta(checked_key(request.key))
     values: dict[str, Any] = {
         "deleted": int(item.event != Event.MUTATION),
@@ -29,7 +29,7 @@ def get_meta(session: Session, request: GetMeta) -> Answer:
 
 @command(SetWithMeta, role=Role.WRITE)
 def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
-    """Store a version that was made elsewhere, unless ours wins."""
+    """Store a version from elsewhere, unless ours wins."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.set_with_meta(
         checked_key(request.key),
@@ -47,7 +47,7 @@ def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
 
 @command(DeleteWithMeta, role=Role.WRITE)
 def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
-    """Delete as it was done elsewhere, unless ours wins."""
+    """Delete as it was done elsewhere, unless our version wins."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.delete_with_meta(
         checked_key(request.key),
