@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from upriver import errors
 from upriver.errors import (
+    CannotListen,
     CorruptData,
     DataInUse,
     ForeignData,
@@ -54,10 +55,17 @@ def exceptions() -> list[type[UpriverError]]:
 
 
 def test_everything_has_one_root() -> None:
-    assert len(exceptions()) == 10 + len(STATUSES)
+    assert len(exceptions()) == 13 + len(STATUSES)
     for cls in (DataInUse, ForeignData, NewerFormat, CorruptData):
         assert issubclass(cls, StorageError)
     assert issubclass(PositionError, ValueError)
+
+
+def test_an_address_that_cannot_be_had() -> None:
+    assert str(CannotListen("::1", 5, "taken")) == "cannot listen on [::1]:5: taken"
+    assert (
+        str(pickle.loads(pickle.dumps(CannotListen("127.0.0.1", 5, "taken")))) == "cannot listen on 127.0.0.1:5: taken"
+    )
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

@@ -165,7 +165,7 @@ def test_a_reader_that_stops_and_goes_on_misses_nothing(served: Served, probe: P
 
 
 def test_pipelines_without_end(served: Served, probe: Probe) -> None:
-    """Four clients that always have something to ask, in the long way and in the short one."""
+    """Two clients that always have something to ask, one in the short way and one in the long one."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -185,13 +185,10 @@ def test_pipelines_without_end(served: Served, probe: Probe) -> None:
             plain.sendall(pipeline)
         plain.shutdown(socket.SHUT_WR)
 
-    askers = [
-        threading.Thread(target=ask, args=(pipeline,))
-        for pipeline in (gets(b"key", 5000), gets(b"absent", 5000), noops(5000), noops(5000))
-    ]
+    askers = [threading.Thread(target=ask, args=(pipeline,)) for pipeline in (gets(b"key", 5000), noops(5000))]
     for asker in askers:
         asker.start()
-    for _ in range(10):
+    for _ in range(5):
         probe.another_round()
     stop.set()
     for asker in askers:
