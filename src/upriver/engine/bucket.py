@@ -274,15 +274,22 @@ class Bucket:
         self._begin(vbuckets)
 
     def _load_records(self) -> None:
+        loaded: Table | None = None
         for number, records in self.storage.all_blocks():
             table = self.tables[number]
             if table is None:
                 raise CorruptData("", f"there are records of vbucket {number} but no description")
+            if loaded is not None and loaded is not table:
+                self.maintenance.evict_loaded(loaded)
             table.load(records)
+            loaded = table
         for number, group in self.storage.groups():
             replay(number, group, self.tables)
             self.flusher.next_group = number + 1
             self.flusher.group_bytes += len(group)
+        for table in self.tables:
+            if table is not None:
+                self.maintenance.evict_loaded(table)
 
     def _begin(self, vbuckets: int) -> None:
         """Durably no longer clean, and on new branches if it was not, before anybody is served."""
