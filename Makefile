@@ -38,8 +38,8 @@ check: $(VENV)/.built ## format, lint, types, docs up to date
 	$(BIN)/python -m docs.generate --check
 
 bench: $(VENV)/.built ## measure, as ratios within one run
-	$(BIN)/python -m bench.columns
-	$(BIN)/python -m bench.idle_connections
+	for part in columns engine_items engine_history engine_disk engine_maintenance node idle_connections streams; do \
+	  echo "== $$part"; $(BIN)/python -m bench.$$part || exit 1; done
 
 format: $(VENV)/.built ## write the format that check wants
 	$(BIN)/ruff format .
