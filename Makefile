@@ -53,7 +53,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	UPRIVER_SANITIZE=1 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-cache-dir --target $(SANITIZED) .
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
-SANITIZED_TESTS := tests/wire/test_columns.py
+SANITIZED_TESTS := tests/wire/test_columns.py tests/node/test_serve.py
 
 docs: $(VENV)/.built ## generate docs/protocol, docs/cli.md and the options in docs/node.md
 	$(BIN)/python -m docs.generate

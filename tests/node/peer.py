@@ -5,7 +5,7 @@ import itertools
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
@@ -20,6 +20,8 @@ from upriver.wire import AnyResponse, Request, Response
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED, Framer
 from upriver.wire.memcached import Feature, Hello, Noop, memcached
+
+T = TypeVar("T")
 
 #: What each vbucket of a test's bucket is; the others are not there.
 STATES = {
@@ -47,6 +49,9 @@ class ManualTime:
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         heapq.heappush(self._due, (self.now + delay_s, next(self._order), callback))
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        done(work())
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         callback()
@@ -133,12 +138,9 @@ class SessionPeer(Peer):
         """Send bytes; the bytes of all answers that are there, in as many turns as they take."""
         self.session.receive(memoryview(data))
         out = self.session.data_to_send()
-        while getattr(self.session, "stalled", False) and not self.session.paused:
+        while self.session.stalled and not self.session.blocked:
             self.session.resume()
-            more = self.session.data_to_send()
-            if not more:
-                break
-            out += more
+            out += self.session.data_to_send()
         if self._after_send is not None:
             self._after_send()
             out += self.session.data_to_send()

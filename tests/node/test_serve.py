@@ -30,6 +30,7 @@ from upriver.wire.memcached import (
     Noop,
     Set,
     SetQ,
+    SetResponse,
     Touch,
     Unlock,
 )
@@ -319,6 +320,15 @@ def test_refusals_are_left_to_the_session(rig: Rig) -> None:
     ledger.quota_bytes, ledger.queue_bytes_max = 0, 1
     rig.peer().send(Set(key=b"other"))
     assert taken(rig, set_) == 0
+
+
+def test_tokens_come_from_the_session(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.hello(Feature.MUTATION_SEQNO)
+    answers = peer.send(Set(key=b"k", value=b"v"), Get(key=b"k"), SetQ(key=b"k", value=b"w"), Get(key=b"k"))
+    assert isinstance(answers[0], SetResponse)
+    assert answers[0].seqno == 1
+    assert [answer.value for answer in answers if isinstance(answer, GetResponse)] == [b"v", b"w"]
 
 
 def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:

@@ -221,12 +221,13 @@ class Session:
     def _answer_run(self, data: Buffer, at: int) -> int:
         """Let the compiled loop answer what is plain; where it stopped."""
         node = self.node
-        if node.fast_path is None or self._waiting or Feature.MUTATION_SEQNO in self.features:
+        if node.fast_path is None or self._waiting:
             return at
         roles = EVERYTHING if node.users is None else NOTHING if self.user is None else self.user.roles
         limits = node.limits
+        may_write = Role.WRITE in roles and Feature.MUTATION_SEQNO not in self.features  # it knows no tokens
         at, answers = node.fast_path.serve(
-            data, at, Role.READ in roles, Role.WRITE in roles, limits.body_bytes_max, limits.unread_answer_bytes_max
+            data, at, Role.READ in roles, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
         )
         self._out += answers
         return at
@@ -279,7 +280,7 @@ class Session:
         command, role = entry
         if role is not None:
             self.authorize(role)
-        if request.datatype & ~self.datatypes:
+        if request.datatype and request.datatype & ~self.datatypes:
             raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
         return command(self, request)
 

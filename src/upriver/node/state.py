@@ -39,7 +39,6 @@ class Limits:
     idle_s: float = 0.0
     #: A peer that takes longer over its TLS handshake is closed.
     tls_handshake_s: float = 10.0
-    key_bytes_max: int = 250
 
 
 class Scheduler(Protocol):

@@ -157,7 +157,6 @@ def test_one_may_wait_for_what_is_not_here_yet(rig: Rig) -> None:
     assert answer.status is Status.SUCCESS
 
 
-@pytest.mark.xfail(reason="the engine's flusher does not run again after a stop", run=False)
 def test_persistence_stops_and_starts() -> None:
     with start(vbuckets=1) as node, SocketPeer(node.host, node.port) as peer:
         peer.refused(StartPersistence(), Status.EINVAL)

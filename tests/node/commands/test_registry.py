@@ -1,12 +1,24 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.node.peer import Peer, SessionPeer
+from tests.node.peer import Peer, SessionPeer, decoded, open_rig
 from upriver.node.authentication import Role
 from upriver.node.commands import COMMANDS
 from upriver.node.commands.registry import command, success
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Get, GetResponse, Hello, Noop, SaslAuth, SaslListMechanisms, SaslStep, memcached
+from upriver.wire.memcached import (
+    Feature,
+    Get,
+    GetResponse,
+    Hello,
+    Noop,
+    SaslAuth,
+    SaslListMechanisms,
+    SaslStep,
+    memcached,
+)
 
 
 def test_every_declared_request_has_a_command() -> None:
@@ -31,7 +43,7 @@ def test_success_answers_as_declared() -> None:
     assert success(Noop(opaque=3)) == AnyResponse(opcode=0x0A, opaque=3)
 
 
-UNKNOWN = sorted(set(range(256)) - {request.declaration.opcode for request in COMMANDS})
+UNKNOWN = sorted(set(range(256)) - {request.declaration.opcode for request in COMMANDS if issubclass(request, Request)})
 
 
 @pytest.mark.parametrize("opcode", UNKNOWN)
@@ -46,3 +58,51 @@ def test_unknown_opcodes(session_peer: SessionPeer, opcode: int) -> None:
 def test_an_unknown_opcode_leaves_the_connection_as_it_is(peer: Peer) -> None:
     answers = peer.send(Noop(opaque=1), AnyRequest(opcode=UNKNOWN[-1], opaque=2), Noop(opaque=3))
     assert [answer.status for answer in answers] == [Status.SUCCESS, Status.UNKNOWN_COMMAND, Status.SUCCESS]
+
+
+KNOWN = sorted(set(range(256)) - set(UNKNOWN))
+
+
+@pytest.mark.parametrize("opcode", KNOWN)
+def test_malformed_bodies_of_all(session_peer: SessionPeer, opcode: int) -> None:
+    for key in (b"", b"key"):
+        session_peer.refused(AnyRequest(opcode=opcode, extras=bytes(200), key=key, opaque=9), Status.EINVAL)
+    assert session_peer.ask(Noop()).status is Status.SUCCESS
+
+
+_plausible = st.sampled_from([b"", b"k", b"default", b"vbucket 0", b"PLAIN", b"k" * 251])
+_numbers = st.sampled_from([bytes(4), b"\0\0\0\1", bytes(8), bytes(7) + b"\1", b"\xff" * 8, bytes(20), b"\0\1\0\1k"])
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            AnyRequest,
+            opcode=st.sampled_from(KNOWN),
+            vbucket=st.sampled_from([0, 0, 0, 1, 2, 5, 8]),
+            datatype=st.sampled_from([0, 0, 1]),
+            cas=st.sampled_from([0, 0, 1, 2**64 - 1]),
+            extras=st.one_of(st.just(b""), _numbers, st.binary(max_size=32)),
+            key=_plausible,
+            value=st.one_of(st.just(b""), _plausible, _numbers, st.binary(max_size=64)),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_request_is_an_error_of_ours(requests: list[AnyRequest]) -> None:
+    rig = open_rig()
+    with rig.bucket:
+        peer = rig.peer()
+        peer.hello(Feature.JSON, Feature.MUTATION_SEQNO)
+        peer.send(*requests)
+        rig.commit()
+        rig.time.pass_by(100)
+        for request in requests:
+            if peer.session.closing:
+                break
+            answers = peer.send(request)
+            rig.commit()
+            answers += decoded(peer.session.data_to_send())
+            assert all(answer.status is not Status.EINTERNAL for answer in answers)

@@ -9,11 +9,13 @@ from upriver.wire.memcached import GetClusterConfig, ListBuckets, SelectBucket, 
 
 @command(ListBuckets, role=ANY_USER)
 def list_buckets(session: Session, request: ListBuckets) -> Answer:
+    """The one bucket that the node serves."""
     return success(request, names=session.node.bucket_name.encode())
 
 
 @command(SelectBucket, role=ANY_USER)
 def select_bucket(session: Session, request: SelectBucket) -> Answer:
+    """Take the node's own bucket; there is no other."""
     if request.name.decode(errors="replace") != session.node.bucket_name:
         raise KeyNotFound(f"this node serves the bucket {session.node.bucket_name} alone")
     return success(request)
@@ -21,6 +23,7 @@ def select_bucket(session: Session, request: SelectBucket) -> Answer:
 
 @command(GetClusterConfig, role=ANY_USER)
 def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
+    """The map, unless the client has it already."""
     cluster = session.node.cluster
     known = (request.rev_epoch or 0, request.rev or 0)
     if request.rev is not None and cluster.revision <= known:
@@ -30,5 +33,6 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
 
 @command(SetClusterConfig, role=Role.ADMIN)
 def set_cluster_config(session: Session, request: SetClusterConfig) -> Answer:
+    """Take a newer map from whoever runs the cluster."""
     session.node.cluster.push(request.config)
     return success(request)

@@ -65,11 +65,13 @@ def hello(session: Session, request: Hello) -> Answer:
 
 @command(Noop, role=None)
 def noop(session: Session, request: Noop) -> Answer:  # noqa: ARG001
+    """Nothing, in its turn."""
     return success(request)
 
 
 @command(Version, role=None)
 def version(session: Session, request: Version) -> Answer:
+    """The version, which begins with a digit as clients expect."""
     return success(request, version=session.node.version.encode())
 
 
@@ -81,24 +83,28 @@ def verbosity(session: Session, request: Verbosity) -> Answer:  # noqa: ARG001
 
 @command(Quit, role=None)
 def quit_(session: Session, request: Quit) -> Answer:
+    """Answer, then close."""
     session.closing = True
     return success(request)
 
 
 @command(QuitQ, role=None)
 def quit_quietly(session: Session, request: QuitQ) -> Answer:  # noqa: ARG001
+    """Close without an answer."""
     session.closing = True
     return None
 
 
 @command(SaslListMechanisms, role=None)
 def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answer:
+    """How one can log in here."""
     # Where everybody is let in there is nothing to prove with a SCRAM exchange.
     return success(request, mechanisms=b"PLAIN" if session.node.users is None else MECHANISMS.encode())
 
 
 @command(SaslAuth, role=None)
 def sasl_auth(session: Session, request: SaslAuth) -> Answer:
+    """Begin a login; whoever was logged in is not any more."""
     node = session.node
     if node.users is None:
         return success(request)  # nobody has to authenticate here
@@ -110,6 +116,7 @@ def sasl_auth(session: Session, request: SaslAuth) -> Answer:
 
 @command(SaslStep, role=None)
 def sasl_step(session: Session, request: SaslStep) -> Answer:
+    """Go on with the login that was begun."""
     exchange = session.exchange
     if exchange is None:
         raise AuthenticationFailed("there is no login to go on with")
@@ -168,6 +175,7 @@ def _host(session: Session) -> str:
 
 @command(GetErrorMap, role=None)
 def get_error_map(session: Session, request: GetErrorMap) -> Answer:  # noqa: ARG001
+    """What each status means, as JSON; clients that ask for a later version get this one."""
     if request.version < ERROR_MAP_VERSION:
         raise KeyNotFound(f"there is no version {request.version} of the error map")
     errors = {

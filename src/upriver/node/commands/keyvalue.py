@@ -5,6 +5,7 @@ from typing import Any, Final
 from upriver.engine import Vbucket
 from upriver.engine.backend import Item
 from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
+from upriver.engine.table import KEY_BYTES_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
@@ -52,11 +53,10 @@ def active_vbucket(session: Session, request: Request) -> Vbucket:
     return session.node.bucket.vbucket(request.vbucket)
 
 
-def checked_key(session: Session, key: bytes) -> bytes:
+def checked_key(key: bytes) -> bytes:
     """Refuse keys that no client may use."""
-    limit = session.node.limits.key_bytes_max
-    if not 0 < len(key) <= limit:
-        raise InvalidArguments(f"a key has 1 to {limit} bytes, not {len(key)}")
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
     return key
 
 
@@ -94,7 +94,8 @@ def when_all_durable(session: Session, answer: Response | None) -> Answer:
 
 @command(Get, GetQ, GetK, GetKQ, role=Role.READ)
 def get(session: Session, request: Get) -> Answer:
-    key = checked_key(session, request.key)
+    """The value; the quiet forms keep silent about what is not there."""
+    key = checked_key(request.key)
     try:
         item = active_vbucket(session, request).get(key)
     except KeyNotFound as error:
@@ -126,9 +127,10 @@ def _miss(request: Request, error: StatusError) -> Answer:
 
 @command(Set, SetQ, role=Role.WRITE)
 def set_(session: Session, request: Set) -> Answer:
+    """Store, whatever was there; with a CAS only over that version."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.set(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         request.flags,
         request.expiration,
@@ -140,11 +142,12 @@ def set_(session: Session, request: Set) -> Answer:
 
 @command(Add, AddQ, role=Role.WRITE)
 def add(session: Session, request: Add) -> Answer:
+    """Store what is not there yet."""
     if request.cas:
         raise InvalidArguments("what is not there yet has no CAS")
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.add(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         request.flags,
         request.expiration,
@@ -155,9 +158,10 @@ def add(session: Session, request: Add) -> Answer:
 
 @command(Replace, ReplaceQ, role=Role.WRITE)
 def replace(session: Session, request: Replace) -> Answer:
+    """Store over what is there."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.replace(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         request.flags,
         request.expiration,
@@ -169,40 +173,45 @@ def replace(session: Session, request: Replace) -> Answer:
 
 @command(Delete, DeleteQ, role=Role.WRITE)
 def delete(session: Session, request: Delete) -> Answer:
+    """Delete; with a CAS only that version."""
     vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.delete(checked_key(session, request.key), request.cas)
+    cas, seqno = vbucket.delete(checked_key(request.key), request.cas)
     return written(session, request, vbucket, cas, seqno)
 
 
 @command(Increment, IncrementQ, Decrement, DecrementQ, role=Role.WRITE)
 def count(session: Session, request: Increment) -> Answer:
+    """Add to a number or subtract from it, and create it unless told not to."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.decrement if isinstance(request, Decrement | DecrementQ) else vbucket.increment
     initial, expiry = (None, 0) if request.expiration == NO_CREATE else (request.initial, request.expiration)
-    number, cas, seqno = operation(checked_key(session, request.key), request.delta, initial, expiry, request.cas)
+    number, cas, seqno = operation(checked_key(request.key), request.delta, initial, expiry, request.cas)
     return written(session, request, vbucket, cas, seqno, number=number)
 
 
 @command(Append, AppendQ, Prepend, PrependQ, role=Role.WRITE)
 def join(session: Session, request: Append) -> Answer:
+    """Put bytes behind the value or before it."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.prepend if isinstance(request, Prepend | PrependQ) else vbucket.append
-    cas, seqno = operation(checked_key(session, request.key), request.value, request.cas)
+    cas, seqno = operation(checked_key(request.key), request.value, request.cas)
     return written(session, request, vbucket, cas, seqno)
 
 
 @command(Touch, role=Role.WRITE)
 def touch(session: Session, request: Touch) -> Answer:
+    """Give the item another expiry."""
     vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.touch(checked_key(session, request.key), request.expiration)
+    cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
     return written(session, request, vbucket, cas, seqno)
 
 
 @command(Gat, GatQ, role=Role.WRITE)
 def get_and_touch(session: Session, request: Gat) -> Answer:
+    """Read the item and give it another expiry."""
     vbucket = active_vbucket(session, request)
     try:
-        item = vbucket.get_and_touch(checked_key(session, request.key), request.expiration)
+        item = vbucket.get_and_touch(checked_key(request.key), request.expiration)
     except KeyNotFound as error:
         return _miss(request, error)
     return when_durable(session, vbucket, item.seqno, hit(session, request, item))

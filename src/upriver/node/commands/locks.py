@@ -11,9 +11,10 @@ from upriver.wire.memcached import Feature, GetLocked, Unlock
 
 @command(GetLocked, role=Role.WRITE)
 def get_locked(session: Session, request: GetLocked) -> Answer:
+    """Read the item and keep others from changing it for a while."""
     vbucket = active_vbucket(session, request)
     try:
-        item = vbucket.get_and_lock(checked_key(session, request.key), request.lock_time or LOCK_TIME_S)
+        item = vbucket.get_and_lock(checked_key(request.key), request.lock_time or LOCK_TIME_S)
     except Locked as error:
         raise _told(session, error) from None
     return hit(session, request, item)
@@ -21,9 +22,10 @@ def get_locked(session: Session, request: GetLocked) -> Answer:
 
 @command(Unlock, role=Role.WRITE)
 def unlock(session: Session, request: Unlock) -> Answer:
+    """Give the lock back before its time."""
     vbucket = active_vbucket(session, request)
     try:
-        vbucket.unlock(checked_key(session, request.key), request.cas)
+        vbucket.unlock(checked_key(request.key), request.cas)
     except (Locked, NotLocked) as error:
         raise _told(session, error) from None
     return success(request)

@@ -13,7 +13,8 @@ from upriver.wire.memcached import DeleteWithMeta, GetMeta, MetaOption, SetWithM
 
 @command(GetMeta, role=Role.READ)
 def get_meta(session: Session, request: GetMeta) -> Answer:
-    item = active_vbucket(session, request).get_meta(checked_key(session, request.key))
+    """What is known of a key beside its value, even if it is deleted."""
+    item = active_vbucket(session, request).get_meta(checked_key(request.key))
     values: dict[str, Any] = {
         "deleted": int(item.event != Event.MUTATION),
         "flags": item.flags,
@@ -28,9 +29,10 @@ def get_meta(session: Session, request: GetMeta) -> Answer:
 
 @command(SetWithMeta, role=Role.WRITE)
 def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
+    """Store a version from elsewhere, unless ours wins."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.set_with_meta(
-        checked_key(session, request.key),
+        checked_key(request.key),
         request.value,
         cas=_cas(session, request, options),
         rev_seqno=request.rev_seqno,
@@ -45,9 +47,10 @@ def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
 
 @command(DeleteWithMeta, role=Role.WRITE)
 def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
+    """Delete as it was done elsewhere, unless our version wins."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.delete_with_meta(
-        checked_key(session, request.key),
+        checked_key(request.key),
         cas=_cas(session, request, options),
         rev_seqno=request.rev_seqno,
         expiry=request.expiration,

@@ -32,6 +32,7 @@ def living_vbucket(session: Session, number: int) -> Vbucket:
 
 @command(Observe, role=Role.READ)
 def observe(session: Session, request: Observe) -> Answer:
+    """Whether keys are here, and whether they are on disk."""
     return success(request, keys=tuple(_observed(session, key) for key in request.keys))
 
 
@@ -52,6 +53,7 @@ def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
 
 @command(ObserveSeqno, role=Role.READ)
 def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
+    """How far the vbucket is; for a branch that was left, also how far that went."""
     vbucket = living_vbucket(session, request.vbucket)
     log = vbucket.failover_log
     place = log.index(request.vbucket_uuid)
@@ -93,6 +95,7 @@ def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
 
 @command(StopPersistence, role=Role.ADMIN)
 def stop_persistence(session: Session, request: StopPersistence) -> Answer:
+    """Keep changes in memory until told otherwise."""
     flusher = session.node.bucket.flusher
     if not flusher.running:
         raise InvalidArguments("persistence is stopped already")
@@ -102,6 +105,7 @@ def stop_persistence(session: Session, request: StopPersistence) -> Answer:
 
 @command(StartPersistence, role=Role.ADMIN)
 def start_persistence(session: Session, request: StartPersistence) -> Answer:
+    """Write to disk again, first what has gathered."""
     flusher = session.node.bucket.flusher
     if flusher.running:
         raise InvalidArguments("persistence is not stopped")

@@ -36,8 +36,9 @@ def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
 
 @command(Stat, role=ANY_USER)
 def stat(session: Session, request: Stat) -> Answer:
+    """One answer for each statistic of a group, and an empty one at the end."""
     if request.key:
-        checked_key(session, request.key)
+        checked_key(request.key)
     name, *arguments = request.key.decode(errors="replace").split() or [""]
     found = GROUPS.get(name)
     if found is None:
@@ -67,6 +68,7 @@ def _vbuckets(node: NodeState, arguments: list[str]) -> Iterator[Vbucket]:
 
 @group("")
 def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """The node as a whole."""
     numbers, counters, now = node.bucket.statistics(), node.counters, node.clock()
     operations = numbers.operations
     yield "pid", os.getpid()
@@ -106,12 +108,14 @@ def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
 
 @group("vbucket")
 def vbucket_states(node: NodeState, arguments: list[str]) -> Pairs:
+    """The state of each vbucket."""
     for vbucket in _vbuckets(node, arguments):
         yield f"vb_{vbucket.number}", vbucket.state.value
 
 
 @group("vbucket-details")
 def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
+    """What each vbucket holds."""
     for vbucket in _vbuckets(node, arguments):
         name, table = f"vb_{vbucket.number}", vbucket.table
         yield name, vbucket.state.value
@@ -129,6 +133,7 @@ def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("vbucket-seqno")
 def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
+    """How far each vbucket is, in memory and on disk."""
     for vbucket in _vbuckets(node, arguments):
         name, snapshot = f"vb_{vbucket.number}", vbucket.position.snapshot
         yield f"{name}:high_seqno", vbucket.high_seqno
@@ -142,6 +147,7 @@ def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("failovers")
 def failovers(node: NodeState, arguments: list[str]) -> Pairs:
+    """The branches of each vbucket's history, newest first."""
     for vbucket in _vbuckets(node, arguments):
         name = f"vb_{vbucket.number}"
         yield f"{name}:num_entries", len(vbucket.failover_log)
@@ -152,6 +158,7 @@ def failovers(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("checkpoint")
 def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
+    """Checkpoints, and who reads from which place."""
     for vbucket in _vbuckets(node, arguments):
         name = f"vb_{vbucket.number}"
         yield f"{name}:state", vbucket.state.value
@@ -167,21 +174,25 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("tap")
 def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """TAP connections; streams are still to come."""
     yield "ep_tap_count", 0
 
 
 @group("upr")
 def upr_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """UPR connections; streams are still to come."""
     yield "ep_upr_count", 0
 
 
 @group("dcp")
 def dcp_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """DCP connections; streams are still to come."""
     yield "ep_dcp_count", 0
 
 
 @group("memory")
 def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
+    """Where the memory goes."""
     numbers = node.bucket.statistics()
     yield "mem_used", numbers.memory_bytes
     yield "ep_max_size", numbers.quota_bytes

@@ -48,6 +48,7 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
 
 @command(DeleteVbucket, role=Role.ADMIN)
 def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
+    """Drop a dead vbucket; answered when it is gone from the disk."""
     vbucket = session.node.bucket.vbucket(request.vbucket)
     if vbucket.state is not VbucketState.DEAD:
         raise InvalidArguments(f"the vbucket is {vbucket.state.value}: make it dead first", vbucket=vbucket.number)
@@ -63,11 +64,13 @@ def _tell_cluster(session: Session) -> None:
 
 @command(GetVbucket, role=ANY_USER)
 def get_vbucket(session: Session, request: GetVbucket) -> Answer:
+    """The state of a vbucket."""
     return success(request, state=wire_state(session.node.bucket.vbucket(request.vbucket).state))
 
 
 @command(GetAllVbucketSeqnos, role=Role.STREAM)
 def get_all_vbucket_seqnos(session: Session, request: GetAllVbucketSeqnos) -> Answer:
+    """The high seqnos of all vbuckets that are not dead, or of those in one state."""
     wanted = None if not request.state else model_state(request.state)
     seqnos = tuple(
         VbucketSeqno(vbucket=vbucket.number, seqno=vbucket.high_seqno)
@@ -79,6 +82,7 @@ def get_all_vbucket_seqnos(session: Session, request: GetAllVbucketSeqnos) -> An
 
 @command(GetFailoverLog, role=Role.STREAM)
 def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
+    """The branches of the vbucket's history, newest first."""
     log = session.node.bucket.vbucket(request.vbucket).failover_log
     entries = tuple(FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in log)
     return success(request, log=entries)
@@ -86,12 +90,14 @@ def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
 
 @command(LastClosedCheckpoint, role=Role.STREAM)
 def last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> Answer:
+    """The id of the newest closed checkpoint; 0 for none."""
     vbucket = session.node.bucket.vbucket(request.vbucket)
     return success(request, checkpoint=session.node.checkpoints.last_closed_id(vbucket))
 
 
 @command(CreateCheckpoint, role=Role.ADMIN)
 def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
+    """Close the open checkpoint and open the next."""
     vbucket, checkpoints = session.node.bucket.vbucket(request.vbucket), session.node.checkpoints
     if vbucket.state is not VbucketState.ACTIVE:  # a copy takes over what its producer decides
         raise NotMyVbucket(vbucket=vbucket.number)
@@ -100,6 +106,7 @@ def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
 
 
 @command(DeregisterTapClient, role=Role.STREAM)
-def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:
-    name = checked_key(session, request.name)
+def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:  # noqa: ARG001
+    """Forget a registered TAP client; nobody can register yet."""
+    name = checked_key(request.name)
     raise KeyNotFound(f"no TAP client is registered as {name.decode(errors='replace')!r}")
