@@ -111,6 +111,24 @@ def test_a_signal_stops_it_while_somebody_is_stuck(tmp_path: Path) -> None:
     assert "cut off: the node stops" in log
 
 
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    with Served("--port", "0", "--vbuckets", "1") as served, Client(served.port, receive_bytes=4096) as stuck:
+        stuck.set(b"key", b"v" * 1_000_000)
+        stuck.socket.sendall(gets(b"key", 50))
+        served.process.terminate()
+        wait_until(lambda: not listens(served.port), "it stops")
+        served.process.terminate()
+        assert served.process.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_a_kill_is_seen_at_the_next_start(tmp_path: Path) -> None:
     arguments = ("--port", "0", "--vbuckets", "1", "--data", str(tmp_path / "data"), "--ack", "disk")
     with Served(*arguments) as served, Client(served.port) as client:

@@ -6,14 +6,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
 from upriver.node import connection as connection_module
+from upriver.node.authentication import Role, User, Users
 from upriver.node.connection import Connection
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.wire.memcached import Get, Noop, Quit, QuitQ, Set
+from upriver.wire.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 
 MESSAGES = "upriver.node"
 
@@ -226,6 +228,20 @@ def test_the_limit_of_a_body(upriver_node: EmbeddedNode, caplog: pytest.LogCaptu
         client.send(Set(key=b"key", value=b"v" * (1000 - 8 - 2)))
         assert client.is_closed()
     assert "a body of at most 1000 bytes, found a length of 1001" in told(caplog, "closed: ")[0]
+
+
+def test_before_the_login_requests_are_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "users.json"
+    with Users.edit(path, create=True) as users:
+        users.add(User.create("alice", "secret", Role.WRITE))
+    large = Set(key=b"key", value=b"v" * 100_000)
+    with start(vbuckets=1, users=path) as node, Client(node.port) as friend, Client(node.port) as stranger:
+        assert stranger.ask(Set(key=b"key", value=b"v" * 1000)).status == 0x20
+        stranger.send(large)
+        assert stranger.is_closed()
+        assert friend.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0secret")).status == 0
+        assert friend.ask(large).status == 0
+    assert "a body of at most 65536 bytes" in told(caplog, "closed: ")[0]
 
 
 def test_a_request_byte_by_byte(upriver_node: EmbeddedNode) -> None:

@@ -16,6 +16,8 @@ from upriver.errors import StatusError, UpriverError
 from upriver.node import logs
 from upriver.node.options import NodeOptions, gather
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One command-line option for each field of ``NodeOptions``."""
@@ -68,14 +70,22 @@ def _raise_descriptor_limit() -> None:
 async def _run(options: NodeOptions) -> None:
     from upriver.node.server import Node  # here, so that --help need not wait for it
 
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def ask_to_stop() -> None:
+        stop.set()
+        for number in _SIGNALS:  # who asks twice does not want to wait, not even for the disk
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, ask_to_stop)
     node = await Node.open(options)
     try:
         click.echo(_ready_line(node.address, node.metrics_address, options))
         sys.stdout.flush()
         await stop.wait()
+        node.state.log.info("stopping; a second signal stops at once, as a crash would")
     finally:
         await node.close()
 

@@ -247,7 +247,9 @@ class Session:
         MEMCACHED.check_first_byte(data, at)
         if len(data) - at < _HEADER_SIZE:
             return None
-        return _HEADER_SIZE + MEMCACHED.body_length(data, at, self.node.limits.body_bytes_max)
+        limits, stranger = self.node.limits, self.node.users is not None and self.user is None
+        limit = min(limits.login_bytes_max, limits.body_bytes_max) if stranger else limits.body_bytes_max
+        return _HEADER_SIZE + MEMCACHED.body_length(data, at, limit)
 
     def _lose(self, error: WireError) -> None:
         """The stream has lost its place: nothing behind it can be understood."""

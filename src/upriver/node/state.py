@@ -28,6 +28,8 @@ class Limits:
 
     connections_max: int = 20_000
     body_bytes_max: int = BODY_BYTES_MAX
+    #: Who has to log in, and has not, may not make the node keep more of a request than this.
+    login_bytes_max: int = 64 * 1024
     #: A peer that has so many bytes of answers unread gets no more answers until it reads.
     unread_answer_bytes_max: int = 1024 * 1024
     #: So many answers may wait for the disk before the next request is looked at.
