@@ -39,6 +39,7 @@ check: $(VENV)/.built ## format, lint, types, docs up to date
 
 bench: $(VENV)/.built ## measure, as ratios within one run
 	$(BIN)/python -m bench.columns
+	$(BIN)/python -m bench.streams
 
 format: $(VENV)/.built ## write the format that check wants
 	$(BIN)/ruff format .
