@@ -1,7 +1,8 @@
 """Generate the documentation that follows from the source: ``python -m docs.generate [--check]``.
 
 Hand-drawn byte diagrams drift, so nobody draws them: the pages of `docs/protocol/` come from the declared messages, the
-errata from decoding the texts' own examples, and `docs/cli.md` from the help texts. With ``--check`` nothing is
+errata from decoding the texts' own examples, `docs/cli.md` from the help texts and the diagram of a stream's life in
+`docs/streams.md` from the table that the program runs. With ``--check`` nothing is
 written; stale pages are named and the exit code is 1.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from docs.cli_page import cli_page
 from docs.errata_page import errata_page
 from docs.protocol_pages import index_page, protocol_page
+from docs.streams_page import streams_page
 from upriver.wire import DIALECTS
 
 DOCS = Path(__file__).parent
@@ -25,6 +27,7 @@ def pages() -> dict[Path, str]:
         **{protocol / f"{name}.md": protocol_page(dialect) for name, dialect in DIALECTS.items()},
         protocol / "errata.md": errata_page(),
         DOCS / "cli.md": cli_page(),
+        DOCS / "streams.md": streams_page(),
     }
 
 

@@ -54,7 +54,7 @@ def exceptions() -> list[type[UpriverError]]:
 
 
 def test_everything_has_one_root() -> None:
-    assert len(exceptions()) == 10 + len(STATUSES)
+    assert len(exceptions()) == 14 + len(STATUSES)
     for cls in (DataInUse, ForeignData, NewerFormat, CorruptData):
         assert issubclass(cls, StorageError)
     assert issubclass(PositionError, ValueError)
