@@ -49,12 +49,13 @@ BAD = [
 
 def test_the_examples_cover_the_table() -> None:
     assert set(GOOD) == set(CONTROLS)
+    assert all(control.meaning for control in CONTROLS.values())
 
 
 @pytest.mark.parametrize(("name", "value", "meant"), [(n, *pair) for n, pairs in GOOD.items() for pair in pairs])
 def test_what_makes_sense_is_taken(name: str, value: bytes, meant: object) -> None:
     controls = Controls()
-    assert controls[name] == CONTROLS[name][1]
+    assert controls[name] == CONTROLS[name].default
     controls.set(*controls.read(name.encode(), value))
     assert controls[name] == meant
 

@@ -12,14 +12,14 @@ LEGAL = {
     "open": {
         "snapshot marker": "in a snapshot",
         "flush": "open",
-        "set vbucket state: pending": "handing over: pending",
+        "set vbucket state pending": "handing over: pending",
     },
     "in a snapshot": {
         "snapshot marker": "in a snapshot",
         "change": "in a snapshot",
         "seqno advanced": "in a snapshot",
         "flush": "open",
-        "set vbucket state: pending": "handing over: pending",
+        "set vbucket state pending": "handing over: pending",
     },
     "handing over: pending": {"answer to pending": "handing over: draining", "flush": "handing over: pending"},
     "handing over: draining": {
@@ -27,7 +27,7 @@ LEGAL = {
         "change": "handing over: draining",
         "seqno advanced": "handing over: draining",
         "flush": "handing over: draining",
-        "set vbucket state: active": "handing over: active",
+        "set vbucket state active": "handing over: active",
     },
     "handing over: active": {},
     "ended": {},

@@ -1,11 +1,12 @@
 """The settings that a consumer may send to its producer: one table, each with its check.
 
 A setting counts for the streams that are asked for after it; those of the connection itself (window, noops) at once.
-What a filter means only the store knows, so the producer has it look at one before it is taken.
+What a filter means only the store knows, so the producer has it look at one before it is taken. Priority and order are
+hints, checked and not followed: all streams take turns, so none of them can be in another's way.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from upriver.errors import InvalidArguments
 
@@ -42,23 +43,31 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return check
 
 
-#: Name, how its value is read, and what holds before it is set.
-CONTROLS: Final[dict[str, tuple[Callable[[str], Any], Any]]] = {
-    "enable_noop": (_flag, False),
-    "set_noop_interval": (_seconds, 180.0),
-    "connection_buffer_size": (_size, 0),
-    "enable_expiry_opcode": (_flag, False),
-    "send_stream_end_on_client_close_stream": (_flag, False),
-    # Hints, checked and not followed: all streams take turns, so none of them can be in another's way.
-    "set_priority": (_one_of("low", "medium", "high"), "medium"),
-    "backfill_order": (_one_of("round-robin", "sequential"), "round-robin"),
+class Control(NamedTuple):
+    """One setting."""
+
+    read: Callable[[str], Any]
+    default: Any
+    #: What it does, for the documentation.
+    meaning: str
+
+
+#: Every setting by name.
+CONTROLS: Final[dict[str, Control]] = {
+    "enable_noop": Control(_flag, False, "send noops, and give up on a consumer that stays silent"),
+    "set_noop_interval": Control(_seconds, 180.0, "how many seconds lie between two noops"),
+    "connection_buffer_size": Control(_size, 0, "how many bytes may be unacknowledged; 0 for any number"),
+    "enable_expiry_opcode": Control(_flag, False, "tell expirations as such, not as deletions"),
+    "send_stream_end_on_client_close_stream": Control(_flag, False, "end a stream that the consumer closes"),
+    "set_priority": Control(_one_of("low", "medium", "high"), "medium", "a hint: all streams take turns alike"),
+    "backfill_order": Control(_one_of("round-robin", "sequential"), "round-robin", "a hint, as well"),
     # Our own: nobody else understands them.
-    "key_filter": (str, ""),
-    "value_filter": (str, ""),
-    "keys_only": (_flag, False),
-    "persisted_only": (_flag, False),
-    "exact_end": (_flag, False),
-    "history": (_flag, False),
+    "key_filter": Control(str, "", "a regular expression (RE2) that is searched in each key"),
+    "value_filter": Control(str, "", 'a field of a JSON value: `{"field": "a.b", "equals": 1}`, or `"contains"`'),
+    "keys_only": Control(_flag, False, "leave out the values"),
+    "persisted_only": Control(_flag, False, "send only what is on disk"),
+    "exact_end": Control(_flag, False, "end with the state that was current at the end seqno, and nothing beyond it"),
+    "history": Control(_flag, False, "every retained version of a key, not only the newest"),
 }
 
 
@@ -66,7 +75,7 @@ class Controls:
     """The settings of one connection."""
 
     def __init__(self) -> None:
-        self._values = {name: default for name, (_, default) in CONTROLS.items()}
+        self._values = {name: control.default for name, control in CONTROLS.items()}
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -79,7 +88,7 @@ class Controls:
             raise InvalidArguments("a control is text") from None
         if text not in CONTROLS:
             raise InvalidArguments(f"there is no control {text!r}; known are {', '.join(CONTROLS)}")
-        return text, CONTROLS[text][0](given)
+        return text, CONTROLS[text].read(given)
 
     def set(self, name: str, value: Any) -> None:
         """Take a setting that was read."""

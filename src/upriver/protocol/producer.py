@@ -30,14 +30,21 @@ from upriver.protocol.controls import Controls
 from upriver.protocol.flow_control import SendWindow
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
-from upriver.protocol.stream_output import ProducerStream
+from upriver.protocol.stream_output import TAKEOVER, ProducerStream
 from upriver.wire import AnyResponse, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
 
-#: What a stream gets at least when its turn comes.
-TURN_BYTES_MIN: Final = 4096
+#: What a stream gets at least when its turn comes: less would cost more than it sends.
+TURN_BYTES_MIN: Final = 32 * 1024
 #: What one call hands out unless told otherwise.
 PIECE_BYTES: Final = 256 * 1024
+
+# Plain numbers: combinations of flags are slow to make, and a connection may ask for a thousand streams at once.
+_NO_VALUE: Final = int(dcp.OpenFlag.NO_VALUE)
+_DISK_ONLY: Final = int(dcp.StreamFlag.DISK_ONLY)
+_TO_LATEST: Final = int(dcp.StreamFlag.TO_LATEST)
+_ACTIVE_ONLY: Final = int(dcp.StreamFlag.ACTIVE_ONLY)
+_STRICT_UUID: Final = int(dcp.StreamFlag.STRICT_UUID)
 
 #: Whatever of these a producer does not expect ends the connection.
 _OF_STREAMS: Final = frozenset((*upr.upr.messages, *dcp.dcp.messages))
@@ -52,7 +59,7 @@ class Producer:
     ) -> None:
         self.source = source
         self.name = name
-        self.flags = flags
+        self.flags = int(flags)
         self.created = now
         #: Called when there may be something to send that was not there before.
         self.on_ready = on_ready
@@ -68,7 +75,10 @@ class Producer:
         #: Changes that were sent by streams which have ended since.
         self._changes_of_ended = 0
         self._answers: deque[bytes] = deque()
-        self._ready: deque[ProducerStream] = deque()
+        #: Streams that may have something to send: those that woke up, and those that had more in their last turn.
+        self._woken: deque[ProducerStream] = deque()
+        self._busy: deque[ProducerStream] = deque()
+        self._turns = 0
         self._noop_opaque = 0
 
     @property
@@ -148,18 +158,18 @@ class Producer:
     def _request_stream(self, request: _StreamRequest) -> Response | None:
         self.dialect = self.dialect or request.declaration.dialect
         vbucket = self._vbucket(request.vbucket)
-        flags = dcp.StreamFlag(int(request.flags)) if isinstance(request, dcp.StreamRequest) else dcp.StreamFlag(0)
-        takeover = bool(int(request.flags) & dcp.StreamFlag.TAKEOVER)
-        _check_state(vbucket, flags, takeover=takeover)
+        flags = int(request.flags) if isinstance(request, dcp.StreamRequest) else 0
+        takeover = bool(int(request.flags) & TAKEOVER)
+        _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
         position = _checked_position(request)
         if request.vbucket in self.streams:
             raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
-        back = _rollback(request, vbucket, position, strict=bool(flags & dcp.StreamFlag.STRICT_UUID))
+        back = _rollback(request, vbucket, position, strict=bool(flags & _STRICT_UUID))
         if back is not None:
             return _rollback_answer(request, back)
         # A takeover ends when it is done, whatever end the request names: so do deployed servers.
         end = NO_END if takeover else _end_seqno(request, vbucket, flags)
-        disk_only = bool(flags & dcp.StreamFlag.DISK_ONLY)
+        disk_only = bool(flags & _DISK_ONLY)
         options = self._options(request, persisted_only=disk_only)
         history = self.open_history(vbucket, request.start_seqno, end, options)
         stream = ProducerStream(self, vbucket, request, history, options, end_seqno=end, disk_only=disk_only)
@@ -181,7 +191,7 @@ class Producer:
     def _options(self, request: _StreamRequest, *, persisted_only: bool) -> StreamOptions:
         controls = self.controls
         return StreamOptions(
-            keys_only=controls["keys_only"] or bool(self.flags & dcp.OpenFlag.NO_VALUE),
+            keys_only=controls["keys_only"] or bool(self.flags & _NO_VALUE),
             key_filter=controls["key_filter"],
             value_filter=controls["value_filter"],
             persisted_only=persisted_only or controls["persisted_only"],
@@ -205,9 +215,19 @@ class Producer:
         """The stream may have something to send."""
         if not stream.queued and self.streams.get(stream.vbucket.number) is stream:
             stream.queued = True
-            self._ready.append(stream)
+            self._woken.append(stream)
             if self.on_ready is not None:
                 self.on_ready()
+
+    def _next_in_turn(self) -> ProducerStream | None:
+        """Who woke up goes first, so that a live change waits for no backfill; every fourth turn is for the busy."""
+        self._turns += 1
+        queue = self._busy if self._busy and (self._turns % 4 == 0 or not self._woken) else self._woken
+        if not queue:
+            return None
+        stream = queue.popleft()
+        stream.queued = False
+        return stream
 
     def tick(self, now: float) -> None:
         """Time has passed: ask whether the consumer is there, or give up on it."""
@@ -230,19 +250,18 @@ class Producer:
     @property
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
-        return bool(self._answers) or (bool(self._ready) and self.window.room_bytes != 0)
+        return bool(self._answers) or (bool(self._woken or self._busy) and self.window.room_bytes != 0)
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
         pieces = [self.answers()]
         size = len(pieces[0])
-        while self._ready and size < max_bytes:
+        while not size or max_bytes - size >= TURN_BYTES_MIN:
             room = self.window.room_bytes
-            if room == 0:
+            stream = None if room == 0 else self._next_in_turn()
+            if stream is None:
                 break
-            stream = self._ready.popleft()
-            stream.queued = False
-            share = max(TURN_BYTES_MIN, (max_bytes - size) // (len(self._ready) + 1))
+            share = max(TURN_BYTES_MIN, (max_bytes - size) // (len(self._busy) + len(self._woken) + 1))
             piece = stream.turn(share if room is None else min(share, room))
             self.window.sent(len(piece))
             self.bytes_sent_total += len(piece)
@@ -250,8 +269,9 @@ class Producer:
             pieces.append(piece)
             if stream.finished:
                 self._forget(stream)
-            elif stream.has_more:
-                self.ready(stream)
+            elif stream.has_more and not stream.queued:
+                stream.queued = True
+                self._busy.append(stream)
         return b"".join(pieces) if len(pieces) != 2 or pieces[0] else pieces[1]
 
     def _forget(self, stream: ProducerStream) -> None:
@@ -264,13 +284,14 @@ class Producer:
         for stream in list(self.streams.values()):
             stream.lose()
             self._forget(stream)
-        self._ready.clear()
+        self._woken.clear()
+        self._busy.clear()
 
 
-def _check_state(vbucket: SourceVbucket, flags: dcp.StreamFlag, *, takeover: bool) -> None:
+def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -> None:
     """Is there something to stream, and is this the copy that was asked for?"""
     active = vbucket.state is VbucketState.ACTIVE
-    if flags & dcp.StreamFlag.ACTIVE_ONLY and not active:
+    if active_only and not active:
         raise NotMyVbucket("only an active vbucket was asked for", vbucket=vbucket.number)
     if not active and not vbucket.streamable:
         raise TemporaryFailure("this copy has nothing to stream yet", vbucket=vbucket.number)
@@ -306,11 +327,11 @@ def _rollback(
     return rollback_by_snapshot(log, high, purge, position)
 
 
-def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: dcp.StreamFlag) -> int:
+def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: int) -> int:
     """Where the stream ends. What is on disk counts for *disk only*, whatever end was named, as in the recordings."""
-    if flags & dcp.StreamFlag.DISK_ONLY:
+    if flags & _DISK_ONLY:
         return max(vbucket.persisted_seqno, request.start_seqno)
-    if flags & dcp.StreamFlag.TO_LATEST:
+    if flags & _TO_LATEST:
         return max(vbucket.high_seqno, request.start_seqno)
     return request.end_seqno
 

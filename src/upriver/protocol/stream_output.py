@@ -32,6 +32,14 @@ BACKLOG_SMALL: Final = 1000
 #: The stream failed: its history could not be read.
 FAILED: Final = "failed"
 
+TAKEOVER: Final = int(dcp.StreamFlag.TAKEOVER)
+_NOTIFIER: Final = int(dcp.OpenFlag.NOTIFIER)
+_MEMORY, _DISK, _CHECKPOINT, _ACK = map(
+    int, (dcp.MarkerFlag.MEMORY, dcp.MarkerFlag.DISK, dcp.MarkerFlag.CHECKPOINT, dcp.MarkerFlag.ACK)
+)
+_HISTORY: Final = int(dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS)
+_DELETE_TIMES: Final = int(dcp.OpenFlag.DELETE_TIMES)
+
 #: A history's end in the words of `dcp`; `upr` knows only "ok" and "state changed".
 _DCP_REASONS: Final = {
     "ok": dcp.EndReason.OK,
@@ -69,8 +77,8 @@ class ProducerStream:
         self.life = StreamLife(vbucket.number)
         self.life.move(StreamEvent.ACCEPT)
         self.modern = isinstance(request, dcp.StreamRequest)
-        self.takeover = bool(int(request.flags) & dcp.StreamFlag.TAKEOVER)
-        self.notifier = bool(connection.flags & dcp.OpenFlag.NOTIFIER)
+        self.takeover = bool(int(request.flags) & TAKEOVER)
+        self.notifier = bool(connection.flags & _NOTIFIER)
         self.last_sent_seqno = request.start_seqno
         self.changes_sent = 0
         #: How many of them belonged to the first snapshot.
@@ -84,6 +92,7 @@ class ProducerStream:
         self._subscribed_to: History | None = None
         self._snapshots = 0
         self._last_change_seqno = request.start_seqno
+        self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
         self._dead = False
         self._death_is_durable = False
@@ -103,8 +112,22 @@ class ProducerStream:
         return self.life.ended and not self._control
 
     def turn(self, max_bytes: int) -> bytes:
-        """Send a piece: control messages or changes, about so many bytes, and at least one packet if there is one."""
+        """Send a piece: messages and changes, about so many bytes, and at least one packet if there is one."""
         self._waiting = False
+        pieces: list[bytes] = []
+        size = 0
+        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        while not size or size < max_bytes // 2:
+            piece = self._piece(max_bytes - size)
+            if piece is None:
+                self._wait()
+                break
+            pieces.append(piece)
+            size += len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _piece(self, max_bytes: int) -> bytes | None:
+        """What comes next, empty if a filter let nothing pass; None if there is nothing to send."""
         if not self._control:
             try:
                 self._go_on()
@@ -113,10 +136,7 @@ class ProducerStream:
             except (StatusError, StorageError) as error:
                 self.failure = str(error)
                 self._end(FAILED)
-        out = self._take_control(max_bytes)
-        if not out:
-            self._wait()
-        return out
+        return self._take_control(max_bytes) if self._control else None
 
     def close(self, *, tell: bool) -> bytes:
         """The consumer wants no more: nothing follows, except an end if that was agreed on."""
@@ -181,16 +201,10 @@ class ProducerStream:
     def _flags(self) -> dcp.MarkerFlag:
         """Memory or disk, and as the recordings show: a checkpoint's first snapshot says so, one from disk does not."""
         if self.disk_only or self.history.from_disk:
-            flags = dcp.MarkerFlag.DISK
+            flags = _DISK
         else:
-            flags = dcp.MarkerFlag.MEMORY
-            if self.history.begins_checkpoint:
-                flags |= dcp.MarkerFlag.CHECKPOINT
-        if self.takeover:
-            flags |= dcp.MarkerFlag.ACK
-        if self.options.history:
-            flags |= dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS
-        return flags
+            flags = _MEMORY | (_CHECKPOINT if self.history.begins_checkpoint else 0)
+        return dcp.MarkerFlag(flags | self._flags_of_all)
 
     def _changes(self, max_bytes: int) -> bytes:
         snapshot = self.history.snapshot
@@ -227,7 +241,7 @@ class ProducerStream:
 
     @property
     def _sends_frames(self) -> bool:
-        return self.modern and not self.connection.flags & dcp.OpenFlag.DELETE_TIMES
+        return self.modern and not self.connection.flags & _DELETE_TIMES
 
     def _new_encoder(self) -> ChangeEncoder:
         return ChangeEncoder(
@@ -236,7 +250,7 @@ class ProducerStream:
             vbucket=self.vbucket.number,
             keys_only=self.options.keys_only,
             expirations=self._expirations,
-            delete_times=bool(self.connection.flags & dcp.OpenFlag.DELETE_TIMES),
+            delete_times=bool(self.connection.flags & _DELETE_TIMES),
         )
 
     # The end

@@ -1,0 +1,102 @@
+"""How streams work: the rules in prose, the life of a stream from the table that runs it, the settings from theirs."""
+
+from collections.abc import Iterator
+
+from docs.protocol_pages import page
+from upriver.protocol.controls import CONTROLS
+from upriver.protocol.streams import TRANSITIONS, diagram
+
+_OPENING = """\
+A client becomes a consumer of the node with an [open](protocol/dcp.md#open-0x50), which names the connection. The name
+appears in the statistics; opening it again closes the connection that had it before. An empty name is refused, and a
+second open, or anything of a stream before the first one, closes the connection. With users configured the role
+*stream* is needed. Requests that have nothing to do with streams are answered as on every other connection.
+
+Which dialect a stream speaks follows from its request: 48 bytes of extras are `dcp`, 40 are `upr`. One connection may
+hold both, one stream for each vbucket."""
+
+_ASKING = """\
+The first of these that is not so decides the answer:
+
+1. The vbucket is here, and active if the flag *active only* asks for that: else `NOT_MY_VBUCKET`. A replica or pending
+   copy cannot be taken over either.
+2. It has something to stream, because it was active once or has received a snapshot: else `ETMPFAIL`.
+3. The start does not lie beyond the end and, on `dcp`, lies in its snapshot: else `ERANGE`.
+4. There is no stream for it on this connection yet: else `KEY_EEXISTS`.
+5. The consumer shares our history up to where it stands: else it is told to roll back. On `upr` an unknown uuid is
+   `KEY_ENOENT`, and a start beyond everything there is `ERANGE`.
+
+Who starts at 0 never rolls back, unless *strict uuid* is set and the uuid is unknown. Who stands below the purge seqno
+may have missed deletions and goes back to 0. An accepted request is answered with the failover log."""
+
+_SNAPSHOTS = """\
+A marker, then changes in which each key appears once, and so on. The first snapshot reaches at least what was the high
+seqno at the request; later ones end where a checkpoint does, or where the history ends for now. A marker's start is the
+last seqno *before* the snapshot.
+
+Flags of a marker: 1 from memory, 2 from disk, 4 where a checkpoint begins, 8 if it wants an answer (in a takeover),
+0x30 with the whole history. If the last changes of a snapshot did not pass a filter, `dcp` says with a
+[seqno advanced](protocol/dcp.md#seqno-advanced-0x64) where the consumer stands; on `upr` the next marker does.
+
+A stream ends with *ok* at its end seqno: on `upr` with the state that was current there, on `dcp` with the whole
+snapshot that holds it, unless the setting `exact_end` asks for the same. *To latest* ends at the high seqno of the
+request, *disk only* at what was on disk; a *notifier* ends as soon as there is something to send. A changed state, a
+flush (after a [flush](protocol/upr.md#flush-0x5a) message) and a rollback end it too, and so does a history that it
+cannot follow any more."""
+
+_PACE = """\
+Streams take turns, so a large backfill does not hold up a live change elsewhere. Nothing is read from the history
+before it can be sent: with `connection_buffer_size` not before the consumer has acknowledged enough bytes, and never
+before the socket has taken what was sent before. The last packet may exceed the window. So a consumer that does not
+read costs no more than one piece of 256 KiB, however much is written meanwhile."""
+
+_TAKEOVER = """\
+With the flag *takeover* a stream hands its vbucket over. It sends everything, tells the consumer to be *pending* and
+goes on; when the backlog is small its own copy becomes *dead*, so that nobody writes any more. What had come in between
+follows, and only when the death is on disk and all markers are answered is the consumer told to be *active*. The end
+seqno does not count. If the consumer is lost after the death, the vbucket stays dead: the other side may be active
+already, and whoever moves vbuckets must ask it."""
+
+
+def streams_page() -> str:
+    """The whole page."""
+    return page(
+        "# Streams",
+        "How a node streams the changes of its vbuckets in `upr` and `dcp`. The messages themselves are on the pages of"
+        " [`upr`](protocol/upr.md) and [`dcp`](protocol/dcp.md).",
+        "## Opening a connection",
+        _OPENING,
+        "## Asking for a stream",
+        _ASKING,
+        "## What a stream sends",
+        _SNAPSHOTS,
+        "## The pace",
+        _PACE,
+        "## Taking over",
+        _TAKEOVER,
+        "## Settings",
+        "Sent with [control](protocol/dcp.md#control-0x5e), before the streams that they are meant for. An unknown name"
+        " or value is refused with `EINVAL`.",
+        "\n".join(_settings()),
+        "## The life of a stream",
+        "One table for both sides: the producer moves through it by what it sends, the consumer by what it receives,"
+        " and what it does not allow is a violation.",
+        f"```mermaid\n{diagram()}```",
+        "\n".join(_transitions()),
+    )
+
+
+def _settings() -> Iterator[str]:
+    yield "| name | default | meaning |"
+    yield "|---|---|---|"
+    for name, control in CONTROLS.items():
+        default = str(control.default).lower() if isinstance(control.default, bool) else control.default
+        yield f"| `{name}` | {'none' if default == '' else default} | {control.meaning} |"
+
+
+def _transitions() -> Iterator[str]:
+    yield "| state | event | next state |"
+    yield "|---|---|---|"
+    for state, events in TRANSITIONS.items():
+        for event, target in events.items():
+            yield f"| {state.value} | {event.value} | {target.value} |"
