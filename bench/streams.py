@@ -112,7 +112,8 @@ def compare(value_size: int, vbuckets: int, megabytes: int, rounds: int) -> None
             best = min(best, timed(node.port, total, vbuckets))
     print(
         f"{vbuckets:5d} stream{'s' if vbuckets > 1 else ' '} of {value_size:6,} B:"
-        f" {changes / best / 1e6:6.2f} M changes/s {total / best / 1e9:5.2f} GB/s, {best_raw / best:4.2f} of sendall ({total / best_raw / 1e9:.2f} GB/s)",
+        f" {changes / best / 1e6:6.2f} M changes/s {total / best / 1e9:5.2f} GB/s,"
+        f" {best_raw / best:4.2f} of sendall ({total / best_raw / 1e9:.2f} GB/s)",
         flush=True,
     )
 

@@ -1,8 +1,8 @@
 """Generate the documentation that follows from the source: ``python -m docs.generate [--check]``.
 
 Hand-drawn byte diagrams drift, so nobody draws them: the pages of `docs/protocol/` come from the declared messages, the
-errata from decoding the texts' own examples, `docs/cli.md` from the help texts, the options in `docs/node.md` from their
-declarations and the diagram of a stream's life in `docs/streams.md` from the table that the program runs. With
+errata from decoding the texts' own examples, `docs/cli.md` from the help texts, the options in `docs/node.md` from
+their declarations and the diagram of a stream's life in `docs/streams.md` from the table that the program runs. With
 ``--check`` nothing is written; stale pages are named and the exit code is 1.
 """
 
