@@ -1,0 +1,184 @@
+"""Whatever happens to a vbucket and however bytes are cut, a consumer that follows the rules ends with its contents.
+
+The consumer here is a model: it moves through the same table by what it receives, keeps what each change says, and
+checks that every message is allowed where it comes.
+"""
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+from tests.node.laboratory import Laboratory, Peer
+from upriver.model import VbucketState
+from upriver.protocol.streams import StreamEvent, StreamLife
+from upriver.wire import Message, dcp, upr
+
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+
+
+class Follower:
+    """One stream, as its consumer sees it."""
+
+    def __init__(self, opaque: int, contents: dict[bytes, bytes]) -> None:
+        self.opaque = opaque
+        self.contents = contents
+        self.life = StreamLife(0)
+        self.seqno = 0
+        self.end = 0
+        self.in_snapshot: set[bytes] = set()
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case upr.StreamRequestResponse():
+                self.life.move(StreamEvent.ACCEPT)
+            case dcp.SnapshotMarker():
+                self.life.move(StreamEvent.MARKER)
+                assert message.start_seqno == self.seqno == self.end or not self.end, "snapshots join without a gap"
+                assert message.end_seqno > message.start_seqno
+                self.end = message.end_seqno
+                self.in_snapshot.clear()
+            case upr.SnapshotMarker():
+                self.life.move(StreamEvent.MARKER)
+                self.in_snapshot.clear()
+            case dcp.Mutation() | upr.Mutation():
+                self._change(message.by_seqno, message.key)
+                self.contents[message.key] = message.value
+            case dcp.Deletion() | upr.Deletion():
+                self._change(message.by_seqno, message.key)
+                self.contents.pop(message.key, None)
+            case upr.Flush():
+                self.life.move(StreamEvent.FLUSH)
+                self.contents.clear()
+            case dcp.StreamEnd() | upr.StreamEnd():
+                self.life.move(StreamEvent.END)
+            case _:
+                raise AssertionError(f"unexpected: {message}")
+
+    def _change(self, seqno: int, key: bytes) -> None:
+        self.life.move(StreamEvent.CHANGE)
+        assert seqno > self.seqno
+        assert not self.end or seqno <= self.end
+        assert key not in self.in_snapshot, "each key comes once in a snapshot"
+        self.in_snapshot.add(key)
+        self.seqno = seqno
+
+
+class World:
+    """One vbucket, one connection, one stream at a time."""
+
+    def __init__(self, *, modern: bool, window: int) -> None:
+        self.laboratory = Laboratory(vbuckets=2)
+        self.vbucket = self.laboratory.bucket.create_vbucket(0)
+        self.peer: Peer = self.laboratory.connect().open()
+        self.request = dcp.StreamRequest if modern else upr.StreamRequest
+        self.window = window
+        if window:
+            self.peer.send(dcp.Control(key=b"connection_buffer_size", value=b"%d" % window))
+        self.follower: Follower | None = None
+        self.opaque = 0
+
+    def write(self, key: bytes) -> None:
+        if self.vbucket.state is VbucketState.ACTIVE:
+            self.vbucket.set(key, b"%d" % self.vbucket.high_seqno)
+
+    def delete(self, key: bytes) -> None:
+        item = self.vbucket.table.find(key)
+        if self.vbucket.state is VbucketState.ACTIVE and item is not None and self.contents().get(key) is not None:
+            self.vbucket.delete(key)
+
+    def flush(self) -> None:
+        if self.vbucket.state is VbucketState.ACTIVE:
+            self.vbucket.flush()
+
+    def turn_over(self) -> None:
+        active = self.vbucket.state is VbucketState.ACTIVE
+        self.vbucket.set_state(VbucketState.REPLICA if active else VbucketState.ACTIVE)
+
+    def checkpoint(self) -> None:
+        self.laboratory.node.checkpoints.create(self.vbucket)
+
+    def close(self) -> None:
+        if self.follower is not None:
+            self.peer.put(upr.CloseStream(opaque=0xFFFF))
+            self.follower = None
+
+    def ask(self) -> None:
+        """Start over from 0 if nothing streams."""
+        if self.follower is None or self.follower.life.ended:
+            self.opaque += 1
+            self.follower = Follower(self.opaque, {})
+            self.peer.put(self.request(opaque=self.opaque))
+
+    def settle(self) -> None:
+        """Deliver everything, acknowledging as it comes."""
+        while True:
+            self.laboratory.settle()
+            messages = self.peer.take()
+            if not messages:
+                return
+            for message in messages:
+                if self.follower is not None and message.opaque == self.follower.opaque:  # type: ignore[attr-defined]
+                    self.follower.receive(message)
+            if self.window:
+                self.peer.put(dcp.BufferAck(bytes_processed=sum(len(message.encode()) for message in messages)))
+
+    def contents(self) -> dict[bytes, bytes]:
+        """What the vbucket holds."""
+        return {key: self.vbucket.get(key).value for key in self.vbucket.table.live_keys()}
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("write"), KEYS),
+    st.tuples(st.just("write"), KEYS),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.just("settle")),
+    st.tuples(st.just("settle")),
+    st.tuples(st.sampled_from(["ask", "ask", "close", "checkpoint", "turn_over", "flush"])),
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, max_size=40), modern=st.booleans(), window=st.sampled_from([0, 1, 200]))
+def test_a_consumer_ends_with_what_the_vbucket_holds(steps: list[tuple[str, ...]], modern: bool, window: int) -> None:
+    world = World(modern=modern, window=window)
+    world.ask()
+    for name, *arguments in steps:
+        getattr(world, name)(*arguments)
+    for _ in range(2):  # the first may find the old stream at its end
+        world.settle()
+        world.ask()
+        world.settle()
+    assert world.follower is not None
+    if world.vbucket.state is not VbucketState.ACTIVE:
+        world.turn_over()
+        world.settle()
+        world.ask()
+        world.settle()
+    assert world.follower.contents == world.contents()
+    assert not world.follower.life.ended
+    assert not world.peer.closed
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(1, 200), max_size=30))
+def test_requests_may_come_in_any_pieces(cuts: list[int]) -> None:
+    laboratory = Laboratory(vbuckets=4)
+    laboratory.bucket.create_vbuckets()
+    for vbucket in range(4):
+        laboratory.write(vbucket, b"a", b"b")
+    data = b"".join(
+        [
+            dcp.Open(name=b"x", flags=dcp.OpenFlag.PRODUCER).encode(),
+            dcp.Control(key=b"connection_buffer_size", value=b"100000").encode(),
+            *(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket).encode() for vbucket in range(4)),
+            dcp.BufferAck(bytes_processed=5).encode(),
+            upr.FailoverLogRequest(vbucket=1, opaque=9).encode(),
+        ]
+    )
+    peer, at = laboratory.connect(), 0
+    for cut in [*cuts, len(data)]:
+        peer.put(data[at : at + cut])
+        at += cut
+        laboratory.settle()
+    received = peer.take()
+    assert sum(isinstance(message, dcp.Mutation) for message in received) == 8
+    assert sum(isinstance(message, upr.StreamRequestResponse) for message in received) == 4
