@@ -1448,7 +1448,7 @@ cdef void clean(char *data, size_t size) noexcept:
 
 cdef object load_records(Table self, const char *data, size_t size):
     cdef size_t offset = 0
-    cdef uint64_t seqno, hashed, where
+    cdef uint64_t seqno, hashed, where, cas, last_cas = self.ledger.last_cas
     cdef uint32_t step, key_size, extras, number = 0, loaded = 0
     cdef uint8_t opcode
     cdef const char *source
@@ -1493,8 +1493,11 @@ cdef object load_records(Table self, const char *data, size_t size):
             self.slots_used += 1
         self.slots[where] = (hashed & TAG_MASK) | slot_of(number, chunk.used)
         enter(self, chunk, record, step)
-        self.ledger.follow_cas(load_be64(record + R_CAS))
+        cas = load_be64(record + R_CAS)
+        if last_cas < cas < FOLLOWED_CAS_MAX:
+            last_cas = cas
         loaded += 1
+    self.ledger.last_cas = last_cas
     return loaded
 
 
