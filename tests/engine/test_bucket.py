@@ -1,3 +1,5 @@
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -244,3 +246,52 @@ def test_history_beyond_the_limits_is_dropped_from_disk_too(path: Path, clock: C
     with opened(path, clock) as bucket:
         assert digest(bucket)[0]["contents"] == before
         assert bucket.vbucket(0).failover_log.newest == uuid
+
+
+def test_one_thread_works_while_the_flusher_writes(path: Path) -> None:
+    """Everything at once: writes, reads, streams, rollbacks, eviction and compaction over a busy flusher."""
+    retention = Retention(history_s=0, history_bytes=200_000, tombstone_s=0.2)
+    bucket = Bucket.open(
+        path, vbuckets=4, quota_bytes=3_000_000, retention=retention, interval_s=0.001, queue_bytes_max=1_000_000
+    )
+    bucket.flusher.checkpoint_bytes = 200_000
+    bucket.create_vbuckets()
+    rng, deadline, written, refused = random.Random(1), time.monotonic() + 2.5, 0, 0
+    expected: dict[bytes, bytes] = {}
+    while time.monotonic() < deadline:
+        vbucket = bucket.vbucket(rng.randrange(3))
+        key = b"%d-%d" % (vbucket.number, rng.randrange(2000))
+        try:
+            if rng.random() < 0.8:
+                expected[key] = b"%d " % written * rng.randrange(60)
+                vbucket.set(key, expected[key])
+                written += 1
+            elif key in expected:
+                vbucket.delete(key)
+                del expected[key]
+        except (TemporaryFailure, OutOfMemory):
+            refused += 1
+            expected.pop(key, None)
+            bucket.sync(30)
+            if key in vbucket.table.live_keys():
+                expected[key] = vbucket.get(key).value
+        if written % 97 == 0:
+            bucket.maintain(0.002)
+            scratch = bucket.vbucket(3)
+            scratch.set(b"k%d" % written, b"v")
+            if rng.random() < 0.2:
+                scratch.set_state(VbucketState.REPLICA)
+                scratch.roll_back(rng.randrange(scratch.high_seqno + 1))
+                scratch.set_state(VbucketState.ACTIVE)
+        if written % 499 == 0:
+            keys = [c.key for s in vbucket.changes() for c in s if c.event is Event.MUTATION]
+            assert sorted(keys) == sorted(k for k in expected if k.startswith(b"%d-" % vbucket.number))
+    assert written > 1000
+    for key, value in expected.items():
+        assert bucket.vbucket(int(key[:1])).get(key).value == value
+    before = {number: contents["contents"] for number, contents in digest(bucket).items()}
+    bucket.close()
+    with Bucket.open(path, vbuckets=4, background=False) as reopened:
+        after = {number: contents["contents"] for number, contents in digest(reopened).items()}
+        living = {n: {k: v for k, v in part.items() if v[0] == Event.MUTATION} for n, part in after.items()}
+        assert living == {n: {k: v for k, v in part.items() if v[0] == Event.MUTATION} for n, part in before.items()}

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorStatistics:
+    """One stream's place in a vbucket."""
+
     name: str
     vbucket: int
     seqno: int
@@ -19,6 +21,8 @@ class CursorStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VbucketStatistics:
+    """One vbucket: its state, its seqnos and what it holds."""
+
     number: int
     state: str
     vbucket_uuid: int
@@ -39,6 +43,8 @@ class VbucketStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStatistics:
+    """The bucket; the totals are the sums over ``vbuckets``."""
+
     store: str
     items: int
     tombstones: int
