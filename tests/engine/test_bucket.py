@@ -145,22 +145,22 @@ def test_a_backup_opens_as_after_a_crash(path: Path, clock: Clock) -> None:
 
 
 def test_evicted_values_are_read_back(path: Path, clock: Clock) -> None:
-    with opened(path, clock, quota_bytes=3_000_000) as bucket:
+    with opened(path, clock, quota_bytes=1_200_000) as bucket:
         bucket.create_vbuckets()
-        for i in range(8000):
+        for i in range(3000):
             bucket.vbucket(i % 4).set(b"key%d" % i, b"value %d " % i * 40)
-            if i % 500 == 0:
+            if i % 100 == 0:
                 bucket.flusher.drain()
                 bucket.maintain()
         statistics = bucket.statistics()
-        assert statistics.items == 8000
+        assert statistics.items == 3000
         assert statistics.resident_ratio < 0.9
-        assert statistics.memory_bytes < 3_000_000
-        for i in range(8000):
+        assert statistics.memory_bytes < 1_200_000
+        for i in range(3000):
             assert bucket.vbucket(i % 4).get(b"key%d" % i).value == b"value %d " % i * 40
         for options in (Options(), Options(history=True), Options(keys_only=True)):
             found = [c for s in bucket.vbucket(1).changes(options=options) for c in s]
-            assert [c.seqno for c in found] == list(range(1, 2001))
+            assert [c.seqno for c in found] == list(range(1, 751))
             if not options.keys_only:
                 assert all(c.value.startswith(b"value %d " % int(c.key[3:])) for c in found)
         cursor = bucket.vbucket(2).open_cursor("frames")
@@ -170,9 +170,9 @@ def test_evicted_values_are_read_back(path: Path, clock: Clock) -> None:
         while cursor.snapshot is not None:
             frames += cursor.read(10_000)
         assert frames.count(b"value 2 ") == 40
-        assert (cursor.seqno, cursor.changes_read) == (2000, 2000)
+        assert (cursor.seqno, cursor.changes_read) == (750, 750)
         before = digest(bucket)
-    with opened(path, clock, quota_bytes=3_000_000) as bucket:
+    with opened(path, clock, quota_bytes=1_200_000) as bucket:
         assert digest(bucket) == before
 
 

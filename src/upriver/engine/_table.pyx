@@ -542,14 +542,17 @@ cdef class Table:
 
     def seqno_before(self, uint64_t time, uint64_t upto):
         """The last seqno, at most ``upto``, before the first record that is not older than ``time``."""
-        cdef uint32_t i, place
+        cdef uint32_t i = 0, place
         cdef uint64_t last = 0, seqno
         cdef Chunk *chunk
-        for i in range(self.order_count):
+        # Whole chunks first; the last of them is walked too, because what it ended with may have been dropped.
+        while i < self.order_count:
             chunk = &self.chunks[self.order[i]]
-            if chunk.used and chunk.last_time < time and chunk.last_seqno <= upto:
-                last = chunk.last_seqno
-                continue
+            if chunk.last_time >= time or chunk.last_seqno > upto:
+                break
+            i += 1
+        for i in range(i - 1 if i else 0, self.order_count):
+            chunk = &self.chunks[self.order[i]]
             place = 0
             while place < chunk.used:
                 seqno = load_be64(chunk.data + place + R_SEQNO)
