@@ -273,11 +273,17 @@ class Bucket:
         self._begin(vbuckets)
 
     def _load_records(self, tables: list[Table | None]) -> None:
+        loaded: Table | None = None
         for number, records in self.storage.all_blocks():
             table = tables[number]
             if table is None:
                 raise CorruptData("", f"there are records of vbucket {number} but no description")
+            if loaded is not None and loaded is not table:
+                self.maintenance.evict_loaded(loaded)
             table.load(records)
+            loaded = table
+        if loaded is not None:
+            self.maintenance.evict_loaded(loaded)
         for number, group in self.storage.groups():
             replay(number, group, tables)
             self.flusher.next_group = number + 1

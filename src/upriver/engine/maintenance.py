@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import thread_time
 from typing import Final
 
-from upriver.engine.backend import Ledger
+from upriver.engine.backend import Ledger, Table
 from upriver.engine.flusher import Flusher
 from upriver.engine.history import CursorEnd
 from upriver.engine.vbucket import Vbucket
@@ -216,6 +216,14 @@ class Maintenance:
                     yield
                     if not position or position >= vbucket.table.checkpointed_seqno:
                         break
+
+    def evict_loaded(self, table: Table) -> None:
+        """A store may be larger than memory: while it is loaded, keep only metadata of what exceeds the quota."""
+        position = 0
+        while self._short_of_memory():
+            position, _ = table.sweep(position, 0, 0, 0, table.checkpointed_seqno)
+            if not position:
+                return
 
     def relieve(self) -> None:
         """A write found no room: evict some now, a bounded amount."""
