@@ -282,12 +282,13 @@ class Bucket:
                 self.maintenance.evict_loaded(loaded)
             table.load(records)
             loaded = table
-        if loaded is not None:
-            self.maintenance.evict_loaded(loaded)
         for number, group in self.storage.groups():
             replay(number, group, tables)
             self.flusher.next_group = number + 1
             self.flusher.group_bytes += len(group)
+        for table in tables:
+            if table is not None:
+                self.maintenance.evict_loaded(table)
 
     def _begin(self, vbuckets: int) -> None:
         """Durably no longer clean, and on new branches if it was not, before anybody is served."""
