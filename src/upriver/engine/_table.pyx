@@ -617,6 +617,9 @@ cdef class Table:
                 return NULL
             if not ((slot ^ hashed) & TAG_MASK):
                 record = record_at(self, slot)
+                prefetch(record + 64)
+                prefetch(record + 128)
+                prefetch(record + 192)
                 if load_be16(record + R_KEY_LENGTH) == size and not memcmp(record_key(record), key, size):
                     where[0] = place
                     return record
