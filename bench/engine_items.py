@@ -30,8 +30,7 @@ def resident_bytes() -> int:
 class Slotted:
     """What a store in plain Python keeps for a version, and hands out."""
 
-    __slots__ = ("cas", "datatype", "expiry", "flags", "key", "rev_seqno", "seqno", "superseded_by", "time",
-    "value")
+    __slots__ = ("cas", "datatype", "expiry", "flags", "key", "rev_seqno", "seqno", "superseded_by", "time", "value")
 
     def __init__(self, *fields: Any) -> None:
         (
