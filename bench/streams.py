@@ -136,17 +136,24 @@ def deliveries(node: EmbeddedNode) -> Iterator[float]:
         for peer in (writer, reader):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         framer, answers = Framer(MEMCACHED), Framer(MEMCACHED)
-        reader.sendall(dcp.Open(name=b"latency", flags=dcp.OpenFlag.PRODUCER).encode() + dcp.StreamRequest().encode())
+        uuid, high = node.call(_position, node)
+        request = dcp.StreamRequest(start_seqno=high, vbucket_uuid=uuid, snapshot_start=high, snapshot_end=high)
+        reader.sendall(dcp.Open(name=b"latency", flags=dcp.OpenFlag.PRODUCER).encode() + request.encode())
         for _ in range(2):
             next_packet(reader, framer)
-        request = memcached.Set(key=b"key", value=b"v" * 64).encode()
+        change = memcached.Set(key=b"key", value=b"v" * 64).encode()
         for _ in range(LATENCY_ROUNDS):
             started = time.perf_counter()
-            writer.sendall(request)
+            writer.sendall(change)
             while next_packet(reader, framer)[1] != 0x57:
                 pass
             yield time.perf_counter() - started
             next_packet(writer, answers)
+
+
+def _position(node: EmbeddedNode) -> tuple[int, int]:
+    vbucket = node.bucket.vbucket(0)
+    return vbucket.failover_log.newest.vbucket_uuid, vbucket.high_seqno
 
 
 def echoes() -> Iterator[float]:
@@ -170,15 +177,34 @@ def echoes() -> Iterator[float]:
                 yield time.perf_counter() - started
 
 
-def latency() -> None:
+def latency(megabytes: int) -> None:
     raw = sorted(echoes())
-    with start(vbuckets=1) as node:
-        ours = sorted(deliveries(node))
+    with start(vbuckets=2) as node:
+        print_latency("a set to its mutation elsewhere", sorted(deliveries(node)), raw)
+        size = len(dcp.Mutation(by_seqno=1, key=KEY % 1, value=b"v" * 1024).encode())
+        changes = megabytes * 10**6 // size
+        fill(node, 2, changes, b"v" * 1024)
+        done = threading.Event()
+
+        def read_again_and_again() -> None:
+            while not done.is_set():
+                timed(node.port, 2 * (changes * size + 40 + 44), 2)
+
+        reader = threading.Thread(target=read_again_and_again)
+        reader.start()
+        try:
+            print_latency("the same beside a backfill", sorted(deliveries(node)), raw)
+        finally:
+            done.set()
+            reader.join()
+
+
+def print_latency(what: str, ours: list[float], raw: list[float]) -> None:
     parts = []
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         at = int(share * LATENCY_ROUNDS)
         parts.append(f"{name} {ours[at] * 1e6:.0f} µs, {ours[at] / raw[at]:.1f} x an echo ({raw[at] * 1e6:.0f} µs)")
-    print(f"a set to its mutation elsewhere: {'; '.join(parts)}; mean {statistics.mean(ours) * 1e6:.0f} µs", flush=True)
+    print(f"{what}: {'; '.join(parts)}; mean {statistics.mean(ours) * 1e6:.0f} µs", flush=True)
 
 
 def main() -> None:
@@ -196,7 +222,7 @@ def main() -> None:
         compare(value_size, 1, options.megabytes, options.rounds)
     # Asking for a thousand streams takes some 50 ms, which should not be what is measured.
     compare(64, 1024, 2 * options.megabytes, options.rounds)
-    latency()
+    latency(options.megabytes)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from tests.node.stream_client import StreamClient
 from tests.protocol.stage import ask, brief, stage
+from upriver.errors import OutOfMemory
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.authentication import User
@@ -245,6 +247,39 @@ def test_reconnect_and_resume(node: EmbeddedNode) -> None:
     assert len(first) == 40
     assert len(second) == 61
     assert len(first | second) == 101
+
+
+def test_resuming_after_the_node_was_restarted(tmp_path: Path) -> None:
+    with start(vbuckets=16, data=str(tmp_path)) as node:
+        high = write(node, *(b"key-%d" % number for number in range(100)))
+        uuid = node.call(lambda: node.bucket.vbucket(0).failover_log.newest.vbucket_uuid)
+    with start(vbuckets=16, data=str(tmp_path)) as node, StreamClient(node, b"reader") as client:
+        write(node, b"later")
+        request = dcp.StreamRequest(start_seqno=high, vbucket_uuid=uuid, snapshot_start=high, snapshot_end=high)
+        assert brief([client.ask(request)]) == ["success"]
+        assert client.changes(high + 1) == {b"later": b"v"}
+
+
+def test_what_memory_does_not_hold_comes_from_disk(tmp_path: Path) -> None:
+    with start(vbuckets=16, data=str(tmp_path), memory_quota="24MiB") as node:
+        for number in range(40 * 64):
+            for _ in range(1000):  # until something was evicted
+                try:
+                    write(node, b"%d" % number, value=b"v" * 16384)
+                    break
+                except OutOfMemory:
+                    node.bucket.sync()
+                    node.call(node.bucket.maintain, 0.05)
+        high = node.call(lambda: node.bucket.vbucket(0).high_seqno)
+        with StreamClient(node, b"reader") as client:
+            client.send(dcp.StreamRequest())
+            client.next()
+            marker = client.next()
+            assert isinstance(marker, dcp.SnapshotMarker)
+            assert marker.flags == dcp.MarkerFlag.DISK
+            contents = client.changes(high)
+            assert len(contents) == 40 * 64
+            assert set(contents.values()) == {b"v" * 16384}
 
 
 def test_a_rollback_after_a_promotion(node: EmbeddedNode) -> None:
