@@ -203,7 +203,7 @@ def test_files_as_of_the_last_fsync(quick_disk: Path) -> None:
 WRITER = """
 import os, sys, threading
 from upriver.engine import Bucket
-bucket = Bucket.open(sys.argv[1], vbuckets=4, ack="disk", interval_s=0.002, **({"quota_bytes": 2_000_000}))
+bucket = Bucket.open(sys.argv[1], vbuckets=4, ack="disk", interval_s=0.002, quota_bytes=int(sys.argv[3]))
 for number in range(4):
     if bucket.existing(number) is None:
         bucket.create_vbucket(number)
@@ -224,11 +224,14 @@ for i in range(start, start + 1_000_000):
 """
 
 
-def kill_and_check(path: Path, rounds: int, rng: random.Random) -> None:
+def kill_and_check(path: Path, rounds: int, rng: random.Random, quota_bytes: int) -> None:
+    """The quota is small enough for eviction, and large enough for the metadata of all versions."""
     start, logs = 0, [1, 1, 1, 1]
     for round_ in range(rounds):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(start)], stdout=subprocess.PIPE, env=dict(os.environ)
+            [sys.executable, "-c", WRITER, str(path), str(start), str(quota_bytes)],
+            stdout=subprocess.PIPE,
+            env=dict(os.environ),
         )
         assert writer.stdout is not None
         acknowledged: dict[int, tuple[int, int]] = {}
@@ -266,9 +269,9 @@ def kill_and_check(path: Path, rounds: int, rng: random.Random) -> None:
 
 
 def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    kill_and_check(tmp_path / "data", 5, random.Random(3))
+    kill_and_check(tmp_path / "data", 5, random.Random(3), 5_000_000)
 
 
 @pytest.mark.slow
 def test_many_kills(tmp_path: Path) -> None:
-    kill_and_check(tmp_path / "data", 60, random.Random(4))
+    kill_and_check(tmp_path / "data", 60, random.Random(4), 60_000_000)
