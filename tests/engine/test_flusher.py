@@ -6,10 +6,10 @@ import lmdb
 import pytest
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket
+from upriver.engine import Bucket, CursorEnd
 from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch
-from upriver.errors import StorageError, TemporaryFailure
+from upriver.engine.storage import Batch, Block
+from upriver.errors import KeyExists, StorageError, TemporaryFailure
 from upriver.model import VbucketState
 
 
@@ -217,3 +217,121 @@ def test_compaction_takes_garbage_out_of_the_blocks(disk: FullDisk, clock: Clock
     bucket.abandon()
     with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
         assert (reopened.vbucket(0).table.items, reopened.vbucket(0).high_seqno) == (100, 2000)
+
+
+# Waiters, failures and callbacks.
+
+
+def test_a_waiter_that_comes_while_a_cut_is_being_committed_waits_for_its_own_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bucket.open(tmp_path / "data", vbuckets=2, ack="disk", background=False) as bucket:
+        vbucket, acked = bucket.create_vbucket(0), []
+        commit = bucket.storage.commit
+
+        def commit_while_somebody_writes(batch: Batch) -> None:
+            monkeypatch.setattr(bucket.storage, "commit", commit)
+            _, seqno = vbucket.set(b"key", b"value")
+            bucket.acknowledge(vbucket, seqno, lambda: acked.append(vbucket.persisted_seqno))
+            commit(batch)
+
+        monkeypatch.setattr(bucket.storage, "commit", commit_while_somebody_writes)
+        bucket.flusher.step()
+        assert acked == []
+        bucket.flusher.step()
+        assert acked == [1]
+
+
+def test_who_waited_on_a_history_that_was_cut_is_released_with_the_cut(tmp_path: Path) -> None:
+    with Bucket.open(tmp_path / "data", vbuckets=2, ack="disk", background=False) as bucket:
+        vbucket, acked = bucket.create_vbucket(0), []
+        bucket.flusher.step()
+        _, seqno = vbucket.set(b"key", b"value")
+        bucket.acknowledge(vbucket, seqno, lambda: acked.append("cut"))
+        vbucket.flush()
+        bucket.flusher.step()
+        assert acked == ["cut"]
+
+
+def test_any_failure_of_a_commit_keeps_what_was_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket.open(tmp_path / "data", vbuckets=1, background=False)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    vbucket.set(b"key", b"value")
+    commit, called = bucket.storage.commit, []
+
+    def fails(_: Batch) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bucket.storage, "commit", fails)
+    bucket.flusher.barrier(lambda: called.append("barrier"))
+    with pytest.raises(MemoryError):
+        bucket.flusher.step()
+    with pytest.raises(TemporaryFailure):
+        vbucket.set(b"other", b"value")
+    assert called == []
+    monkeypatch.setattr(bucket.storage, "commit", commit)
+    bucket.close()
+    assert called == ["barrier"]
+    with Bucket.open(tmp_path / "data", vbuckets=1) as again:
+        assert again.vbucket(0).get(b"key").value == b"value"
+
+
+def test_a_failure_while_gathering_keeps_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket.open(tmp_path / "data", vbuckets=1, background=False)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"old", b"value")
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    vbucket.flush()
+    vbucket.set(b"new", b"value")
+    blocks = bucket.storage.blocks
+
+    def fails(*_: object) -> list[Block]:
+        raise OSError("unreadable")
+
+    monkeypatch.setattr(bucket.storage, "blocks", fails)
+    bucket.flusher.request_compaction(vbucket)
+    bucket.flusher.step()  # the first step cuts, the next compacts
+    vbucket.set(b"again", b"value")
+    bucket.flusher.request_compaction(vbucket)
+    with pytest.raises(OSError, match="unreadable"):
+        bucket.flusher.step()
+    monkeypatch.setattr(bucket.storage, "blocks", blocks)
+    bucket.close()
+    with Bucket.open(tmp_path / "data", vbuckets=1) as again:
+        assert sorted(again.vbucket(0).scan()) == [b"again", b"new"]
+
+
+def test_a_callback_that_fails_harms_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Bucket.open(tmp_path / "data", vbuckets=1, ack="disk") as bucket:
+        vbucket, done = bucket.create_vbucket(0), threading.Event()
+
+        def fails() -> None:
+            raise RuntimeError("the event loop is closed")
+
+        vbucket.when_changed(fails)
+        _, seqno = vbucket.set(b"key", b"value")
+        bucket.acknowledge(vbucket, seqno, fails)
+        bucket.acknowledge(vbucket, seqno, done.set)
+        assert done.wait(30)
+        assert bucket.sync(30)
+        assert bucket.flusher.running
+    assert "the event loop is closed" in caplog.text
+
+
+def test_a_cursor_that_has_ended_does_not_take_its_successor_along(tmp_path: Path) -> None:
+    with Bucket.open(None, vbuckets=1, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        first = vbucket.open_cursor("name")
+        vbucket.flush()
+        second = vbucket.open_cursor("name")
+        first.close()
+        assert vbucket.cursors == {"name": second}
+        vbucket.flush()
+        assert second.ended is CursorEnd.FLUSHED
+
+
+def test_an_active_vbucket_is_not_cleared() -> None:
+    with Bucket.open(None, vbuckets=1, background=False) as bucket, pytest.raises(KeyExists):
+        bucket.create_vbucket(0).clear()

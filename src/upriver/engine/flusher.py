@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from upriver.engine.backend import Ledger, Table, collect
 from upriver.engine.journal import Journal
 from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
-from upriver.engine.vbucket import Vbucket
+from upriver.engine.vbucket import Vbucket, notify
 from upriver.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -45,16 +45,24 @@ class Vbuckets(Protocol):
     def numbers(self) -> list[int]: ...
 
 
+#: A seqno, and whom to call when it is on disk.
+Waiter = tuple[int, Callable[[], object]]
+
+
 @dataclass(slots=True)
 class _Gathered:
     """A batch on its way, and what to do when it arrives."""
 
-    batch: Batch
-    tables: list[Table]
-    changed: set[int]
-    trims: dict[int, int]
+    batch: Batch = field(default_factory=Batch)
+    tables: list[Table] = field(default_factory=list)
+    changed: set[int] = field(default_factory=set)
+    trims: dict[int, int] = field(default_factory=dict)
+    barriers: list[Callable[[], object]] = field(default_factory=list)
+    #: Who waited for changes of histories that this batch cuts: they waited for nothing else.
+    released: dict[Table, list[Waiter]] = field(default_factory=dict)
     checkpointed: dict[int, tuple[Table, int, int]] = field(default_factory=dict)
-    compacted: int = 0
+    #: What was left to checkpoint before this batch; None if there was no checkpoint.
+    checkpoint_before: list[int] | None = None
 
 
 class _Compaction:
@@ -94,7 +102,8 @@ class Flusher:
         self.commits = 0
         self.bytes_written = 0
         self.error: StorageError | None = None
-        self._waiters: dict[int, list[tuple[int, Callable[[], object]]]] = {}
+        #: By table, not by number: a vbucket may be removed and created again while somebody waits.
+        self._waiters: dict[Table, list[Waiter]] = {}
         self._barriers: deque[Callable[[], object]] = deque()
         self._checkpoint: list[int] | None = None
         self._checkpoint_to = 0
@@ -114,7 +123,7 @@ class Flusher:
         """Call back when the change ``seqno`` is on disk; from the flusher's thread, or now if it is."""
         with self.journal.lock:
             if vbucket.table.persisted_seqno < seqno:
-                self._waiters.setdefault(vbucket.number, []).append((seqno, callback))
+                self._waiters.setdefault(vbucket.table, []).append((seqno, callback))
                 callback = self._urge
         callback()
 
@@ -133,19 +142,20 @@ class Flusher:
     # Work.
 
     def step(self) -> bool:
-        """Write what there is; True if there was something. Raises StorageError and then keeps it all."""
+        """Write what there is; True if there was something. If that fails all of it is kept for the next step."""
         with self._step_lock:
-            gathered, barriers = self._gather()
-            if gathered.batch:
-                try:
+            gathered = _Gathered()
+            try:
+                self._gather(gathered)
+                if gathered.batch:
                     self.storage.commit(gathered.batch)
-                except StorageError as error:
-                    self._failed(gathered, barriers, error)
-                    raise
+            except BaseException as error:  # whatever it was, nothing that was taken may be lost
+                self._failed(gathered, error)
+                raise
+            if gathered.batch:
                 self._succeeded(gathered)
             self._writing_since = None
-            for callback in barriers:
-                callback()
+            notify(gathered.barriers)
             return bool(gathered.batch)
 
     def request_checkpoint(self) -> None:
@@ -176,17 +186,20 @@ class Flusher:
         while self.step() or self.checkpointing or self.compacting:
             pass
 
-    def _gather(self) -> tuple[_Gathered, list[Callable[[], object]]]:
+    def _gather(self, gathered: _Gathered) -> None:
         with self.journal.lock:
             self._hurry.clear()
-            barriers = list(self._barriers)
+            gathered.barriers = list(self._barriers)
             self._barriers.clear()
-            tables = [t for t in self.ledger.take_dirty() if self._owner(t) is not None]
+            gathered.tables = tables = [t for t in self.ledger.take_dirty() if self._owner(t) is not None]
             if self._writing_since is None:
                 self._writing_since = self._dirty_since
             self._dirty_since = None
-            changed, trims = self.journal.take()
-            gathered = _Gathered(Batch(), tables, changed, trims)
+            gathered.changed, gathered.trims = changed, trims = self.journal.take()
+            for table in [table for table in self._waiters if table.vbucket in trims]:
+                gathered.released[table] = self._waiters.pop(table)
+            if self._checkpoint is not None:
+                gathered.checkpoint_before = list(self._checkpoint)
             batch = gathered.batch
             if tables:
                 batch.group = (self.next_group, collect(tables, self.storage.keeps_records))
@@ -201,7 +214,6 @@ class Flusher:
             if batch.group is not None:
                 batch.facts["cas"] = self.ledger.last_cas + CAS_MARGIN
                 batch.facts["clean"] = False
-        return gathered, barriers
 
     def _owner(self, table: Table) -> Vbucket | None:
         vbucket = self.vbuckets.existing(table.vbucket)
@@ -307,38 +319,43 @@ class Flusher:
                     table.checkpointed_seqno = table.persisted_seqno
             elif self.group_bytes >= self.checkpoint_bytes:
                 self.request_checkpoint()
-            for number in list(self._waiters):
-                due += self._due(number, gathered)
-        for callback in due:
-            callback()
+            due += [callback for waiters in gathered.released.values() for _, callback in waiters]
+            for table in list(self._waiters):
+                due += self._due(table)
+        notify(due)
         for table in gathered.tables:
             vbucket = self._owner(table)
             if vbucket is not None:
                 vbucket.wake_persisted()
 
-    def _due(self, number: int, gathered: _Gathered) -> list[Callable[[], object]]:
-        waiting, vbucket = self._waiters.pop(number), self.vbuckets.existing(number)
-        # What waited on a vbucket that was cleared or removed meanwhile waited for nothing else.
-        reached = 2**64 if vbucket is None or number in gathered.trims else vbucket.table.persisted_seqno
+    def _due(self, table: Table) -> list[Callable[[], object]]:
+        """Those whose change is on disk, or whose vbucket is gone from there."""
+        gone = self._owner(table) is None and table.vbucket not in self.journal.trims
+        reached = 2**64 if gone else table.persisted_seqno
+        waiting = self._waiters.pop(table)
         later = [(seqno, callback) for seqno, callback in waiting if seqno > reached]
         if later:
-            self._waiters[number] = later
+            self._waiters[table] = later
         return [callback for seqno, callback in waiting if seqno <= reached]
 
-    def _failed(self, gathered: _Gathered, barriers: list[Callable[[], object]], error: StorageError) -> None:
+    def _failed(self, gathered: _Gathered, error: BaseException) -> None:
+        """Take everything back that was on its way, and refuse writers until a commit succeeds."""
+        why = error.why if isinstance(error, StorageError) else repr(error)
         with self.journal.lock:
             self.journal.give_back(gathered.changed, gathered.trims)
-            self._barriers.extendleft(reversed(barriers))
-            if self._checkpoint is not None:
-                self._checkpoint += [n for n in gathered.checkpointed if n not in gathered.trims]
+            self._barriers.extendleft(reversed(gathered.barriers))
+            for table, waiters in gathered.released.items():
+                self._waiters[table] = waiters + self._waiters.get(table, [])
+            if gathered.checkpoint_before is not None:
+                self._checkpoint = gathered.checkpoint_before
             if gathered.batch.removed:
                 self._compactions[0].position = 0
             for table in gathered.tables:
                 table.touch()
             if self.error is None:
-                log.error("%s", error)
-            self.error = error
-            self.ledger.refusal = f"the disk does not take writes: {error.why}"
+                log.error("%s: not written: %s", self.storage.path, why)
+            self.error = StorageError(self.storage.path, why)
+            self.ledger.refusal = f"the disk does not take writes: {why}"
 
     # A thread of its own.
 
@@ -358,7 +375,7 @@ class Flusher:
 
     @property
     def running(self) -> bool:
-        return self._thread is not None
+        return self._thread is not None and self._thread.is_alive()
 
     def _woken(self) -> None:
         if self._dirty_since is None:
@@ -381,6 +398,8 @@ class Flusher:
                 self.step()
                 if self.checkpointing or self.compacting:
                     self._urge()
-            except StorageError:
+            except Exception as error:
+                if not isinstance(error, StorageError):
+                    log.exception("%s: a step failed and will be tried again", self.storage.path)
                 self._stopping.wait(RETRY_S)
                 self._awake.set()

@@ -124,7 +124,8 @@ class Cursor:
         if self.ended is None:
             self.ended = reason
             self.snapshot = None
-        self.vbucket.cursors.pop(self.name, None)
+        if self.vbucket.cursors.get(self.name) is self:  # another one may have taken the name since
+            del self.vbucket.cursors[self.name]
 
     def next_snapshot(self, not_beyond: int | None = None) -> Snapshot | None:
         """Announce the next snapshot; None if there is nothing new, or the end is reached.

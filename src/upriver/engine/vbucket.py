@@ -12,9 +12,10 @@ Everything here that touches role, log or bounds happens under the journal's loc
 in which it happened, or all at once; never a new log over an old history.
 """
 
+import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from upriver.engine.backend import Ledger, Table
@@ -29,10 +30,21 @@ from upriver.model.position import NO_END
 from upriver.model.record import TTL_MAX
 from upriver.model.rollback import rollback_by_snapshot
 
+log = logging.getLogger(__name__)
+
 
 def new_uuid() -> int:
     """A random vbucket uuid, never 0."""
     return secrets.randbits(UUID_BITS) or new_uuid()
+
+
+def notify(callbacks: Iterable[Callable[[], object]]) -> None:
+    """Call each of them; one that fails is its owner's trouble, not that of a writer, the flusher or the others."""
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            log.exception("a callback of the engine failed")
 
 
 class Vbucket(KeyValue):
@@ -219,6 +231,8 @@ class Vbucket(KeyValue):
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
         with self.journal.lock:
+            if self.state is VbucketState.ACTIVE:
+                raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
             self._clear()
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
@@ -296,15 +310,13 @@ class Vbucket(KeyValue):
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
+        notify(waiting)
 
     def wake_persisted(self) -> None:
         """More is on disk: called by the flusher."""
         with self.journal.lock:
             waiting, self._waiting_for_disk = self._waiting_for_disk, []
-        for callback in waiting:
-            callback()
+        notify(waiting)
 
     def end_cursors(self, reason: CursorEnd) -> None:
         """All open streams end: what they read from is no more."""
