@@ -14,6 +14,7 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
+    TemporaryFailure,
     TooBig,
 )
 from upriver.model import Event, VbucketState
@@ -173,6 +174,54 @@ def test_a_lock_ends_by_itself_or_by_unlocking(vbucket: Vbucket, clock: Clock) -
     with pytest.raises(NotLocked):
         vbucket.unlock(b"k", locked.cas)
     vbucket.delete(b"k")
+
+
+def test_a_write_that_fails_keeps_the_lock(vbucket: Vbucket) -> None:
+    vbucket.set(b"n", b"1")
+    cas = vbucket.get_and_lock(b"n", 10).cas
+    large = bytes(20 * 2**20 + 1)
+    for too_big in (vbucket.set, vbucket.replace, vbucket.append, vbucket.prepend):
+        with pytest.raises(TooBig):
+            too_big(b"n", large, cas=cas)
+        with pytest.raises(Locked):
+            vbucket.set(b"n", b"2")
+    vbucket.table.ledger.refusal = "not now"
+    for refused in (
+        lambda: vbucket.replace(b"n", b"2", cas=cas),
+        lambda: vbucket.increment(b"n", cas=cas),
+        lambda: vbucket.delete(b"n", cas=cas),
+    ):
+        with pytest.raises(TemporaryFailure):
+            refused()
+    vbucket.table.ledger.refusal = ""
+    with pytest.raises(Locked):
+        vbucket.set(b"n", b"2")
+    assert vbucket.increment(b"n", cas=cas)[0] == 2
+    vbucket.set(b"n", b"3")
+
+
+def test_whoever_waits_for_a_change_finds_it_unlocked(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", b"1")
+    cas = vbucket.get_and_lock(b"k", 10).cas
+    seen = []
+    vbucket.when_changed(lambda: seen.append(vbucket.get(b"k").cas))
+    stored, _ = vbucket.replace(b"k", b"2", cas=cas)
+    assert seen == [stored]
+
+
+def test_a_counter_looks_at_lock_and_cas_before_the_number(vbucket: Vbucket) -> None:
+    cas, _ = vbucket.set(b"n", b"x")
+    with pytest.raises(KeyExists):
+        vbucket.increment(b"n", cas=cas + 1)
+    with pytest.raises(NotANumber):
+        vbucket.increment(b"n", cas=cas)
+    locked = vbucket.get_and_lock(b"n", 10)
+    with pytest.raises(Locked):
+        vbucket.increment(b"n")
+    with pytest.raises(NotANumber):
+        vbucket.increment(b"n", cas=locked.cas)
+    with pytest.raises(Locked):
+        vbucket.set(b"n", b"1")
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,59 @@ def test_damaged_contents_are_noticed(path: Path, clock: Clock, what: bytes) -> 
     LmdbStorage(path).close()  # the failed opening let go of the lock
 
 
+def test_a_block_damaged_while_open_is_noticed_by_every_reader(path: Path, clock: Clock) -> None:
+    bucket = Bucket.open(path, vbuckets=2, clock=clock, background=False)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"key", b"A" * 3000)
+    vbucket.set(b"other", b"C" * 3000)
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    vbucket.table.sweep(0, 0, 0, 0, vbucket.table.checkpointed_seqno)
+    with (path / DATA_FILE).open("r+b") as file:
+        data = file.read()
+        place = data.find(b"A" * 3000)
+        while place >= 0:
+            file.seek(place + 10)
+            file.write(b"B")
+            place = data.find(b"A" * 3000, place + 3000)
+    with pytest.raises(CorruptData, match="vbucket 0 up to 2 is damaged"):
+        vbucket.get(b"key")
+    with pytest.raises(CorruptData):
+        bucket.storage.blocks(0)
+    with pytest.raises(CorruptData):
+        list(bucket.storage.all_blocks())
+    with pytest.raises(CorruptData):
+        bucket.storage.commit(Batch(trims={0: 1}))
+    bucket.storage.commit(Batch(trims={0: 0}))  # what is dropped entirely need not be whole
+    assert bucket.storage.blocks(0) == []
+    bucket.abandon()
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"), [(lmdb.CorruptedError, CorruptData), (lmdb.ReadersFullError, StorageError)]
+)
+def test_what_lmdb_says_about_a_read_is_a_storage_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], becomes: type[Exception]
+) -> None:
+    class Failing:
+        def begin(self, **_: object) -> None:
+            raise error("no")
+
+    storage = LmdbStorage(path)
+    monkeypatch.setattr(storage, "_env", Failing())
+    for read in (
+        lambda: storage.blocks(1),
+        lambda: list(storage.all_blocks()),
+        lambda: list(storage.groups()),
+        storage.descriptions,
+    ):
+        with pytest.raises(StorageError) as caught:
+            read()
+        assert type(caught.value) is becomes
+    monkeypatch.undo()
+    storage.close()
+
+
 def test_format_1_is_upgraded_in_place(path: Path, clock: Clock) -> None:
     path.mkdir()
     with tarfile.open(SAMPLES / "format-1.tar.xz") as archive:

@@ -18,6 +18,7 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
+    UpriverError,
 )
 from upriver.model import Event
 
@@ -48,7 +49,7 @@ class KeyValue:
     ) -> tuple[int, int]:
         """Store the value if the key is there."""
         self._writable(key, self._present("replace", key), cas)
-        return self.table.store(Event.MUTATION, key, value, flags, self.absolute(expiry), datatype)
+        return self._unlocking(key, value, flags, self.absolute(expiry), datatype)
 
     def append(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
         """Put more bytes behind the value."""
@@ -193,17 +194,26 @@ class KeyValue:
         return lock
 
     def _writable(self, key: bytes, item: Item, cas: int) -> None:
-        """The lock's owner may write, and unlocks by it; others need the version's CAS or none."""
+        """The lock's owner may write, and unlocks by storing; others need the version's CAS or none."""
         lock = self._lock(key)
         if lock is not None:
             if lock[0] != cas:
                 raise Locked(vbucket=self.table.vbucket)
-            del self.table.locks[key]
         elif cas and item.cas != cas:
             raise KeyExists(vbucket=self.table.vbucket)
 
+    def _unlocking(self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int) -> tuple[int, int]:
+        """Store over what is there. The lock goes with it, and stays if nothing is stored."""
+        lock = self.table.locks.pop(key, None)  # before, because whoever waits for changes reads at once
+        try:
+            return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype)
+        except UpriverError:
+            if lock is not None:
+                self.table.locks[key] = lock
+            raise
+
     def _again(self, key: bytes, item: Item, expiry: int) -> tuple[int, int]:
-        return self.table.store(Event.MUTATION, key, item.value, item.flags, expiry, item.datatype)
+        return self._unlocking(key, item.value, item.flags, expiry, item.datatype)
 
     def _join(self, operation: str, key: bytes, before: bytes, behind: bytes, cas: int) -> tuple[int, int]:
         item = self._begin(operation, key)
@@ -211,7 +221,7 @@ class KeyValue:
             raise NotStored(vbucket=self.table.vbucket)
         self._writable(key, item, cas)
         value = before + item.value + behind
-        return self.table.store(Event.MUTATION, key, value, item.flags, item.expiry, item.datatype)
+        return self._unlocking(key, value, item.flags, item.expiry, item.datatype)
 
     def _count(
         self, operation: str, key: bytes, delta: int, initial: int | None, expiry: int, cas: int
@@ -222,11 +232,11 @@ class KeyValue:
                 raise KeyNotFound(vbucket=self.table.vbucket)
             number = initial % 2**64
             return number, *self.table.store(Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry))
+        self._writable(key, item, cas)
         if not (item.value.isdigit() and len(item.value) <= 20 and int(item.value) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
-        self._writable(key, item, cas)
         number = max(0, int(item.value) + delta) % 2**64
-        return number, *self.table.store(Event.MUTATION, key, b"%d" % number, item.flags, item.expiry, item.datatype)
+        return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype)
 
     def _resolve(
         self, operation: str, key: bytes, theirs: tuple[int, int, int, int], expected_cas: int, force: bool

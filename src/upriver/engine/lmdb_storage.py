@@ -3,7 +3,7 @@
 Theory of operation. Four tables in one LMDB file: facts, descriptions, groups (by number), blocks (by
 vbucket and the seqno that they reach). LMDB never overwrites a page that the last commit
 can see, so a stop at any instant leaves that commit. Each group and block carries a checksum, which is
-verified when it is loaded.
+verified whenever it is read.
 
 The map is reserved large and sparse, because a full map would lose a transaction; a full disk then is an
 ordinary write error that ends the transaction and leaves the store as it was. Never WRITEMAP (a full disk
@@ -21,6 +21,7 @@ import secrets
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,18 @@ _VBUCKET: Final = struct.Struct(">H")
 _BUCKET: Final = b"bucket"
 _META_BYTES_MIN: Final = 2 * 4096
 _TABLES: Final = 4
+#: What LMDB raises on reading pages that are not what they should be.
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.IncompatibleError,
+    lmdb.BadTxnError,
+    lmdb.BadValsizeError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.VersionMismatchError,
+)
 
 
 class LmdbStorage(Storage):
@@ -64,7 +77,7 @@ class LmdbStorage(Storage):
         return dict(self._facts)
 
     def descriptions(self) -> dict[int, dict[str, Any]]:
-        with self._env.begin(db=self._descriptions) as txn:
+        with self._reading(), self._env.begin(db=self._descriptions) as txn:
             return {
                 _VBUCKET.unpack(key)[0]: self._json(value, f"description of vbucket {key.hex()}")
                 for key, value in txn.cursor()
@@ -72,7 +85,7 @@ class LmdbStorage(Storage):
 
     def blocks(self, vbucket: int, after: int = 0, max_bytes: int = 2**63) -> list[Block]:
         found: list[Block] = []
-        with self._env.begin(db=self._blocks, buffers=True) as txn:
+        with self._reading(), self._env.begin(db=self._blocks, buffers=True) as txn:
             cursor = txn.cursor()
             more = cursor.set_range(_BLOCK_KEY.pack(vbucket, after + 1))
             while more and max_bytes > 0:
@@ -80,19 +93,19 @@ class LmdbStorage(Storage):
                 if owner != vbucket:
                     break
                 value = cursor.value()
-                found.append(Block(vbucket, upto, bytes(value[_CHECKSUM.size :])))
+                found.append(Block(vbucket, upto, bytes(self._checked(value, _block_name(vbucket, upto)))))
                 max_bytes -= len(value)
                 more = cursor.next()
         return found
 
     def all_blocks(self) -> Iterator[tuple[int, memoryview]]:
-        with self._env.begin(db=self._blocks, buffers=True) as txn:
+        with self._reading(), self._env.begin(db=self._blocks, buffers=True) as txn:
             for key, value in txn.cursor():
                 vbucket, upto = _BLOCK_KEY.unpack(key)
-                yield vbucket, self._checked(value, f"the block of vbucket {vbucket} up to {upto}")
+                yield vbucket, self._checked(value, _block_name(vbucket, upto))
 
     def groups(self) -> Iterator[tuple[int, memoryview]]:
-        with self._env.begin(db=self._groups, buffers=True) as txn:
+        with self._reading(), self._env.begin(db=self._groups, buffers=True) as txn:
             for key, value in txn.cursor():
                 (number,) = _NUMBER.unpack(key)
                 yield number, self._checked(value, f"group {number}")
@@ -172,7 +185,7 @@ class LmdbStorage(Storage):
 
     def _check_format(self) -> dict[str, Any]:
         try:
-            with self._env.begin(db=self._meta) as txn:
+            with self._reading(), self._env.begin(db=self._meta) as txn:
                 stored = txn.get(_BUCKET)
             if stored is None:
                 if self._env.stat()["entries"] > _TABLES:
@@ -227,14 +240,26 @@ class LmdbStorage(Storage):
         if not cursor.set_range(_BLOCK_KEY.pack(vbucket, seqno + 1)):
             return
         straddling = b""
+        owner, upto = _BLOCK_KEY.unpack(cursor.key())
+        if seqno and owner == vbucket:  # only the first can straddle; damage must not get a fresh checksum
+            straddling = cut(bytes(self._checked(memoryview(cursor.value()), _block_name(vbucket, upto))), seqno)
         while (key := cursor.key()) and _BLOCK_KEY.unpack(key)[0] == vbucket:
-            straddling = straddling or cut(bytes(cursor.value())[_CHECKSUM.size :], seqno)
             if not cursor.delete():
                 break
         if straddling:
             txn.put(_BLOCK_KEY.pack(vbucket, seqno), _sealed(straddling), db=self._blocks)
 
     # Reading.
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What LMDB says about a read, in our words."""
+        try:
+            yield
+        except (*_DAMAGE, struct.error) as error:
+            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}") from error
+        except lmdb.Error as error:
+            raise StorageError(self.path, f"cannot read: {error}") from error
 
     def _checked(self, value: memoryview, what: str) -> memoryview:
         records = value[_CHECKSUM.size :]
@@ -257,6 +282,10 @@ UPGRADES: Final[dict[int, Callable[[lmdb.Transaction, dict[str, Any]], None]]] =
     # Format 2 gives each store a name of its own, by which statistics tell a restored copy from its original.
     2: lambda _, facts: facts.update(store=secrets.token_hex(8)),
 }
+
+
+def _block_name(vbucket: int, upto: int) -> str:
+    return f"the block of vbucket {vbucket} up to {upto}"
 
 
 def _sealed(records: bytes) -> bytes:
