@@ -6,6 +6,7 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.errors import RollbackRequired
 from upriver.model import Event, VbucketState
 
 DAY = 24 * 3600
@@ -95,6 +96,38 @@ def test_purge_never_passes_an_open_stream(quick_disk: Path, clock: Clock) -> No
     bucket.close()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("start", [0, 3000])
+@pytest.mark.parametrize("every", [False, True])
+def test_a_cursor_opened_during_a_purge_misses_no_deletion(clock: Clock, steps: int, start: int, every: bool) -> None:
+    retention = Retention(tombstone_s=10)
+    with Bucket.open(None, vbuckets=1, clock=clock, retention=retention, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for number in range(3000):
+            vbucket.set(b"key%d" % number, b"x" * 50)
+        seen = set(vbucket.table.live_keys()) if start else set()
+        for number in range(2000):
+            vbucket.delete(b"key%d" % number)
+        vbucket.set(b"last", b"")
+        bucket.flusher.drain()
+        clock.pass_by(100)
+        purge = bucket.maintenance.purge()
+        for _ in range(steps):
+            next(purge, None)
+        try:
+            cursor = vbucket.open_cursor("late", start, options=Options(history=every))
+        except RollbackRequired:
+            assert vbucket.purge_seqno > start
+            return
+        while cursor.next_snapshot() is not None:
+            while cursor.snapshot is not None:
+                batch = cursor.read_columns(1000)
+                for event, key in zip(batch["event"].to_pylist(), batch["key"].to_pylist(), strict=True):
+                    (seen.add if event == Event.MUTATION else seen.discard)(key)
+                next(purge, None)
+        assert seen == set(vbucket.table.live_keys())
+
+
 def test_a_purged_key_does_not_come_back_to_life(quick_disk: Path, clock: Clock) -> None:
     """The version that a purged tombstone ended must go from disk before, or with, the tombstone."""
     bucket = opened(quick_disk, clock, tombstone_s=0)
@@ -164,6 +197,34 @@ def test_an_announced_snapshot_keeps_what_it_needs(quick_disk: Path, clock: Cloc
     while cursor.snapshot is not None:
         seqnos += cursor.read_columns(1)["seqno"].to_pylist()
     assert seqnos == list(range(2, 21)), "not thinned"
+    bucket.close()
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_stream_of_every_version_is_never_thinned(quick_disk: Path, clock: Clock, announced: bool) -> None:
+    bucket = opened(quick_disk, clock, history_s=0, history_bytes=15_000)
+    vbucket = bucket.vbucket(0)
+    for number in range(200):
+        vbucket.set(b"key%d" % (number % 5), b"x" * 30)
+    checkpoint(bucket)
+    clock.pass_by(10)
+    cursor = vbucket.open_cursor("every", 50, options=Options(history=True))
+    if announced:
+        cursor.next_snapshot()
+    assert 15_000 < bucket.ledger.history_bytes < 30_000
+    do(bucket, "compact")
+    assert vbucket.floor_seqno == 50
+    seqnos: list[int] = []
+    while cursor.next_snapshot() is not None:
+        seqnos += cursor.read_columns(1000)["seqno"].to_pylist()
+    assert seqnos == list(range(51, 201))
+    slow = vbucket.open_cursor("slow", 50, options=Options(history=True))
+    for number in range(400):
+        vbucket.set(b"key%d" % (number % 5), b"x" * 30)
+    checkpoint(bucket)
+    clock.pass_by(10)
+    do(bucket, "compact")
+    assert slow.ended is CursorEnd.TOO_SLOW
     bucket.close()
 
 

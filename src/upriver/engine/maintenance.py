@@ -20,7 +20,7 @@ from typing import Final
 
 from upriver.engine.backend import Ledger, Table
 from upriver.engine.flusher import Flusher
-from upriver.engine.history import CursorEnd
+from upriver.engine.history import NO_END, Cursor, CursorEnd
 from upriver.engine.vbucket import Vbucket
 from upriver.model import VbucketState
 
@@ -108,7 +108,7 @@ class Maintenance:
         for vbucket in self.vbuckets():
             table = vbucket.table
             # Everything in the way of an open stream stays.
-            limit = min([self._limit(vbucket), *(cursor.seqno for cursor in vbucket.cursors.values())])
+            limit = min(self._limit(vbucket), self._slowest(vbucket))
             if not table.tombstones or not limit:
                 continue
             highest = position = 0
@@ -118,7 +118,8 @@ class Maintenance:
                 yield
                 if not position:
                     break
-            if highest and self._raise_floor(vbucket, highest):
+            # Who came in between and needs these deletions has time until the next round.
+            if 0 < highest <= self._slowest(vbucket) and self._raise_floor(vbucket, highest, purge_to=highest):
                 yield from self._sweep(vbucket, highest, before)
 
     def compact(self) -> Iterator[None]:
@@ -140,49 +141,65 @@ class Maintenance:
         """Neither beyond what is in blocks nor beyond the last whole state."""
         return min(vbucket.table.checkpointed_seqno, vbucket.whole_seqno)
 
+    def _slowest(self, vbucket: Vbucket) -> int:
+        """How far all open cursors have read."""
+        return min((cursor.seqno for cursor in vbucket.cursors.values()), default=NO_END)
+
+    def _pinned(self, cursor: Cursor) -> int:
+        """How far the floor may rise before the cursor misses something.
+
+        An announced snapshot needs the state at its end; a stream of every version all that it has not read.
+        """
+        if cursor.options.history:
+            return cursor.seqno
+        return NO_END if cursor.snapshot is None else cursor.snapshot.end
+
     def _unpinned(self, vbucket: Vbucket, limit: int) -> int:
-        """Keep what announced snapshots need, or end the cursors if that has become too much."""
-        pinning = [c for c in vbucket.cursors.values() if c.snapshot is not None and c.snapshot.end < limit]
+        """Keep what cursors need, or end them if that has become too much."""
+        pinning = [cursor for cursor in vbucket.cursors.values() if self._pinned(cursor) < limit]
         if self.ledger.history_bytes > 2 * self.retention.history_bytes or self._short_of_memory():
             for cursor in pinning:
                 cursor.end(CursorEnd.TOO_SLOW)
             vbucket.wake_cursors()
             return limit
-        return min([limit, *(c.snapshot.end for c in pinning if c.snapshot is not None)])
+        return min([limit, *map(self._pinned, pinning)])
 
-    def _raise_floor(self, vbucket: Vbucket, floor: int) -> bool:
-        """Announce that states below ``floor`` are gone; refused if a cursor came in between."""
-        for cursor in vbucket.cursors.values():
-            if cursor.snapshot is not None and cursor.snapshot.end < floor:
-                return False
+    def _raise_floor(self, vbucket: Vbucket, floor: int, purge_to: int = 0) -> bool:
+        """Announce that states below ``floor`` are gone; refused if a cursor came in between.
+
+        Deletions up to ``purge_to`` count as gone from here on: who resumes below must roll back.
+        """
+        if any(self._pinned(cursor) < floor for cursor in vbucket.cursors.values()):
+            return False
         with vbucket.journal.lock:
             if floor > self._limit(vbucket):  # rolled back meanwhile
                 return False
             vbucket.floor_seqno = max(vbucket.floor_seqno, floor)
+            vbucket.table.purge_seqno = max(vbucket.table.purge_seqno, purge_to)
             vbucket.journal.change(vbucket.number)
         return True
 
     def _sweep(self, vbucket: Vbucket, purge_to: int = 0, purge_before: int = 0) -> Iterator[None]:
-        table, position, history, tombstones = (
-            vbucket.table,
-            0,
-            vbucket.table.history_bytes,
-            vbucket.table.tombstones,
-        )
-        floor = vbucket.floor_seqno
-        while True:
-            with vbucket.journal.lock:
-                if vbucket.floor_seqno < floor:  # cleared meanwhile: another history
-                    return
-                position, _ = table.sweep(position, floor, purge_to, purge_before, 0)
-            yield
-            if not position or position > floor:
-                break
+        table, position, floor = vbucket.table, 0, vbucket.floor_seqno
+        history, tombstones = table.history_bytes, table.tombstones
+        try:
+            while True:
+                with vbucket.journal.lock:
+                    if vbucket.floor_seqno < floor:  # cleared meanwhile: another history
+                        return
+                    # A cursor that was opened since the last step reads what is left, and all of that.
+                    purge_to = min(purge_to, self._slowest(vbucket))
+                    drop_to = min([floor, *map(self._pinned, vbucket.cursors.values())])
+                    position, _ = table.sweep(position, drop_to, purge_to, purge_before, 0)
+                yield
+                if not position or position > floor:
+                    break
+        finally:
+            freed = max(0, history - table.history_bytes) + 100 * max(0, tombstones - table.tombstones)
+            self._note_garbage(vbucket, freed)
         vbucket.purged_seqno = max(vbucket.purged_seqno, purge_to)
         if purge_to:
             vbucket.journal.change(vbucket.number)
-        freed = max(0, history - table.history_bytes) + 100 * max(0, tombstones - table.tombstones)
-        self._note_garbage(vbucket, freed)
 
     def _note_garbage(self, vbucket: Vbucket, freed: int) -> None:
         garbage = self._garbage.get(vbucket.number, 0) + freed
