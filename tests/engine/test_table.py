@@ -224,6 +224,26 @@ def test_eviction_keeps_what_was_read(table: Any) -> None:
     assert (table.items, table.evicted_items, table.evicted) == (5000, 3998, 3999)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_room_of_an_evicted_large_value_is_filled(
+    backend: ModuleType, table: Any, clock: Clock, loaded: bool
+) -> None:
+    source = backend.Table(3, backend.Ledger(clock))
+    for filled in (table, source):
+        filled.active = True
+        filled.set(b"large", bytes(20 * 2**20))
+        sweep(filled, 0, 0, 0, 1)
+        assert filled.evicted == 1
+    values = {b"key%d" % i: b"%d" % i * 50_000 for i in range(100)}
+    for key, value in values.items():
+        (source if loaded else table).set(key, value)
+    if loaded:
+        table.load(source.records(1, 101, 10**9)[0])
+    assert table.items == 101
+    assert {key: table.get(key).value for key in values} == values
+    assert len(table.live_keys()) == 101
+
+
 def test_sweeping_drops_what_no_retained_state_sees(table: Any, clock: Clock) -> None:
     for i in range(6000):
         table.set(b"key%d" % (i % 500), b"x" * 50)

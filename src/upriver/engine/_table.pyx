@@ -68,6 +68,7 @@ cdef enum:
     EXPIRATION = 3
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
     SLOTS_MIN = 16
+    PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
     NEVER = 0xFFFFFFFF
     WROTE_ITSELF = 1
     GROUP_HEADER = 8
@@ -956,7 +957,7 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
     cdef uint32_t wanted
     if self.order_count:
         chunk = &self.chunks[self.order[self.order_count - 1]]
-        if chunk.size - chunk.used >= size:
+        if chunk.used < PLACE_END and chunk.size - chunk.used >= size:
             if not chunk.used:
                 chunk.first_seqno = seqno
             return self.order[self.order_count - 1]
@@ -1483,7 +1484,10 @@ cdef object load_records(Table self, const char *data, size_t size):
         seqno = load_be64(source + R_SEQNO)
         if seqno <= self.high_seqno:
             continue
-        if not number or self.chunks[number].size - self.chunks[number].used < step:
+        if (
+            not number or self.chunks[number].used >= PLACE_END
+            or self.chunks[number].size - self.chunks[number].used < step
+        ):
             number = chunk_for(self, step, seqno)
         chunk = &self.chunks[number]
         record = chunk.data + chunk.used
