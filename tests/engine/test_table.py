@@ -317,6 +317,28 @@ def test_the_queue_and_the_quota_are_bounds(backend: ModuleType, clock: Clock) -
         table.delete(b"k1")
 
 
+def test_a_discarded_table_gives_back_all_memory(backend: ModuleType, clock: Clock) -> None:
+    ledger = backend.Ledger(clock)
+    table = backend.Table(0, ledger)
+    table.active = True
+    for i in range(5000):
+        table.set(b"k%d" % i, b"x" * 50)
+    table.discard()
+    assert (ledger.memory_bytes, ledger.pending_bytes, ledger.history_bytes) == (0, 0, 0)
+    assert (table.memory_bytes, table.items) == (0, 0)
+    assert table.find(b"k1") is None
+    assert table.live_keys() == []
+
+
+def test_looking_for_expired_items_drops_locks_that_have_ended(table: Any, clock: Clock) -> None:
+    table.locks = {b"short": (1, clock.now + 5), b"long": (2, clock.now + 15)}
+    clock.pass_by(5)
+    table.expired(1)
+    assert set(table.locks) == {b"short", b"long"}
+    table.expired(0)
+    assert set(table.locks) == {b"long"}
+
+
 def test_groups_bring_tables_back(backend: ModuleType, clock: Clock) -> None:
     ledger = backend.Ledger(clock)
     writer, receiver = backend.Table(0, ledger), backend.Table(1, ledger)

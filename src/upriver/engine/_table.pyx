@@ -235,6 +235,8 @@ cdef class Table:
         cdef Chunk *chunk
         cdef char *record
         cdef list keys = []
+        if not after and self.locks:
+            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
         i = seek_chunk(self, after)
         while i < self.order_count:
             chunk = &self.chunks[self.order[i]]
@@ -501,6 +503,17 @@ cdef class Table:
         """Forget everything but the revisions, which must go on growing."""
         self.truncate(0)
         self.purge_seqno = 0
+
+    def discard(self):
+        """The vbucket is no more: forget everything and give back all memory, the index too."""
+        cdef uint64_t *slots
+        self.clear()
+        slots = <uint64_t *>calloc(SLOTS_MIN, sizeof(uint64_t))
+        if slots != NULL:
+            free(self.slots)
+            self.slots = slots
+            self.mask = SLOTS_MIN - 1
+        account_memory(self, -self.memory_bytes)
 
     def sweep(self, uint64_t after, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to):
         """One step over the records that follow ``after``: drop, purge and evict."""
