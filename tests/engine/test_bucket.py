@@ -49,6 +49,31 @@ def test_vbuckets_are_created_and_deleted(path: Path, clock: Clock) -> None:
         assert (bucket.vbucket(0).high_seqno, bucket.vbucket(0).table.items) == (0, 0)
 
 
+def test_a_removed_vbucket_gives_back_its_memory_and_takes_nothing(path: Path, clock: Clock) -> None:
+    with opened(path, clock) as bucket:
+        before = bucket.ledger.memory_bytes
+        removed = bucket.create_vbucket(0)
+        for i in range(1000):
+            removed.set(b"key%d" % i, b"v")
+        bucket.delete_vbucket(0)
+        assert bucket.ledger.memory_bytes == before
+        present = bucket.create_vbucket(0)
+        present.set(b"k", b"v")
+        for refused in (
+            lambda: removed.begin_snapshot(0, 1),
+            lambda: removed.advance(1),
+            lambda: removed.replace_failover_log(present.failover_log),
+            lambda: removed.roll_back(0),
+            lambda: removed.set_state(VbucketState.REPLICA),
+            removed.clear,
+            removed.flush,
+        ):
+            with pytest.raises(NotMyVbucket):
+                refused()
+    with opened(path, clock) as bucket:
+        assert bucket.vbucket(0).get(b"k").value == b"v"
+
+
 def test_a_clean_stop_changes_nothing(path: Path, clock: Clock) -> None:
     with opened(path, clock) as bucket:
         bucket.create_vbuckets()

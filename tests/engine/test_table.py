@@ -224,6 +224,26 @@ def test_eviction_keeps_what_was_read(table: Any) -> None:
     assert (table.items, table.evicted_items, table.evicted) == (5000, 3998, 3999)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_room_of_an_evicted_large_value_is_filled(
+    backend: ModuleType, table: Any, clock: Clock, loaded: bool
+) -> None:
+    source = backend.Table(3, backend.Ledger(clock))
+    for filled in (table, source):
+        filled.active = True
+        filled.set(b"large", bytes(20 * 2**20))
+        sweep(filled, 0, 0, 0, 1)
+        assert filled.evicted == 1
+    values = {b"key%d" % i: b"%d" % i * 50_000 for i in range(100)}
+    for key, value in values.items():
+        (source if loaded else table).set(key, value)
+    if loaded:
+        table.load(source.records(1, 101, 10**9)[0])
+    assert table.items == 101
+    assert {key: table.get(key).value for key in values} == values
+    assert len(table.live_keys()) == 101
+
+
 def test_sweeping_drops_what_no_retained_state_sees(table: Any, clock: Clock) -> None:
     for i in range(6000):
         table.set(b"key%d" % (i % 500), b"x" * 50)
@@ -295,6 +315,28 @@ def test_the_queue_and_the_quota_are_bounds(backend: ModuleType, clock: Clock) -
     ledger.refusal = "because"
     with pytest.raises(TemporaryFailure, match="because"):
         table.delete(b"k1")
+
+
+def test_a_discarded_table_gives_back_all_memory(backend: ModuleType, clock: Clock) -> None:
+    ledger = backend.Ledger(clock)
+    table = backend.Table(0, ledger)
+    table.active = True
+    for i in range(5000):
+        table.set(b"k%d" % i, b"x" * 50)
+    table.discard()
+    assert (ledger.memory_bytes, ledger.pending_bytes, ledger.history_bytes) == (0, 0, 0)
+    assert (table.memory_bytes, table.items) == (0, 0)
+    assert table.find(b"k1") is None
+    assert table.live_keys() == []
+
+
+def test_looking_for_expired_items_drops_locks_that_have_ended(table: Any, clock: Clock) -> None:
+    table.locks = {b"short": (1, clock.now + 5), b"long": (2, clock.now + 15)}
+    clock.pass_by(5)
+    table.expired(1)
+    assert set(table.locks) == {b"short", b"long"}
+    table.expired(0)
+    assert set(table.locks) == {b"long"}
 
 
 def test_groups_bring_tables_back(backend: ModuleType, clock: Clock) -> None:

@@ -68,6 +68,7 @@ cdef enum:
     EXPIRATION = 3
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
     SLOTS_MIN = 16
+    PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
     NEVER = 0xFFFFFFFF
     WROTE_ITSELF = 1
     GROUP_HEADER = 8
@@ -234,6 +235,8 @@ cdef class Table:
         cdef Chunk *chunk
         cdef char *record
         cdef list keys = []
+        if not after and self.locks:
+            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
         i = seek_chunk(self, after)
         while i < self.order_count:
             chunk = &self.chunks[self.order[i]]
@@ -500,6 +503,17 @@ cdef class Table:
         """Forget everything but the revisions, which must go on growing."""
         self.truncate(0)
         self.purge_seqno = 0
+
+    def discard(self):
+        """The vbucket is no more: forget everything and give back all memory, the index too."""
+        cdef uint64_t *slots
+        self.clear()
+        slots = <uint64_t *>calloc(SLOTS_MIN, sizeof(uint64_t))
+        if slots != NULL:
+            free(self.slots)
+            self.slots = slots
+            self.mask = SLOTS_MIN - 1
+        account_memory(self, -self.memory_bytes)
 
     def sweep(self, uint64_t after, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to):
         """One step over the records that follow ``after``: drop, purge and evict."""
@@ -956,7 +970,7 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
     cdef uint32_t wanted
     if self.order_count:
         chunk = &self.chunks[self.order[self.order_count - 1]]
-        if chunk.size - chunk.used >= size:
+        if chunk.used < PLACE_END and chunk.size - chunk.used >= size:
             if not chunk.used:
                 chunk.first_seqno = seqno
             return self.order[self.order_count - 1]
@@ -1483,7 +1497,10 @@ cdef object load_records(Table self, const char *data, size_t size):
         seqno = load_be64(source + R_SEQNO)
         if seqno <= self.high_seqno:
             continue
-        if not number or self.chunks[number].size - self.chunks[number].used < step:
+        if (
+            not number or self.chunks[number].used >= PLACE_END
+            or self.chunks[number].size - self.chunks[number].used < step
+        ):
             number = chunk_for(self, step, seqno)
         chunk = &self.chunks[number]
         record = chunk.data + chunk.used

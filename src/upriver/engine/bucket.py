@@ -165,7 +165,8 @@ class Bucket:
         vbucket = self.vbucket(number)
         vbucket.set_state(VbucketState.DEAD)
         with self.journal.lock:
-            vbucket.table.clear()
+            vbucket.removed = True
+            vbucket.table.discard()
             self._vbuckets[number] = self.tables[number] = None
             self.journal.trim(number, 0)
 

@@ -305,7 +305,13 @@ class Table:
         return True
 
     def expired(self, after: int) -> tuple[list[bytes], int]:
-        """Keys past their time among the records that follow ``after``, and where to go on; 0 at the end."""
+        """Keys past their time among the records that follow ``after``, and where to go on; 0 at the end.
+
+        From the beginning, it drops the locks that have ended too.
+        """
+        if not after and self.locks:
+            now = self.ledger.clock()
+            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
         first = self._place(after)
         window = self._records[first : first + SWEEP_RECORDS]
         keys = [e.key for e in window if not e.superseded_by and self._is_expired(e)]
@@ -483,6 +489,10 @@ class Table:
         """Forget everything but the revisions, which must go on growing."""
         self.truncate(0)
         self.purge_seqno = 0
+
+    def discard(self) -> None:
+        """The vbucket is no more: forget everything and give back all memory, the index too."""
+        self.clear()
 
     def sweep(self, after: int, floor: int, purge_to: int, purge_before: int, evict_to: int) -> tuple[int, int]:
         """One step over the records that follow ``after``: drop, purge and evict.

@@ -63,6 +63,8 @@ class Vbucket(KeyValue):
         self.purged_seqno = 0
         #: It was active once, or has received a snapshot: it has something to stream.
         self.streamable = False
+        #: Its bucket has deleted it; whoever still holds it cannot change anything.
+        self.removed = False
         self.cursors: dict[str, Cursor] = {}
         #: Reads a stored block around a seqno: (records, last seqno).
         self.read_block: Callable[[int], tuple[bytes, int]] | None = None
@@ -108,6 +110,7 @@ class Vbucket(KeyValue):
     def set_state(self, state: VbucketState) -> None:
         """Take on a role. Who becomes active starts a new branch where others can be sure to share (§4)."""
         with self.journal.lock:
+            self._check_here()
             if state is self.state:
                 return
             if self.state is VbucketState.ACTIVE:
@@ -204,6 +207,7 @@ class Vbucket(KeyValue):
     def replace_failover_log(self, log: FailoverLog) -> None:
         """Take over the producer's log from its answer."""
         with self.journal.lock:
+            self._check_here()
             if self.state is VbucketState.ACTIVE:
                 raise KeyExists("an active vbucket keeps its own failover log", vbucket=self.number)
             self.failover_log = log
@@ -212,6 +216,7 @@ class Vbucket(KeyValue):
     def roll_back(self, seqno: int) -> int:
         """Restore the newest whole state at or below ``seqno`` and return where that is; 0 is empty."""
         with self.journal.lock:
+            self._check_here()
             if self.state is VbucketState.ACTIVE:
                 raise KeyExists("an active vbucket does not roll back", vbucket=self.number)
             if seqno >= self.high_seqno and self.whole_seqno == self.high_seqno:
@@ -233,6 +238,7 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             if self.state is VbucketState.ACTIVE:
                 raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
+            self._check_here()
             self._clear()
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
@@ -251,7 +257,12 @@ class Vbucket(KeyValue):
         self.floor_seqno = self.purged_seqno = 0
         self.journal.trim(self.number, 0)
 
+    def _check_here(self) -> None:
+        if self.removed:
+            raise NotMyVbucket(vbucket=self.number)
+
     def _check_receiving(self, seqno: int) -> None:
+        self._check_here()
         if self.state is VbucketState.ACTIVE:
             raise OutOfOrder(self.number, seqno, "an active vbucket writes its own history")
 
