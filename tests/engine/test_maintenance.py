@@ -178,6 +178,29 @@ def test_history_is_kept_until_it_is_both_old_and_large(quick_disk: Path, clock:
     bucket.close()
 
 
+@pytest.mark.parametrize("cause", ["deletion", "clock"])
+def test_a_time_in_the_future_does_not_stop_compaction(quick_disk: Path, clock: Clock, cause: str) -> None:
+    bucket = opened(quick_disk, clock, history_s=10, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"first", b"")
+    if cause == "deletion":
+        vbucket.delete_with_meta(b"gone", cas=5, rev_seqno=1, expiry=2**32 - 1)
+    else:
+        clock.pass_by(30 * DAY)
+        vbucket.set(b"gone", b"")
+        clock.pass_by(-30 * DAY)
+    for _ in range(3):
+        for number in range(3000):
+            vbucket.set(b"key%d" % (number % 10), b"x" * 100)
+        checkpoint(bucket)
+        do(bucket, "compact")
+        assert vbucket.table.history_bytes > 5000, "what is young stays"
+        clock.pass_by(100)
+        do(bucket, "compact")
+        assert (vbucket.table.history_bytes, vbucket.floor_seqno) == (0, vbucket.high_seqno)
+    bucket.close()
+
+
 def test_an_announced_snapshot_keeps_what_it_needs(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock, history_s=0, history_bytes=5000)
     vbucket = bucket.vbucket(0)
