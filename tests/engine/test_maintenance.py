@@ -6,7 +6,7 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.errors import RollbackRequired
+from upriver.errors import OutOfMemory, RollbackRequired
 from upriver.model import Event, VbucketState
 
 DAY = 24 * 3600
@@ -178,6 +178,29 @@ def test_history_is_kept_until_it_is_both_old_and_large(quick_disk: Path, clock:
     bucket.close()
 
 
+@pytest.mark.parametrize("cause", ["deletion", "clock"])
+def test_a_time_in_the_future_does_not_stop_compaction(quick_disk: Path, clock: Clock, cause: str) -> None:
+    bucket = opened(quick_disk, clock, history_s=10, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"first", b"")
+    if cause == "deletion":
+        vbucket.delete_with_meta(b"gone", cas=5, rev_seqno=1, expiry=2**32 - 1)
+    else:
+        clock.pass_by(30 * DAY)
+        vbucket.set(b"gone", b"")
+        clock.pass_by(-30 * DAY)
+    for _ in range(3):
+        for number in range(3000):
+            vbucket.set(b"key%d" % (number % 10), b"x" * 100)
+        checkpoint(bucket)
+        do(bucket, "compact")
+        assert vbucket.table.history_bytes > 5000, "what is young stays"
+        clock.pass_by(100)
+        do(bucket, "compact")
+        assert (vbucket.table.history_bytes, vbucket.floor_seqno) == (0, vbucket.high_seqno)
+    bucket.close()
+
+
 def test_an_announced_snapshot_keeps_what_it_needs(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock, history_s=0, history_bytes=5000)
     vbucket = bucket.vbucket(0)
@@ -267,6 +290,54 @@ def test_eviction_brings_memory_below_the_quota(quick_disk: Path, clock: Clock) 
     assert statistics.evicted_bytes > 0
     assert vbucket.get(b"key1").value == b"value" * 100
     bucket.close()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("maintained", [False, True])
+def test_hot_keys_are_overwritten_for_ever(quick_disk: Path, clock: Clock, on_disk: bool, maintained: bool) -> None:
+    quota = 2**20
+    path = quick_disk / "data" if on_disk else None
+    with Bucket.open(path, vbuckets=1, clock=clock, quota_bytes=quota, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        vbucket.set(b"key0", b"")
+        slow = vbucket.open_cursor("slow", options=Options(history=True))
+        slow.next_snapshot()
+        refused = 0
+        for number in range(50_000):
+            try:
+                vbucket.set(b"key%d" % (number % 100), b"x" * 128)
+                refused = 0
+            except OutOfMemory:
+                refused += 1
+                assert refused < 5, "for ever"
+                bucket.flusher.drain()
+            if number % 1000 == 0:
+                bucket.flusher.drain()
+                if maintained:
+                    bucket.maintenance.run_all()
+        assert slow.ended is CursorEnd.TOO_SLOW
+        assert vbucket.table.items == 100
+        assert bucket.ledger.memory_bytes <= quota + 1000
+
+
+def test_short_memory_spares_a_cursor_that_holds_little(clock: Clock) -> None:
+    with Bucket.open(None, vbuckets=1, clock=clock, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for number in range(1000):
+            vbucket.set(b"key%d" % number, b"x" * 100)
+        cursor = vbucket.open_cursor("reading")
+        cursor.next_snapshot()
+        for _ in range(2):
+            for number in range(10):
+                vbucket.set(b"key%d" % number, b"y" * 100)
+        bucket.flusher.drain()
+        bucket.ledger.quota_bytes = bucket.ledger.memory_bytes
+        do(bucket, "compact")
+        assert cursor.ended is None
+        assert vbucket.floor_seqno == 1000
+        assert cursor.read_columns(2**20).num_rows == 1000
+        do(bucket, "compact")
+        assert vbucket.table.history_bytes == 0, "nobody needs it any more"
 
 
 def test_memory_only_evicts_nothing(clock: Clock) -> None:

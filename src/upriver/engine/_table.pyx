@@ -555,24 +555,30 @@ cdef class Table:
         return 0, 0
 
     def seqno_before(self, uint64_t time, uint64_t upto):
-        """The last seqno, at most ``upto``, before the first record that is not older than ``time``."""
-        cdef uint32_t i = 0, place
+        """The last seqno older than ``time``, at most ``upto``, before the first record that is not.
+
+        A record from the future tells nothing of its age and is passed over.
+        """
+        cdef uint32_t i, place, stamp
         cdef uint64_t last = 0, seqno
+        cdef double now = self.ledger.clock()
         cdef Chunk *chunk
-        # Whole chunks first; the last of them is walked too, because what it ended with may have been dropped.
-        while i < self.order_count:
+        cdef Chunk *following
+        for i in range(self.order_count):
             chunk = &self.chunks[self.order[i]]
-            if chunk.last_time >= time or chunk.last_seqno > upto:
-                break
-            i += 1
-        for i in range(i - 1 if i else 0, self.order_count):
-            chunk = &self.chunks[self.order[i]]
+            # Of chunks that are old as a whole only the last is walked: what it ended with may have been dropped.
+            if chunk.last_time < time and chunk.last_seqno <= upto and i + 1 < self.order_count:
+                following = &self.chunks[self.order[i + 1]]
+                if following.last_time < time and following.last_seqno <= upto:
+                    continue
             place = 0
             while place < chunk.used:
                 seqno = load_be64(chunk.data + place + R_SEQNO)
-                if seqno > upto or load32(chunk.data + place + R_TIME) >= time:
+                stamp = load32(chunk.data + place + R_TIME)
+                if seqno > upto or time <= stamp <= now:
                     return last
-                last = seqno
+                if stamp < time:
+                    last = seqno
                 place += record_size(chunk.data + place)
         return last
 

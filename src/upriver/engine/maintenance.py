@@ -5,12 +5,12 @@ caller up for long; ``run`` goes through the duties in turn until its time is us
 next time.
 
 Compaction raises a vbucket's *floor*: states below it can no longer be restored, and versions that were
-superseded at or below it are dropped from memory, then from disk. It happens only when history is both
-older and larger than the limits. Purge drops old tombstones and moves the floor above them, for a version
-that outlived its tombstone would come back to life at the next start. Neither passes what an open cursor
-still needs, unless history grows beyond twice its limit or memory runs out: then the cursor is ended as too
-slow. Only what stands in blocks on disk is dropped or evicted, so the disk can always replace what memory
-lost.
+superseded at or below it are dropped from memory, then from disk. It happens only when history is both older
+and larger than the limits, or when memory is short: then whatever its age. Purge drops old tombstones and
+moves the floor above them, for a version that outlived its tombstone would come back to life at the next
+start. Neither passes what an open cursor still needs, unless history grows beyond twice its limit, or beyond
+its share of the quota while memory is short: then compaction ends the cursor as too slow. Only what stands in
+blocks on disk is dropped or evicted, so the disk can always replace what memory lost.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,6 +27,8 @@ from upriver.model import VbucketState
 #: Eviction starts above the first share of the quota and stops below the second.
 HIGH_WATER: Final = 0.85
 LOW_WATER: Final = 0.75
+#: While memory is short cursors may hold up to this share of the quota in superseded versions.
+PINNED_SHARE: Final = 0.125
 #: Blocks on disk are rewritten when about this share of them is garbage.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
@@ -123,18 +125,25 @@ class Maintenance:
                 yield from self._sweep(vbucket, highest, before)
 
     def compact(self) -> Iterator[None]:
-        """Drop superseded versions that are both too old and too many."""
-        cutoff = int(self.ledger.clock() - self.retention.history_s)
-        excess = self.ledger.history_bytes - self.retention.history_bytes
-        if excess <= 0:
+        """Drop superseded versions that are both too old and too many, or all that can go if memory is short."""
+        ledger, retention = self.ledger, self.retention
+        short = self._short_of_memory()
+        if short:
+            self._request_blocks()
+        elif ledger.history_bytes <= retention.history_bytes:
             return
+        cutoff = int(ledger.clock() - retention.history_s)
         for vbucket in sorted(self.vbuckets(), key=lambda v: -v.table.history_bytes):
-            if self.ledger.history_bytes <= self.retention.history_bytes or not vbucket.table.history_bytes:
+            short = short and ledger.memory_bytes > ledger.quota_bytes * LOW_WATER
+            if not (short or ledger.history_bytes > retention.history_bytes) or not vbucket.table.history_bytes:
                 return
-            limit = vbucket.table.seqno_before(cutoff, self._limit(vbucket))
-            yield
+            limit = self._limit(vbucket)
+            if not short:
+                limit = vbucket.table.seqno_before(cutoff, limit)
+                yield
             limit = self._unpinned(vbucket, limit)
-            if limit > vbucket.floor_seqno and self._raise_floor(vbucket, limit):
+            # If memory is short a sweep up to the same floor may have been left off halfway.
+            if limit > vbucket.floor_seqno - short and self._raise_floor(vbucket, limit):
                 yield from self._sweep(vbucket)
 
     def _limit(self, vbucket: Vbucket) -> int:
@@ -157,7 +166,10 @@ class Maintenance:
     def _unpinned(self, vbucket: Vbucket, limit: int) -> int:
         """Keep what cursors need, or end them if that has become too much."""
         pinning = [cursor for cursor in vbucket.cursors.values() if self._pinned(cursor) < limit]
-        if self.ledger.history_bytes > 2 * self.retention.history_bytes or self._short_of_memory():
+        too_much = 2 * self.retention.history_bytes
+        if self._short_of_memory():
+            too_much = min(too_much, int(self.ledger.quota_bytes * PINNED_SHARE))
+        if self.ledger.history_bytes > too_much:
             for cursor in pinning:
                 cursor.end(CursorEnd.TOO_SLOW)
             vbucket.wake_cursors()
@@ -214,14 +226,19 @@ class Maintenance:
     def _short_of_memory(self) -> bool:
         return 0 < self.ledger.quota_bytes * HIGH_WATER < self.ledger.memory_bytes
 
+    def _request_blocks(self) -> None:
+        """Only what stands in blocks can go from memory."""
+        if self.flusher.storage.keeps_records and (
+            not any(v.table.checkpointed_seqno for v in self.vbuckets())
+            or self.flusher.group_bytes > self.ledger.quota_bytes // 8
+        ):
+            self.flusher.request_checkpoint()
+
     def evict(self) -> Iterator[None]:
         """Drop values from memory that can be read back, those first that nobody read."""
         if not self._short_of_memory() or not self.flusher.storage.keeps_records:
             return
-        if not any(v.table.checkpointed_seqno for v in self.vbuckets()) or self.flusher.group_bytes > (
-            self.ledger.quota_bytes // 8
-        ):
-            self.flusher.request_checkpoint()
+        self._request_blocks()
         for _ in range(2):  # the first time around what was read lately is spared
             for vbucket in self.vbuckets():
                 position = 0
@@ -243,10 +260,11 @@ class Maintenance:
                 return
 
     def relieve(self) -> None:
-        """A write found no room: evict some now, a bounded amount."""
-        if not self.flusher.storage.keeps_records:
-            return
-        began = thread_time()
-        for _ in self.evict():
-            if self.ledger.memory_bytes < self.ledger.quota_bytes * HIGH_WATER or thread_time() - began > 0.02:
-                return
+        """A write found no room: drop and evict some now, a bounded amount."""
+        for duty in (self.compact, self.evict):
+            began = thread_time()
+            for _ in duty():
+                if self.ledger.memory_bytes < self.ledger.quota_bytes * HIGH_WATER:
+                    return
+                if thread_time() - began > 0.01:
+                    break

@@ -548,12 +548,17 @@ class Table:
         return max(found, default=0), window[-1].seqno if first + SWEEP_RECORDS < len(self._records) else 0
 
     def seqno_before(self, time: int, upto: int) -> int:
-        """The last seqno, at most ``upto``, before the first record that is not older than ``time``."""
-        last = 0
+        """The last seqno older than ``time``, at most ``upto``, before the first record that is not.
+
+        A record from the future tells nothing of its age and is passed over: the clock went back, or a
+        deletion came with such a time.
+        """
+        last, now = 0, self.ledger.clock()
         for entry in self._records:
-            if entry.seqno > upto or entry.time >= time:
+            if entry.seqno > upto or time <= entry.time <= now:
                 break
-            last = entry.seqno
+            if entry.time < time:
+                last = entry.seqno
         return last
 
     # Inside.
