@@ -119,12 +119,13 @@ cdef class FastPath:
     cdef char *reserve(self, size_t size) except NULL:
         """Room for so many more bytes of answers."""
         cdef char *moved
+        cdef size_t room
         if self.used + size > self.room:
-            self.room = max(2 * self.room, self.used + size + 4096)
-            moved = <char *> realloc(self.out, self.room)
+            room = max(2 * self.room, self.used + size + 4096)
+            moved = <char *> realloc(self.out, room)
             if moved == NULL:
                 raise MemoryError
-            self.out = moved
+            self.out, self.room = moved, room
         return self.out + self.used
 
     cdef bint get(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
