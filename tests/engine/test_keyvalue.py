@@ -209,21 +209,6 @@ def test_whoever_waits_for_a_change_finds_it_unlocked(vbucket: Vbucket) -> None:
     assert seen == [stored]
 
 
-def test_a_counter_looks_at_lock_and_cas_before_the_number(vbucket: Vbucket) -> None:
-    cas, _ = vbucket.set(b"n", b"x")
-    with pytest.raises(KeyExists):
-        vbucket.increment(b"n", cas=cas + 1)
-    with pytest.raises(NotANumber):
-        vbucket.increment(b"n", cas=cas)
-    locked = vbucket.get_and_lock(b"n", 10)
-    with pytest.raises(Locked):
-        vbucket.increment(b"n")
-    with pytest.raises(NotANumber):
-        vbucket.increment(b"n", cas=locked.cas)
-    with pytest.raises(Locked):
-        vbucket.set(b"n", b"1")
-
-
 @pytest.mark.parametrize(
     ("theirs", "wins"),
     [
