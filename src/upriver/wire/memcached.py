@@ -695,18 +695,8 @@ class SetWithMetaResponse(SetResponse):
 
 
 @memcached.request(0xA8, extras=(24, 26, 28, 30), errors=_META)
-class DeleteWithMeta(Request):
+class DeleteWithMeta(SetWithMeta):
     """Delete a key with the revision and CAS that the deletion has elsewhere."""
-
-    flags: U32 = 0
-    expiration: U32 = 0
-    rev_seqno: U64 = 0
-    item_cas: U64 = 0
-    options: Annotated[MetaOption | None, UInt(4), Only(28, 30)] = None
-    nmeta: Annotated[U16, Only(26, 30)] = count_of("meta")
-    key: Key
-    value: Value = b""
-    meta: Counted = b""
 
 
 @memcached.response(0xA8, extras=(0, 16))
