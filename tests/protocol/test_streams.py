@@ -10,6 +10,7 @@ from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamLife, Strea
 LEGAL = {
     "requested": {"accept": "open", "refuse": "ended", "close stream": "ended", "connection lost": "ended"},
     "open": {
+        "stream start": "open",
         "snapshot marker": "in a snapshot",
         "flush": "open",
         "set vbucket state pending": "handing over: pending",
@@ -18,6 +19,7 @@ LEGAL = {
         "snapshot marker": "in a snapshot",
         "change": "in a snapshot",
         "seqno advanced": "in a snapshot",
+        "snapshot end": "open",
         "flush": "open",
         "set vbucket state pending": "handing over: pending",
     },
@@ -26,6 +28,7 @@ LEGAL = {
         "snapshot marker": "handing over: draining",
         "change": "handing over: draining",
         "seqno advanced": "handing over: draining",
+        "snapshot end": "handing over: draining",
         "flush": "handing over: draining",
         "set vbucket state active": "handing over: active",
     },

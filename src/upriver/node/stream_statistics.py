@@ -42,10 +42,10 @@ def _producer(producer: Producer) -> Pairs:
     yield "num_streams", len(producer.streams)
     for number, stream in sorted(producer.streams.items()):
         yield f"stream_{number}_opaque", stream.opaque
-        yield f"stream_{number}_start_seqno", stream.request.start_seqno
+        yield f"stream_{number}_start_seqno", stream.start_seqno
         yield f"stream_{number}_end_seqno", stream.end_seqno
         yield f"stream_{number}_state", stream.life.state.value
         yield f"stream_{number}_backfilled", stream.backfilled
         yield f"stream_{number}_items_sent", stream.changes_sent
         yield f"stream_{number}_last_sent_seqno", stream.last_sent_seqno
-        yield f"stream_{number}_flags", int(stream.request.flags)
+        yield f"stream_{number}_flags", stream.flags

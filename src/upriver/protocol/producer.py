@@ -6,12 +6,13 @@ a live change on another stream. Nothing is read from the history before there i
 consumer granted and in the buffer that the shell hands out, so a consumer that does not read costs nothing but its
 place in the history.
 
-Which of `upr` and `dcp` a stream speaks follows from its request.
+What is said in which words a stream's dialect knows. After an open a connection speaks `upr` and `dcp`, each stream as
+its request does; a connection of a draft speaks nothing else.
 """
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from upriver.errors import (
     InvalidArguments,
@@ -30,9 +31,9 @@ from upriver.protocol.controls import Controls
 from upriver.protocol.flow_control import SendWindow
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
+from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
-from upriver.wire import AnyResponse, Message, Request, Response, dcp, memcached, upr
-from upriver.wire.codes import Status
+from upriver.wire import AnyResponse, Message, Response, dcp, upr
 
 #: What a stream gets at least when its turn comes: less would cost more than it sends.
 TURN_BYTES_MIN: Final = 32 * 1024
@@ -46,16 +47,21 @@ _TO_LATEST: Final = int(dcp.StreamFlag.TO_LATEST)
 _ACTIVE_ONLY: Final = int(dcp.StreamFlag.ACTIVE_ONLY)
 _STRICT_UUID: Final = int(dcp.StreamFlag.STRICT_UUID)
 
-#: Whatever of these a producer does not expect ends the connection.
-_OF_STREAMS: Final = frozenset((*upr.upr.messages, *dcp.dcp.messages))
-_StreamRequest = upr.StreamRequest | dcp.StreamRequest
+#: Requests of every dialect have these, under these names.
+_StreamRequest = Any
 
 
 class Producer:
     """One open connection of the producer type."""
 
     def __init__(
-        self, source: Source, name: str, flags: dcp.OpenFlag, now: float, on_ready: Callable[[], object] | None = None
+        self,
+        source: Source,
+        name: str,
+        flags: dcp.OpenFlag,
+        now: float,
+        on_ready: Callable[[], object] | None = None,
+        speaks: tuple[StreamDialect, ...] = OPENED,
     ) -> None:
         self.source = source
         self.name = name
@@ -69,8 +75,13 @@ class Producer:
         self.streams: dict[int, ProducerStream] = {}
         #: The connection is to be closed; why, for the log.
         self.closing = ""
-        #: What its first stream request spoke.
-        self.dialect = ""
+        #: What its first stream request spoke; known from the start if it speaks only one.
+        self.dialect = speaks[0].name if len(speaks) == 1 else ""
+        self._by_request = {dialect.request: dialect for dialect in speaks}
+        self._by_log_request = {dialect.failover_log_request: dialect for dialect in speaks}
+        #: Whatever of these is not expected ends the connection.
+        self._of_streams = frozenset(message for dialect in speaks for message in dialect.wire.stream_messages())
+        self._last_asked: int | None = None
         self.bytes_sent_total = 0
         #: Changes that were sent by streams which have ended since.
         self._changes_of_ended = 0
@@ -91,44 +102,56 @@ class Producer:
     def receive(self, message: Message, now: float) -> bool:
         """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
         self.noops.heard()
+        kind = type(message)
+        if (dialect := self._by_request.get(kind)) is not None:
+            self._answer(dialect, message, self._request_stream)
+        elif (dialect := self._by_log_request.get(kind)) is not None:
+            self._answer(dialect, message, self._failover_log)
+        elif isinstance(message, Response):
+            self._answered(message)
+        elif kind in self._of_streams:
+            self._receive_other(message, now)
+        else:
+            return False
+        return True
+
+    def _receive_other(self, message: Message, now: float) -> None:
+        """What only a connection that was opened knows; the dialect's other messages are for producers to send."""
+        dialect = next(iter(self._by_request.values()))
         match message:
-            case upr.StreamRequest() | dcp.StreamRequest():
-                self._answer(message, self._request_stream)
-            case upr.FailoverLogRequest():
-                self._answer(message, self._failover_log)
             case upr.CloseStream():
-                self._answer(message, self._close_stream)
+                self._answer(dialect, message, self._close_stream)
             case dcp.Control():
-                self._answer(message, lambda request: self._control(request, now))
+                self._answer(dialect, message, lambda _, request: self._control(request, now))
             case dcp.BufferAck():
                 self.window.acked(message.bytes_processed)
             case dcp.Noop():
                 self._send(AnyResponse(opcode=message.code, opaque=message.opaque))
             case dcp.Open() | upr.Open():
                 self.closing = "a second open on the same connection"
-            case Response():
-                self._answered(message)
-            case _ if type(message) in _OF_STREAMS:
-                self.closing = f"{message.title()} on a connection of the producer type"
             case _:
-                return False
-        return True
+                self.closing = f"{message.title()} on a connection of the producer type"
 
-    def _answer(self, request: Request, run: Callable[..., Response | None]) -> None:
+    def _answer(
+        self, dialect: StreamDialect, request: Message, run: Callable[[StreamDialect, Any], Message | None]
+    ) -> None:
         try:
-            answer = run(request)
+            answer = run(dialect, request)
         except StatusError as error:
-            text = (error.detail or error.text).encode()
-            answer = AnyResponse(opcode=request.code, status=Status(error.status), value=text)
+            answer = dialect.refused(request, error)
         if answer is not None:
-            answer.opaque = request.opaque
+            put_opaque(answer, opaque_of(request))
             self._send(answer)
 
     def _send(self, message: Message) -> None:
         self._answers.append(message.encode())
 
-    def _failover_log(self, request: upr.FailoverLogRequest) -> Response:
-        return upr.FailoverLogResponse(log=_wire_log(self._vbucket(request.vbucket)))
+    def _failover_log(self, dialect: StreamDialect, request: _StreamRequest) -> Message:
+        """The two first drafts may leave the vbucket out: then it is that of the last stream request."""
+        number = self._last_asked if request.vbucket is None else request.vbucket
+        if number is None:
+            raise NotMyVbucket("the request names no vbucket, and none was asked for before")
+        return dialect.failover_log(wire_log(self._vbucket(number).failover_log))
 
     def _control(self, request: dcp.Control, now: float) -> Response:
         name, value = self.controls.read(request.key, request.value)
@@ -145,7 +168,7 @@ class Producer:
             self.noops.restart(now)
         return AnyResponse(opcode=request.code)
 
-    def _close_stream(self, request: upr.CloseStream) -> None:
+    def _close_stream(self, _: StreamDialect, request: upr.CloseStream) -> None:
         stream = self.streams.get(request.vbucket)
         if stream is None:
             raise KeyNotFound("there is no stream for this vbucket", vbucket=request.vbucket)
@@ -153,30 +176,39 @@ class Producer:
         self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
         self._answers.append(stream.close(tell=self.controls["send_stream_end_on_client_close_stream"]))
 
-    # Stream requests, in the order of checks of DESIGN §5
+    # Stream requests: the order of the checks is a rule (docs/semantics.md)
 
-    def _request_stream(self, request: _StreamRequest) -> Response | None:
-        self.dialect = self.dialect or request.declaration.dialect
+    def _request_stream(self, dialect: StreamDialect, request: _StreamRequest) -> Message | None:
+        self.dialect = self.dialect or dialect.name
+        self._last_asked = request.vbucket
         vbucket = self._vbucket(request.vbucket)
-        flags = int(request.flags) if isinstance(request, dcp.StreamRequest) else 0
-        takeover = bool(int(request.flags) & TAKEOVER)
+        flags = int(request.flags) if dialect.by_snapshot else 0
+        takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
-        position = _checked_position(request)
-        if request.vbucket in self.streams:
-            raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
-        back = _rollback(request, vbucket, position, strict=bool(flags & _STRICT_UUID))
+        position = _checked_position(dialect, request)
+        self._check_free(dialect, request)
+        back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
         if back is not None:
-            return _rollback_answer(request, back)
+            return dialect.rollback(back)
         # A takeover ends when it is done, whatever end the request names: so do deployed servers.
         end = NO_END if takeover else _end_seqno(request, vbucket, flags)
         disk_only = bool(flags & _DISK_ONLY)
-        options = self._options(request, persisted_only=disk_only)
+        options = self._options(dialect, persisted_only=disk_only)
         history = self.open_history(vbucket, request.start_seqno, end, options)
-        stream = ProducerStream(self, vbucket, request, history, options, end_seqno=end, disk_only=disk_only)
+        stream = ProducerStream(self, vbucket, dialect, request, history, options, end_seqno=end, disk_only=disk_only)
         self.streams[vbucket.number] = stream
-        self._send(upr.StreamRequestResponse(opaque=request.opaque, log=_wire_log(vbucket)))
+        answer = dialect.accepted(wire_log(vbucket.failover_log))
+        put_opaque(answer, stream.opaque)
+        self._send(answer)
         self.ready(stream)
         return None
+
+    def _check_free(self, dialect: StreamDialect, request: _StreamRequest) -> None:
+        """One stream for a vbucket; and where only the request id tells streams apart, one for a request id."""
+        if request.vbucket in self.streams:
+            raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
+        if dialect.by_request_id and any(stream.opaque == request.request_id for stream in self.streams.values()):
+            raise KeyExists(f"there is a stream with the request id {request.request_id} already")
 
     def open_history(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> History:
         """A place in a vbucket's history, named for this connection."""
@@ -188,15 +220,14 @@ class Producer:
             raise NotMyVbucket(vbucket=number)
         return vbucket
 
-    def _options(self, request: _StreamRequest, *, persisted_only: bool) -> StreamOptions:
+    def _options(self, dialect: StreamDialect, *, persisted_only: bool) -> StreamOptions:
         controls = self.controls
         return StreamOptions(
             keys_only=controls["keys_only"] or bool(self.flags & _NO_VALUE),
             key_filter=controls["key_filter"],
             value_filter=controls["value_filter"],
             persisted_only=persisted_only or controls["persisted_only"],
-            # `upr` stops at the end; deployed `dcp` servers send the whole snapshot that holds it.
-            exact_end=controls["exact_end"] or not isinstance(request, dcp.StreamRequest),
+            exact_end=controls["exact_end"] or dialect.exact_end,
             history=controls["history"],
         )
 
@@ -300,11 +331,11 @@ def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -
         raise NotMyVbucket(f"a {vbucket.state.value} vbucket cannot be taken over", vbucket=vbucket.number)
 
 
-def _checked_position(request: _StreamRequest) -> StreamPosition | None:
-    """Refuse what lies outside its range; the position of a `dcp` request."""
+def _checked_position(dialect: StreamDialect, request: _StreamRequest) -> StreamPosition | None:
+    """Refuse what lies outside its range; the position of a request that has the bounds of its snapshot."""
     if request.start_seqno > request.end_seqno:
         raise OutOfRange(f"start {request.start_seqno} lies beyond end {request.end_seqno}")
-    if not isinstance(request, dcp.StreamRequest):
+    if not dialect.by_snapshot:
         return None
     try:
         snapshot = Snapshot(request.snapshot_start, request.snapshot_end)
@@ -314,14 +345,19 @@ def _checked_position(request: _StreamRequest) -> StreamPosition | None:
 
 
 def _rollback(
-    request: _StreamRequest, vbucket: SourceVbucket, position: StreamPosition | None, *, strict: bool
+    dialect: StreamDialect,
+    request: _StreamRequest,
+    vbucket: SourceVbucket,
+    position: StreamPosition | None,
+    *,
+    strict: bool,
 ) -> int | None:
     """Whither the consumer must roll back first; None if it may go on."""
     log, high, purge = vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno
     if position is None:
-        assert isinstance(request, upr.StreamRequest)
+        strange = dialect.unknown_uuid_is_error
         entry = FailoverEntry(request.vbucket_uuid, request.high_seqno)
-        return rollback_by_entry(log, high, purge, request.start_seqno, entry, unknown_is_error=True)
+        return rollback_by_entry(log, high, purge, request.start_seqno, entry, unknown_is_error=strange)
     if strict and not position.seqno and position.vbucket_uuid and log.index(position.vbucket_uuid) is None:
         return 0
     return rollback_by_snapshot(log, high, purge, position)
@@ -329,23 +365,11 @@ def _rollback(
 
 def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: int) -> int:
     """Where the stream ends. What is on disk counts for *disk only*, whatever end was named, as in the recordings."""
+    start: int = request.start_seqno
+    end: int = request.end_seqno
     if flags & _DISK_ONLY:
-        return max(vbucket.persisted_seqno, request.start_seqno)
-    if flags & _TO_LATEST:
-        return max(vbucket.high_seqno, request.start_seqno)
-    return request.end_seqno
-
-
-def _wire_log(vbucket: SourceVbucket) -> tuple[memcached.FailoverEntry, ...]:
-    return tuple(
-        memcached.FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in vbucket.failover_log
-    )
-
-
-def _rollback_answer(request: _StreamRequest, seqno: int) -> Response:
-    if isinstance(request, dcp.StreamRequest):
-        return dcp.RollbackRequired(seqno=seqno)
-    return upr.RollbackRequired(seqno=seqno)
+        return max(vbucket.persisted_seqno, start)
+    return max(vbucket.high_seqno, start) if flags & _TO_LATEST else end
 
 
 def checked_name(name: bytes) -> str:

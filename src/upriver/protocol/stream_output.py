@@ -4,7 +4,7 @@ Theory of operation. A stream alternates between a marker and the changes of the
 history says that it is over. It sends when the connection gives it a turn, one piece in each, and subscribes to its
 history when it has run dry; so a stream with nothing to say costs nothing.
 
-A *takeover* stream goes further (DESIGN §5). When it has caught up it makes the consumer's copy pending; once that is
+A *takeover* stream goes further. When it has caught up it makes the consumer's copy pending; once that is
 answered and the backlog is small it makes its own copy dead, so that nobody writes any more, sends what had come in
 between, and only when the death is on disk and every marker is acknowledged does it make the consumer's copy active.
 At every moment at most one of the two is active; a consumer that is lost half-way leaves the source dead, because it
@@ -18,8 +18,9 @@ from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
+from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
-from upriver.wire import Request, Response, dcp, upr
+from upriver.wire import Message, Response, dcp
 from upriver.wire.codes import Status
 from upriver.wire.columns import ChangeEncoder
 from upriver.wire.frames import expirations_as_deletions, last_seqno
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 #: A takeover stops writes when no more than so many changes are still to be sent.
 BACKLOG_SMALL: Final = 1000
-#: The stream failed: its history could not be read.
-FAILED: Final = "failed"
-
 TAKEOVER: Final = int(dcp.StreamFlag.TAKEOVER)
 _NOTIFIER: Final = int(dcp.OpenFlag.NOTIFIER)
 _MEMORY, _DISK, _CHECKPOINT, _ACK = map(
@@ -39,17 +37,6 @@ _MEMORY, _DISK, _CHECKPOINT, _ACK = map(
 )
 _HISTORY: Final = int(dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS)
 _DELETE_TIMES: Final = int(dcp.OpenFlag.DELETE_TIMES)
-
-#: A history's end in the words of `dcp`; `upr` knows only "ok" and "state changed".
-_DCP_REASONS: Final = {
-    "ok": dcp.EndReason.OK,
-    "closed": dcp.EndReason.CLOSED,
-    "state changed": dcp.EndReason.STATE_CHANGED,
-    "flushed": dcp.EndReason.STATE_CHANGED,
-    "rolled back": dcp.EndReason.ROLLBACK,
-    "too slow": dcp.EndReason.TOO_SLOW,
-    FAILED: dcp.EndReason.BACKFILL_FAILED,
-}
 
 
 class ProducerStream:
@@ -59,7 +46,8 @@ class ProducerStream:
         self,
         connection: "Producer",
         vbucket: SourceVbucket,
-        request: "upr.StreamRequest | dcp.StreamRequest",
+        dialect: StreamDialect,
+        request: Message,
         history: History,
         options: StreamOptions,
         *,
@@ -68,18 +56,21 @@ class ProducerStream:
     ) -> None:
         self.connection = connection
         self.vbucket = vbucket
-        self.request = request
-        self.opaque = request.opaque
+        self.dialect = dialect
+        self.opaque = opaque_of(request)
+        self.start_seqno: int = request.start_seqno  # type: ignore[attr-defined]
+        self.flags = int(getattr(request, "flags", 0))
+        #: A name that the drafts' consumers give a stream.
+        self.group_id: bytes | None = getattr(request, "group_id", None)
         self.history = history
         self.options = options
         self.end_seqno = end_seqno
         self.disk_only = disk_only
         self.life = StreamLife(vbucket.number)
         self.life.move(StreamEvent.ACCEPT)
-        self.modern = isinstance(request, dcp.StreamRequest)
-        self.takeover = bool(int(request.flags) & TAKEOVER)
+        self.takeover = dialect.set_state is not None and bool(self.flags & TAKEOVER)
         self.notifier = bool(connection.flags & _NOTIFIER)
-        self.last_sent_seqno = request.start_seqno
+        self.last_sent_seqno = self.start_seqno
         self.changes_sent = 0
         #: How many of them belonged to the first snapshot.
         self.backfilled = 0
@@ -91,13 +82,18 @@ class ProducerStream:
         self._waiting = False
         self._subscribed_to: History | None = None
         self._snapshots = 0
-        self._last_change_seqno = request.start_seqno
+        self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
+        #: The opcode of a set vbucket state that is not answered yet.
+        self._state_asked: int | None = None
         self._dead = False
         self._death_is_durable = False
-        self._expirations = not self.modern or connection.controls["enable_expiry_opcode"]
+        self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._encoder = None if self._sends_frames else self._new_encoder()
+        if dialect.start is not None:
+            self.life.move(StreamEvent.START)
+            self._queue(dialect.start())
 
     # What the connection asks for
 
@@ -144,8 +140,8 @@ class ProducerStream:
         self._control.clear()
         if not self.life.ended:
             self.life.move(StreamEvent.CLOSE)
-        if tell and self.modern:
-            self._queue(dcp.StreamEnd(reason=dcp.EndReason.CLOSED))
+        if tell and self.dialect.tells_close:
+            self._queue(self.dialect.end(self.dialect.end_reasons["closed"]))
         return b"".join(self._control)
 
     def lose(self) -> None:
@@ -158,10 +154,11 @@ class ProducerStream:
         """The consumer has answered a marker or a set vbucket state."""
         if self.life.ended:
             return
-        if answer.code == upr.SnapshotMarker.declaration.opcode:
-            self._markers_unacked = max(0, self._markers_unacked - 1)
-        elif answer.code == upr.SetVbucketState.declaration.opcode:
+        if self._state_asked is not None and answer.code == self._state_asked:
+            self._state_asked = None
             self._state_answered(answer)
+        elif answer.code == self.dialect.marker_answer:
+            self._markers_unacked = max(0, self._markers_unacked - 1)
         self._wake()
 
     # Snapshots
@@ -192,19 +189,16 @@ class ProducerStream:
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)
         self._snapshots += 1
-        if self.modern:
-            self._queue(dcp.SnapshotMarker(start_seqno=snapshot.start, end_seqno=snapshot.end, flags=self._flags()))
-            self._markers_unacked += self.takeover
-        else:
-            self._queue(upr.SnapshotMarker())
+        self._queue(self.dialect.marker(snapshot, self._marker_flags))
+        self._markers_unacked += self.takeover and self.dialect.marker_answer is not None
 
-    def _flags(self) -> dcp.MarkerFlag:
+    def _marker_flags(self) -> int:
         """Memory or disk, and as the recordings show: a checkpoint's first snapshot says so, one from disk does not."""
         if self.disk_only or self.history.from_disk:
             flags = _DISK
         else:
             flags = _MEMORY | (_CHECKPOINT if self.history.begins_checkpoint else 0)
-        return dcp.MarkerFlag(flags | self._flags_of_all)
+        return flags | self._flags_of_all
 
     def _changes(self, max_bytes: int) -> bytes:
         snapshot = self.history.snapshot
@@ -217,11 +211,20 @@ class ProducerStream:
             self.changes_sent += count
             self.backfilled += count if self._snapshots == 1 else 0
         self.last_sent_seqno = self.history.seqno
-        if self.history.snapshot is None and self.modern and self._last_change_seqno < snapshot.end:
+        if self.history.snapshot is None:
+            self._complete(snapshot)
+        return out
+
+    def _complete(self, snapshot: Snapshot) -> None:
+        """The snapshot is sent: say so where the dialect does."""
+        dialect = self.dialect
+        if dialect.advanced is not None and self._last_change_seqno < snapshot.end:
             # The last changes did not pass a filter: the consumer must know that it stands at the end all the same.
             self.life.move(StreamEvent.ADVANCE)
-            self._queue(dcp.SeqnoAdvanced(by_seqno=snapshot.end))
-        return out
+            self._queue(dialect.advanced(snapshot.end))
+        if dialect.snapshot_end is not None:
+            self.life.move(StreamEvent.SNAPSHOT_END)
+            self._queue(dialect.snapshot_end())
 
     def _frames(self, max_bytes: int) -> bytes:
         """The store's own records are what the stream sends, or nearly so."""
@@ -241,11 +244,11 @@ class ProducerStream:
 
     @property
     def _sends_frames(self) -> bool:
-        return self.modern and not self.connection.flags & _DELETE_TIMES
+        return self.dialect.sends_records and not self.connection.flags & _DELETE_TIMES
 
     def _new_encoder(self) -> ChangeEncoder:
         return ChangeEncoder(
-            dcp.dcp if self.modern else upr.upr,
+            self.dialect.wire,
             opaque=self.opaque,
             vbucket=self.vbucket.number,
             keys_only=self.options.keys_only,
@@ -256,19 +259,15 @@ class ProducerStream:
     # The end
 
     def _finish(self, reason: str) -> None:
-        if reason == "flushed":
+        if reason == "flushed" and self.dialect.flush is not None:
             self.life.move(StreamEvent.FLUSH)
-            self._queue(upr.Flush())
+            self._queue(self.dialect.flush())
         self._end(reason)
 
     def _end(self, reason: str) -> None:
         self.history.close()
         self.life.move(StreamEvent.END)
-        if self.modern:
-            self._queue(dcp.StreamEnd(reason=_DCP_REASONS[reason]))
-        else:
-            ok = reason == "ok"
-            self._queue(upr.StreamEnd(reason=upr.EndReason.OK if ok else upr.EndReason.STATE_CHANGED))
+        self._queue(self.dialect.end(self.dialect.end_reasons[reason]))
 
     # Takeover
 
@@ -278,10 +277,16 @@ class ProducerStream:
             return
         if self.life.state in (StreamState.OPEN, StreamState.SNAPSHOT):
             self.life.move(StreamEvent.SET_PENDING)
-            self._queue(upr.SetVbucketState(state=upr.VbucketState.PENDING))
+            self._ask_for(VbucketState.PENDING)
         elif self.life.state is StreamState.DRAINING and self._death_is_durable:
             self.life.move(StreamEvent.SET_ACTIVE)
-            self._queue(upr.SetVbucketState(state=upr.VbucketState.ACTIVE))
+            self._ask_for(VbucketState.ACTIVE)
+
+    def _ask_for(self, state: VbucketState) -> None:
+        assert self.dialect.set_state is not None
+        message = self.dialect.set_state(state)
+        self._state_asked = message.code
+        self._queue(message)
 
     def _state_answered(self, answer: Response) -> None:
         if answer.status is not Status.SUCCESS:
@@ -307,10 +312,8 @@ class ProducerStream:
 
     # Inside
 
-    def _queue(self, message: Request) -> None:
-        message.vbucket = self.vbucket.number
-        message.opaque = self.opaque
-        self._control.append(message.encode())
+    def _queue(self, message: Message) -> None:
+        self._control.append(self.dialect.addressed(message, self.vbucket.number, self.opaque))
 
     def _take_control(self, max_bytes: int) -> bytes:
         out = bytearray()

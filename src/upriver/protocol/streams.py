@@ -29,7 +29,9 @@ class StreamEvent(enum.Enum):
 
     ACCEPT = "accept"
     REFUSE = "refuse"
+    START = "stream start"
     MARKER = "snapshot marker"
+    SNAPSHOT_END = "snapshot end"
     CHANGE = "change"
     ADVANCE = "seqno advanced"
     FLUSH = "flush"
@@ -47,11 +49,18 @@ _LEAVE: Final = {_E.END: _S.ENDED, _E.CLOSE: _S.ENDED, _E.LOSE: _S.ENDED}
 TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = MappingProxyType(
     {
         _S.REQUESTED: {_E.ACCEPT: _S.OPEN, _E.REFUSE: _S.ENDED, _E.CLOSE: _S.ENDED, _E.LOSE: _S.ENDED},
-        _S.OPEN: {_E.MARKER: _S.SNAPSHOT, _E.FLUSH: _S.OPEN, _E.SET_PENDING: _S.PENDING, **_LEAVE},
+        _S.OPEN: {
+            _E.START: _S.OPEN,
+            _E.MARKER: _S.SNAPSHOT,
+            _E.FLUSH: _S.OPEN,
+            _E.SET_PENDING: _S.PENDING,
+            **_LEAVE,
+        },
         _S.SNAPSHOT: {
             _E.MARKER: _S.SNAPSHOT,
             _E.CHANGE: _S.SNAPSHOT,
             _E.ADVANCE: _S.SNAPSHOT,
+            _E.SNAPSHOT_END: _S.OPEN,
             _E.FLUSH: _S.OPEN,
             _E.SET_PENDING: _S.PENDING,
             **_LEAVE,
@@ -61,6 +70,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = Ma
             _E.MARKER: _S.DRAINING,
             _E.CHANGE: _S.DRAINING,
             _E.ADVANCE: _S.DRAINING,
+            _E.SNAPSHOT_END: _S.DRAINING,
             _E.FLUSH: _S.DRAINING,
             _E.SET_ACTIVE: _S.ACTIVATING,
             **_LEAVE,

@@ -202,6 +202,12 @@ class Dialect:
         for dialect in self._chain():
             yield from dialect.messages
 
+    def stream_messages(self) -> Iterator[type[Message]]:
+        """Its own messages and those of the stream dialects that it extends, without the memcached commands."""
+        for dialect in self._chain():
+            if dialect.name != "memcached":
+                yield from dialect.messages
+
     def change_messages(self) -> Iterator[type[Message]]:
         """The messages that tell of a change of a key, inherited ones first."""
         for dialect in reversed(list(self._chain())):

@@ -1,0 +1,235 @@
+"""How each dialect says what happens to a stream: five descriptions for one producer.
+
+A description holds the message for each thing that a producer has to say, or None where the text has none: the drafts
+frame a snapshot with a start and an end where `upr` and `dcp` send one marker, the first draft knows no flush, and only
+the memcached header carries a vbucket's change of state. What the texts leave open is filled as the errata say.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from upriver.errors import NotMyVbucket, StatusError
+from upriver.model import FailoverLog, Snapshot, VbucketState
+from upriver.wire import AnyResponse, Dialect, Message, dcp, memcached, upr, upr_draft1, upr_draft2, upr_draft3
+from upriver.wire.codes import Status
+from upriver.wire.message import DraftMessage
+
+#: A stream that failed because its history could not be read.
+FAILED: Final = "failed"
+
+_WireLog = tuple[memcached.FailoverEntry, ...]
+
+_DCP_REASONS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "ok": dcp.EndReason.OK,
+        "closed": dcp.EndReason.CLOSED,
+        "state changed": dcp.EndReason.STATE_CHANGED,
+        "flushed": dcp.EndReason.STATE_CHANGED,
+        "rolled back": dcp.EndReason.ROLLBACK,
+        "too slow": dcp.EndReason.TOO_SLOW,
+        FAILED: dcp.EndReason.BACKFILL_FAILED,
+    }
+)
+#: The texts know only two.
+_UPR_REASONS: Final[Mapping[str, int]] = MappingProxyType(
+    {reason: upr.EndReason.OK if reason == "ok" else upr.EndReason.STATE_CHANGED for reason in _DCP_REASONS}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDialect:
+    """What a producer says in one dialect."""
+
+    wire: Dialect
+    #: What a consumer asks with.
+    request: type[Message]
+    failover_log_request: type[Message]
+    #: The answers: accepted, the log that was asked for, roll back to this seqno, and everything else.
+    accepted: Callable[[_WireLog], Message]
+    failover_log: Callable[[_WireLog], Message]
+    rollback: Callable[[int], Message]
+    refused: Callable[[Message, StatusError], Message]
+    #: The first message of a stream.
+    start: Callable[[], Message] | None = None
+    #: A snapshot begins; its second argument tells the flags if the message has room for them.
+    marker: Callable[[Snapshot, Callable[[], int]], Message]
+    snapshot_end: Callable[[], Message] | None = None
+    #: The end of a snapshot did not pass a filter.
+    advanced: Callable[[int], Message] | None = None
+    flush: Callable[[], Message] | None
+    end: Callable[[int], Message]
+    end_reasons: Mapping[str, int]
+    #: Change the state of the consumer's copy; without it nothing can be handed over.
+    set_state: Callable[[VbucketState], Message] | None
+    #: The request carries the bounds of the consumer's snapshot; elsewhere an entry of the failover log.
+    by_snapshot: bool = False
+    unknown_uuid_is_error: bool = False
+    #: It sends what the store holds, byte for byte.
+    sends_records: bool = False
+    #: Expirations are sent as such whether the consumer has asked for them or not.
+    always_expires: bool = True
+    #: The stream ends after its end seqno, not with the snapshot that holds it.
+    exact_end: bool = True
+    #: In a takeover each marker is answered, with this opcode.
+    marker_answer: int | None = None
+    #: It can be agreed that a stream which the consumer closes ends with a message.
+    tells_close: bool = False
+    #: The request id alone tells whose message it is.
+    by_request_id: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.wire.name
+
+    def addressed(self, message: Message, vbucket: int, opaque: int) -> bytes:
+        """The message as one of this stream's."""
+        put_opaque(message, opaque)
+        if not isinstance(message, DraftMessage):
+            message.vbucket = vbucket  # type: ignore[attr-defined]
+        return message.encode()
+
+
+def opaque_of(message: Message) -> int:
+    """What a request calls itself: its answers bear the same."""
+    given: Any = message
+    return int(given.request_id if isinstance(message, DraftMessage) else given.opaque)
+
+
+def put_opaque(message: Message, opaque: int) -> None:
+    """Make the message an answer to the request that calls itself so, or one of its stream."""
+    if isinstance(message, DraftMessage):
+        message.request_id = opaque
+    else:
+        message.opaque = opaque  # type: ignore[attr-defined]
+
+
+def wire_log(log: FailoverLog) -> _WireLog:
+    """A failover log as answers carry it."""
+    return tuple(memcached.FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in log)
+
+
+def text_of(error: StatusError) -> bytes:
+    """What a refusal says to people."""
+    return (error.detail or error.text).encode()
+
+
+def _memcached_refusal(request: Message, error: StatusError) -> Message:
+    return AnyResponse(opcode=request.code, status=Status(error.status), value=text_of(error))
+
+
+def _draft_refusal(_: Message, error: StatusError) -> Message:
+    """The two drafts have an answer for one refusal and an error for all others."""
+    if isinstance(error, NotMyVbucket):
+        return upr_draft1.NotMyVbucket()
+    return upr_draft1.RequestError(status=Status(error.status), text=text_of(error))
+
+
+def _dcp_marker(snapshot: Snapshot, flags: Callable[[], int]) -> Message:
+    return dcp.SnapshotMarker(start_seqno=snapshot.start, end_seqno=snapshot.end, flags=dcp.MarkerFlag(flags()))
+
+
+def _upr_state(state: VbucketState) -> upr.VbucketState:
+    return upr.VbucketState[state.name]
+
+
+DCP: Final = StreamDialect(
+    wire=dcp.dcp,
+    request=dcp.StreamRequest,
+    failover_log_request=upr.FailoverLogRequest,
+    accepted=lambda log: upr.StreamRequestResponse(log=log),
+    failover_log=lambda log: upr.FailoverLogResponse(log=log),
+    rollback=lambda seqno: dcp.RollbackRequired(seqno=seqno),
+    refused=_memcached_refusal,
+    marker=_dcp_marker,
+    advanced=lambda seqno: dcp.SeqnoAdvanced(by_seqno=seqno),
+    flush=upr.Flush,
+    end=lambda reason: dcp.StreamEnd(reason=dcp.EndReason(reason)),
+    end_reasons=_DCP_REASONS,
+    set_state=lambda state: upr.SetVbucketState(state=_upr_state(state)),
+    by_snapshot=True,
+    sends_records=True,
+    always_expires=False,
+    exact_end=False,
+    marker_answer=dcp.SnapshotMarker.declaration.opcode,
+    tells_close=True,
+)
+
+UPR: Final = StreamDialect(
+    wire=upr.upr,
+    request=upr.StreamRequest,
+    failover_log_request=upr.FailoverLogRequest,
+    accepted=DCP.accepted,
+    failover_log=DCP.failover_log,
+    rollback=lambda seqno: upr.RollbackRequired(seqno=seqno),
+    refused=_memcached_refusal,
+    marker=lambda _, __: upr.SnapshotMarker(),
+    flush=upr.Flush,
+    end=lambda reason: upr.StreamEnd(reason=upr.EndReason(reason)),
+    end_reasons=_UPR_REASONS,
+    set_state=DCP.set_state,
+    unknown_uuid_is_error=True,
+)
+
+DRAFT3: Final = StreamDialect(
+    wire=upr_draft3.upr_draft3,
+    request=upr_draft3.StreamRequest,
+    failover_log_request=upr_draft3.FailoverLogRequest,
+    # As drawn: nothing but the status. Who wants the log asks for it.
+    accepted=lambda _: AnyResponse(opcode=upr_draft3.StreamRequest.declaration.opcode),
+    failover_log=lambda log: upr_draft3.FailoverLogResponse(log=log),
+    rollback=lambda seqno: upr_draft3.RollbackRequired(seqno=seqno),
+    refused=_memcached_refusal,
+    start=upr_draft3.StreamStart,
+    marker=lambda _, __: upr_draft3.SnapshotStart(),
+    snapshot_end=upr_draft3.SnapshotEnd,
+    flush=upr_draft3.Flush,
+    end=lambda reason: upr_draft3.StreamEnd(reason=upr.EndReason(reason)),
+    end_reasons=_UPR_REASONS,
+    set_state=lambda state: upr_draft3.SetVbucketState(state=_upr_state(state)),
+)
+
+DRAFT1: Final = StreamDialect(
+    wire=upr_draft1.upr_draft1,
+    request=upr_draft1.StreamRequest,
+    failover_log_request=upr_draft1.FailoverLogRequest,
+    accepted=lambda _: upr_draft1.Ok(),
+    failover_log=lambda log: upr_draft1.Ok(log=log),
+    rollback=lambda seqno: upr_draft1.RollbackRequired(seqno=seqno),
+    refused=_draft_refusal,
+    start=upr_draft1.StreamStart,
+    marker=lambda _, __: upr_draft1.SnapshotStart(),
+    snapshot_end=upr_draft1.SnapshotEnd,
+    flush=None,
+    end=lambda reason: upr_draft1.StreamEnd(reason=upr.EndReason(reason)),
+    end_reasons=_UPR_REASONS,
+    set_state=None,
+    by_request_id=True,
+)
+
+DRAFT2: Final = StreamDialect(
+    wire=upr_draft2.upr_draft2,
+    request=DRAFT1.request,
+    failover_log_request=DRAFT1.failover_log_request,
+    accepted=DRAFT1.accepted,
+    failover_log=DRAFT1.failover_log,
+    rollback=DRAFT1.rollback,
+    refused=DRAFT1.refused,
+    start=DRAFT1.start,
+    marker=DRAFT1.marker,
+    snapshot_end=DRAFT1.snapshot_end,
+    flush=upr_draft2.Flush,
+    end=DRAFT1.end,
+    end_reasons=_UPR_REASONS,
+    set_state=None,
+    by_request_id=True,
+)
+
+#: Every description by the name of its dialect.
+STREAM_DIALECTS: Final[Mapping[str, StreamDialect]] = MappingProxyType(
+    {dialect.name: dialect for dialect in (DRAFT1, DRAFT2, DRAFT3, UPR, DCP)}
+)
+#: What a connection speaks after an open: which of the two, each stream request says.
+OPENED: Final = (UPR, DCP)
