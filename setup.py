@@ -17,6 +17,7 @@ SANITIZE = ["-fsanitize=address", "-g", "-O1"] if os.environ.get("UPRIVER_SANITI
 COMPILED = {
     "upriver.wire._columns": ["src/upriver/wire/_columns.pyx"],
     "upriver.wire._frames": ["src/upriver/wire/_frames.pyx"],
+    "upriver.wire._tap_records": ["src/upriver/wire/_tap_records.pyx"],
     "upriver.engine._table": ["src/upriver/engine/_table.pyx"],
     "upriver.node._serve": ["src/upriver/node/_serve.pyx"],
 }

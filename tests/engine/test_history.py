@@ -6,7 +6,7 @@ from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
 from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
 from upriver.model import Change, Event, Snapshot, VbucketState
-from upriver.model.record import HEADER
+from upriver.model.record import HEADER, PREFIX, size_at
 
 
 @pytest.fixture
@@ -73,6 +73,27 @@ def test_a_buffer_is_used_again(vbucket: Vbucket) -> None:
     filtered.next_snapshot()
     with pytest.raises(NotSupported):
         filtered.read_into(buffer)
+
+
+def test_records_hold_the_frames(vbucket: Vbucket) -> None:
+    write(vbucket, *(b"key%03d" % i for i in range(100)))
+    cursor, whole = vbucket.open_cursor("stream"), vbucket.open_cursor("whole")
+    cursor.next_snapshot()
+    whole.next_snapshot()
+    found = b""
+    while cursor.snapshot is not None:
+        data, at = cursor.read_records(1000), 0
+        while at < len(data):
+            size = size_at(data, at)
+            found += data[at + PREFIX.size : at + size]
+            at += size
+    assert found == whole.read(10**6)
+    assert cursor.changes_read == 100
+    for options in (Options(key_pattern=KeyPattern("x")), Options(history=True), Options(key_prefix=b"k")):
+        with vbucket.open_cursor("other", options=options) as other:
+            other.next_snapshot()
+            with pytest.raises(NotSupported):
+                other.read_records()
 
 
 def test_exact_end_gives_the_version_that_was_current(vbucket: Vbucket) -> None:

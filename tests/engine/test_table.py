@@ -13,7 +13,7 @@ from tests.engine.conftest import Clock
 from upriver.engine import table as plain
 from upriver.errors import CorruptData, KeyNotFound, OutOfMemory, TemporaryFailure, UpriverError
 from upriver.model import Event, changes_in
-from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, unpack
+from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, Record, size_at, unpack
 
 try:
     from upriver.engine import _table as compiled
@@ -97,6 +97,38 @@ def test_reading_into_a_buffer(table: Any) -> None:
     assert found == table.read(0, 1000, 1000, 10**9, 7)[0]
     assert table.read_into(bytearray(10), 0, 1000, 1000) == (0, 0, 0)
     assert table.read_into(bytearray(10), 1000, 1000, 1000) == (0, 0, 1000)
+
+
+def records_of(data: bytes) -> list[Record]:
+    found, offset = [], 0
+    while offset < len(data):
+        found.append(unpack(data, offset))
+        offset += size_at(data, offset)
+    return found
+
+
+def test_records_tell_what_frames_have_no_room_for(table: Any, clock: Clock) -> None:
+    table.store(Event.MUTATION, b"a", b"old", ttl=9)
+    clock.pass_by(10)
+    table.store(Event.MUTATION, b"b", b"value", 1, 2, 1, ttl=7)
+    table.store(Event.DELETION, b"c", b"")
+    table.store(Event.MUTATION, b"a", b"new")
+    data, count, done = table.read_records(0, 4, 4, 10**6)
+    assert (count, done) == (3, 4)
+    assert [(r.change.key, r.change.value, r.ttl, r.superseded_by) for r in records_of(data)] == [
+        (b"b", b"value", 7, 0),
+        (b"c", b"", 255, 0),
+        (b"a", b"new", 255, 0),
+    ]
+    assert {record.time for record in records_of(data)} == {int(clock())}
+    first, _, done = table.read_records(0, 4, 1, 1)
+    assert [(r.change.value, r.ttl, r.superseded_by) for r in records_of(first)] == [(b"old", 9, 0)]
+    without, _, _ = table.read_records(0, 4, 4, 10**6, True)
+    assert [(r.change.key, r.change.value, r.change.datatype) for r in records_of(without)] == [
+        (b"b", b"", 0),
+        (b"c", b"", 0),
+        (b"a", b"", 0),
+    ]
 
 
 def test_keys_only_and_prefix(table: Any) -> None:

@@ -234,3 +234,47 @@ def test_advance_completes_a_snapshot_whose_last_change_was_left_out(replica: Vb
     replica.apply(change(4, b"k"))
     replica.advance(9)
     assert (replica.high_seqno, replica.whole_seqno) == (9, 9)
+
+
+def test_a_copy_without_seqnos_from_its_peer_counts_for_itself(replica: Vbucket) -> None:
+    assert replica.receive(Event.MUTATION, b"k", b"v", cas=77, rev_seqno=6, flags=1, expiry=3, ttl=9) == 1
+    assert replica.receive(Event.MUTATION, b"plain", b"v") == 2
+    assert replica.receive(Event.DELETION, b"k") == 3
+    assert replica.streamable
+    assert (replica.whole_seqno, replica.position.snapshot) == (3, Snapshot(3, 3))
+    deleted, plain = replica.table.find(b"k"), replica.table.find(b"plain")
+    assert deleted is not None
+    assert plain is not None
+    assert (deleted.event, deleted.rev_seqno) == (Event.DELETION, 7)
+    assert plain.rev_seqno == 1
+    assert plain.cas
+    assert replica.roll_back(2) == 2
+    item = replica.table.find(b"k")
+    assert item is not None
+    assert (item.value, item.cas, item.rev_seqno, item.flags, item.expiry) == (b"v", 77, 6, 1, 3)
+
+
+def test_an_active_vbucket_takes_no_change_of_a_peer(bucket: Bucket) -> None:
+    with pytest.raises(OutOfOrder):
+        bucket.vbucket(0).receive(Event.MUTATION, b"k")
+
+
+def test_without_room_a_received_change_leaves_no_trace(replica: Vbucket) -> None:
+    replica.receive(Event.MUTATION, b"k", b"v")
+    replica.table.ledger.refusal = "full"
+    with pytest.raises(TemporaryFailure):
+        replica.receive(Event.MUTATION, b"k", b"w")
+    replica.table.ledger.refusal = ""
+    assert (replica.high_seqno, replica.position.snapshot) == (1, Snapshot(1, 1))
+    assert replica.receive(Event.MUTATION, b"k", b"w") == 2
+
+
+def test_starting_over_means_another_history(replica: Vbucket) -> None:
+    replica.receive(Event.MUTATION, b"k", b"v")
+    before = replica.position
+    cursor = replica.open_cursor("stream")
+    replica.start_over()
+    assert (held(replica), replica.high_seqno, cursor.ended) == ({}, 0, CursorEnd.STATE_CHANGED)
+    assert replica.rollback_for(before) == 0
+    replica.receive(Event.MUTATION, b"other", b"v")
+    assert replica.rollback_for(before) == 0

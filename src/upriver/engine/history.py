@@ -185,6 +185,18 @@ class Cursor:
         self._advance(done, count, snapshot)
         return frames
 
+    def read_records(self, max_bytes: int = READ_BYTES) -> bytes:
+        """The same as records, with what frames have no room for: when a change happened, and TAP's time to live."""
+        if self.options.filtered or self.options.history or self.options.key_prefix:
+            raise NotSupported("a filtered cursor reads no records")
+        snapshot = self._announced()
+        upto, block = self._source(snapshot)
+        records, count, done = self.vbucket.table.read_records(
+            self.seqno, upto, snapshot.end, max_bytes, self.options.keys_only, block
+        )
+        self._advance(done, count, snapshot)
+        return records
+
     def read_into(self, buffer: bytearray | memoryview, opaque: int = 0) -> int:
         """The same into a buffer, for streams that use one again and again: how much of it was filled.
 

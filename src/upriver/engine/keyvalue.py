@@ -21,6 +21,7 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model import Event
+from upriver.model.record import TTL_MAX
 
 LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30
@@ -128,10 +129,11 @@ class KeyValue:
         datatype: int = 0,
         expected_cas: int = 0,
         force: bool = False,
+        ttl: int = TTL_MAX,
     ) -> tuple[int, int]:
         """Store a version that was made elsewhere, unless ours wins; ``expiry`` is absolute."""
         self._resolve("set_with_meta", key, (rev_seqno, cas, expiry, flags), expected_cas, force)
-        return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype, cas, rev_seqno)
+        return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype, cas, rev_seqno, 0, ttl)
 
     def delete_with_meta(
         self,
@@ -143,10 +145,11 @@ class KeyValue:
         expected_cas: int = 0,
         force: bool = False,
         event: Event = Event.DELETION,
+        ttl: int = TTL_MAX,
     ) -> tuple[int, int]:
         """Delete as it was done elsewhere, unless ours wins; ``expiry`` is the second of the deletion."""
         self._resolve("delete_with_meta", key, (rev_seqno, cas, expiry, 0), expected_cas, force)
-        return self.table.store(event, key, b"", 0, expiry, 0, cas, rev_seqno)
+        return self.table.store(event, key, b"", 0, expiry, 0, cas, rev_seqno, 0, ttl)
 
     def scan(self, start: bytes = b"", limit: int = 1000) -> list[bytes]:
         """Live keys from ``start`` on, in order."""

@@ -354,6 +354,20 @@ class Table:
             frames.append(bytes(frame))
         return b"".join(frames), len(frames), done
 
+    def read_records(
+        self,
+        after: int,
+        upto: int,
+        at: int,
+        max_bytes: int,
+        keys_only: bool = False,
+        block: bytes | memoryview | None = None,
+    ) -> tuple[bytes, int, int]:
+        """The same as ``read`` as records, one behind the other: what a frame has no room for is there too."""
+        chosen, done = self._select(after, upto, at, max_bytes, False, b"")
+        records = list(self._restored(chosen, block, keys_only))
+        return b"".join(records), len(records), done
+
     def read_into(
         self,
         buffer: bytearray | memoryview,

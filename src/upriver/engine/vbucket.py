@@ -23,7 +23,7 @@ from upriver.engine.history import Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.journal import Journal
 from upriver.engine.keyvalue import KeyValue
 from upriver.engine.whole import WholeStates
-from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, PositionError, TemporaryFailure
+from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, PositionError, TemporaryFailure, UpriverError
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.failover import UUID_BITS
 from upriver.model.position import NO_END
@@ -195,6 +195,44 @@ class Vbucket(KeyValue):
                 self.table.locks[change.key] = (change.cas, until)
             self._complete()
 
+    def receive(
+        self,
+        event: Event,
+        key: bytes,
+        value: bytes = b"",
+        *,
+        flags: int = 0,
+        expiry: int = 0,
+        datatype: int = 0,
+        cas: int = 0,
+        rev_seqno: int = 0,
+        ttl: int = TTL_MAX,
+    ) -> int:
+        """A change from a peer that tells no seqnos, as TAP does: this copy counts for itself. The seqno it got.
+
+        So the history is this copy's own, under its own uuid, and whole after every change.
+        """
+        with self.journal.lock:
+            seqno = self.high_seqno + 1
+            self._check_receiving(seqno)
+            if not self.streamable:
+                self.streamable = True
+                self.journal.change(self.number)
+            if not rev_seqno:
+                old = self.table.find(key)
+                rev_seqno = 1 + (self.table.deleted_rev_seqno if old is None else old.rev_seqno)
+            cas = cas or self.table.ledger.next_cas(self.table.ledger.clock())
+            self.table.locks.pop(key, None)
+            before = self.table.snapshot_start, self.table.snapshot_end
+            self._place(seqno)
+            try:
+                self.table.store(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
+            except UpriverError:  # no room: the bounds must not run ahead of what is there
+                self.table.snapshot_start, self.table.snapshot_end = before
+                raise
+            self._complete()
+            return seqno
+
     def advance(self, seqno: int) -> None:
         """Nothing more comes up to ``seqno``: what stood there was filtered out or purged."""
         with self.journal.lock:
@@ -232,6 +270,13 @@ class Vbucket(KeyValue):
                 self.table.touch()  # what is left may have been in a group that no longer counts
         self.end_cursors(CursorEnd.ROLLED_BACK)
         return state
+
+    def start_over(self) -> None:
+        """Drop everything under a log of its own: the peer that fills this copy next has none to tell, as in TAP."""
+        with self.journal.lock:
+            self.clear()
+            self.failover_log = FailoverLog.fresh(new_uuid())
+            self.journal.change(self.number)
 
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""

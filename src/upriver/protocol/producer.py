@@ -33,6 +33,7 @@ from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
+from upriver.protocol.turns import Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 
 #: What a stream gets at least when its turn comes: less would cost more than it sends.
@@ -86,10 +87,7 @@ class Producer:
         #: Changes that were sent by streams which have ended since.
         self._changes_of_ended = 0
         self._answers: deque[bytes] = deque()
-        #: Streams that may have something to send: those that woke up, and those that had more in their last turn.
-        self._woken: deque[ProducerStream] = deque()
-        self._busy: deque[ProducerStream] = deque()
-        self._turns = 0
+        self._turns: Turns[ProducerStream] = Turns()
         self._noop_opaque = 0
 
     @property
@@ -244,21 +242,9 @@ class Producer:
 
     def ready(self, stream: ProducerStream) -> None:
         """The stream may have something to send."""
-        if not stream.queued and self.streams.get(stream.vbucket.number) is stream:
-            stream.queued = True
-            self._woken.append(stream)
-            if self.on_ready is not None:
-                self.on_ready()
-
-    def _next_in_turn(self) -> ProducerStream | None:
-        """Who woke up goes first, so that a live change waits for no backfill; every fourth turn is for the busy."""
-        self._turns += 1
-        queue = self._busy if self._busy and (self._turns % 4 == 0 or not self._woken) else self._woken
-        if not queue:
-            return None
-        stream = queue.popleft()
-        stream.queued = False
-        return stream
+        known = self.streams.get(stream.vbucket.number) is stream
+        if known and self._turns.wake(stream) and self.on_ready is not None:
+            self.on_ready()
 
     def tick(self, now: float) -> None:
         """Time has passed: ask whether the consumer is there, or give up on it."""
@@ -281,7 +267,7 @@ class Producer:
     @property
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
-        return bool(self._answers) or (bool(self._woken or self._busy) and self.window.room_bytes != 0)
+        return bool(self._answers) or (bool(self._turns) and self.window.room_bytes != 0)
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
@@ -289,10 +275,10 @@ class Producer:
         size = len(pieces[0])
         while not size or max_bytes - size >= TURN_BYTES_MIN:
             room = self.window.room_bytes
-            stream = None if room == 0 else self._next_in_turn()
+            stream = None if room == 0 else self._turns.next()
             if stream is None:
                 break
-            share = max(TURN_BYTES_MIN, (max_bytes - size) // (len(self._busy) + len(self._woken) + 1))
+            share = max(TURN_BYTES_MIN, (max_bytes - size) // (len(self._turns) + 1))
             piece = stream.turn(share if room is None else min(share, room))
             self.window.sent(len(piece))
             self.bytes_sent_total += len(piece)
@@ -300,9 +286,8 @@ class Producer:
             pieces.append(piece)
             if stream.finished:
                 self._forget(stream)
-            elif stream.has_more and not stream.queued:
-                stream.queued = True
-                self._busy.append(stream)
+            elif stream.has_more:
+                self._turns.again(stream)
         return b"".join(pieces) if len(pieces) != 2 or pieces[0] else pieces[1]
 
     def _forget(self, stream: ProducerStream) -> None:
@@ -315,8 +300,7 @@ class Producer:
         for stream in list(self.streams.values()):
             stream.lose()
             self._forget(stream)
-        self._woken.clear()
-        self._busy.clear()
+        self._turns.clear()
 
 
 def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
+from upriver.protocol.handover import BACKLOG_SMALL, Handover
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
@@ -28,8 +29,6 @@ from upriver.wire.frames import expirations_as_deletions, last_seqno
 if TYPE_CHECKING:
     from upriver.protocol.producer import Producer
 
-#: A takeover stops writes when no more than so many changes are still to be sent.
-BACKLOG_SMALL: Final = 1000
 TAKEOVER: Final = int(dcp.StreamFlag.TAKEOVER)
 _NOTIFIER: Final = int(dcp.OpenFlag.NOTIFIER)
 _MEMORY, _DISK, _CHECKPOINT, _ACK = map(
@@ -87,8 +86,7 @@ class ProducerStream:
         self._markers_unacked = 0
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
-        self._dead = False
-        self._death_is_durable = False
+        self._handover = Handover(connection.source, vbucket.number, self._wake)
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._encoder = None if self._sends_frames else self._new_encoder()
         if dialect.start is not None:
@@ -172,7 +170,7 @@ class ProducerStream:
             return
         if self.life.state in (StreamState.PENDING, StreamState.ACTIVATING):
             return
-        if self.life.state is StreamState.DRAINING and not self._dead and self._backlog <= BACKLOG_SMALL:
+        if self.life.state is StreamState.DRAINING and not self._handover.dead and self._backlog <= BACKLOG_SMALL:
             self._die()
         snapshot = self.history.next_snapshot()
         if snapshot is not None and self.notifier:
@@ -278,7 +276,7 @@ class ProducerStream:
         if self.life.state in (StreamState.OPEN, StreamState.SNAPSHOT):
             self.life.move(StreamEvent.SET_PENDING)
             self._ask_for(VbucketState.PENDING)
-        elif self.life.state is StreamState.DRAINING and self._death_is_durable:
+        elif self.life.state is StreamState.DRAINING and self._handover.durable:
             self.life.move(StreamEvent.SET_ACTIVE)
             self._ask_for(VbucketState.ACTIVE)
 
@@ -301,14 +299,8 @@ class ProducerStream:
         """Nobody may write any more; the end of the history is read from a place of its own."""
         position = self.history.seqno
         self.history.close()
-        self.connection.source.set_state(self.vbucket.number, VbucketState.DEAD)
-        self._dead = True
+        self._handover.die()
         self.history = self.connection.open_history(self.vbucket, position, NO_END, self.options)
-        self.connection.source.when_durable(self._died)
-
-    def _died(self) -> None:
-        self._death_is_durable = True
-        self._wake()
 
     # Inside
 

@@ -1,0 +1,63 @@
+"""Whose turn it is, where many streams share a connection.
+
+Who woke up goes first, so that a live change waits for no backfill of millions; every fourth turn is for those that had
+more to send in their last one, so that nobody starves.
+"""
+
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+
+class TakesTurns(Protocol):
+    """A stream, as far as its turns are concerned."""
+
+    #: It stands in the queue of those that may have something to send.
+    queued: bool
+
+
+T = TypeVar("T", bound=TakesTurns)
+
+
+class Turns(Generic[T]):
+    """The streams that may have something to send: those that woke up, and those that had more in their last turn."""
+
+    __slots__ = ("_busy", "_turns", "_woken")
+
+    def __init__(self) -> None:
+        self._woken: deque[T] = deque()
+        self._busy: deque[T] = deque()
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return len(self._woken) + len(self._busy)
+
+    def wake(self, stream: T) -> bool:
+        """It may have something to send; False if it stands in the queue already."""
+        return self._enter(self._woken, stream)
+
+    def again(self, stream: T) -> bool:
+        """It had more to send than its turn had room for."""
+        return self._enter(self._busy, stream)
+
+    def next(self) -> T | None:
+        """Whose turn it is; None if nobody has anything to send."""
+        self._turns += 1
+        queue = self._busy if self._busy and (self._turns % 4 == 0 or not self._woken) else self._woken
+        if not queue:
+            return None
+        stream = queue.popleft()
+        stream.queued = False
+        return stream
+
+    def clear(self) -> None:
+        """Nobody sends anything any more."""
+        self._woken.clear()
+        self._busy.clear()
+
+    @staticmethod
+    def _enter(queue: deque[T], stream: T) -> bool:
+        if stream.queued:
+            return False
+        stream.queued = True
+        queue.append(stream)
+        return True

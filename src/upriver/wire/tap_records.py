@@ -1,0 +1,115 @@
+"""Runs of records as the store holds them, laid out anew as the messages of a TAP connection.
+
+A record is a prefix (when the change happened, how many hops it may still make) and a `dcp` frame; a TAP message is the
+same with other extras, the revision as engine-private data, and a number of its own in the opaque. The walk is compiled
+where that is possible; both twins write the same bytes.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from upriver.model import Event
+from upriver.model.record import HEADER, MAGIC, MUTATION_EXTRAS, OPCODES, PREFIX
+
+MUTATION: Final = 0x41
+DELETE: Final = 0x42
+#: Marks of a message (see ``tap.TapFlag``).
+ACK: Final = 0x01
+NO_VALUE: Final = 0x02
+NETWORK_BYTE_ORDER: Final = 0x04
+#: A deletion's number of hops and its marks stand where those of a mutation do: behind the length of the private part.
+FLAGS_OFFSET: Final = HEADER.size + 2
+
+#: private length, flags, time to live, item flags, expiration, revision, nru.
+_MUTATION_PART: Final = struct.Struct(">HHB3xIIQB")
+_MUTATION_EXTRAS_SIZE: Final = 16
+#: private length, flags, time to live, revision.
+_DELETE_PART: Final = struct.Struct(">HHB3xQ")
+_DELETE_EXTRAS_SIZE: Final = 8
+_REV_SIZE: Final = 8
+_SEQNOS: Final = struct.Struct(">QQ")
+
+
+class Laid(NamedTuple):
+    """What became of a run of records."""
+
+    messages: bytes
+    sent: int
+    #: Where in the records the next run begins.
+    at: int
+    #: The last record that was looked at, sent or not; 0 if there was none.
+    seqno: int
+    #: How many were left out because they may make no more hops.
+    tired: int
+
+
+def plain_lay_out(
+    records: bytes,
+    at: int,
+    opaque: int,
+    count_max: int,
+    flags: int,
+    since: int,
+    since_upto: int,
+    ttl_min: int,
+    ack: int,
+) -> Laid:
+    """Messages for the records from ``at`` on, at most ``count_max``, numbered from ``opaque`` on.
+
+    ``flags`` are the marks of every mutation. What happened before the second ``since`` is left out up to the seqno
+    ``since_upto``. A change with no hops left is left out too, unless ``ttl_min`` grants it one. ``ack`` asks for an
+    acknowledgement of the last message: 1 if ``count_max`` was reached, 2 if the records have ended as well.
+    """
+    out: list[bytearray] = []
+    seqno = tired = 0
+    while at < len(records) and len(out) < count_max:
+        _, time, ttl = PREFIX.unpack_from(records, at)
+        frame = at + PREFIX.size
+        _, opcode, key_length, extras, datatype, vbucket, body, _, cas = HEADER.unpack_from(records, frame)
+        fields, end = frame + HEADER.size, frame + HEADER.size + body
+        seqno, rev_seqno = _SEQNOS.unpack_from(records, fields)
+        at = end
+        ttl = max(ttl, ttl_min)
+        if (time < since and seqno <= since_upto) or not ttl:
+            tired += not ttl
+            continue
+        rest = records[fields + extras : end]
+        if opcode == OPCODES[Event.MUTATION]:
+            _, _, item_flags, expiration, _, _, nru = MUTATION_EXTRAS.unpack_from(records, fields)
+            part = _MUTATION_PART.pack(_REV_SIZE + 1, flags, ttl, item_flags, expiration, rev_seqno, nru)
+            extras, code = _MUTATION_EXTRAS_SIZE, MUTATION
+        else:
+            rest, datatype = rest[:key_length], 0
+            part = _DELETE_PART.pack(_REV_SIZE, 0, ttl, rev_seqno)
+            extras, code = _DELETE_EXTRAS_SIZE, DELETE
+        number = (opaque + len(out)) & 0xFFFFFFFF
+        header = HEADER.pack(MAGIC, code, key_length, extras, datatype, vbucket, len(part) + len(rest), number, cas)
+        out.append(bytearray(header + part + rest))
+    full, ended = len(out) == count_max, at >= len(records)
+    if out and ((ack & 1 and full) or (ack & 2 and ended)):
+        out[-1][FLAGS_OFFSET + 1] |= ACK
+    return Laid(b"".join(out), len(out), at, seqno, tired)
+
+
+try:
+    from upriver.wire import _tap_records
+except ImportError:  # built where there was no C compiler
+    lay_out = plain_lay_out
+else:
+
+    def lay_out(
+        records: bytes,
+        at: int,
+        opaque: int,
+        count_max: int,
+        flags: int,
+        since: int,
+        since_upto: int,
+        ttl_min: int,
+        ack: int,
+    ) -> Laid:
+        """The compiled twin of ``plain_lay_out``."""
+        return Laid(*_tap_records.lay_out(records, at, opaque, count_max, flags, since, since_upto, ttl_min, ack))
+
+
+__all__ = ["Laid", "lay_out", "plain_lay_out"]
