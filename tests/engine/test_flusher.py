@@ -107,7 +107,7 @@ def test_a_checkpoint_starts_by_itself(disk: FullDisk, clock: Clock) -> None:
     bucket.vbucket(0).set(b"meanwhile", b"v")
     bucket.flusher.drain()
     assert not bucket.flusher.checkpointing
-    assert bucket.flusher.group_bytes == 0
+    assert bucket.flusher.group_bytes == sum(len(group) for _, group in disk.groups()) < 1000
     assert sum(len(block.records) for block in disk.blocks(0)) > 10_000
     bucket.close()
 
@@ -335,3 +335,272 @@ def test_a_cursor_that_has_ended_does_not_take_its_successor_along(tmp_path: Pat
 def test_an_active_vbucket_is_not_cleared() -> None:
     with Bucket.open(None, vbuckets=1, background=False) as bucket, pytest.raises(KeyExists):
         bucket.create_vbucket(0).clear()
+
+
+# A failing disk, and those who wait.
+
+
+def test_whoever_waits_hears_of_a_full_disk(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=1, clock=clock, ack="disk")
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    heard: list[object] = []
+    _, seqno = vbucket.set(b"k", b"v")
+    bucket.acknowledge(vbucket, seqno, lambda: heard.append("stored"), heard.append)
+    bucket.flusher.barrier(lambda: heard.append("all stored"), heard.append)
+    disk.full = True
+    with pytest.raises(StorageError):
+        bucket.flusher.step()
+    refused, failed = heard
+    assert isinstance(refused, TemporaryFailure)
+    assert refused.vbucket == 0
+    assert "No space left" in str(refused)
+    assert "may still be stored" in str(refused)
+    assert isinstance(failed, StorageError)
+    assert len(bucket.flusher.waiting) == 0
+    disk.full = False
+    bucket.flusher.step()
+    assert heard == [refused, failed], "each is told once"
+    assert vbucket.persisted_seqno == seqno, "stored later all the same"
+    bucket.acknowledge(vbucket, vbucket.set(b"k", b"w")[1], lambda: heard.append("stored"), heard.append)
+    bucket.flusher.step()
+    assert heard[2:] == ["stored"]
+    bucket.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_sync_and_backup_raise_what_the_disk_says(
+    disk: FullDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, background: bool
+) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.RETRY_S", 0.01)
+    bucket = Bucket(disk, vbuckets=1, interval_s=0.001)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    vbucket.set(b"k", b"v")
+    disk.full = True
+    if background:
+        bucket.flusher.start()
+    copy = Path(disk.path).parent / "copy"
+    with pytest.raises(StorageError, match="No space left"):
+        bucket.sync()
+    with pytest.raises(StorageError, match="No space left"):
+        bucket.sync(30)
+    with pytest.raises(StorageError, match="No space left"):
+        bucket.backup(copy)
+    assert not copy.exists()
+    disk.full = False
+    bucket.flusher.stop()
+    assert bucket.sync(30)
+    bucket.backup(copy)
+    vbucket.set(b"k", b"w")
+    bucket.close()
+
+
+def test_sync_gives_up_after_its_time_and_leaves_nothing_behind(
+    disk: FullDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(disk, vbuckets=1)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    commit, stuck = disk.commit, threading.Event()
+
+    def hangs(batch: Batch) -> None:
+        assert stuck.wait(60)
+        commit(batch)
+
+    monkeypatch.setattr(disk, "commit", hangs)
+    vbucket.set(b"k", b"v")
+    bucket.flusher.start()
+    assert not bucket.sync(0.05)
+    assert len(bucket.flusher.waiting) == 0
+    stuck.set()
+    assert bucket.sync(60)
+    bucket.close()
+
+
+def test_a_wait_can_be_given_up(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=1, clock=clock, ack="disk")
+    vbucket = bucket.create_vbucket(0)
+    heard: list[str] = []
+    _, seqno = vbucket.set(b"k", b"v")
+    waits = [
+        bucket.acknowledge(vbucket, seqno, lambda: heard.append("change")),
+        bucket.flusher.barrier(lambda: heard.append("everything")),
+    ]
+    for wait in waits:
+        assert wait is not None
+        wait.cancel()
+    assert len(bucket.flusher.waiting) == 0
+    bucket.flusher.step()
+    assert heard == []
+    assert not bucket.flusher.when_persisted(vbucket, seqno, lambda: heard.append("at once")).waiting
+    assert heard == ["at once"]
+    bucket.close()
+
+
+# Checkpoints in slices.
+
+
+def sizes(batch: Batch) -> int:
+    return sum(len(block.records) for block in batch.blocks)
+
+
+def watched(disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches that reach the disk."""
+    batches: list[Batch] = []
+    commit = disk.commit
+
+    def commit_and_note(batch: Batch) -> None:
+        commit(batch)
+        batches.append(batch)
+
+    monkeypatch.setattr(disk, "commit", commit_and_note)
+    return batches
+
+
+def test_one_large_vbucket_is_moved_in_slices(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 10_000)
+    bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=50_000)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(5000):
+        vbucket.set(b"key%d" % i, b"v" * 100)
+    bucket.flusher.step()
+    batches = watched(disk, monkeypatch)
+    bucket.flusher.request_checkpoint()
+    steps = 0
+    while bucket.flusher.checkpointing:
+        vbucket.set(b"meanwhile%d" % steps, b"w" * 100)  # what comes in does not keep it from ending
+        bucket.flusher.step()
+        steps += 1
+    assert 15 < steps < 40
+    assert all(sizes(batch) < 60_000 for batch in batches)
+    assert vbucket.table.checkpointed_seqno >= 5000
+    assert len(list(disk.groups())) >= steps - 2, "those that came later are not part of it"
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
+        assert reopened.vbucket(0).table.items == 5000 + steps
+
+
+def test_slices_keep_up_with_what_comes_in(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 2000)
+    bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=3000, checkpoint_bytes=100_000)
+    vbucket = bucket.create_vbucket(0)
+    most = 0
+    for i in range(300):
+        for j in range(50):
+            vbucket.set(b"key%d-%d" % (i, j), b"v" * 100)
+        bucket.flusher.step()
+        most = max(most, sum(len(group) for _, group in disk.groups()))
+        assert bucket.flusher.group_bytes <= most
+    assert most < 400_000
+    bucket.close()
+
+
+def test_many_small_groups_are_dropped_in_slices(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.DROPPED_GROUPS_MAX", 10)
+    bucket = Bucket(disk, vbuckets=1, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(35):
+        vbucket.set(b"key%d" % i, b"v")
+        bucket.flusher.step()
+    bucket.flusher.request_checkpoint()
+    left = []
+    while bucket.flusher.checkpointing:
+        bucket.flusher.step()
+        left.append(len(list(disk.groups())))
+        if len(left) == 2:  # a restart in between finds the rest
+            bucket.abandon()
+            bucket = Bucket(LmdbStorage(disk.path), vbuckets=1, clock=clock)
+            disk = bucket.storage  # type: ignore[assignment]
+            assert bucket.vbucket(0).table.items == 35
+            bucket.flusher.request_checkpoint()
+    assert left == [25, 15, 5, 0]
+    bucket.close()
+
+
+@pytest.mark.parametrize("slices", range(6))
+def test_a_history_cut_back_during_a_checkpoint(
+    disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch, slices: int
+) -> None:
+    """Blocks hold a part of it, groups all of it, and neither what was cut may come back."""
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 500)
+    bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=1000)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(30):
+        vbucket.set(b"key%d" % i, b"old" * 30)
+        if i % 4 == 3:
+            bucket.flusher.step()
+    bucket.flusher.request_checkpoint()
+    for _ in range(slices):
+        bucket.flusher.step()
+    batches = watched(disk, monkeypatch)
+    for cut_at in (20, 9, 12):
+        vbucket.set_state(VbucketState.REPLICA)
+        assert vbucket.roll_back(cut_at) == cut_at
+        vbucket.set_state(VbucketState.ACTIVE)
+        for i in range(5):
+            vbucket.set(b"%d-%d" % (cut_at, i), b"new" * 30)
+        bucket.flusher.step()
+    assert all(sizes(batch) < 2000 for batch in batches), "a cut rewrites nothing but the block that it divides"
+    expected = sorted(
+        [*(b"key%d" % i for i in range(9)), *(b"9-%d" % i for i in range(3)), *(b"12-%d" % i for i in range(5))]
+    )
+    for drained in (False, True):
+        assert sorted(vbucket.scan()) == expected
+        if drained:
+            bucket.flusher.request_checkpoint()
+            bucket.flusher.drain()
+            assert bucket.flusher.cuts[0] == []
+        bucket.abandon()
+        bucket = Bucket(LmdbStorage(disk.path), vbuckets=1, clock=clock, slice_bytes=1000)
+        vbucket = bucket.vbucket(0)
+        assert vbucket.high_seqno == 17
+    assert sorted(vbucket.scan()) == expected
+    assert [c.seqno for s in vbucket.changes() for c in s] == list(range(1, 18))
+    bucket.close()
+
+
+def test_many_cuts_end_in_a_checkpoint(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.CUTS_MAX", 5)
+    bucket = Bucket(disk, vbuckets=1, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    most = 0
+    for i in range(40):
+        vbucket.set(b"key%d" % i, b"v")
+        vbucket.set(b"lost", b"v")
+        bucket.flusher.step()
+        vbucket.set_state(VbucketState.REPLICA)
+        assert vbucket.roll_back(i + 1) == i + 1
+        vbucket.set_state(VbucketState.ACTIVE)
+        bucket.flusher.step()
+        most = max(most, len(bucket.flusher.cuts[0]))
+    assert most <= 7
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
+        assert sorted(reopened.vbucket(0).scan()) == sorted(b"key%d" % i for i in range(40))
+
+
+def test_a_goal_does_not_outlive_a_failed_commit(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group that a slice counted on was not written; its number comes again with more in it."""
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 500)
+    bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=1000)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(50):
+        vbucket.set(b"key%d" % i, b"v" * 50)
+    bucket.flusher.step()
+    bucket.flusher.request_checkpoint()
+    vbucket.set(b"more", b"v")
+    commit = disk.commit
+
+    def fails(_: Batch) -> None:
+        vbucket.set(b"in between", b"v")
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(disk, "commit", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        bucket.flusher.step()
+    monkeypatch.setattr(disk, "commit", commit)
+    bucket.flusher.drain()
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
+        assert reopened.vbucket(0).table.items == 52

@@ -18,13 +18,22 @@ from typing import Any, Literal
 from upriver.engine.backend import Ledger, Table, replay, stored_value
 from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.journal import Journal
-from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.lmdb_storage import LmdbStorage, cut
 from upriver.engine.maintenance import Maintenance, Retention
 from upriver.engine.memory_storage import MemoryStorage
 from upriver.engine.statistics import BucketStatistics, bucket_statistics
 from upriver.engine.storage import Batch, Storage
+from upriver.engine.table import group_parts
 from upriver.engine.vbucket import Vbucket
-from upriver.errors import CorruptData, InvalidArguments, KeyExists, NotMyVbucket, StorageError
+from upriver.engine.waiting import Wait
+from upriver.errors import (
+    CorruptData,
+    InvalidArguments,
+    KeyExists,
+    NotMyVbucket,
+    StorageError,
+    TemporaryFailure,
+)
 from upriver.model import VbucketState
 from upriver.model.vbucket import VBUCKETS_MAX
 
@@ -178,24 +187,55 @@ class Bucket:
 
     # Durability.
 
-    def acknowledge(self, vbucket: Vbucket, seqno: int, callback: Callable[[], object]) -> None:
-        """Call back when the change may be answered: now, or with ``ack=disk`` when it is on disk."""
-        if self.ack == "disk":
-            self.flusher.when_persisted(vbucket, seqno, callback)
-        else:
-            callback()
+    def acknowledge(
+        self,
+        vbucket: Vbucket,
+        seqno: int,
+        done: Callable[[], object],
+        failed: Callable[[TemporaryFailure], object] | None = None,
+    ) -> Wait | None:
+        """Call ``done`` when the change may be answered: now, or with ``ack=disk`` when it is on disk.
+
+        If the disk fails first, ``failed`` is called instead: the change stays in memory and may be stored
+        when the disk takes writes again, so whoever asked must not take it for undone. The wait can be
+        cancelled; there is none if the answer was due at once.
+        """
+        if self.ack != "disk":
+            done()
+            return None
+        if failed is None:
+            return self.flusher.when_persisted(vbucket, seqno, done)
+        tell = failed
+
+        def refused(error: StorageError) -> None:
+            why = f"the disk does not take writes: {error.why}; the change may still be stored later"
+            tell(TemporaryFailure(why, vbucket=vbucket.number))
+
+        return self.flusher.when_persisted(vbucket, seqno, done, refused)
 
     def sync(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything done so far is on disk; False if it took too long."""
-        if self.flusher.running:
-            done = threading.Event()
-            self.flusher.barrier(done.set)
-            return done.wait(timeout_s)
-        self.flusher.step()
-        return True
+        """Wait until everything done so far is on disk; False if it took too long, an error if a write failed."""
+        if not self.flusher.running:
+            self.flusher.step()
+            return True
+        settled, errors = threading.Event(), list[StorageError]()
+
+        def failed(error: StorageError) -> None:
+            errors.append(error)
+            settled.set()
+
+        wait = self.flusher.barrier(settled.set, failed)
+        if not settled.wait(timeout_s):
+            wait.cancel()
+        if errors:
+            raise errors[0]
+        return settled.is_set()
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy while running; opened, it is as after a crash at this moment."""
+        """A consistent copy while running; opened, it is as after a crash at this moment, and another store.
+
+        ``StorageError`` if the disk does not take what the copy should hold, or the copy itself.
+        """
         self.sync()
         self.storage.backup(os.fspath(path))
 
@@ -262,6 +302,7 @@ class Bucket:
                     description["records_from_group"],
                 )
                 self._vbuckets[number], self.tables[number] = vbucket, vbucket.table
+                self.flusher.cuts[number] = [(group, seqno) for group, seqno in description.get("cuts", ())]
             self._load_records()
             for number, description in descriptions.items():
                 self.vbucket(number).restored(description)
@@ -284,13 +325,38 @@ class Bucket:
                 self.maintenance.evict_loaded(loaded)
             table.load(records)
             loaded = table
+        for table in self.tables:
+            if table is not None:
+                # What stands in blocks counts as they have it, even if groups hold more of it.
+                table.high_seqno = max(table.high_seqno, table.checkpointed_seqno)
+        groups = 0
         for number, group in self.storage.groups():
-            replay(number, group, self.tables)
-            self.flusher.next_group = number + 1
+            self._replay(number, group)
+            self.flusher.first_group = self.flusher.first_group if groups else number
+            groups, self.flusher.next_group = groups + 1, number + 1
             self.flusher.group_bytes += len(group)
+        if not groups:
+            self.flusher.first_group = self.flusher.next_group
         for table in self.tables:
             if table is not None:
                 self.maintenance.evict_loaded(table)
+
+    def _replay(self, number: int, group: memoryview) -> None:
+        """Take a group back in; of vbuckets that were cut back later only what the cut left."""
+        limits: dict[int, int] = {}
+        for vbucket, cuts in self.flusher.cuts.items():
+            for before_group, seqno in cuts:
+                if number < before_group:
+                    limits[vbucket] = min(seqno, limits.get(vbucket, seqno))
+        if not limits:
+            replay(number, group, self.tables)
+            return
+        # Roles and bounds of those that were cut stand in their descriptions, which are newer than this group.
+        replay(number, group, [None if n in limits else table for n, table in enumerate(self.tables)])
+        for vbucket, high, records in group_parts(number, group):
+            table = self.tables[vbucket] if vbucket in limits else None
+            if table is not None and number >= table.records_from_group and table.high_seqno < limits[vbucket]:
+                table.load(records if high <= limits[vbucket] else cut(bytes(records), limits[vbucket]))
 
     def _begin(self, vbuckets: int) -> None:
         """Durably no longer clean, and on new branches if it was not, before anybody is served."""
@@ -299,6 +365,7 @@ class Bucket:
         for number in changed:
             description = self.vbucket(number).describe()
             description["state_from_group"] = self.flusher.next_group
+            description["cuts"] = self.flusher.cuts.get(number, [])
             descriptions[number] = description
         facts = {"vbuckets": vbuckets, "clean": False, "cas": self.ledger.last_cas, "store": self.store}
         self.storage.commit(Batch(descriptions=descriptions, facts=facts))

@@ -4,12 +4,18 @@ Theory of operation. ``step`` gathers everything that changed since the last one
 it. A batch holds one group with the new records of all vbuckets, the changed descriptions, and the cuts of
 histories that were rolled back; because all are gathered under the journal's lock and committed together,
 the disk always shows one moment of the bucket. If the commit fails nothing is lost: what was gathered stays
-in memory and is gathered again, and until a commit succeeds writers are refused.
+in memory and is gathered again, and until a commit succeeds writers are refused and those who wait are told.
 
 Groups are cheap to write and dear to read, so when they have grown large a *checkpoint* moves them into
 blocks, some megabytes along with each batch: it writes the records of vbucket after vbucket from memory as
-blocks, and when all are done the groups that were there at its beginning are dropped. *Compaction* rides
+blocks, and when all are done the groups that were there at its beginning are dropped, some with each batch
+as well. A vbucket that is larger than a slice is moved in several: blocks then reach to some seqno and the
+groups count on, because a loader skips what it knows already; only the last slice says from which group on
+records count. So there is nothing that a crash between two slices could leave in doubt. *Compaction* rides
 along in the same way and takes out of old blocks what memory no longer holds.
+
+A history that is cut back costs no rewriting: its description remembers the *cut*, that of all groups before
+this one records count only up to that seqno, until a checkpoint has left those groups behind.
 
 ``step`` runs wherever it is called, which is how tests drive it; ``start`` gives it a thread of its own.
 """
@@ -17,7 +23,6 @@ along in the same way and takes out of old blocks what memory no longer holds.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -25,6 +30,7 @@ from upriver.engine.backend import Ledger, Table, collect
 from upriver.engine.journal import Journal
 from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
+from upriver.engine.waiting import Done, Failed, Wait, WaitingRoom, told
 from upriver.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -35,6 +41,12 @@ SLICE_BYTES: Final = 4 * 2**20
 #: How far ahead of the last CAS a restart after a crash begins: some 17 s, should the clock have gone back.
 CAS_MARGIN: Final = 2**34
 RETRY_S: Final = 0.5
+#: How many groups a batch drops at most, and how many cuts a vbucket has before a checkpoint makes an end of them.
+DROPPED_GROUPS_MAX: Final = 1000
+CUTS_MAX: Final = 64
+
+#: Of groups before this number, records count only up to this seqno.
+Cut = tuple[int, int]
 
 
 class Vbuckets(Protocol):
@@ -45,10 +57,6 @@ class Vbuckets(Protocol):
     def numbers(self) -> list[int]: ...
 
 
-#: A seqno, and whom to call when it is on disk.
-Waiter = tuple[int, Callable[[], object]]
-
-
 @dataclass(slots=True)
 class _Gathered:
     """A batch on its way, and what to do when it arrives."""
@@ -57,12 +65,24 @@ class _Gathered:
     tables: list[Table] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
     trims: dict[int, int] = field(default_factory=dict)
-    barriers: list[Callable[[], object]] = field(default_factory=list)
-    #: Who waited for changes of histories that this batch cuts: they waited for nothing else.
-    released: dict[Table, list[Waiter]] = field(default_factory=dict)
+    #: Who waits for everything, and who for changes of histories that this batch cuts.
+    waits: list[Wait] = field(default_factory=list)
+    #: How far blocks reach with this batch, and from which group on records count.
     checkpointed: dict[int, tuple[Table, int, int]] = field(default_factory=dict)
-    #: What was left to checkpoint before this batch; None if there was no checkpoint.
-    checkpoint_before: list[int] | None = None
+    cuts: dict[int, list[Cut]] = field(default_factory=dict)
+
+
+class _Checkpoint:
+    """One pass over the vbuckets that moves what groups hold into blocks."""
+
+    def __init__(self, numbers: list[int], to_group: int, group_bytes: int) -> None:
+        #: Those still to do; the last one is under way.
+        self.numbers = numbers
+        self.to_group = to_group
+        self.group_bytes = group_bytes
+        #: Up to where, and from which group on records count then: fixed when a vbucket's turn comes, so that
+        #: it ends however much is written meanwhile.
+        self.goal: tuple[int, int, int] | None = None
 
 
 class _Compaction:
@@ -99,14 +119,14 @@ class Flusher:
         self.checkpoint_bytes = checkpoint_bytes
         self.slice_bytes = slice_bytes
         self.group_bytes = 0
+        #: The oldest group that may still be there.
+        self.first_group = next_group
+        self.cuts: dict[int, list[Cut]] = {}
         self.commits = 0
         self.bytes_written = 0
         self.error: StorageError | None = None
-        #: By table, not by number: a vbucket may be removed and created again while somebody waits.
-        self._waiters: dict[Table, list[Waiter]] = {}
-        self._barriers: deque[Callable[[], object]] = deque()
-        self._checkpoint: list[int] | None = None
-        self._checkpoint_to = 0
+        self.waiting = WaitingRoom(journal.lock)
+        self._checkpoint: _Checkpoint | None = None
         self._compactions: deque[_Compaction] = deque()
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
@@ -119,19 +139,25 @@ class Flusher:
 
     # Who waits.
 
-    def when_persisted(self, vbucket: Vbucket, seqno: int, callback: Callable[[], object]) -> None:
-        """Call back when the change ``seqno`` is on disk; from the flusher's thread, or now if it is."""
-        with self.journal.lock:
-            if vbucket.table.persisted_seqno < seqno:
-                self._waiters.setdefault(vbucket.table, []).append((seqno, callback))
-                callback = self._urge
-        callback()
+    def when_persisted(self, vbucket: Vbucket, seqno: int, done: Done, failed: Failed | None = None) -> Wait:
+        """Call ``done`` when the change ``seqno`` is on disk; from the flusher's thread, or now if it is.
 
-    def barrier(self, callback: Callable[[], object]) -> None:
-        """Call back when everything that was done before this call is on disk."""
+        If a write fails ``failed`` is called instead, with the error; the change may still be stored later.
+        Without it the wait goes on until a write succeeds.
+        """
         with self.journal.lock:
-            self._barriers.append(callback)
+            wait = self.waiting.for_change(vbucket.table, seqno, done, failed)
+            call = told([wait]) if vbucket.table.persisted_seqno >= seqno else [self._urge]
+        for each in call:
+            each()
+        return wait
+
+    def barrier(self, done: Done, failed: Failed | None = None) -> Wait:
+        """Call ``done`` when everything that was done before this call is on disk, or ``failed``, as above."""
+        with self.journal.lock:
+            wait = self.waiting.for_everything(done, failed)
         self._urge()
+        return wait
 
     @property
     def queue_age_s(self) -> float:
@@ -155,15 +181,16 @@ class Flusher:
             if gathered.batch:
                 self._succeeded(gathered)
             self._writing_since = None
-            notify(gathered.barriers)
+            with self.journal.lock:
+                due = told(gathered.waits)
+            notify(due)
             return bool(gathered.batch)
 
     def request_checkpoint(self) -> None:
         """Move all groups into blocks, a slice with each step."""
         with self.journal.lock:
             if self._checkpoint is None:
-                self._checkpoint_to = self.next_group - 1
-                self._checkpoint = self.vbuckets.numbers()
+                self._checkpoint = _Checkpoint(self.vbuckets.numbers(), self.next_group - 1, self.group_bytes)
         self._urge()
 
     @property
@@ -189,24 +216,20 @@ class Flusher:
     def _gather(self, gathered: _Gathered) -> None:
         with self.journal.lock:
             self._hurry.clear()
-            gathered.barriers = list(self._barriers)
-            self._barriers.clear()
+            gathered.waits = self.waiting.take_for_everything()
             gathered.tables = tables = [t for t in self.ledger.take_dirty() if self._owner(t) is not None]
             if self._writing_since is None:
                 self._writing_since = self._dirty_since
             self._dirty_since = None
             gathered.changed, gathered.trims = changed, trims = self.journal.take()
-            for table in [table for table in self._waiters if table.vbucket in trims]:
-                gathered.released[table] = self._waiters.pop(table)
-            if self._checkpoint is not None:
-                gathered.checkpoint_before = list(self._checkpoint)
+            gathered.waits += self.waiting.on_cut(trims)
             batch = gathered.batch
             if tables:
                 batch.group = (self.next_group, collect(tables, self.storage.keeps_records))
             for number, seqno in trims.items():
                 self._gather_trim(gathered, number, seqno)
             if self._checkpoint is not None:
-                self._gather_checkpoint(gathered)
+                self._gather_checkpoint(gathered, self._checkpoint)
             if self._compactions:
                 self._gather_compaction(gathered)
             for number in changed | set(gathered.checkpointed):
@@ -220,45 +243,65 @@ class Flusher:
         return vbucket if vbucket is not None and vbucket.table is table else None
 
     def _gather_trim(self, gathered: _Gathered, number: int, seqno: int) -> None:
-        """Cut the blocks, and replace the records that older groups hold by blocks: those groups are void."""
+        """Cut the blocks, and remember the cut for what older groups hold."""
         gathered.batch.trims[number] = seqno
         vbucket = self.vbuckets.existing(number)
-        if vbucket is not None:
-            self._to_blocks(gathered, vbucket.table, seqno, from_group=self.next_group)
+        if seqno == 0 or vbucket is None:  # nothing in them counts
+            gathered.cuts[number] = []
+            if vbucket is not None:
+                gathered.checkpointed[number] = (vbucket.table, 0, self.next_group)
+        else:
+            older = [cut for cut in self.cuts.get(number, ()) if cut[1] < seqno]
+            gathered.cuts[number] = [*older, (self.next_group, seqno)]
 
-    def _gather_checkpoint(self, gathered: _Gathered) -> None:
-        assert self._checkpoint is not None
-        size, later = 0, []
-        while self._checkpoint and size < self.slice_bytes:
-            number = self._checkpoint.pop()
+    def _gather_checkpoint(self, gathered: _Gathered, checkpoint: _Checkpoint) -> None:
+        """One slice: at least as much as comes in, or the groups would grow for ever."""
+        group = gathered.batch.group
+        room, later = max(self.slice_bytes, len(group[1]) if group else 0), []
+        while checkpoint.numbers and room > 0:
+            number = checkpoint.numbers[-1]
             vbucket = self.vbuckets.existing(number)
-            if number in gathered.trims:
-                later.append(number)  # this batch cuts its blocks already
+            if vbucket is None or number in gathered.trims:
+                checkpoint.goal = None
+                checkpoint.numbers.pop()
+                if vbucket is not None:
+                    later.append(number)  # this batch cuts its blocks already
                 continue
-            if vbucket is None:
-                continue
-            table = vbucket.table
-            on_disk, from_group = table.persisted_seqno, self.next_group
-            if gathered.batch.group is not None:  # it is covered too
-                on_disk, from_group = table.flushing_seqno, self.next_group + 1
-            size += self._to_blocks(gathered, table, on_disk, from_group)
-        self._checkpoint += later
-        if not self._checkpoint:
-            gathered.batch.drop_groups_to = self._checkpoint_to
-            if not self._checkpoint_to and not gathered.checkpointed:
+            if checkpoint.goal is None or checkpoint.goal[0] != number:
+                checkpoint.goal = (number, *self._reach(gathered, vbucket.table))
+            size, whole = self._to_blocks(gathered, vbucket.table, *checkpoint.goal[1:], room)
+            room -= size
+            if whole:
+                checkpoint.goal = None
+                checkpoint.numbers.pop()
+        checkpoint.numbers[:0] = later
+        if not checkpoint.numbers:
+            gathered.batch.drop_groups_to = min(checkpoint.to_group, self.first_group + DROPPED_GROUPS_MAX - 1)
+            if not checkpoint.to_group and not gathered.checkpointed:
                 self._checkpoint = None  # there was nothing to move
 
-    def _to_blocks(self, gathered: _Gathered, table: Table, upto: int, from_group: int) -> int:
-        """Blocks of what memory holds beyond the last checkpoint; groups count from ``from_group`` on."""
+    def _reach(self, gathered: _Gathered, table: Table) -> tuple[int, int]:
+        """How far the table is on disk with this batch, and which group follows."""
+        if gathered.batch.group is None:
+            return table.persisted_seqno, self.next_group
+        return table.flushing_seqno, self.next_group + 1
+
+    def _to_blocks(
+        self, gathered: _Gathered, table: Table, upto: int, from_group: int, max_bytes: int
+    ) -> tuple[int, bool]:
+        """Blocks of what memory holds beyond those that there are: how many bytes, and whether that was all."""
         position, size = table.checkpointed_seqno, 0
         while position < upto:
+            if size >= max_bytes:
+                gathered.checkpointed[table.vbucket] = (table, position, table.records_from_group)
+                return size, False
             records, last = table.records(position, upto, BLOCK_BYTES)
             if not records:
                 break
             gathered.batch.blocks.append(Block(table.vbucket, last, records))
             position, size = last, size + len(records)
         gathered.checkpointed[table.vbucket] = (table, upto, from_group)
-        return size
+        return size, True
 
     def _gather_compaction(self, gathered: _Gathered) -> None:
         """One slice of the oldest pass, in ascending order: a tombstone goes never before what it ended."""
@@ -291,11 +334,13 @@ class Flusher:
             _, upto, from_group = gathered.checkpointed[number]
             description["checkpointed"] = upto
             description["records_from_group"] = from_group
+            gathered.cuts[number] = [
+                cut for cut in gathered.cuts.get(number, self.cuts.get(number, ())) if cut[0] > from_group
+            ]
+        description["cuts"] = gathered.cuts.get(number, self.cuts.get(number, []))
         return description
 
     def _succeeded(self, gathered: _Gathered) -> None:
-        batch = gathered.batch
-        due: list[Callable[[], object]] = []
         with self.journal.lock:
             for table in gathered.tables:
                 table.committed()
@@ -303,51 +348,52 @@ class Flusher:
                 # If it was cut back meanwhile the next batch starts from there.
                 table.checkpointed_seqno = min(upto, self.journal.trims.get(number, upto))
                 table.records_from_group = from_group
-            if batch.group is not None:
-                self.next_group += 1
-                self.group_bytes += len(batch.group[1])
-            if batch.drop_groups_to or self._checkpoint == []:
-                self._checkpoint, self.group_bytes = None, 0
-            self.commits += 1
-            self.bytes_written += len(batch.group[1]) if batch.group is not None else 0
-            self.bytes_written += sum(len(block.records) for block in batch.blocks)
+            self.cuts.update(gathered.cuts)
+            self._count(gathered.batch)
             if self.error is not None:
                 log.info("%s: writing again", self.storage.path)
                 self.error, self.ledger.refusal = None, ""
             if not self.storage.keeps_records:
                 for table in gathered.tables:
                     table.checkpointed_seqno = table.persisted_seqno
-            elif self.group_bytes >= self.checkpoint_bytes:
+            elif self.group_bytes >= self.checkpoint_bytes or any(len(c) > CUTS_MAX for c in gathered.cuts.values()):
                 self.request_checkpoint()
-            due += [callback for waiters in gathered.released.values() for _, callback in waiters]
-            for table in list(self._waiters):
-                due += self._due(table)
+            due = self.waiting.persisted(self._reached)
         notify(due)
         for table in gathered.tables:
             vbucket = self._owner(table)
             if vbucket is not None:
                 vbucket.wake_persisted()
 
-    def _due(self, table: Table) -> list[Callable[[], object]]:
-        """Those whose change is on disk, or whose vbucket is gone from there."""
+    def _count(self, batch: Batch) -> None:
+        if batch.group is not None:
+            self.next_group += 1
+            self.group_bytes += len(batch.group[1])
+            self.bytes_written += len(batch.group[1])
+        self.bytes_written += sum(len(block.records) for block in batch.blocks)
+        self.commits += 1
+        if batch.drop_groups_to:
+            self.first_group = batch.drop_groups_to + 1
+        checkpoint = self._checkpoint
+        if checkpoint is not None and not checkpoint.numbers and self.first_group > checkpoint.to_group:
+            self.group_bytes -= checkpoint.group_bytes
+            self._checkpoint = None
+
+    def _reached(self, table: Table) -> int:
+        """How far the table is on disk; beyond everything if its vbucket is gone from there."""
         gone = self._owner(table) is None and table.vbucket not in self.journal.trims
-        reached = 2**64 if gone else table.persisted_seqno
-        waiting = self._waiters.pop(table)
-        later = [(seqno, callback) for seqno, callback in waiting if seqno > reached]
-        if later:
-            self._waiters[table] = later
-        return [callback for seqno, callback in waiting if seqno <= reached]
+        return 2**64 if gone else table.persisted_seqno
 
     def _failed(self, gathered: _Gathered, error: BaseException) -> None:
         """Take everything back that was on its way, and refuse writers until a commit succeeds."""
         why = error.why if isinstance(error, StorageError) else repr(error)
         with self.journal.lock:
             self.journal.give_back(gathered.changed, gathered.trims)
-            self._barriers.extendleft(reversed(gathered.barriers))
-            for table, waiters in gathered.released.items():
-                self._waiters[table] = waiters + self._waiters.get(table, [])
-            if gathered.checkpoint_before is not None:
-                self._checkpoint = gathered.checkpoint_before
+            if self._checkpoint is not None:
+                # Those of this batch are not done, and a goal may count on the group that was not written.
+                done = set(gathered.checkpointed) - set(self._checkpoint.numbers)
+                self._checkpoint.numbers += sorted(done)
+                self._checkpoint.goal = None
             if gathered.batch.removed:
                 self._compactions[0].position = 0
             for table in gathered.tables:
@@ -356,6 +402,8 @@ class Flusher:
                 log.error("%s: not written: %s", self.storage.path, why)
             self.error = StorageError(self.storage.path, why)
             self.ledger.refusal = f"the disk does not take writes: {why}"
+            due = self.waiting.failed(self.error)
+        notify(due)
 
     # A thread of its own.
 

@@ -873,3 +873,23 @@ def replay(number: int, group: bytes | memoryview, tables: list[Table | None]) -
             body += length
     except struct.error:
         raise CorruptData("", f"group {number} cannot be read") from None
+
+
+def group_parts(number: int, group: bytes | memoryview) -> list[tuple[int, int, bytes | memoryview]]:
+    """What a stored group holds: of each vbucket in it the number, the high seqno and the records."""
+    found: list[tuple[int, int, bytes | memoryview]] = []
+    try:
+        count, size = GROUP_HEADER.unpack_from(group, 0)
+        offset, body = GROUP_HEADER.size, GROUP_HEADER.size + size
+        for _ in range(count):
+            vbucket, flags, length, high = GROUP_ENTRY.unpack_from(group, offset)
+            offset += GROUP_ENTRY.size
+            if not flags & WROTE_ITSELF:
+                offset += GROUP_BOUNDS.size + 8 * GROUP_BOUNDS.unpack_from(group, offset)[2]
+            found.append((vbucket, high, group[body : body + length]))
+            body += length
+    except struct.error:
+        raise CorruptData("", f"group {number} cannot be read") from None
+    if body > len(group):
+        raise CorruptData("", f"group {number} ends too early")
+    return found
