@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
 from upriver.engine import table as plain
-from upriver.errors import CorruptData, KeyNotFound, OutOfMemory, TemporaryFailure, UpriverError
-from upriver.model import Event, changes_in
-from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, Record, size_at, unpack
+from upriver.errors import (
+    CorruptData,
+    InvalidArguments,
+    KeyNotFound,
+    OutOfMemory,
+    OutOfOrder,
+    TemporaryFailure,
+    UpriverError,
+    WireError,
+)
+from upriver.model import Change, Event, change_batch, changes_in
+from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, Record, pack, size_at, unpack
 
 try:
     from upriver.engine import _table as compiled
@@ -537,3 +546,177 @@ def test_parity_over_many_chunks(clock: Clock) -> None:
         lambda t: [getattr(t, name) for name in COUNTS],
     ):
         assert read(twins[0].table) == read(twins[1].table)
+
+
+def frame_of(change: Change, extras: bytes | None = None, meta: bytes = b"", **header: int) -> bytes:
+    """A change frame as other nodes send it, with whatever is asked for in its header."""
+    packed = pack(Record(change=change))[PREFIX.size :]
+    size = HEADER.unpack_from(packed)[3]
+    own, rest = bytearray(packed[HEADER.size : HEADER.size + size]), packed[HEADER.size + size :]
+    if extras is not None:
+        own = bytearray(extras)
+    if meta:
+        struct.pack_into(">H", own, 28 if change.event == Event.MUTATION else 16, len(meta))
+    fields = {
+        "magic": 0x80,
+        "opcode": OPCODES[change.event],
+        "key_length": len(change.key),
+        "extras": len(own),
+        "datatype": change.datatype,
+        "vbucket": change.vbucket,
+        "body": len(own) + len(rest) + len(meta),
+        "opaque": 7,
+        "cas": change.cas,
+    } | header
+    return HEADER.pack(*fields.values()) + bytes(own) + rest + meta
+
+
+def mutation(seqno: int, key: bytes = b"k", value: bytes = b"v", **others: int) -> Change:
+    return Change(vbucket=3, event=Event.MUTATION, seqno=seqno, rev_seqno=2, cas=90, key=key, value=value, **others)
+
+
+def deletion(seqno: int, event: Event = Event.DELETION, expiry: int = 0) -> Change:
+    return Change(vbucket=3, event=event, seqno=seqno, rev_seqno=3, cas=91, key=b"gone", expiry=expiry)
+
+
+@pytest.fixture
+def receiving(table: Any) -> Any:
+    table.active = False
+    table.snapshot_end = 10**6
+    return table
+
+
+def test_a_run_of_frames_is_applied_in_one_call(receiving: Any, clock: Clock) -> None:
+    told = []
+    receiving.on_change = lambda: told.append(receiving.high_seqno)
+    pair = struct.pack(">QQ", 6, 3)
+    frames = [
+        frame_of(mutation(2, b"a", b"one", flags=5, expiry=77, datatype=1)),
+        frame_of(mutation(3, b"b", b"two", lock_time=9), meta=b"extended"),
+        frame_of(deletion(4)),
+        frame_of(deletion(5, expiry=55), extras=struct.pack(">QQIB", 5, 3, 55, 0)),
+        frame_of(deletion(6), extras=pair + b"\0\2", meta=b"mm"),
+        frame_of(deletion(7, Event.EXPIRATION, 66)),
+        frame_of(deletion(8, Event.EXPIRATION), extras=struct.pack(">QQH", 8, 3, 0)),
+    ]
+    assert receiving.apply_frames(b"".join(frames), 4) == 7
+    assert told == [8]
+    batch, done = receiving.read_columns(0, 8, 8, 10**6, every=True)
+    now = int(clock.now)
+    assert done == 8
+    assert [(c.event, c.seqno, c.flags, c.expiry, c.lock_time, c.datatype, c.value) for c in changes_in(batch)] == [
+        (Event.MUTATION, 2, 5, 77, 0, 1, b"one"),
+        (Event.MUTATION, 3, 0, 0, 9, 0, b"two"),
+        (Event.DELETION, 4, 0, now, 0, 0, b""),
+        (Event.DELETION, 5, 0, 55, 0, 0, b""),
+        (Event.DELETION, 6, 0, now, 0, 0, b""),
+        (Event.EXPIRATION, 7, 0, 66, 0, 0, b""),
+        (Event.EXPIRATION, 8, 0, now, 0, 0, b""),
+    ]
+    records, _ = receiving.records(0, 8, 10**6)
+    assert unpack(records).ttl == 4
+
+
+@pytest.mark.parametrize(
+    ("frame", "refusal"),
+    [
+        (frame_of(mutation(3), magic=0x81), "expected the magic 0x80"),
+        (frame_of(mutation(3), opcode=0x5A), "expected the opcode of a change"),
+        (frame_of(mutation(3), extras=bytes(30)), "expected 31 bytes of extras"),
+        (frame_of(deletion(3), extras=bytes(20)), "expected 18 or 21 bytes of extras"),
+        (frame_of(deletion(3, Event.EXPIRATION), extras=bytes(21)), "expected 20 or 18 bytes of extras"),
+        (frame_of(mutation(3), vbucket=4), "expected the number of this vbucket"),
+        (frame_of(mutation(3), body=34), "expected a whole body"),
+        (frame_of(mutation(3), body=2**32 - 1), "expected a whole body"),
+        (frame_of(mutation(3), body=31), "expected a body that holds extras and key"),
+        (frame_of(mutation(3, value=b""), meta=b"m", body=32), "expected a body that holds the extended metadata"),
+        (frame_of(mutation(3))[:23], "expected a whole header"),
+        (frame_of(mutation(2)), "it does not follow 2"),
+        (frame_of(mutation(10**6 + 1)), "the snapshot ends at 1000000"),
+        (frame_of(mutation(3, b"")), "a key has 1 to 250 bytes"),
+        (frame_of(mutation(3, b"k" * 251)), "a key has 1 to 250 bytes"),
+    ],
+)
+def test_a_bad_frame_stops_the_run_and_all_before_it_are_in(receiving: Any, frame: bytes, refusal: str) -> None:
+    told = []
+    receiving.on_change = lambda: told.append(receiving.high_seqno)
+    good = frame_of(mutation(1, b"first")) + frame_of(mutation(2, b"second"))
+    with pytest.raises(UpriverError) as caught:
+        receiving.apply_frames(good + frame)
+    assert refusal in str(caught.value)
+    assert caught.value.__notes__ == ["2 changes before it were applied"]
+    if isinstance(caught.value, WireError):
+        assert len(good) <= caught.value.offset < len(good) + HEADER.size
+    assert seqnos(receiving.read(0, 9, 9, 10**6)[0]) == [1, 2]
+    assert (told, receiving.high_seqno) == ([2], 2)
+
+
+def test_a_run_is_refused_where_there_is_no_room(backend: ModuleType, clock: Clock) -> None:
+    table = backend.Table(3, backend.Ledger(clock, queue_bytes_max=300))
+    table.snapshot_end = 100
+    frames = b"".join(frame_of(mutation(i, b"key%d" % i)) for i in range(1, 11))
+    with pytest.raises(TemporaryFailure, match="queue") as caught:
+        table.apply_frames(frames)
+    assert 1 < table.high_seqno < 10
+    assert caught.value.__notes__ == [f"{table.high_seqno} changes before it were applied"]
+
+
+def test_rows_are_applied_as_frames_are(backend: ModuleType, clock: Clock) -> None:
+    changes = [mutation(i, b"key%d" % (i % 5), b"v" * i, lock_time=i % 2) for i in range(1, 20)]
+    changes.append(deletion(20, Event.EXPIRATION, 77))
+    both = [backend.Table(3, backend.Ledger(clock)) for _ in range(2)]
+    for table in both:
+        table.snapshot_end = 100
+    batch = change_batch(changes)
+    assert both[0].apply_frames(b"".join(map(frame_of, changes))) == 20
+    assert both[1].apply_batch(batch.slice(0, 7)) + both[1].apply_batch(batch.slice(7)) == 20
+    assert both[0].records(0, 99, 10**6) == both[1].records(0, 99, 10**6)
+    assert both[0].locks == both[1].locks
+    with pytest.raises(OutOfOrder, match="does not follow"):
+        both[1].apply_batch(batch)
+
+
+def test_rows_that_are_no_changes_of_ours(receiving: Any) -> None:
+    for wrong in (Change(vbucket=4, event=Event.MUTATION, seqno=2, key=b"k"), flush_of(3)):
+        receiving.truncate(0)
+        receiving.snapshot_end = 9
+        with pytest.raises(InvalidArguments, match="row 1 is event"):
+            receiving.apply_batch(change_batch([mutation(1), wrong]))
+        assert receiving.high_seqno == 1
+    with pytest.raises(InvalidArguments, match="columns"):
+        receiving.apply_batch(change_batch([mutation(2)]).drop_columns(["cas"]))
+
+
+def flush_of(vbucket: int) -> Change:
+    return Change(vbucket=vbucket, event=Event.FLUSH, seqno=2, key=b"")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(OPCODES)), st.binary(min_size=1, max_size=9), st.binary(max_size=40)),
+        max_size=40,
+    ),
+    st.binary(max_size=30),
+    st.integers(0, 500),
+)
+def test_frames_of_any_kind_leave_both_tables_equal(
+    rows: list[tuple[Event, bytes, bytes]], noise: bytes, place: int
+) -> None:
+    if compiled is None:
+        pytest.skip("no compiled table here")
+    changes = [
+        Change(vbucket=3, event=event, seqno=i + 1, rev_seqno=i, cas=i * 7, expiry=i % 3, key=key, value=value)
+        for i, (event, key, value) in enumerate(rows)
+    ]
+    frames = b"".join(map(frame_of, changes))
+    frames = frames[:place] + noise + frames[place + len(noise) :]
+    clock, ends = Clock(), []
+    for backend in (plain, compiled):
+        table = backend.Table(3, backend.Ledger(clock))
+        table.snapshot_end = 1000
+        try:
+            outcome = repr(table.apply_frames(frames))
+        except UpriverError as error:
+            outcome = f"{error!r} {error.__notes__}"
+        ends.append((outcome, table.records(0, 2000, 10**6), table.locks, table.pending_bytes, table.ledger.last_cas))
+    assert ends[0] == ends[1]

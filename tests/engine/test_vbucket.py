@@ -1,9 +1,25 @@
+import dataclasses
+from collections import deque
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket
 from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, TemporaryFailure
-from upriver.model import Change, Event, FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.model import (
+    Change,
+    Event,
+    FailoverEntry,
+    FailoverLog,
+    Snapshot,
+    StreamPosition,
+    VbucketState,
+    change_batch,
+    changes_in,
+)
+from upriver.model.record import PREFIX, Record, pack
 
 
 def change(seqno: int, key: bytes, value: bytes = b"", **others: int) -> Change:
@@ -79,6 +95,72 @@ def test_a_snapshot_that_ends_before_what_is_held_is_refused(replica: Vbucket) -
     replica.apply(change(5, b"k"))
     with pytest.raises(OutOfOrder):
         replica.begin_snapshot(0, 4)
+
+
+def frames_of(changes: list[Change]) -> bytes:
+    return b"".join(pack(Record(change=each))[PREFIX.size :] for each in changes)
+
+
+@given(data=st.data())
+def test_a_run_has_the_effect_of_its_changes_one_by_one(data: st.DataObject) -> None:
+    with Bucket.open(None, vbuckets=4, clock=Clock(), background=False) as bucket:
+        single, frames, rows = (bucket.create_vbucket(1 + i, VbucketState.REPLICA) for i in range(3))
+        high = 0
+        for _ in range(data.draw(st.integers(1, 4))):
+            end = high + data.draw(st.integers(1, 12))
+            seqnos = sorted(data.draw(st.sets(st.integers(high + 1, end + 1), max_size=9)))
+            events = [data.draw(st.sampled_from([Event.MUTATION, Event.DELETION, Event.EXPIRATION])) for _ in seqnos]
+            changes = [
+                Change(
+                    vbucket=0,
+                    event=event,
+                    seqno=seqno,
+                    rev_seqno=data.draw(st.integers(0, 5)),
+                    cas=data.draw(st.integers(0, 2**64 - 1)),
+                    # The short form of a deletion has no room for its time.
+                    expiry=data.draw(st.integers(0, 3)) if event is not Event.DELETION else 0,
+                    lock_time=data.draw(st.integers(0, 2)),
+                    key=data.draw(st.sampled_from([b"a", b"b", b"c"])),
+                    value=data.draw(st.binary(max_size=3)),
+                )
+                for seqno, event in zip(seqnos, events, strict=True)
+            ]
+            outcomes = []
+            for vbucket, apply in (
+                (single, lambda own: deque(map(single.apply, own), 0)),
+                (frames, lambda own: frames.apply_frames(frames_of(own), 255)),
+                (rows, lambda own: rows.apply_batch(change_batch(own))),
+            ):
+                vbucket.begin_snapshot(high, end)
+                try:
+                    apply([dataclasses.replace(each, vbucket=vbucket.number) for each in changes])
+                    outcomes.append("")
+                except OutOfOrder as error:
+                    outcomes.append(error.why)
+            assert len(set(outcomes)) == 1
+            high = single.high_seqno
+            for other in (frames, rows):
+                assert other.position.snapshot == single.position.snapshot
+                assert (other.high_seqno, other.whole.ranges) == (high, single.whole.ranges)
+                assert other.table.locks == single.table.locks
+                assert other.table.whole_seqnos == single.table.whole_seqnos
+                assert history(other) == history(single)
+            if outcomes[0]:
+                break
+
+
+def history(vbucket: Vbucket) -> list[Change]:
+    batch, _ = vbucket.table.read_columns(0, 100, 100, 10**6, every=True)
+    return [dataclasses.replace(each, vbucket=0) for each in changes_in(batch)]
+
+
+def test_an_active_or_deleted_vbucket_receives_no_runs(bucket: Bucket, replica: Vbucket) -> None:
+    own = bucket.vbucket(0)
+    with pytest.raises(OutOfOrder, match="active"):
+        own.apply_frames(frames_of([dataclasses.replace(change(1, b"k"), vbucket=0)]))
+    bucket.delete_vbucket(1)
+    with pytest.raises(NotMyVbucket):
+        replica.apply_batch(change_batch([change(1, b"k")]))
 
 
 def test_an_active_vbucket_receives_nothing(bucket: Bucket) -> None:

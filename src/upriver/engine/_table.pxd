@@ -17,6 +17,24 @@ cdef struct Chunk:
     bint in_arena
 
 
+# A change on its way into a table; key and value stay where they are until it is there.
+cdef struct Version:
+    const char *key
+    const char *value
+    uint32_t key_size
+    uint32_t value_size
+    uint64_t hashed
+    uint64_t cas
+    uint64_t rev_seqno
+    uint64_t seqno
+    uint32_t flags
+    uint32_t expiry
+    uint32_t lock_time
+    uint8_t event
+    uint8_t datatype
+    uint8_t ttl
+
+
 cdef class Ledger:
     cdef public object clock, relief, wake
     cdef public str refusal
@@ -64,9 +82,17 @@ cdef class Table:
     cdef char *alive(self, bytes key, double *now)
     cdef int check_active(self) except -1
     cdef int check_room(self, bytes key, bytes value) except -1
+    cdef int check_sizes(self, size_t key_size, size_t value_size) except -1
+    cdef int check_limits(self) except -1
     cdef int check_cas(self, bytes key, const char *record, uint64_t cas) except -1
     cdef uint64_t write(
         self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
         uint64_t cas, uint64_t rev_seqno, uint64_t seqno, uint8_t ttl, double now
+    ) except 0
+    # For loops that serve requests straight from their input: `table.set_raw(key, key_size, value, value_size, flags,
+    # expiry, datatype, now)` is `Table.set` with all its checks and errors, without an object for key, value or answer.
+    cdef uint64_t set_raw(
+        self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
+        uint32_t expiry, uint8_t datatype, double now
     ) except 0
     cdef int enqueue(self) except -1

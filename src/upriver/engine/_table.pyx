@@ -16,12 +16,13 @@ import pyarrow as pa
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from upriver.errors import (
-    CorruptData, InvalidArguments, KeyExists, KeyNotFound, Locked, NotMyVbucket, OutOfMemory, TemporaryFailure, TooBig,
+    CorruptData, InvalidArguments, KeyExists, KeyNotFound, Locked, NotMyVbucket, OutOfMemory, OutOfOrder,
+    TemporaryFailure, TooBig, UpriverError, WireError,
 )
 from upriver.model.batch import CHANGES
 
@@ -66,6 +67,12 @@ cdef enum:
     MUTATION = 1
     DELETION = 2
     EXPIRATION = 3
+    HEADER_BYTES = 24
+    MUTATION_EXTRAS = 31
+    DELETION_EXTRAS = 18
+    TIMED_DELETION_EXTRAS = 21
+    EXPIRATION_EXTRAS = 20
+    TTL_MAX = 255
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
     SLOTS_MIN = 16
     PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
@@ -282,6 +289,68 @@ cdef class Table:
                 if is_live(record, now):
                     return key_of(record)
         return None
+
+    # What other nodes send.
+
+    def apply_frames(self, const uint8_t[::1] frames not None, uint8_t ttl=TTL_MAX):
+        """Append a run of `dcp` change frames; how many. At a bad one it stops, and all before it are in."""
+        cdef size_t size = frames.shape[0], offset = 0, ahead = 0, wrong
+        cdef const char *data = <const char *>&frames[0] if size else NULL
+        cdef const char *expected
+        cdef uint64_t before = self.high_seqno
+        cdef double now = -1
+        cdef Py_ssize_t count = 0
+        cdef Version version
+        version.ttl = ttl
+        try:
+            while offset < size:
+                while ahead < size and ahead < offset + 1024:
+                    look_ahead(self, data, ahead, size)
+                    ahead += HEADER_BYTES + <size_t>(load_be32(data + ahead + 8) if size - ahead >= HEADER_BYTES else 0)
+                expected = malformed(data + offset, size - offset, self.vbucket, &wrong)
+                if expected != NULL:
+                    raise WireError(offset + wrong, expected.decode(), bytes(frames[offset:offset + HEADER_BYTES]).hex(" "))
+                read_version(data + offset, &version)
+                version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
+                receive(self, &version, &now)
+                offset += HEADER_BYTES + <size_t>load_be32(data + offset + 8)
+                count += 1
+        except UpriverError as error:
+            error.add_note(f"{count} changes before it were applied")
+            raise
+        finally:
+            if self.high_seqno != before:
+                self.enqueue()
+        return count
+
+    def apply_batch(self, batch not None, uint8_t ttl=TTL_MAX):
+        """The same for the rows of a batch in the columns of ``model.CHANGES``."""
+        cdef Columns columns
+        cdef uint64_t before = self.high_seqno
+        cdef double now = -1
+        cdef Py_ssize_t count = 0
+        cdef Version version
+        held = columns_of(batch, &columns)  # the memory that the pointers lead into
+        version.ttl = ttl
+        try:
+            while count < columns.rows:
+                if columns.vbucket[count] != self.vbucket or not MUTATION <= columns.event[count] <= EXPIRATION:
+                    raise InvalidArguments(
+                        f"row {count} is event {columns.event[count]} of vbucket {columns.vbucket[count]},"
+                        " not a change of a key here", vbucket=self.vbucket,
+                    )
+                read_row(&columns, count, &version)
+                version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
+                receive(self, &version, &now)
+                count += 1
+        except UpriverError as error:
+            error.add_note(f"{count} changes before it were applied")
+            raise
+        finally:
+            if self.high_seqno != before:
+                self.enqueue()
+            del held
+        return count
 
     # History.
 
@@ -620,11 +689,18 @@ cdef class Table:
         return 0
 
     cdef int check_room(self, bytes key, bytes value) except -1:
-        cdef Ledger ledger = self.ledger
-        if not 0 < PyBytes_GET_SIZE(key) <= KEY_BYTES_MAX:
-            raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}", vbucket=self.vbucket)
-        if PyBytes_GET_SIZE(value) > VALUE_BYTES_MAX:
+        self.check_sizes(PyBytes_GET_SIZE(key), PyBytes_GET_SIZE(value))
+        return self.check_limits()
+
+    cdef int check_sizes(self, size_t key_size, size_t value_size) except -1:
+        if not 0 < key_size <= KEY_BYTES_MAX:
+            raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {key_size}", vbucket=self.vbucket)
+        if value_size > VALUE_BYTES_MAX:
             raise TooBig(vbucket=self.vbucket)
+        return 0
+
+    cdef int check_limits(self) except -1:
+        cdef Ledger ledger = self.ledger
         if ledger.refusal:
             raise TemporaryFailure(ledger.refusal, vbucket=self.vbucket)
         if 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
@@ -691,78 +767,44 @@ cdef class Table:
         uint64_t cas, uint64_t rev_seqno, uint64_t seqno, uint8_t ttl, double now
     ) except 0:
         """Append a record and make it the newest of its key; returns the CAS, or 1 where a given one is 0."""
-        cdef const char *key_bytes = PyBytes_AS_STRING(key)
-        cdef size_t key_size = PyBytes_GET_SIZE(key), value_size = PyBytes_GET_SIZE(value)
-        cdef uint64_t hashed = hash_key(key_bytes, key_size, self.ledger.seed), where
-        cdef bint given = seqno != 0  # a change received from elsewhere keeps all that it came with
-        cdef uint32_t extras, size, number, time = <uint32_t>now
-        cdef Chunk *chunk
-        cdef char *record
-        cdef char *old
-        reserve_slot(self)
-        old = self.lookup(key_bytes, key_size, hashed, &where)
-        if old != NULL and event == MUTATION and not given and 0 < live_expiry(old) <= now:
-            expire_if_due(self, key, now)
-            reserve_slot(self)
-            old = self.lookup(key_bytes, key_size, hashed, &where)
-        if cas or given:
-            if self.ledger.last_cas < cas < FOLLOWED_CAS_MAX:
-                self.ledger.last_cas = cas
-        else:
-            cas = self.ledger.take_cas(now)
-        if not rev_seqno and not given:
-            rev_seqno = 1 + (load_be64(old + R_REV_SEQNO) if old != NULL else self.deleted_rev_seqno)
-        if not given:
-            seqno = self.high_seqno + 1
-        if event == MUTATION:
-            extras = 31
-        else:
-            extras = 18 if event == DELETION else 20
-            if expiry:
-                time = expiry
-            expiry = time
-        size = align8(R_EXTRAS + extras + key_size + value_size)
-        number = chunk_for(self, size, seqno)
-        chunk = &self.chunks[number]
-        record = chunk.data + chunk.used
-        store64(record, 0)
-        store32(record + R_TIME, time)
-        record[R_TTL] = ttl
-        memset(record + R_MARKS, 0, 3)
-        record[R_FRAME] = <char>0x80
-        record[R_OPCODE] = EVENT_OF_OPCODE + event
-        store_be16(record + R_KEY_LENGTH, key_size)
-        record[R_EXTRAS_LENGTH] = extras
-        record[R_DATATYPE] = datatype
-        store_be16(record + R_VBUCKET, self.vbucket)
-        store_be32(record + R_BODY_LENGTH, extras + key_size + value_size)
-        store_be32(record + R_OPAQUE, 0)
-        store_be64(record + R_CAS, cas)
-        store_be64(record + R_SEQNO, seqno)
-        store_be64(record + R_REV_SEQNO, rev_seqno)
-        if event == MUTATION:
-            store_be32(record + R_FLAGS, flags)
-            store_be32(record + R_EXPIRY, expiry)
-            memset(record + R_LOCK_TIME, 0, 7)
-        elif event == DELETION:
-            store_be16(record + R_FLAGS, 0)
-        else:
-            store_be32(record + R_DELETE_TIME, expiry)
-        memcpy(record + R_EXTRAS + extras, key_bytes, key_size)
-        memcpy(record + R_EXTRAS + extras + key_size, PyBytes_AS_STRING(value), value_size)
-        memset(record + R_EXTRAS + extras + key_size + value_size, 0,
-               size - (R_EXTRAS + extras + key_size + value_size))
-        if old != NULL:
-            supersede(self, self.slots[where], old, seqno)
-        else:
-            self.slots_used += 1
-        self.slots[where] = (hashed & TAG_MASK) | slot_of(number, chunk.used)
-        enter(self, chunk, record, size)
-        self.pending_bytes += size
-        self.ledger.pending_bytes += size
-        if not self.queued or self.on_change is not None:
-            self.enqueue()
-        return cas if cas else 1
+        cdef Version version
+        version.event, version.datatype, version.ttl = event, datatype, ttl
+        version.flags, version.expiry = flags, expiry
+        version.cas, version.rev_seqno, version.seqno = cas, rev_seqno, seqno
+        version.key, version.key_size = PyBytes_AS_STRING(key), <uint32_t>PyBytes_GET_SIZE(key)
+        version.value, version.value_size = PyBytes_AS_STRING(value), <uint32_t>PyBytes_GET_SIZE(value)
+        version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
+        write_version(self, &version, now)
+        return version.cas if version.cas else 1
+
+    cdef uint64_t set_raw(
+        self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
+        uint32_t expiry, uint8_t datatype, double now
+    ) except 0:
+        """``set`` without a CAS and without Python objects: the new CAS; ``high_seqno`` is its seqno.
+
+        It makes every check that ``set`` makes and raises what that raises: the vbucket is active, the sizes, the
+        disk's queue, the quota, a lock. ``expiry`` is as the client sent it. ``now`` is what the ledger's clock says;
+        a loop over many requests asks once. The bytes are copied, and they must not lie in a chunk.
+        """
+        cdef Version version
+        self.check_active()
+        self.check_sizes(key_size, value_size)
+        self.check_limits()
+        self.ledger.sets += 1
+        if self.locks:
+            name = PyBytes_FromStringAndSize(key, key_size)
+            self.check_cas(name, self.alive(name, &now), 0)
+        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
+            expiry += <uint32_t>now
+        version.event, version.datatype, version.ttl = MUTATION, datatype, TTL_MAX
+        version.flags, version.expiry = flags, expiry
+        version.cas = version.rev_seqno = version.seqno = 0
+        version.key, version.key_size = key, <uint32_t>key_size
+        version.value, version.value_size = value, <uint32_t>value_size
+        version.hashed = hash_key(key, key_size, self.ledger.seed)
+        write_version(self, &version, now)
+        return version.cas
 
     cdef int enqueue(self) except -1:
         cdef bint first
@@ -776,6 +818,270 @@ cdef class Table:
             called, self.on_change = self.on_change, None
             called()
         return 0
+
+
+# Writing.
+
+cdef int write_version(Table self, Version *version, double now) except -1:
+    """Fill in what is 0 (CAS, revision, seqno), append the record and tell those who wait."""
+    cdef uint64_t where
+    cdef bint given = version.seqno != 0  # a change received from elsewhere keeps all that it came with
+    cdef char *old
+    reserve_slot(self)
+    old = self.lookup(version.key, version.key_size, version.hashed, &where)
+    if old != NULL and version.event == MUTATION and not given and 0 < live_expiry(old) <= now:
+        expire_if_due(self, PyBytes_FromStringAndSize(version.key, version.key_size), now)
+        reserve_slot(self)
+        old = self.lookup(version.key, version.key_size, version.hashed, &where)
+    if not given:
+        if not version.cas:
+            version.cas = self.ledger.take_cas(now)
+        else:
+            follow(self.ledger, version.cas)
+        if not version.rev_seqno:
+            version.rev_seqno = 1 + (load_be64(old + R_REV_SEQNO) if old != NULL else self.deleted_rev_seqno)
+        version.seqno = self.high_seqno + 1
+    else:
+        follow(self.ledger, version.cas)
+    append(self, version, old, where, now)
+    if not self.queued or self.on_change is not None:
+        self.enqueue()
+    return 0
+
+
+cdef inline void follow(Ledger ledger, uint64_t cas) noexcept:
+    if ledger.last_cas < cas < FOLLOWED_CAS_MAX:
+        ledger.last_cas = cas
+
+
+cdef int append(Table self, Version *version, char *old, uint64_t where, double now) except -1:
+    """Lay the record out at the end of the last chunk, in the place of ``old``; its slot is ``where``."""
+    cdef uint32_t extras, size, number, end, expiry = version.expiry, time = <uint32_t>now
+    cdef Chunk *chunk
+    cdef char *record
+    if version.event == MUTATION:
+        extras = MUTATION_EXTRAS
+    else:
+        extras = DELETION_EXTRAS if version.event == DELETION else EXPIRATION_EXTRAS
+        if expiry:
+            time = expiry
+        expiry = time
+    end = R_EXTRAS + extras + version.key_size + version.value_size
+    size = align8(end)
+    number = chunk_for(self, size, version.seqno)
+    chunk = &self.chunks[number]
+    record = chunk.data + chunk.used
+    store64(record, 0)
+    store32(record + R_TIME, time)
+    record[R_TTL] = version.ttl
+    memset(record + R_MARKS, 0, 3)
+    record[R_FRAME] = <char>0x80
+    record[R_OPCODE] = EVENT_OF_OPCODE + version.event
+    store_be16(record + R_KEY_LENGTH, version.key_size)
+    record[R_EXTRAS_LENGTH] = extras
+    record[R_DATATYPE] = version.datatype
+    store_be16(record + R_VBUCKET, self.vbucket)
+    store_be32(record + R_BODY_LENGTH, end - R_EXTRAS)
+    store_be32(record + R_OPAQUE, 0)
+    store_be64(record + R_CAS, version.cas)
+    store_be64(record + R_SEQNO, version.seqno)
+    store_be64(record + R_REV_SEQNO, version.rev_seqno)
+    if version.event == MUTATION:
+        store_be32(record + R_FLAGS, version.flags)
+        store_be32(record + R_EXPIRY, expiry)
+        memset(record + R_LOCK_TIME, 0, 7)
+    elif version.event == DELETION:
+        store_be16(record + R_FLAGS, 0)
+    else:
+        store_be32(record + R_DELETE_TIME, expiry)
+    memcpy(record + R_EXTRAS + extras, version.key, version.key_size)
+    memcpy(record + R_EXTRAS + extras + version.key_size, version.value, version.value_size)
+    memset(record + end, 0, size - end)
+    if old != NULL:
+        supersede(self, self.slots[where], old, version.seqno)
+    else:
+        self.slots_used += 1
+    self.slots[where] = (version.hashed & TAG_MASK) | slot_of(number, chunk.used)
+    enter(self, chunk, record, size)
+    self.pending_bytes += size
+    self.ledger.pending_bytes += size
+    return 0
+
+
+# Receiving in bulk.
+
+cdef const char *malformed(const char *frame, size_t rest, uint16_t vbucket, size_t *where) noexcept:
+    """What should stand there instead, and how far into the frame; NULL if it is a whole, good change of ours."""
+    cdef uint32_t fixed, meta
+    cdef uint8_t opcode, extras
+    where[0] = 0
+    if rest < HEADER_BYTES:
+        return "a whole header"
+    if <uint8_t>frame[0] != 0x80:
+        return "the magic 0x80"
+    opcode, extras = <uint8_t>frame[1], <uint8_t>frame[4]
+    where[0] = 1
+    if not OPCODE_MUTATION <= opcode <= OPCODE_EXPIRATION:
+        return "the opcode of a change"
+    where[0] = 4
+    if opcode == OPCODE_MUTATION:
+        if extras != MUTATION_EXTRAS:
+            return "31 bytes of extras"
+    elif opcode == OPCODE_DELETION:
+        if extras != DELETION_EXTRAS and extras != TIMED_DELETION_EXTRAS:
+            return "18 or 21 bytes of extras"
+    elif extras != EXPIRATION_EXTRAS and extras != DELETION_EXTRAS:
+        return "20 or 18 bytes of extras"
+    where[0] = 6
+    if load_be16(frame + 6) != vbucket:
+        return "the number of this vbucket"
+    where[0] = 8
+    fixed = load_be32(frame + 8)
+    if fixed > rest - HEADER_BYTES:
+        return "a whole body"
+    if fixed < <uint32_t>extras + load_be16(frame + 2):
+        return "a body that holds extras and key"
+    meta = meta_length(frame, opcode, extras)
+    if fixed - extras - load_be16(frame + 2) < meta:
+        return "a body that holds the extended metadata"
+    return NULL
+
+
+cdef inline uint32_t meta_length(const char *frame, uint8_t opcode, uint8_t extras) noexcept:
+    if opcode == OPCODE_MUTATION:
+        return load_be16(frame + HEADER_BYTES + 28)
+    return load_be16(frame + HEADER_BYTES + 16) if extras == DELETION_EXTRAS else 0
+
+
+cdef inline void read_version(const char *frame, Version *version) noexcept:
+    """The change of a frame that is well formed; extended metadata stands behind the value and is dropped."""
+    cdef uint8_t opcode = frame[1], extras = frame[4]
+    cdef const char *fields = frame + HEADER_BYTES
+    version.event = opcode - EVENT_OF_OPCODE
+    version.datatype = frame[5]
+    version.cas = load_be64(frame + 16)
+    version.seqno = load_be64(fields)
+    version.rev_seqno = load_be64(fields + 8)
+    version.flags = version.expiry = version.lock_time = 0
+    if opcode == OPCODE_MUTATION:
+        version.flags = load_be32(fields + 16)
+        version.expiry = load_be32(fields + 20)
+        version.lock_time = load_be32(fields + 24)
+    elif extras != DELETION_EXTRAS:
+        version.expiry = load_be32(fields + 16)
+    version.key = fields + extras
+    version.key_size = load_be16(frame + 2)
+    version.value = version.key + version.key_size
+    version.value_size = load_be32(frame + 8) - extras - version.key_size - meta_length(frame, opcode, extras)
+
+
+cdef int receive(Table self, Version *version, double *now) except -1:
+    """One change of a run that was received, all checks included; nobody is told yet."""
+    cdef uint64_t where
+    cdef char *old
+    if version.seqno <= self.high_seqno:
+        raise OutOfOrder(self.vbucket, version.seqno, f"it does not follow {self.high_seqno}")
+    if version.seqno > self.snapshot_end:
+        raise OutOfOrder(self.vbucket, version.seqno, f"the snapshot ends at {self.snapshot_end}")
+    self.check_sizes(version.key_size, version.value_size)
+    self.check_limits()
+    if now[0] < 0:
+        now[0] = self.ledger.clock()
+    reserve_slot(self)
+    old = self.lookup(version.key, version.key_size, version.hashed, &where)
+    follow(self.ledger, version.cas)
+    append(self, version, old, where, now[0])
+    if self.locks or version.lock_time:
+        key = PyBytes_FromStringAndSize(version.key, version.key_size)
+        self.locks.pop(key, None)
+        if version.lock_time and version.event == MUTATION:
+            self.locks[key] = (version.cas, now[0] + version.lock_time)
+    return 0
+
+
+cdef struct Columns:
+    Py_ssize_t rows
+    const uint16_t *vbucket
+    const uint8_t *event
+    const uint64_t *seqno
+    const uint64_t *rev_seqno
+    const uint64_t *cas
+    const uint32_t *flags
+    const uint32_t *expiry
+    const uint32_t *lock_time
+    const uint8_t *datatype
+    const int32_t *key_ends
+    const char *key
+    const int32_t *value_ends
+    const char *value
+
+
+cdef list columns_of(batch, Columns *columns):
+    """Where the contents of the batch's columns begin, and the buffers to hold on to meanwhile."""
+    cdef list held = []
+    cdef size_t[11] numbers
+    cdef size_t[11] contents
+    cdef Py_ssize_t place, rows = batch.num_rows
+    if not batch.schema.equals(CHANGES):
+        raise InvalidArguments("a batch to apply has the columns of a batch of changes")
+    batch.validate()
+    for place in range(11):
+        column = batch.column(place)
+        if column.null_count:
+            raise InvalidArguments(f"column {CHANGES.names[place]} holds nulls")
+        parts = column.buffers()
+        held.append(parts)
+        width = 4 if place > 8 else column.type.bit_width // 8
+        numbers[place] = address_of(parts[1], column.offset * width)
+        contents[place] = address_of(parts[2], 0) if place > 8 else 0
+    columns.rows = rows
+    columns.vbucket = <const uint16_t *><uintptr_t>numbers[0]
+    columns.event = <const uint8_t *><uintptr_t>numbers[1]
+    columns.seqno = <const uint64_t *><uintptr_t>numbers[2]
+    columns.rev_seqno = <const uint64_t *><uintptr_t>numbers[3]
+    columns.cas = <const uint64_t *><uintptr_t>numbers[4]
+    columns.flags = <const uint32_t *><uintptr_t>numbers[5]
+    columns.expiry = <const uint32_t *><uintptr_t>numbers[6]
+    columns.lock_time = <const uint32_t *><uintptr_t>numbers[7]
+    columns.datatype = <const uint8_t *><uintptr_t>numbers[8]
+    columns.key_ends = <const int32_t *><uintptr_t>numbers[9]
+    columns.value_ends = <const int32_t *><uintptr_t>numbers[10]
+    columns.key = <const char *><uintptr_t>contents[9]
+    columns.value = <const char *><uintptr_t>contents[10]
+    return held
+
+
+cdef size_t address_of(part, size_t offset) except? 0:
+    return 0 if part is None else <size_t>part.address + offset
+
+
+cdef inline void read_row(const Columns *columns, Py_ssize_t row, Version *version) noexcept:
+    version.event = columns.event[row]
+    version.datatype = columns.datatype[row]
+    version.seqno = columns.seqno[row]
+    version.rev_seqno = columns.rev_seqno[row]
+    version.cas = columns.cas[row]
+    version.flags = columns.flags[row]
+    version.expiry = columns.expiry[row]
+    version.lock_time = columns.lock_time[row]
+    version.key = columns.key + columns.key_ends[row]
+    version.key_size = columns.key_ends[row + 1] - columns.key_ends[row]
+    version.value = columns.value + columns.value_ends[row]
+    version.value_size = columns.value_ends[row + 1] - columns.value_ends[row]
+
+
+cdef inline void look_ahead(Table self, const char *data, size_t offset, size_t size) noexcept:
+    """Ask for the slot of the frame at ``offset``; what is no frame is found out when its turn comes."""
+    cdef const char *frame = data + offset
+    cdef uint32_t key_size
+    if size - offset < HEADER_BYTES:
+        return
+    key_size = load_be16(frame + 2)
+    if size - offset < <size_t>HEADER_BYTES + <uint8_t>frame[4] + key_size:
+        return
+    prefetch(&self.slots[
+        hash_key(frame + HEADER_BYTES + <uint8_t>frame[4], key_size, self.ledger.seed) & self.mask
+    ])
 
 
 # The index.
@@ -1013,29 +1319,33 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
     return new_chunk(self, max(size, wanted), seqno)
 
 
+cdef int more_chunks(Table self, uint32_t room) except -1:
+    """Make room for so many; it counts only when all three lists have it."""
+    cdef void *moved = realloc(self.chunks, room * sizeof(Chunk))
+    if moved == NULL:
+        raise MemoryError
+    self.chunks = <Chunk *>moved
+    moved = realloc(self.order, room * sizeof(uint32_t))
+    if moved == NULL:
+        raise MemoryError
+    self.order = <uint32_t *>moved
+    moved = realloc(self.spare, room * sizeof(uint32_t))
+    if moved == NULL:
+        raise MemoryError
+    self.spare = <uint32_t *>moved
+    self.chunk_room = room
+    return 0
+
+
 cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
     cdef uint32_t number
     cdef Chunk *chunk
-    cdef void *moved
     if self.spare_count:
-        self.spare_count -= 1
-        number = self.spare[self.spare_count]
+        number = self.spare[self.spare_count - 1]
     else:
         number = self.chunk_count
         if number >= self.chunk_room:
-            self.chunk_room = max(4, self.chunk_room * 2)
-            moved = realloc(self.chunks, self.chunk_room * sizeof(Chunk))
-            if moved == NULL:
-                raise MemoryError
-            self.chunks = <Chunk *>moved
-            moved = realloc(self.order, self.chunk_room * sizeof(uint32_t))
-            if moved == NULL:
-                raise MemoryError
-            self.order = <uint32_t *>moved
-            moved = realloc(self.spare, self.chunk_room * sizeof(uint32_t))
-            if moved == NULL:
-                raise MemoryError
-            self.spare = <uint32_t *>moved
+            more_chunks(self, max(4, self.chunk_room * 2))
     chunk = &self.chunks[number]
     memset(chunk, 0, sizeof(Chunk))
     # Pieces of the arena have sizes of its own; what is larger or was cut to measure comes from malloc.
@@ -1045,6 +1355,8 @@ cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
         raise MemoryError
     if number == self.chunk_count:
         self.chunk_count += 1
+    else:
+        self.spare_count -= 1
     chunk.size = size
     chunk.first_seqno = seqno
     chunk.min_expiry = NEVER

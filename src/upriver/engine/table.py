@@ -11,11 +11,12 @@ is the reference that parity tests hold it against, and it serves where no compi
 one writer at a time; the flusher's thread only calls ``collect`` and ``records``.
 """
 
+import dataclasses
 import random
 import struct
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,13 +30,21 @@ from upriver.errors import (
     Locked,
     NotMyVbucket,
     OutOfMemory,
+    OutOfOrder,
     TemporaryFailure,
     TooBig,
+    UpriverError,
+    WireError,
 )
-from upriver.model import Change, Event, change_batch
+from upriver.model import CHANGES, Change, Event, change_batch
 from upriver.model.record import (
+    DELETION_EXTRAS,
+    EVENTS,
     HEADER,
+    MAGIC,
+    MUTATION_EXTRAS,
     OPAQUE_OFFSET,
+    OPCODES,
     PREFIX,
     TTL_MAX,
     Record,
@@ -60,6 +69,9 @@ GROUP_ENTRY: Final = struct.Struct("<HHIQ")
 GROUP_BOUNDS: Final = struct.Struct("<QQI")
 GROUP_HEADER: Final = struct.Struct("<II")
 WROTE_ITSELF: Final = 1
+
+#: How long the extras of a received change may be: the deletion's second form and the expiration's first tell its time.
+EXTRAS_SIZES: Final = {Event.MUTATION: (31,), Event.DELETION: (18, 21), Event.EXPIRATION: (20, 18)}
 
 #: How many records a sweep looks at in one call.
 SWEEP_RECORDS: Final = 1024
@@ -325,6 +337,68 @@ class Table:
         """The key of some live item."""
         keys = self.live_keys()
         return random.choice(keys) if keys else None
+
+    # What other nodes send.
+
+    def apply_frames(self, frames: bytes | bytearray | memoryview, ttl: int = TTL_MAX) -> int:
+        """Append a run of `dcp` change frames of this vbucket, each inside the announced snapshot: how many.
+
+        Everything that they came with is kept, but for extended metadata. At a bad one it stops: all before it are
+        in, and the error says which one it is and, in a note, how many those are. Who waits for changes is called
+        once.
+        """
+        return self._apply(_changes_in_frames(memoryview(frames), self.vbucket), ttl)
+
+    def apply_batch(self, batch: pa.RecordBatch, ttl: int = TTL_MAX) -> int:
+        """The same for the rows of a batch in the columns of ``model.CHANGES``."""
+        if not batch.schema.equals(CHANGES):
+            raise InvalidArguments("a batch to apply has the columns of a batch of changes")
+        batch.validate()
+        for column, name in zip(batch.columns, CHANGES.names, strict=True):
+            if column.null_count:
+                raise InvalidArguments(f"column {name} holds nulls")
+        return self._apply(self._changes_in_batch(batch), ttl)
+
+    def _changes_in_batch(self, batch: pa.RecordBatch) -> Iterator[Change]:
+        for row, change in enumerate(batch.to_pylist()):
+            if change["vbucket"] != self.vbucket or change["event"] not in OPCODES:
+                raise InvalidArguments(
+                    f"row {row} is event {change['event']} of vbucket {change['vbucket']}, not a change of a key here",
+                    vbucket=self.vbucket,
+                )
+            yield Change(**{**change, "event": Event(change["event"])})
+
+    def _apply(self, changes: Iterable[Change], ttl: int) -> int:
+        count, before = 0, self.high_seqno
+        now = -1.0
+        try:
+            for change in changes:
+                if change.seqno <= self.high_seqno:
+                    raise OutOfOrder(self.vbucket, change.seqno, f"it does not follow {self.high_seqno}")
+                if change.seqno > self.snapshot_end:
+                    raise OutOfOrder(self.vbucket, change.seqno, f"the snapshot ends at {self.snapshot_end}")
+                self._check_room(change.key, change.value)
+                now = self.ledger.clock() if now < 0 else now
+                self._take(change, ttl, now)
+                count += 1
+        except UpriverError as error:
+            error.add_note(f"{count} changes before it were applied")
+            raise
+        finally:
+            if self.high_seqno != before:
+                self.touch()
+        return count
+
+    def _take(self, change: Change, ttl: int, now: float) -> None:
+        time = int(now)
+        if change.event != Event.MUTATION:
+            time = change.expiry or time
+            change = dataclasses.replace(change, expiry=time, flags=0)
+        self.ledger.follow_cas(change.cas)
+        self._append_pending(_Entry(Record(change=change, time=time, ttl=ttl)))
+        self.locks.pop(change.key, None)
+        if change.lock_time and change.event == Event.MUTATION:
+            self.locks[change.key] = (change.cas, now + change.lock_time)
 
     # History.
 
@@ -680,12 +754,14 @@ class Table:
             key=key,
             value=value,
         )
-        entry = _Entry(Record(change=change, time=time, ttl=ttl))
-        self._append(entry)
-        self.pending_bytes += entry.size
-        ledger.pending_bytes += entry.size
+        self._append_pending(_Entry(Record(change=change, time=time, ttl=ttl)))
         self.touch()
         return cas, seqno
+
+    def _append_pending(self, entry: _Entry) -> None:
+        self._append(entry)
+        self.pending_bytes += entry.size
+        self.ledger.pending_bytes += entry.size
 
     def touch(self) -> None:
         """Something is to be flushed and seen."""
@@ -795,6 +871,68 @@ class Table:
             return 0
         held = self._lock_of(entry.key)
         return 0 if held is None else max(1, int(held[1] - self.ledger.clock()))
+
+
+def _changes_in_frames(frames: memoryview, vbucket: int) -> Iterator[Change]:
+    offset = 0
+    while offset < len(frames):
+        wrong = _malformed(frames[offset:], vbucket)
+        if wrong is not None:
+            raise WireError(offset + wrong[0], wrong[1], bytes(frames[offset : offset + HEADER.size]).hex(" "))
+        _, opcode, key_length, extras, datatype, _, body, _, cas = HEADER.unpack_from(frames, offset)
+        fields = offset + HEADER.size
+        flags = expiry = lock_time = 0
+        seqno, rev_seqno = struct.unpack_from(">QQ", frames, fields)
+        if extras == MUTATION_EXTRAS.size:
+            _, _, flags, expiry, lock_time, _, _ = MUTATION_EXTRAS.unpack_from(frames, fields)
+        elif extras != DELETION_EXTRAS.size:
+            (expiry,) = struct.unpack_from(">I", frames, fields + 16)
+        key = fields + extras
+        value, end = key + key_length, fields + body
+        yield Change(
+            vbucket=vbucket,
+            event=EVENTS[opcode],
+            seqno=seqno,
+            rev_seqno=rev_seqno,
+            cas=cas,
+            flags=flags,
+            expiry=expiry,
+            lock_time=lock_time,
+            datatype=datatype,
+            key=bytes(frames[key:value]),
+            value=bytes(frames[value : end - _meta_length(frames[offset:], opcode, extras)]),
+        )
+        offset = end
+
+
+def _malformed(frame: memoryview, vbucket: int) -> tuple[int, str] | None:
+    """Where in the frame something is wrong and what should stand there; None for a whole, good change."""
+    if len(frame) < HEADER.size:
+        return 0, "a whole header"
+    magic, opcode, key_length, extras, _, number, body, _, _ = HEADER.unpack_from(frame)
+    if magic != MAGIC:
+        return 0, f"the magic 0x{MAGIC:x}"
+    if opcode not in EVENTS:
+        return 1, "the opcode of a change"
+    sizes = EXTRAS_SIZES[EVENTS[opcode]]
+    if extras not in sizes:
+        return 4, " or ".join(map(str, sizes)) + " bytes of extras"
+    if number != vbucket:
+        return 6, "the number of this vbucket"
+    if body > len(frame) - HEADER.size:
+        return 8, "a whole body"
+    if body < extras + key_length:
+        return 8, "a body that holds extras and key"
+    if body - extras - key_length < _meta_length(frame, opcode, extras):
+        return 8, "a body that holds the extended metadata"
+    return None
+
+
+def _meta_length(frame: memoryview, opcode: int, extras: int) -> int:
+    """How many bytes of extended metadata stand behind the value."""
+    if opcode == OPCODES[Event.MUTATION]:
+        return int.from_bytes(frame[HEADER.size + 28 : HEADER.size + 30])
+    return int.from_bytes(frame[HEADER.size + 16 : HEADER.size + 18]) if extras == DELETION_EXTRAS.size else 0
 
 
 def _seqno(entry: _Entry) -> int:

@@ -16,7 +16,9 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from upriver.engine.backend import Ledger, Table
 from upriver.engine.history import Cursor, CursorEnd, Options, SnapshotReader
@@ -31,6 +33,8 @@ from upriver.model.record import TTL_MAX
 from upriver.model.rollback import rollback_by_snapshot
 
 log = logging.getLogger(__name__)
+
+Run = TypeVar("Run")
 
 
 def new_uuid() -> int:
@@ -232,6 +236,26 @@ class Vbucket(KeyValue):
                 raise
             self._complete()
             return seqno
+
+    def apply_frames(self, frames: bytes | bytearray | memoryview, ttl: int = TTL_MAX) -> int:
+        """A run of `dcp` change frames of this vbucket, as if each were applied: how many.
+
+        It stops at the first that ``apply`` would refuse, or that is no such frame. All before it are applied then,
+        the error says which one it is, and a note how many came before; ``high_seqno`` is the last that counts.
+        """
+        return self._receive(self.table.apply_frames, frames, ttl)
+
+    def apply_batch(self, batch: pa.RecordBatch, ttl: int = TTL_MAX) -> int:
+        """The same for the rows of a batch in the columns of ``model.CHANGES``, whatever dialect they came in."""
+        return self._receive(self.table.apply_batch, batch, ttl)
+
+    def _receive(self, apply: Callable[[Run, int], int], run: Run, ttl: int) -> int:
+        with self.journal.lock:
+            self._check_receiving(self.table.high_seqno + 1)
+            try:
+                return apply(run, ttl)
+            finally:
+                self._complete()
 
     def advance(self, seqno: int) -> None:
         """Nothing more comes up to ``seqno``: what stood there was filtered out or purged."""
