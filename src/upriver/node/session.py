@@ -36,7 +36,7 @@ from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
 
 if TYPE_CHECKING:
-    from upriver.node.streams import StreamConnection
+    from upriver.node.pump import Pump
 
 _HEADER_SIZE: Final = MEMCACHED.header_size
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
@@ -107,7 +107,7 @@ class Session:
         self.features: frozenset[Feature] = frozenset()
         self.agent = ""
         #: What an open has made of it, if one came.
-        self.stream: StreamConnection | None = None
+        self.stream: Pump | None = None
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.

@@ -4,17 +4,15 @@ Theory of operation. A session hands every packet here before its own commands s
 a stream closes the connection, because nobody could say whose it is. After it the packets of the streams go to the
 connection's producer, and all others stay with the session's commands: whoever streams may also ask for statistics.
 
-Two things flow to the peer. Answers go out at once, before everything else. Changes are read from the history only when
-the transport's buffer is empty, one piece at a time, and the next piece waits for the event loop's next turn: so a
-consumer that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for the others.
-A stream that wakes up only takes note; it sends in the next turn, together with all that has come until then.
+How the changes reach the peer is the pump's business.
 """
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from upriver.errors import NotSupported, StatusError, WireError
 from upriver.node.authentication import Role
+from upriver.node.pump import PIECE_BYTES, Pump
 from upriver.node.session import Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
@@ -23,42 +21,23 @@ from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft3
 from upriver.wire.codes import Magic
 from upriver.wire.detect import detect
 
-#: What is read from the history at once, at most.
-PIECE_BYTES: Final = 256 * 1024
 #: The opcodes of streams, from open to seqno advanced.
 _OPCODES: Final = frozenset({*range(0x50, 0x5F), 0x64})
 _OPEN: Final = dcp.Open.declaration.opcode
 
 
-class Transport(Protocol):
-    """As much of asyncio's as is needed here."""
-
-    def set_write_buffer_limits(self, high: int | None = None) -> None:
-        """Say so when more than that is kept."""
-
-    def write(self, data: bytes) -> None:
-        """Send, or keep until it can be sent."""
-
-
-class StreamConnection:
+class StreamConnection(Pump):
     """A session that was opened for streams, in either role."""
 
     def __init__(self, service: "StreamService", session: Session, name: str, flags: dcp.OpenFlag) -> None:
-        node = service.node
+        super().__init__(service.node, session)
         self.service = service
-        self.session = session
         self.name = name
         self.flags = flags
-        self.created = node.clock()
-        #: The transport has not sent yet what it was given.
-        self.blocked = False
+        self.created = self.node.clock()
         self.producer: Producer | None = None
         if flags & (dcp.OpenFlag.PRODUCER | dcp.OpenFlag.NOTIFIER):
             self.producer = Producer(service.source, name, flags, self.created, self.wake)
-        self._pumped = False
-        self._woken = False
-        self._lost = False
-        self._timer_at: float | None = None
 
     @property
     def type(self) -> str:
@@ -91,74 +70,33 @@ class StreamConnection:
         if producer.closing:
             self.service.close(self.session, producer.closing)
             return
-        self._plan(producer)
+        self.call_at(producer.noops.deadline)
         if producer.has_output:
             self.wake()
 
     # Going out
 
-    def wake(self) -> None:
-        """There may be something to send: look in the next turn."""
-        if not self._woken and not self._lost:
-            self._woken = True
-            self.service.node.scheduler.later(0.0, self._run)
-
-    def _run(self) -> None:
-        self._woken = False
-        if not self._lost and self.session.on_output is not None:
-            self.session.on_output()
-
     def produce(self) -> bytes:
         """The next piece of the streams; empty if there is nothing to send, or no window."""
         return b"" if self.producer is None or self.session.closing else self.producer.produce(PIECE_BYTES)
 
-    def pump(self, transport: Transport) -> int:
-        """Write one piece if the transport is empty; how many bytes."""
-        if not self._pumped:
-            # Every byte that the transport keeps blocks us, until it has sent them all.
-            self._pumped = True
-            transport.set_write_buffer_limits(high=0)
-        if self.blocked:
-            return 0
-        answers = self.session.data_to_send()
-        data = self.produce()
-        if answers:
-            data = answers + data
-        if data:
-            transport.write(data)
-            if not self.blocked and self.producer is not None and self.producer.has_output:
-                self.wake()
-        return len(data)
-
     @property
-    def choked(self) -> bool:
-        """The peer asks and asks and does not read the answers."""
-        return self.blocked and self.session.unsent >= self.service.node.limits.unread_answer_bytes_max
+    def has_output(self) -> bool:
+        """May there be something to send?"""
+        return self.producer is not None and self.producer.has_output
 
-    # Time
-
-    def _plan(self, producer: Producer) -> None:
-        deadline = producer.noops.deadline
-        if deadline is not None and (self._timer_at is None or deadline < self._timer_at):
-            self._timer_at = deadline
-            node = self.service.node
-            node.scheduler.later(max(0.0, deadline - node.clock()), self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer_at = None
-        if self._lost or self.producer is None:
-            return
-        self.producer.tick(self.service.node.clock())
-        self._settle(self.producer)
-        self._run()
-
-    # The end
+    def on_time(self, now: float) -> None:
+        """A noop is due, or was not answered."""
+        if self.producer is not None:
+            self.producer.tick(now)
+            self._settle(self.producer)
+            self.run()
 
     def lose(self) -> None:
         """The connection is gone."""
-        if self._lost:
+        if self.lost:
             return
-        self._lost = True
+        super().lose()
         if self.producer is not None:
             self.producer.lose()
         self.service.forget(self)

@@ -1,0 +1,116 @@
+"""How changes flow from the history to a peer, the same for every kind of streaming connection.
+
+Two things flow. Answers go out at once, before everything else. Changes are read from the history only when the
+transport's buffer is empty, one piece at a time, and the next piece waits for the event loop's next turn: so a consumer
+that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for the others. A stream
+that wakes up only takes note; it sends in the next turn, together with all that has come until then.
+"""
+
+from typing import Final, Protocol
+
+from upriver.node.session import Session
+from upriver.node.state import NodeState
+from upriver.wire import Message
+
+#: What is read from the history at once, at most.
+PIECE_BYTES: Final = 256 * 1024
+
+
+class Transport(Protocol):
+    """As much of asyncio's as is needed here."""
+
+    def set_write_buffer_limits(self, high: int | None = None) -> None:
+        """Say so when more than that is kept."""
+
+    def write(self, data: bytes) -> None:
+        """Send, or keep until it can be sent."""
+
+
+class Pump:
+    """A session that streams: moves pieces to the transport, and knows when to look at the time."""
+
+    def __init__(self, node: NodeState, session: Session) -> None:
+        self.node = node
+        self.session = session
+        #: The transport has not sent yet what it was given.
+        self.blocked = False
+        #: The connection is gone.
+        self.lost = False
+        self._pumped = False
+        self._woken = False
+        self._timer_at: float | None = None
+
+    # What the kinds of connections differ in
+
+    def receive(self, message: Message) -> bool:
+        """Take a message; False if it is none of a stream's."""
+        raise NotImplementedError
+
+    def produce(self) -> bytes:
+        """The next piece to send; empty if there is nothing, or no room for it."""
+        raise NotImplementedError
+
+    @property
+    def has_output(self) -> bool:
+        """Would ``produce`` hand out something, as far as one can know before trying?"""
+        raise NotImplementedError
+
+    def on_time(self, now: float) -> None:
+        """A deadline has come."""
+        raise NotImplementedError
+
+    # Going out
+
+    def wake(self) -> None:
+        """There may be something to send: look in the next turn."""
+        if not self._woken and not self.lost:
+            self._woken = True
+            self.node.scheduler.later(0.0, self.run)
+
+    def run(self) -> None:
+        """Send what there is."""
+        self._woken = False
+        if not self.lost and self.session.on_output is not None:
+            self.session.on_output()
+
+    def pump(self, transport: Transport) -> int:
+        """Write one piece if the transport is empty; how many bytes."""
+        if not self._pumped:
+            # Every byte that the transport keeps blocks us, until it has sent them all.
+            self._pumped = True
+            transport.set_write_buffer_limits(high=0)
+        if self.blocked:
+            return 0
+        answers = self.session.data_to_send()
+        data = self.produce()
+        if answers:
+            data = answers + data
+        if data:
+            transport.write(data)
+            if not self.blocked and self.has_output:
+                self.wake()
+        return len(data)
+
+    @property
+    def choked(self) -> bool:
+        """The peer asks and asks and does not read the answers."""
+        return self.blocked and self.session.unsent >= self.node.limits.unread_answer_bytes_max
+
+    # Time
+
+    def call_at(self, deadline: float | None) -> None:
+        """Call ``on_time`` then, unless that is planned earlier already."""
+        if deadline is not None and (self._timer_at is None or deadline < self._timer_at):
+            self._timer_at = deadline
+            self.node.scheduler.later(max(0.0, deadline - self.node.clock()), self._timer)
+
+    def _timer(self) -> None:
+        self._timer_at = None
+        if not self.lost:
+            self.on_time(self.node.clock())
+
+    # The end
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self.lost = True

@@ -1,0 +1,96 @@
+"""One piece at a time: what a pump writes, and when it looks again."""
+
+from tests.node.laboratory import Laboratory
+from upriver.node.pump import Pump
+from upriver.node.session import Session
+
+
+class Source(Pump):
+    """Sends the pieces that it was given."""
+
+    def __init__(self, laboratory: Laboratory) -> None:
+        self.runs = 0
+        super().__init__(laboratory.node, Session(laboratory.node, "peer", self.count))
+        self.pieces: list[bytes] = []
+        self.times: list[float] = []
+
+    def count(self) -> None:
+        self.runs += 1
+
+    def produce(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.pieces)
+
+    def on_time(self, now: float) -> None:
+        self.times.append(now)
+
+
+class Wire:
+    """A transport that takes everything, or keeps what it was given."""
+
+    def __init__(self, pump: Pump) -> None:
+        self.pump = pump
+        self.written: list[bytes] = []
+        self.high: int | None = None
+        self.stuck = False
+
+    def set_write_buffer_limits(self, high: int | None = None) -> None:
+        self.high = high
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+        self.pump.blocked = self.stuck
+
+
+def test_one_piece_in_a_turn_and_answers_before_it() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    wire = Wire(pump)
+    pump.pieces = [b"one", b"two"]
+    pump.session.put(b"answer ")
+    assert pump.pump(wire) == len(b"answer one")
+    assert (wire.written, wire.high) == ([b"answer one"], 0)
+    laboratory.settle()
+    assert pump.runs == 1  # there was more, so it asked for another turn
+
+
+def test_nothing_is_read_while_the_transport_keeps_something() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    wire = Wire(pump)
+    wire.stuck = True
+    pump.pieces = [b"one", b"two"]
+    pump.pump(wire)
+    assert pump.pump(wire) == 0
+    laboratory.settle()
+    assert (pump.pieces, pump.runs) == ([b"two"], 0)
+    pump.session.put(bytes(laboratory.node.limits.unread_answer_bytes_max))
+    assert pump.choked
+    pump.blocked = False
+    assert not pump.choked
+
+
+def test_the_earliest_deadline_counts() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    now = laboratory.clock()
+    pump.call_at(None)
+    pump.call_at(now + 20)
+    pump.call_at(now + 10)
+    pump.call_at(now + 30)
+    laboratory.pass_by(15)
+    assert pump.times == [now + 10]
+
+
+def test_after_the_end_nothing_happens() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    pump.call_at(laboratory.clock() + 1)
+    pump.wake()
+    pump.lose()
+    pump.wake()
+    laboratory.pass_by(2)
+    assert (pump.runs, pump.times) == (0, [])
