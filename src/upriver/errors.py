@@ -12,9 +12,19 @@
     │   ├── ForeignData           it holds something else
     │   ├── NewerFormat           a later version wrote it
     │   ├── CorruptData           it is damaged
-    │   └── UsersFileError        the file of users cannot be used
+    │   ├── UsersFileError        the file of users cannot be used
+    │   └── CheckpointError       a consumer's checkpoint cannot be used
     ├── CannotListen              an address that the node cannot have
     ├── UserError                 a user who cannot be added, found or given that role
+    ├── AddressError              an address that is none
+    ├── NodeUnavailable           a node that cannot be reached or spoken to
+    │   ├── Unreachable           nobody answers there
+    │   ├── ConnectionLost        it was there and is gone
+    │   ├── TimedOut              it does not answer in time
+    │   └── LoginImpossible       no way to log in that both sides allow
+    ├── ClusterMapError           a cluster map that makes no sense
+    ├── StreamRolledBack          the source went back behind where a consumer stands, which may not follow
+    ├── StreamRefused             a stream that the source does not give
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
         ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
@@ -139,6 +149,85 @@ class UserError(UpriverError, ValueError):
 
     def __str__(self) -> str:
         return self.why if self.name is None else f"user {self.name!r} {self.why}"
+
+
+class AddressError(UpriverError, ValueError):
+    """An address that is none: what is wrong with it, and how one looks."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text, why)
+        self.text = text
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.text!r} is no address: {self.why}"
+
+
+class NodeUnavailable(UpriverError):
+    """A node that cannot be reached or spoken to."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why)
+        self.node = node
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.why}"
+
+
+class Unreachable(NodeUnavailable):
+    """Nobody answers at the address."""
+
+
+class ConnectionLost(NodeUnavailable):
+    """The connection was there and is gone; what was asked for may have been done or not."""
+
+
+class TimedOut(NodeUnavailable):
+    """The node does not answer in time; what was asked for may have been done or not."""
+
+
+class LoginImpossible(NodeUnavailable):
+    """There is no way to log in that both sides allow, or the node could not prove that it knows the password."""
+
+
+class ClusterMapError(UpriverError):
+    """A cluster map that makes no sense, or has no node for what is wanted."""
+
+
+class StreamRolledBack(UpriverError):
+    """The source went back behind where a consumer stands, and the consumer was told not to follow.
+
+    ``position`` is where it stands; everything after ``seqno`` is gone at the source.
+    """
+
+    def __init__(self, vbucket: int, seqno: int, position: object) -> None:
+        super().__init__(vbucket, seqno, position)
+        self.vbucket = vbucket
+        self.seqno = seqno
+        self.position = position
+
+    def __str__(self) -> str:
+        return (
+            f"vbucket {self.vbucket}: the source went back to {self.seqno}, behind {self.position}; "
+            "start over, or choose the policy 'rewind' or 'emit'"
+        )
+
+
+class StreamRefused(UpriverError):
+    """The source does not give a stream, and asking again would not help."""
+
+    def __init__(self, vbucket: int, why: str) -> None:
+        super().__init__(vbucket, why)
+        self.vbucket = vbucket
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"vbucket {self.vbucket}: {self.why}"
+
+
+class CheckpointError(StorageError):
+    """A checkpoint that cannot be read or written, or belongs to something else."""
 
 
 class StatusError(UpriverError):

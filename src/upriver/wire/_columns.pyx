@@ -494,7 +494,7 @@ cdef int set_template(Template *own, template, batch) except -1:
     own.head_length = head.shape[0]
     own.has_value = layout.has_value
     for name, place in layout.places.items():
-        if name in batch.schema.names and name != "vbucket":
+        if name in batch.schema.names and (name != "vbucket" or template.vbucket_varies):
             own.sources[own.source_count].numbers = numbers_of(batch.column(name))
             own.sources[own.source_count].place = place.offset
             own.sources[own.source_count].size = place.size

@@ -70,6 +70,7 @@ class Feature(OpenEnum):
     ALT_REQUEST_SUPPORT = 0x10
     SYNC_REPLICATION = 0x11
     COLLECTIONS = 0x12
+    UPRIVER = 0x5550  #: our own: the node understands the settings that nobody else has
 
 
 class KeyState(OpenEnum):

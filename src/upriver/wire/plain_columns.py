@@ -167,7 +167,7 @@ def write_rows(
         _U32.pack_into(packet, MEMCACHED.length_offset, layout.fixed_length + len(key) + len(value))
         _U32.pack_into(packet, layout.places["opaque"].offset, (opaque + index * opaque_step) & 0xFFFFFFFF)
         for column, place in layout.places.items():
-            if column in rows and column != "vbucket":
+            if column in rows and (column != "vbucket" or template.vbucket_varies):
                 struct.pack_into(">" + _CODES[place.size], packet, place.offset, rows[column][index])
         out += packet
         out += key

@@ -120,6 +120,8 @@ class RowTemplate:
 
     layout: RowLayout
     head: bytes
+    #: A stream is of one vbucket, which stands in the head; requests of a client name that of each key.
+    vbucket_varies: bool = False
 
 
 def row_templates(

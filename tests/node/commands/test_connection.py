@@ -26,7 +26,7 @@ from upriver.wire.memcached import (
     VersionResponse,
 )
 
-GRANTED = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO)
+GRANTED = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO, Feature.UPRIVER)
 
 
 def granted(peer: Peer, *features: Feature) -> tuple[Feature, ...]:

@@ -26,7 +26,9 @@ from upriver.wire.memcached import (
 )
 
 #: What is truly there.
-GRANTED: Final = frozenset({Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO})
+GRANTED: Final = frozenset(
+    {Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO, Feature.UPRIVER}
+)
 ERROR_MAP_VERSION: Final = 1
 #: What a client may conclude from each status, in the words of the error map.
 _ATTRIBUTES: Final = {

@@ -1,0 +1,132 @@
+"""Where a cluster is and how to get in: ``HOST:PORT``, several of them, or a URL.
+
+::
+
+    127.0.0.1:11210
+    a.example:11210,b.example,[::1]:11211
+    upriver://user:password@a.example,b.example:11210/bucket?tls=on&ca=/etc/ca.pem
+
+Several hosts are the same cluster: the first that answers tells where everything is. In a URL name, password and
+bucket may be written with ``%`` escapes.
+"""
+
+import dataclasses
+import re
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+from upriver.errors import AddressError
+
+PORT: Final = 11210
+SCHEME: Final = "upriver"
+BUCKET: Final = "default"
+_FORM: Final = f"write HOST:PORT or {SCHEME}://user:password@host:port/bucket"
+_SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+_HOST: Final = re.compile(
+    r"\[(?P<v6>[:.%\w]+)\](?::(?P<v6port>[^:]*))?|(?P<host>[^\[\]:/?#@\s]+)(?::(?P<port>[^:]*))?",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One port of one machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether what is said to it stays on this machine."""
+        return self.host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", self.host) is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """A cluster: where it may be found, who we are there and which bucket we mean."""
+
+    endpoints: tuple[Endpoint, ...]
+    user: str | None = None
+    password: str | None = dataclasses.field(default=None, repr=False)
+    #: None: whichever the node serves.
+    bucket: str | None = None
+    tls: bool = False
+    #: File with the certificates that are trusted; None for those of the system.
+    ca: str | None = None
+
+    def __str__(self) -> str:
+        """The address without the password."""
+        hosts = ",".join(map(str, self.endpoints))
+        user = "" if self.user is None else f"{self.user}@"
+        bucket = "" if self.bucket is None else f"/{self.bucket}"
+        return f"{SCHEME}://{user}{hosts}{bucket}" if user or bucket or self.tls else hosts
+
+    @classmethod
+    def parse(cls, text: "str | Address") -> "Address":
+        """The address that a text means; a clear error if it means none."""
+        if isinstance(text, Address):
+            return text
+        if "://" not in text:
+            return cls(_endpoints(text, text))
+        return _parse_url(text)
+
+    def with_login(self, user: str, password: str) -> "Address":
+        """The same cluster as somebody else."""
+        return dataclasses.replace(self, user=user, password=password)
+
+
+def _parse_url(text: str) -> Address:
+    shown = re.sub(r"(//[^:/@]*:)[^/]*@", r"\1…@", text)  # an error message is no place for a password
+    scheme, _, rest = text.partition("://")
+    if scheme.lower() != SCHEME:
+        raise AddressError(shown, f"its scheme is {scheme!r}, not {SCHEME!r}")
+    rest, _, query = rest.partition("?")
+    place, _, bucket = rest.partition("/")
+    login, at, hosts = place.rpartition("@")
+    user, colon, password = login.partition(":")
+    if at and not user:
+        raise AddressError(shown, "there is no user before the @")
+    settings = _query(query, shown)
+    return Address(
+        _endpoints(hosts, shown),
+        user=unquote(user) if at else None,
+        password=unquote(password) if colon else None,
+        bucket=unquote(bucket) or None,
+        tls=_switch(settings.get("tls", "on" if "ca" in settings else "off"), shown),
+        ca=settings.get("ca"),
+    )
+
+
+def _query(query: str, shown: str) -> dict[str, str]:
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = settings.keys() - {"tls", "ca"}
+    if unknown:
+        raise AddressError(shown, f"there is no setting {', '.join(sorted(unknown))}; known are tls and ca")
+    return settings
+
+
+def _switch(value: str, shown: str) -> bool:
+    if value.lower() not in _SWITCH:
+        raise AddressError(shown, f"tls is on or off, not {value!r}")
+    return _SWITCH[value.lower()]
+
+
+def _endpoints(hosts: str, shown: str) -> tuple[Endpoint, ...]:
+    return tuple(_endpoint(part.strip(), shown) for part in hosts.split(","))
+
+
+def _endpoint(text: str, shown: str) -> Endpoint:
+    if not text:
+        raise AddressError(shown, f"a host is missing; {_FORM}")
+    found = _HOST.fullmatch(text)
+    if found is None:
+        hint = "an IPv6 address stands in brackets" if text.count(":") > 1 else _FORM
+        raise AddressError(shown, f"{text!r} is no host and port; {hint}")
+    host, port = found["v6"] or found["host"], found["v6port"] or found["port"]
+    if port is None and not text.endswith(":"):
+        return Endpoint(host, PORT)
+    if not port or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
+        raise AddressError(shown, f"the port of {text!r} is not a number from 1 to 65535")
+    return Endpoint(host, int(port))

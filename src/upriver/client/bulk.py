@@ -1,0 +1,238 @@
+"""Many keys at once: the rows of a batch, each to its node, as quiet requests with one answer at the end.
+
+Rows go out in slices of bounded size, a few of them on their way at a time. What is refused for now, or by a node that
+has the vbucket no more, is sent again until the time is up; after a lost connection a whole slice is sent again, which
+storing without conditions allows.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+import pyarrow as pa
+
+from upriver.client.address import Endpoint
+from upriver.client.backoff import Backoff
+from upriver.client.cluster import Cluster
+from upriver.client.replies import Reply
+from upriver.errors import ConnectionLost, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
+from upriver.model import CHANGES, Event
+from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta
+from upriver.wire.memcached import MetaOption, Noop
+
+T = TypeVar("T")
+
+#: A slice holds so many rows, and fewer if they are large.
+SLICE_ROWS_MAX: Final = 4096
+SLICE_BYTES_MAX: Final = 1024 * 1024
+#: So many slices are on their way to one node.
+SLICES_MAX: Final = 3
+
+
+def keys_batch(keys: Sequence[bytes]) -> pa.RecordBatch:
+    """Rows with nothing but a key."""
+    return completed(pa.record_batch({"key": pa.array(keys, pa.binary())}))
+
+
+def store_batch(rows: Sequence[tuple[bytes, bytes]], flags: int, expiry: int) -> pa.RecordBatch:
+    """Rows that store these values."""
+    keys, values = zip(*rows, strict=True) if rows else ((), ())
+    count = len(rows)
+    return completed(
+        pa.record_batch(
+            {
+                "key": pa.array(keys, pa.binary()),
+                "value": pa.array(values, pa.binary()),
+                "flags": pa.repeat(pa.scalar(flags, pa.uint32()), count),
+                "expiry": pa.repeat(pa.scalar(expiry, pa.uint32()), count),
+            }
+        )
+    )
+
+
+def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch by the schema of changes: what it lacks is 0, and a row without an event stores its value."""
+    if batch.schema.equals(CHANGES):
+        return batch
+    if "key" not in batch.schema.names:
+        raise ValueError(f"a batch needs a column key; this one has {', '.join(batch.schema.names)}")
+    columns = []
+    for field in CHANGES:
+        if field.name in batch.schema.names:
+            column = batch.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        else:
+            default: Any = b"" if field.type == pa.binary() else int(Event.MUTATION) if field.name == "event" else 0
+            columns.append(pa.repeat(pa.scalar(default, field.type), batch.num_rows))
+        if columns[-1].null_count:
+            raise ValueError(f"the column {field.name} has nulls")
+    return pa.RecordBatch.from_arrays(columns, schema=CHANGES)
+
+
+class BulkWork:
+    """One bulk operation."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float, for_now: tuple[type[StatusError], ...]) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._for_now = for_now
+
+    async def write(
+        self, batch: pa.RecordBatch, *, with_meta: bool, options: MetaOption | None
+    ) -> dict[bytes, StatusError]:
+        """Store and delete; the refused keys."""
+
+        def encode(rows: pa.RecordBatch, first: int) -> Any:
+            return encode_writes_with_meta(rows, first, options) if with_meta else encode_writes(rows, first)
+
+        refused: dict[bytes, StatusError] = {}
+
+        def take(key: bytes, reply: Reply) -> bool:
+            error = reply.error()
+            if error is None:
+                return True
+            if isinstance(error, (NotMyVbucket, *self._for_now)):
+                return False
+            refused[key] = error
+            return True
+
+        await self._run(completed(batch), encode, take)
+        return refused
+
+    async def read(self, batch: pa.RecordBatch, item: Callable[[Reply], T]) -> dict[bytes, T]:
+        """What the keys hold."""
+        found: dict[bytes, T] = {}
+
+        def take(key: bytes, reply: Reply) -> bool:
+            error = reply.error()
+            if error is None:
+                found[key] = item(reply)
+                return True
+            if isinstance(error, (NotMyVbucket, *self._for_now)):
+                return False
+            raise error
+
+        await self._run(batch, encode_reads, take)
+        return found
+
+    async def _run(
+        self,
+        batch: pa.RecordBatch,
+        encode: Callable[[pa.RecordBatch, int], Any],
+        take: Callable[[bytes, Reply], bool],
+    ) -> None:
+        """Send all rows until none has to be sent again."""
+        loop, backoff = asyncio.get_running_loop(), Backoff()
+        deadline = loop.time() + self._timeout_s
+        await self._cluster.open()
+        while batch.num_rows:
+            known = self._cluster.map
+            # Progress counts: the time is for a batch that stands still, not for a large one.
+            before = batch.num_rows
+            batch, failure = await self._round(batch, encode, take)
+            if not batch.num_rows:
+                return
+            if batch.num_rows < before:
+                deadline = loop.time() + self._timeout_s
+                backoff.reset()
+            pause_s = backoff.pause_s()
+            if loop.time() + pause_s >= deadline:
+                raise failure or TimedOut(str(self._cluster.address), f"{batch.num_rows} rows are not done in time")
+            await asyncio.sleep(pause_s)
+            if isinstance(failure, NodeUnavailable | NotMyVbucket):
+                with contextlib.suppress(NodeUnavailable):  # the next round says it, if it stays so
+                    await self._cluster.refresh(known)
+
+    async def _round(
+        self,
+        batch: pa.RecordBatch,
+        encode: Callable[[pa.RecordBatch, int], Any],
+        take: Callable[[bytes, Reply], bool],
+    ) -> tuple[pa.RecordBatch, Exception | None]:
+        """Send every row once; those that have to be sent again, and why the last of them."""
+        again: list[pa.RecordBatch] = []
+        failures: list[Exception] = []
+
+        async def send(endpoint: Endpoint, rows: pa.RecordBatch) -> None:
+            try:
+                replies = await self._exchange(endpoint, rows, encode)
+            except NodeUnavailable as error:
+                failures.append(error)
+                again.append(rows)
+                return
+            missed = []
+            keys = rows.column("key").to_pylist() if replies else []
+            for row, reply in replies:
+                if not take(keys[row], reply):
+                    missed.append(row)
+                    failures.append(reply.error() or NotMyVbucket())
+            if missed:
+                again.append(rows.take(pa.array(missed)))
+
+        by_node, homeless = self._by_node(batch)
+        if homeless is not None:
+            again.append(homeless)
+            failures.append(NotMyVbucket("no node has it now"))
+        async with asyncio.TaskGroup() as group:
+            for endpoint, rows in by_node.items():
+                group.create_task(self._in_slices(endpoint, rows, send))
+        left = pa.Table.from_batches(again, CHANGES).combine_chunks().to_batches() if again else []
+        return (left[0] if left else batch.slice(0, 0)), (failures[-1] if failures else None)
+
+    async def _in_slices(
+        self, endpoint: Endpoint, rows: pa.RecordBatch, send: Callable[[Endpoint, pa.RecordBatch], Any]
+    ) -> None:
+        running: set[asyncio.Task[None]] = set()
+        try:
+            for piece in slices(rows):
+                if len(running) == SLICES_MAX:
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        each.result()
+                running.add(asyncio.ensure_future(send(endpoint, piece)))
+            for each in running:
+                await each
+        finally:
+            for each in running:
+                each.cancel()
+
+    async def _exchange(
+        self, endpoint: Endpoint, rows: pa.RecordBatch, encode: Callable[[pa.RecordBatch, int], Any]
+    ) -> list[tuple[int, Reply]]:
+        connection = await self._cluster.connection(endpoint, bulk=True)
+        count = rows.num_rows
+        first = connection.reserve(count + 1)
+        data = b"".join((encode(rows, first), Noop(opaque=first + count).encode()))
+        replies = await connection.collect(data, first, count + 1, count + 1, self._timeout_s)
+        if not replies or replies[-1].opaque != first + count:
+            raise ConnectionLost(str(endpoint), "it answered in another order than it was asked")
+        return [(reply.opaque - first, reply) for reply in replies[:-1]]
+
+    def _by_node(self, batch: pa.RecordBatch) -> tuple[dict[Endpoint, pa.RecordBatch], pa.RecordBatch | None]:
+        """The rows of each node, with their vbuckets filled in, and those that nobody has."""
+        cluster_map = self._cluster.map
+        count = cluster_map.vbuckets
+        keys = batch.column("key").to_pylist()
+        vbuckets = [((crc32(key) >> 16) & 0x7FFF) % count for key in keys]
+        place = CHANGES.get_field_index("vbucket")
+        batch = batch.set_column(place, CHANGES.field(place), pa.array(vbuckets, pa.uint16()))
+        owners = cluster_map.owners
+        if len(set(owners)) == 1 and owners[0] >= 0:
+            return {cluster_map.endpoints[owners[0]]: batch}, None
+        rows_of: dict[int, list[int]] = {}
+        for row, vbucket in enumerate(vbuckets):
+            rows_of.setdefault(owners[vbucket], []).append(row)
+        homeless = rows_of.pop(-1, None)
+        taken = {cluster_map.endpoints[owner]: batch.take(pa.array(rows)) for owner, rows in rows_of.items()}
+        return taken, None if homeless is None else batch.take(pa.array(homeless))
+
+
+def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The batch in pieces of bounded size; a single row may exceed it."""
+    if not batch.num_rows:
+        return []
+    per_row = max(1, batch.nbytes // batch.num_rows)
+    rows = max(1, min(SLICE_ROWS_MAX, SLICE_BYTES_MAX // per_row))
+    return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]

@@ -1,0 +1,331 @@
+"""A key-value client: single operations, and many keys at once.
+
+Each key goes to the node that has its vbucket. A node that does not have it any more says so; then the newest map is
+fetched and the request goes to the new place. What certainly was not done (refused for now, not my vbucket, no
+connection) is tried again until the time is up. When a connection breaks after a request was sent nobody knows whether
+it was done: what may be done twice (reading, storing without conditions) is sent again, everything else is told with
+``ConnectionLost``.
+"""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar
+
+from upriver.client.address import Address, Endpoint
+from upriver.client.backoff import Backoff
+from upriver.client.bulk import BulkWork, keys_batch, store_batch
+from upriver.client.cluster import Cluster
+from upriver.client.connection import AGENT, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
+from upriver.client.inflate import SNAPPY, inflated
+from upriver.client.replies import Reply
+from upriver.client.sync import Synchronous
+from upriver.errors import (
+    Busy,
+    ConnectionLost,
+    KeyNotFound,
+    NodeUnavailable,
+    NotMyVbucket,
+    OutOfMemory,
+    StatusError,
+    TemporaryFailure,
+    Unreachable,
+)
+from upriver.wire import memcached
+from upriver.wire.memcached import MetaOption
+from upriver.wire.message import Request
+
+T = TypeVar("T")
+Key = bytes | str
+_U32: Final = struct.Struct(">I")
+_PLACE: Final = struct.Struct(">QQ")
+_META: Final = struct.Struct(">IIIQ")
+#: An expiration that says: do not create the number.
+_NO_CREATION: Final = 0xFFFFFFFF
+#: Refusals that say: not now.
+FOR_NOW: Final = (TemporaryFailure, Busy, OutOfMemory)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a key holds."""
+
+    value: bytes
+    flags: int = 0
+    cas: int = 0
+    datatype: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a change has become: its CAS, and its place in the history of its vbucket if the node tells."""
+
+    cas: int
+    vbucket: int
+    vbucket_uuid: int | None = None
+    seqno: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known of a key beside its value."""
+
+    deleted: bool
+    flags: int
+    expiry: int
+    rev_seqno: int
+    cas: int
+
+
+class KvClient:
+    """Reads and writes keys of a cluster.
+
+    ::
+
+        async with KvClient("127.0.0.1:11210") as kv:
+            await kv.set("key", b"value")
+            item = await kv.get("key")
+    """
+
+    def __init__(
+        self,
+        address: str | Address,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        agent: str = AGENT,
+    ) -> None:
+        """``timeout_s`` is how long an operation may take, all its attempts together."""
+        self.cluster = Cluster(address, agent=agent, connect_timeout_s=connect_timeout_s)
+        self.timeout_s = timeout_s
+
+    @classmethod
+    def sync(cls, address: str | Address, **options: Any) -> "Synchronous[KvClient]":
+        """The same with methods that block, in a ``with``."""
+        return Synchronous(lambda: cls(address, **options))
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.cluster.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.cluster.close()
+
+    # Reading
+
+    async def get(self, key: Key) -> Item | None:
+        """What the key holds; None if there is no such key."""
+        return await self._found(key, memcached.Get(key=_bytes(key)))
+
+    async def gat(self, key: Key, expiry: int) -> Item | None:
+        """Read a key and give it a new expiry."""
+        return await self._found(key, memcached.Gat(key=_bytes(key), expiration=expiry), twice=False)
+
+    async def lock(self, key: Key, seconds: int = 15) -> Item:
+        """Read a key and keep others from changing it; its CAS is what unlocks it."""
+        request = memcached.GetLocked(key=_bytes(key), lock_time=seconds)
+        return _item(await self._ask(key, request, retry_for_now=False))
+
+    async def meta(self, key: Key) -> Meta | None:
+        """What is known of a key, even if it is deleted; None if nothing is."""
+        try:
+            reply = await self._ask(key, memcached.GetMeta(key=_bytes(key)), twice=True)
+        except KeyNotFound:
+            return None
+        deleted, flags, expiry, rev_seqno = _META.unpack_from(reply.extras)
+        return Meta(bool(deleted), flags, expiry, rev_seqno, reply.cas)
+
+    async def get_many(self, keys: Iterable[Key]) -> dict[bytes, Item]:
+        """What these keys hold; those that are not there are left out."""
+        batch = keys_batch([_bytes(key) for key in keys])
+        return await self._bulk().read(batch, _item)
+
+    # Writing
+
+    async def set(
+        self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
+    ) -> Written:
+        """Store a value, whatever was there; with a CAS only if it is the item's."""
+        return await self._store(memcached.Set, key, value, flags, expiry, cas, datatype, twice=not cas)
+
+    async def add(self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
+        """Store a value if there is none yet."""
+        return await self._store(memcached.Add, key, value, flags, expiry, 0, datatype)
+
+    async def replace(
+        self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
+    ) -> Written:
+        """Store a value if there is one already."""
+        return await self._store(memcached.Replace, key, value, flags, expiry, cas, datatype)
+
+    async def append(self, key: Key, value: bytes | str, *, cas: int = 0) -> Written:
+        """Put bytes behind the value."""
+        return await self._write(key, memcached.Append(key=_bytes(key), value=_bytes(value), cas=cas))
+
+    async def prepend(self, key: Key, value: bytes | str, *, cas: int = 0) -> Written:
+        """Put bytes before the value."""
+        return await self._write(key, memcached.Prepend(key=_bytes(key), value=_bytes(value), cas=cas))
+
+    async def delete(self, key: Key, *, cas: int = 0) -> Written:
+        """Delete a key."""
+        return await self._write(key, memcached.Delete(key=_bytes(key), cas=cas))
+
+    async def incr(self, key: Key, delta: int = 1, *, initial: int | None = None, expiry: int = 0) -> int:
+        """Add to a number, below zero subtract; ``initial`` is stored if there is none yet. The number as it is now."""
+        kind = memcached.Increment if delta >= 0 else memcached.Decrement
+        expiration = _NO_CREATION if initial is None else expiry
+        request = kind(key=_bytes(key), delta=abs(delta), initial=initial or 0, expiration=expiration)
+        return int.from_bytes((await self._ask(key, request)).value, "big")
+
+    async def touch(self, key: Key, expiry: int) -> None:
+        """Give a key a new expiry."""
+        await self._ask(key, memcached.Touch(key=_bytes(key), expiration=expiry))
+
+    async def unlock(self, key: Key, cas: int) -> None:
+        """Release a lock before its time."""
+        await self._ask(key, memcached.Unlock(key=_bytes(key), cas=cas), retry_for_now=False)
+
+    async def set_with_meta(
+        self, key: Key, value: bytes | str, *, rev_seqno: int, cas: int, flags: int = 0, expiry: int = 0,
+        datatype: int = 0, options: MetaOption | None = None,
+    ) -> Written:  # fmt: skip
+        """Store a value with the revision and CAS that it has elsewhere."""
+        request = memcached.SetWithMeta(
+            key=_bytes(key), value=_bytes(value), rev_seqno=rev_seqno, item_cas=cas, flags=flags, expiration=expiry,
+            datatype=datatype, options=options,
+        )  # fmt: skip
+        return await self._write(key, request)
+
+    async def delete_with_meta(
+        self, key: Key, *, rev_seqno: int, cas: int, flags: int = 0, expiry: int = 0,
+        options: MetaOption | None = None,
+    ) -> Written:  # fmt: skip
+        """Delete a key with the revision and CAS that the deletion has elsewhere."""
+        request = memcached.DeleteWithMeta(
+            key=_bytes(key), rev_seqno=rev_seqno, item_cas=cas, flags=flags, expiration=expiry, options=options
+        )
+        return await self._write(key, request)
+
+    async def set_many(
+        self, items: Mapping[Any, bytes | str] | Iterable[tuple[Key, bytes | str]], *, flags: int = 0, expiry: int = 0
+    ) -> dict[bytes, StatusError]:
+        """Store many values; the keys that were refused, with the reason. Empty if all are stored."""
+        pairs = items.items() if isinstance(items, Mapping) else items
+        rows = [(_bytes(key), _bytes(value)) for key, value in pairs]
+        return await self.write_batch(store_batch(rows, flags, expiry))
+
+    async def write_batch(
+        self, batch: Any, *, with_meta: bool = False, options: MetaOption | None = None
+    ) -> dict[bytes, StatusError]:
+        """Store and delete the rows of an Arrow batch; the keys that were refused, with the reason.
+
+        ``batch`` has a key and, unless all rows are deletions, a value; any other column of the schema of changes may
+        be there too. With ``with_meta`` revision and CAS are kept. The vbucket of each key is found here.
+        """
+        return await self._bulk().write(batch, with_meta=with_meta, options=options)
+
+    # How a request finds its node
+
+    def _bulk(self) -> BulkWork:
+        return BulkWork(self.cluster, self.timeout_s, FOR_NOW)
+
+    async def _found(self, key: Key, request: Request, *, twice: bool = True) -> Item | None:
+        try:
+            return _item(await self._ask(key, request, twice=twice))
+        except KeyNotFound:
+            return None
+
+    async def _store(
+        self, kind: type[memcached.Set], key: Key, value: bytes | str, flags: int, expiry: int, cas: int, datatype: int,
+        *, twice: bool = False,
+    ) -> Written:  # fmt: skip
+        request = kind(key=_bytes(key), value=_bytes(value), flags=flags, expiration=expiry, cas=cas, datatype=datatype)
+        return await self._write(key, request, twice=twice)
+
+    async def _write(self, key: Key, request: Request, *, twice: bool = False) -> Written:
+        reply = await self._ask(key, request, twice=twice)
+        uuid, seqno = _PLACE.unpack(reply.extras) if len(reply.extras) == _PLACE.size else (None, None)
+        return Written(reply.cas, request.vbucket, uuid, seqno)
+
+    async def _ask(self, key: Key, request: Request, *, twice: bool = False, retry_for_now: bool = True) -> Reply:
+        await self.cluster.open()
+        name = _bytes(key)
+
+        def place() -> tuple[int, Endpoint | None]:
+            vbucket = self.cluster.map.vbucket_of(name)
+            return vbucket, self.cluster.map.owner(vbucket)
+
+        return await self._routed(place, request, twice=twice, retry_for_now=retry_for_now)
+
+    async def _routed(
+        self, place: Callable[[], tuple[int, Endpoint | None]], request: Request, *, twice: bool, retry_for_now: bool
+    ) -> Reply:
+        loop, backoff = asyncio.get_running_loop(), Backoff()
+        deadline = loop.time() + self.timeout_s
+        while True:
+            request.vbucket, endpoint = place()
+            connection: Connection | None = None
+            try:
+                if endpoint is None:
+                    raise NotMyVbucket("no node has it now", vbucket=request.vbucket)
+                connection = await self.cluster.connection(endpoint)
+                return await connection.ask(request, timeout_s=max(0.001, deadline - loop.time()))
+            except NotMyVbucket as error:
+                failure: Exception = error
+                again: Awaitable[object] = self.cluster.refresh(self.cluster.map)
+            except Unreachable as error:
+                failure, again = error, self.cluster.refresh(self.cluster.map)
+            except ConnectionLost as error:
+                if connection is not None and not twice:
+                    raise
+                failure, again = error, self.cluster.refresh(self.cluster.map)
+            except FOR_NOW as error:
+                if not retry_for_now:
+                    raise
+                failure, again = error, _nothing()
+            await self._pause(again, backoff, deadline, failure)
+
+    async def _pause(self, again: Awaitable[object], backoff: Backoff, deadline: float, failure: Exception) -> None:
+        """Look where the vbucket is now and wait a little; when the time is up, what went wrong last."""
+        loop = asyncio.get_running_loop()
+        pause_s = backoff.pause_s()
+        try:
+            async with asyncio.timeout_at(deadline):
+                with contextlib.suppress(NodeUnavailable):  # the next attempt says it
+                    await again
+                if loop.time() + pause_s >= deadline:
+                    raise failure
+                await asyncio.sleep(pause_s)
+        except TimeoutError:
+            raise failure from None
+
+
+async def _nothing() -> None:
+    return
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else bytes(text)
+
+
+def _item(reply: Reply) -> Item:
+    value, datatype = reply.value, reply.datatype
+    if datatype & SNAPPY:
+        value, datatype = inflated(value), datatype & ~SNAPPY
+    (flags,) = _U32.unpack(reply.extras) if len(reply.extras) == _U32.size else (0,)
+    return Item(value, flags, reply.cas, datatype)
+
+
+def SyncKvClient(address: str | Address, **options: Any) -> "Synchronous[KvClient]":  # noqa: N802
+    """``KvClient`` with methods that block: use it in a ``with``."""
+    return KvClient.sync(address, **options)

@@ -1,0 +1,20 @@
+"""What the client's tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from upriver.node import EmbeddedNode, start
+from upriver.node.authentication import Role, User, Users
+
+
+@pytest.fixture
+def guarded_node(tmp_path: Path) -> Iterator[EmbeddedNode]:
+    """A node with one user, who may do everything."""
+    path = tmp_path / "users.json"
+    users = Users()
+    users.add(User.create("me", "secret", Role.ADMIN | Role.READ | Role.WRITE | Role.STREAM))
+    users.save(path)
+    with start(vbuckets=8, users=str(path)) as node:
+        yield node

@@ -1,0 +1,129 @@
+"""Many keys at once."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from tests.client.clusters import push_map, two_nodes
+from tests.node.probes import Client
+from upriver.client import KvClient, SyncKvClient
+from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, slices, store_batch
+from upriver.model import CHANGES, Change, Event, change_batch
+from upriver.node import EmbeddedNode
+from upriver.wire.memcached import SetVbucket, VbucketState
+
+
+def test_many_are_stored_and_read(upriver_node: EmbeddedNode) -> None:
+    items = {b"key%d" % n: b"value%d" % n for n in range(20_000)}
+    with SyncKvClient(upriver_node.address) as kv:
+        assert kv.set_many(items, flags=3) == {}
+        found = kv.get_many([*items, b"missing"])
+        assert {key: item.value for key, item in found.items()} == items
+        assert found[b"key1"].flags == 3
+        assert kv.get(b"key1").value == b"value1"
+        assert kv.set_many([]) == {}
+        assert kv.get_many([]) == {}
+        assert kv.set_many([("text", "too")]) == {}
+        assert kv.get_many(["text"])[b"text"].value == b"too"
+
+
+def test_what_is_refused_is_told_by_key(upriver_node: EmbeddedNode) -> None:
+    rows = [(b"good%d" % n, b"v") for n in range(10)] + [(b"k" * 251, b"v")]
+    with SyncKvClient(upriver_node.address) as kv:
+        refused = kv.set_many(rows)
+        assert list(refused) == [b"k" * 251]
+        assert len(kv.get_many([key for key, _ in rows[:-1]])) == 10
+
+
+def test_a_batch_stores_and_deletes(upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("old", "x")
+        batch = change_batch(
+            [
+                Change(vbucket=0, event=Event.MUTATION, seqno=0, key=b"new", value=b"y", flags=9),
+                Change(vbucket=0, event=Event.DELETION, seqno=0, key=b"old"),
+            ]
+        )
+        assert kv.write_batch(batch) == {}
+        assert kv.get("old") is None
+        assert kv.get("new").flags == 9
+        meta = change_batch(
+            [
+                Change(vbucket=0, event=Event.MUTATION, seqno=0, key=b"m", value=b"y", rev_seqno=70, cas=700),
+                Change(vbucket=0, event=Event.EXPIRATION, seqno=0, key=b"e", rev_seqno=80, cas=800),
+            ]
+        )
+        assert kv.write_batch(meta, with_meta=True) == {}
+        assert (kv.meta("m").rev_seqno, kv.meta("m").cas) == (70, 700)
+        assert (kv.meta("e").deleted, kv.meta("e").rev_seqno) == (True, 80)
+        assert list(kv.write_batch(meta, with_meta=True)) == [b"m", b"e"]
+
+
+def test_a_narrow_batch_is_completed() -> None:
+    batch = completed(pa.record_batch({"value": pa.array([b"v"]), "key": pa.array(["text"]).cast(pa.binary())}))
+    assert batch.schema == CHANGES
+    assert batch.to_pylist()[0]["event"] == Event.MUTATION
+    assert completed(batch) is batch
+    with pytest.raises(ValueError, match="needs a column key"):
+        completed(pa.record_batch({"value": pa.array([b"v"])}))
+    with pytest.raises(ValueError, match="the column key has nulls"):
+        completed(pa.record_batch({"key": pa.array([None], pa.binary())}))
+
+
+def test_slices_are_bounded() -> None:
+    batch = store_batch([(b"%d" % n, bytes(100_000)) for n in range(100)], 0, 0)
+    pieces = slices(batch)
+    assert sum(piece.num_rows for piece in pieces) == 100
+    assert max(piece.num_rows for piece in pieces) * 100_000 <= SLICE_BYTES_MAX
+    assert slices(keys_batch([])) == []
+    assert [piece.num_rows for piece in slices(store_batch([(b"k", bytes(3 << 20))] * 2, 0, 0))] == [1, 1]
+
+
+@contextmanager
+def moving(first: EmbeddedNode, second: EmbeddedNode) -> Iterator[None]:
+    """Vbuckets wander between the nodes while something else goes on."""
+    done = threading.Event()
+    owners = [0, 0, 0, 0, 1, 1, 1, 1]
+
+    def run() -> None:
+        rev = 10
+        with Client(first.port) as one, Client(second.port) as two:
+            while not done.is_set():
+                vbucket = rev % 8
+                old, new = (one, two) if owners[vbucket] == 0 else (two, one)
+                old.ask(SetVbucket(vbucket=vbucket, state=VbucketState.DEAD))
+                new.ask(SetVbucket(vbucket=vbucket, state=VbucketState.ACTIVE))
+                owners[vbucket] = 1 - owners[vbucket]
+                push_map([first, second], owners, rev=rev)
+                rev += 1
+                done.wait(0.01)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_rows_follow_their_vbuckets_while_these_wander() -> None:
+    async def run(address: str) -> None:
+        async with KvClient(address, timeout_s=60) as kv:
+            for turn in range(5):
+                assert await kv.set_many({b"%d-%d" % (turn, n): b"v" for n in range(1000)}) == {}
+
+    with two_nodes() as (first, second):
+        with moving(first, second):
+            asyncio.run(run(first.address))
+        # Moved without their contents, so each key lies where its vbucket was at that moment.
+        held = {change.key for node in (first, second) for change in node.call(_held, node)}
+        assert len(held) == 5000
+
+
+def _held(node: EmbeddedNode) -> list[Change]:
+    return [change for vbucket in node.bucket for snapshot in vbucket.changes() for change in snapshot]

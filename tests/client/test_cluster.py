@@ -1,0 +1,66 @@
+"""The nodes behind an address."""
+
+import asyncio
+import socket
+
+import pytest
+
+from tests.client.clusters import push_map, two_nodes
+from upriver.client import Cluster
+from upriver.client.address import Endpoint
+from upriver.errors import NodeUnavailable, Unreachable
+from upriver.node import EmbeddedNode
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def test_the_first_that_answers_tells_where_everything_is() -> None:
+    async def run(first: EmbeddedNode, second: EmbeddedNode) -> None:
+        cluster = Cluster(f"127.0.0.1:{free_port()},{second.address}")
+        known = await cluster.open()
+        assert known.endpoints == (Endpoint("127.0.0.1", first.port), Endpoint("127.0.0.1", second.port))
+        assert await cluster.open() is known
+        assert await cluster.refresh(known) is known  # nobody has a newer one
+        push_map([first], [1] * 8, rev=2, ports=[first.port, second.port])  # the node that was not asked first
+        assert (await cluster.refresh(known)).revision == (2, 2)
+        one = await cluster.connection(known.endpoints[0])
+        assert await cluster.connection(known.endpoints[0]) is one
+        assert await cluster.connection(known.endpoints[0], bulk=True) is not one
+        one.abort()
+        assert await cluster.connection(known.endpoints[0]) is not one
+        await cluster.close()
+        with pytest.raises(NodeUnavailable, match="the client is closed"):
+            await cluster.connection(known.endpoints[0])
+
+    with two_nodes() as (first, second):
+        asyncio.run(run(first, second))
+
+
+def test_nobody_there_is_one_clear_error() -> None:
+    async def run() -> None:
+        port = free_port()
+        cluster = Cluster(f"127.0.0.1:{port}")
+        with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:{port}: cannot connect: Connect"):
+            await cluster.open()
+        await cluster.close()
+
+    asyncio.run(run())
+
+
+def test_a_map_that_came_along_is_taken_if_it_is_newer(upriver_node: EmbeddedNode) -> None:
+    async def run() -> None:
+        cluster = Cluster(upriver_node.address)
+        known = await cluster.open()
+        older = b'{"rev":0,"vBucketServerMap":{"serverList":["a:1"],"vBucketMap":[[0]]}}'
+        newer = older.replace(b'"rev":0', b'"rev":0,"revEpoch":9')
+        assert not cluster.learned(b"nonsense", known.endpoints[0])
+        assert not cluster.learned(older, known.endpoints[0])
+        assert cluster.map is known
+        assert cluster.learned(newer, known.endpoints[0])
+        assert cluster.map.endpoints == (Endpoint("a", 1),)
+        await cluster.close()
+
+    asyncio.run(run())
