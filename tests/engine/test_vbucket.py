@@ -19,6 +19,7 @@ from upriver.model import (
     change_batch,
     changes_in,
 )
+from upriver.model.position import NO_END
 from upriver.model.record import PREFIX, Record, pack
 
 
@@ -360,3 +361,22 @@ def test_starting_over_means_another_history(replica: Vbucket) -> None:
     assert replica.rollback_for(before) == 0
     replica.receive(Event.MUTATION, b"other", b"v")
     assert replica.rollback_for(before) == 0
+
+
+def test_a_snapshot_without_known_bounds_is_whole_when_told(replica: Vbucket) -> None:
+    vbucket = replica
+    vbucket.begin_snapshot(0, NO_END, 0)
+    vbucket.apply(Change(vbucket=1, event=Event.MUTATION, seqno=3, key=b"k", cas=1, rev_seqno=1))
+    assert vbucket.whole_seqno == 0
+    vbucket.complete_snapshot()
+    assert vbucket.whole_seqno == vbucket.whole_at_or_below(9) == 3
+    # It was filled from nothing: what was deleted before, it never heard of.
+    assert vbucket.purge_seqno == 3
+    vbucket.begin_snapshot(3, NO_END, vbucket.purge_seqno)
+    vbucket.apply(Change(vbucket=1, event=Event.MUTATION, seqno=4, key=b"k", cas=2, rev_seqno=2))
+    assert vbucket.whole_seqno == 3
+    vbucket.complete_snapshot()
+    assert (vbucket.whole_seqno, vbucket.purge_seqno) == (4, 3)
+    vbucket.set_state(VbucketState.ACTIVE)
+    with pytest.raises(OutOfOrder):
+        vbucket.complete_snapshot()

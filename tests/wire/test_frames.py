@@ -1,6 +1,7 @@
 """Both twins over the same frames: what they change and what they leave alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,7 @@ TWINS = [
 ]
 Twin = Callable[[bytes], bytes]
 Last = Callable[[bytes], int]
+Run = Callable[..., tuple[int, int, int]]
 
 
 @pytest.mark.parametrize(("rewrite", "last"), TWINS)
@@ -81,3 +83,62 @@ def test_frames_without_an_expiration_are_not_even_copied(rewrite: Twin, last: L
 def test_both_twins_agree_to_the_byte(changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
     assert frames.expirations_as_deletions(data) == frames.plain_expirations_as_deletions(data)
+
+
+@given(
+    changes=st.lists(CHANGES, max_size=8),
+    ordered=st.booleans(),
+    after=st.integers(0, 2**64 - 1),
+    upto=st.integers(0, 2**64 - 1),
+    modern=st.booleans(),
+    cut=st.integers(0, 60),
+    flips=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 255)), max_size=2),
+)
+def test_both_twins_find_the_same_run(
+    changes: list[Change],
+    ordered: bool,
+    after: int,
+    upto: int,
+    modern: bool,
+    cut: int,
+    flips: list[tuple[int, int]],
+) -> None:
+    if ordered:
+        changes = sorted((replace(change, vbucket=3) for change in changes), key=lambda change: change.seqno)
+        after, upto = min(after, 5), 2**64 - 1
+    data = bytearray(b"".join(map(frame, changes)))
+    for place, byte in flips:
+        if place < len(data):
+            data[place] = byte
+    data = data[: len(data) - cut] if cut < len(data) else data
+    found = frames.change_run(bytes(data), 0, after, upto, modern)
+    assert found == frames.plain_change_run(bytes(data), 0, after, upto, modern)
+
+
+@pytest.mark.parametrize("run", [frames.change_run, frames.plain_change_run])
+def test_a_run_ends_where_something_does_not_belong_to_it(run: Run) -> None:
+    def mutation(seqno: int, vbucket: int = 1, opaque: int = 7, key: bytes = b"k") -> bytes:
+        return dcp.Mutation(by_seqno=seqno, vbucket=vbucket, opaque=opaque, key=key, value=b"v").encode()
+
+    one = mutation(5)
+    size = len(one)
+    deletion = dcp.Deletion(by_seqno=9, vbucket=1, opaque=7, key=b"k").encode()
+    marker = dcp.SnapshotMarker(start_seqno=0, end_seqno=9, vbucket=1, opaque=7).encode()
+    assert run(one + mutation(6) + deletion, 0, 4, 9, True) == (2 * size + len(deletion), 9, 3)
+    for other in (
+        mutation(6, vbucket=2),
+        mutation(6, opaque=8),
+        mutation(5),  # it does not follow
+        mutation(10),  # it lies beyond the end
+        mutation(6, key=b""),
+        mutation(6)[:-1],
+        marker,
+        b"\x81" + one[1:],
+        b"",
+    ):
+        assert run(one + other, 0, 4, 9, True) == (size, 5, 1)
+    assert run(one, 0, 5, 9, True) == (0, 5, 0)
+    assert run(one, 0, 4, 9, False) == (size, 5, 1)  # the first builds of `upr` sent 31 bytes too
+    assert run(b"x" * 10 + one, 10, 0, 9, True) == (10 + size, 5, 1)
+    assert run(b"", 0, 0, 9, True) == (0, 0, 0)
+    assert run(one, 0, 0, 9, True, 10) == (0, 0, 0)  # too large

@@ -176,6 +176,18 @@ class Vbucket(KeyValue):
             self.table.touch()
             self._complete()
 
+    def complete_snapshot(self) -> None:
+        """This copy is whole where it stands: so says a producer whose markers tell no bounds."""
+        with self.journal.lock:
+            table = self.table
+            self._check_receiving(table.high_seqno)
+            if table.snapshot_start == 0:
+                # The same as for a snapshot whose end was known before: what was deleted up to here it never heard of.
+                table.purge_seqno = max(table.purge_seqno, table.high_seqno)
+            table.snapshot_end = table.high_seqno
+            self.journal.change(self.number)
+            self._complete()
+
     def apply(self, change: Change, ttl: int = TTL_MAX) -> None:
         """A change that follows, inside the announced snapshot; everything it came with is kept."""
         with self.journal.lock:

@@ -45,6 +45,11 @@ class ReceiveWindow:
         self.acked_bytes_total = 0
         self._pending_bytes = 0
 
+    @property
+    def unacked_bytes(self) -> int:
+        """How many bytes were processed and not acknowledged yet."""
+        return self._pending_bytes
+
     def processed(self, size_bytes: int) -> int:
         """Count processed bytes; how many to acknowledge now, 0 for none yet."""
         if not self.size_bytes:

@@ -2,15 +2,22 @@
 """The compiled twin of ``frames``: see there."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from upriver.wire.framing import BODY_BYTES_MAX
 
 cdef enum:
     HEADER = 24
+    REQUEST = 0x80
     OPCODE = 1
+    KEY_LENGTH = 2
     EXTRAS_LENGTH = 4
+    VBUCKET = 6
     BODY_LENGTH = 8
+    OPAQUE = 12
     SEQNO = 24
+    MUTATION = 0x57
     DELETION = 0x58
     EXPIRATION = 0x59
     # by_seqno, rev_seqno, then 4 bytes of time against 2 of nmeta.
@@ -69,3 +76,47 @@ def last_seqno(bytes frames not None):
         last = at
         at += HEADER + load_u32(data + at + BODY_LENGTH)
     return (<uint64_t> load_u32(data + last + SEQNO) << 32) | load_u32(data + last + SEQNO + 4)
+
+
+cdef inline uint64_t load_u64(const uint8_t *at) noexcept nogil:
+    return (<uint64_t> load_u32(at) << 32) | load_u32(at + 4)
+
+
+cdef inline bint is_change(const uint8_t *frame, bint modern) noexcept nogil:
+    """A change with the extras that its kind may have."""
+    cdef uint8_t opcode = frame[OPCODE], extras = frame[EXTRAS_LENGTH]
+    if frame[0] != REQUEST:
+        return False
+    if opcode == MUTATION:
+        return extras == 31 or (extras == 30 and not modern)
+    if opcode == DELETION:
+        return extras == DELETION_EXTRAS or (extras == 21 and modern)
+    return opcode == EXPIRATION and (extras == DELETION_EXTRAS or (extras == EXPIRATION_EXTRAS and modern))
+
+
+def change_run(
+    const uint8_t[::1] data not None, size_t at, uint64_t after, uint64_t upto, bint modern,
+    size_t body_bytes_max=BODY_BYTES_MAX,
+):
+    """The run of changes that starts at ``at``: where it ends, its last seqno, and how many changes it has."""
+    cdef size_t length = data.shape[0], body, count = 0, first = at
+    cdef const uint8_t *frame
+    cdef uint64_t seqno
+    cdef uint16_t key
+    while at <= length and length - at >= HEADER:
+        frame = &data[at]
+        body = load_u32(frame + BODY_LENGTH)
+        key = (<uint16_t> frame[KEY_LENGTH] << 8) | frame[KEY_LENGTH + 1]
+        if not is_change(frame, modern) or not key or body < <size_t> frame[EXTRAS_LENGTH] + key:
+            break
+        if body > body_bytes_max or length - at - HEADER < body:
+            break
+        if memcmp(frame + VBUCKET, &data[first] + VBUCKET, 2) or memcmp(frame + OPAQUE, &data[first] + OPAQUE, 4):
+            break
+        seqno = load_u64(frame + SEQNO)
+        if seqno <= after or seqno > upto:
+            break
+        after = seqno
+        count += 1
+        at += HEADER + body
+    return at, after, count

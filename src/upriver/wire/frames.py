@@ -1,18 +1,35 @@
-"""Runs of `dcp` frames as the store holds them: what must be looked at, or changed, on their way out.
+"""Runs of frames: what must be looked at, or changed, without an object for each of them.
 
 A store's frames are what a `dcp` stream sends, but for two things. Expirations go out as deletions unless the consumer
 has asked for them, and a stream must know the last seqno that it sent. Both are a walk over the headers, compiled where
 that is possible; frames without an expiration, nearly all of them, are handed back as they are.
+
+A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow.
 """
 
 import struct
 from typing import Final
 
 from upriver.model import Event
-from upriver.model.record import BODY_LENGTH_OFFSET, DELETION_EXTRAS, EXPIRATION_EXTRAS, HEADER, OPCODES, SEQNO_OFFSET
+from upriver.model.record import (
+    BODY_LENGTH_OFFSET,
+    DELETION_EXTRAS,
+    EXPIRATION_EXTRAS,
+    HEADER,
+    MAGIC,
+    OPCODES,
+    SEQNO_OFFSET,
+)
+from upriver.wire.framing import BODY_BYTES_MAX
+from upriver.wire.layout import Buffer
 
 _BODY_LENGTH: Final = struct.Struct(">I")
 _SEQNO: Final = struct.Struct(">Q")
+#: Lengths of the extras of each change, in `dcp` and in `upr`.
+_EXTRAS: Final = {
+    True: {0x57: (31,), 0x58: (18, 21), 0x59: (20, 18)},
+    False: {0x57: (30, 31), 0x58: (18,), 0x59: (18,)},
+}
 
 
 def plain_expirations_as_deletions(frames: bytes) -> bytes:
@@ -54,9 +71,34 @@ def plain_last_seqno(frames: bytes) -> int:
     return last
 
 
+def plain_change_run(
+    data: Buffer, at: int, after: int, upto: int, modern: bool, body_bytes_max: int = BODY_BYTES_MAX
+) -> tuple[int, int, int]:
+    """The run of changes that starts at ``at``: where it ends, its last seqno, and how many changes it has.
+
+    It holds whole, well-formed frames with the first one's vbucket and opaque, whose seqnos grow from one to the next,
+    lie above ``after`` and do not pass ``upto``. ``modern`` is for the layouts of `dcp`, else of `upr`.
+    """
+    extras_of, count = _EXTRAS[modern], 0
+    stream: tuple[int, int] | None = None
+    while len(data) - at >= HEADER.size:
+        magic, opcode, key, extras, _, vbucket, body, opaque, _ = HEADER.unpack_from(data, at)
+        end = at + HEADER.size + body
+        if magic != MAGIC or extras not in extras_of.get(opcode, ()) or body < extras + key or not key:
+            break
+        if body > body_bytes_max or end > len(data) or (vbucket, opaque) != (stream or (vbucket, opaque)):
+            break
+        (seqno,) = _SEQNO.unpack_from(data, at + SEQNO_OFFSET)
+        if not after < seqno <= upto:
+            break
+        stream, after, count, at = (vbucket, opaque), seqno, count + 1, end
+    return at, after, count
+
+
 try:
-    from upriver.wire._frames import expirations_as_deletions, last_seqno
+    from upriver.wire._frames import change_run, expirations_as_deletions, last_seqno
 except ImportError:  # built where there was no C compiler
     expirations_as_deletions, last_seqno = plain_expirations_as_deletions, plain_last_seqno
+    change_run = plain_change_run
 
-__all__ = ["expirations_as_deletions", "last_seqno"]
+__all__ = ["change_run", "expirations_as_deletions", "last_seqno"]

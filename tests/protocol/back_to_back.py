@@ -1,0 +1,151 @@
+"""A producer and a replica back to back, in memory: two nodes' buckets, and a mover between that only passes on.
+
+Bytes wait in two pipes until somebody delivers some of them, in pieces of any size; time passes when told.
+"""
+
+from collections.abc import Callable
+
+from tests.node.laboratory import Laboratory
+from upriver.engine import Vbucket
+from upriver.model import VbucketState
+from upriver.node.sink import EngineSink
+from upriver.node.source import EngineSource
+from upriver.protocol.consumer import ConsumerOptions
+from upriver.protocol.intake import Intake
+from upriver.protocol.producer import Producer
+from upriver.protocol.receiving import ReceivingStream
+from upriver.protocol.replica import Replica
+from upriver.protocol.stream_output import ProducerStream
+from upriver.wire import Framer, Message, Response, dcp, upr
+from upriver.wire.framing import MEMCACHED
+
+#: Answers to the mover itself.
+_TO_MOVER = (upr.AddStream.declaration.opcode, upr.CloseStream.declaration.opcode)
+
+
+class Wires:
+    """One pair of connections: what was sent and not delivered."""
+
+    def __init__(self, world: "BackToBack", options: ConsumerOptions | None) -> None:
+        self.world = world
+        now = world.clock()
+        self.producer = Producer(EngineSource(world.source.node), "move", dcp.OpenFlag.PRODUCER, now)
+        self.replica = Replica(EngineSink(world.destination.node), "move", now, options)
+        self.to_consumer = bytearray()
+        self.to_producer = bytearray()
+        #: What the mover was answered.
+        self.answers: list[Message] = []
+        #: Everything that went to the replica, for tests that look at the messages themselves.
+        self.seen: list[Message] = []
+        self._intake = Intake(self.replica)
+        self._watch = Framer(MEMCACHED)
+        self._framer = Framer(MEMCACHED)
+        self._at_producer = Framer(MEMCACHED)
+
+    def collect(self) -> bool:
+        """Let both sides put into the pipes what they have; False if that is nothing."""
+        sent = self.producer.produce()
+        self.to_consumer += sent
+        self._watch.feed(sent)
+        while packet := self._watch.next_packet():
+            self.seen.append(dcp.dcp.decode(packet))
+        back = self.replica.data_to_send()
+        self._framer.feed(back)
+        while packet := self._framer.next_packet():
+            if packet[0] == 0x81 and packet[1] in _TO_MOVER:
+                self.answers.append(dcp.dcp.decode(packet))
+            else:
+                self.to_producer += packet
+        return bool(sent or back)
+
+    def deliver(self, to_consumer: int, to_producer: int) -> None:
+        """Deliver so many bytes in each direction."""
+        piece, self.to_consumer = bytes(self.to_consumer[:to_consumer]), self.to_consumer[to_consumer:]
+        self._intake.feed(piece, self.world.clock())
+        piece, self.to_producer = bytes(self.to_producer[:to_producer]), self.to_producer[to_producer:]
+        self._at_producer.feed(piece)
+        while packet := self._at_producer.next_packet():
+            self.producer.receive(dcp.dcp.decode(packet), self.world.clock())
+
+    def lose(self) -> None:
+        """The connections are cut; what was on its way is lost."""
+        self.producer.lose()
+        self.replica.lose()
+
+
+class BackToBack:
+    """Two buckets with one vbucket each, and the connections between them."""
+
+    def __init__(self, options: ConsumerOptions | None = None) -> None:
+        self.options = options
+        self.source = Laboratory(vbuckets=2)
+        self.destination = Laboratory(vbuckets=2)
+        self.here: Vbucket = self.source.bucket.create_vbucket(0)
+        self.there: Vbucket = self.destination.bucket.create_vbucket(0, VbucketState.REPLICA)
+        self.wires = Wires(self, options)
+
+    def clock(self) -> float:
+        return self.source.clock()
+
+    @property
+    def sending(self) -> ProducerStream:
+        return self.wires.producer.streams[0]
+
+    @property
+    def receiving(self) -> ReceivingStream:
+        return self.wires.replica.consumer.streams[0]
+
+    # What the mover does
+
+    def add_stream(self, *, takeover: bool = False, opaque: int = 1) -> None:
+        flags = upr.AddStreamFlag.TAKEOVER if takeover else upr.AddStreamFlag(0)
+        self.wires.replica.receive(upr.AddStream(flags=flags, opaque=opaque), self.clock())
+
+    def close_stream(self, opaque: int = 2) -> None:
+        self.wires.replica.receive(upr.CloseStream(opaque=opaque), self.clock())
+        self.wires.producer.receive(upr.CloseStream(opaque=opaque), self.clock())
+
+    def cut(self) -> None:
+        """Lose the connections and make new ones."""
+        self.wires.lose()
+        self.wires = Wires(self, self.options)
+
+    # Time and bytes
+
+    def settle(self, until: Callable[[], bool] | None = None) -> None:
+        """Deliver everything and let both nodes work until all is quiet, or something has come about."""
+        while until is None or not until():
+            busy = self.wires.collect() or self.wires.to_consumer or self.wires.to_producer
+            self.wires.deliver(len(self.wires.to_consumer), len(self.wires.to_producer))
+            if not self.work() and not busy:
+                return
+
+    def work(self) -> bool:
+        """Let the nodes run what is due, disks included; False if there was nothing."""
+        worked = [node.scheduler.step() or node.bucket.flusher.step() for node in (self.source, self.destination)]
+        return any(worked)
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass on both sides."""
+        self.source.scheduler.now = self.destination.scheduler.now = self.clock() + seconds
+        self.wires.producer.tick(self.clock())
+        self.wires.replica.tick(self.clock())
+
+    # What is there
+
+    def contents(self, vbucket: Vbucket) -> dict[bytes, tuple[bytes, int, int, int]]:
+        """Everything that clients can see, and what decides conflicts."""
+        found = {}
+        for key in vbucket.table.live_keys():
+            item = vbucket.table.find(key)
+            assert item is not None
+            found[key] = item.value, item.cas, item.rev_seqno, item.seqno
+        return found
+
+    def same(self) -> bool:
+        return self.contents(self.here) == self.contents(self.there)
+
+
+def statuses(messages: list[Message]) -> list[str]:
+    """The answers among the messages, by status."""
+    return [message.status.name for message in messages if isinstance(message, Response)]

@@ -1,0 +1,86 @@
+"""A sink that only remembers what it was told: positions and logs as a client keeps them."""
+
+from collections.abc import Callable
+
+from upriver.errors import NotMyVbucket
+from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.wire import Dialect, Framer
+from upriver.wire.framing import MEMCACHED
+from upriver.wire.layout import Buffer
+
+
+class PaperCopy:
+    """One vbucket on paper."""
+
+    def __init__(self, number: int = 0, position: StreamPosition | None = None, log: FailoverLog | None = None) -> None:
+        self.number = number
+        self.state = VbucketState.REPLICA
+        self.position = position or StreamPosition.beginning()
+        self.failover_log = log or FailoverLog.fresh(1)
+        self.told: list[str] = []
+        self.closed = False
+        #: Raised by the next change.
+        self.failure: Exception | None = None
+
+    def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:
+        self.position = self.position.announced(snapshot)
+        self.told.append(f"({snapshot.start},{snapshot.end}] 0x{flags:x}")
+
+    def complete_snapshot(self) -> None:
+        self.position = StreamPosition.at(self.position.vbucket_uuid, self.position.seqno)
+        self.told.append(f"whole at {self.position.seqno}")
+
+    def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        framer = Framer(MEMCACHED)
+        framer.feed(bytes(frames))
+        keys = []
+        while packet := framer.next_packet():
+            keys.append(dialect.decode(packet).key.decode())  # type: ignore[attr-defined]
+        assert len(keys) == changes
+        self.position = StreamPosition(self.position.vbucket_uuid, last_seqno, self.position.snapshot)
+        self.told.append(" ".join(keys))
+
+    def advance(self, seqno: int) -> None:
+        self.position = self.position.advanced(seqno)
+        self.told.append(f"advanced to {seqno}")
+
+    def roll_back(self, seqno: int) -> int:
+        self.position = StreamPosition.at(self.position.vbucket_uuid, seqno)
+        self.told.append(f"rolled back to {seqno}")
+        return seqno
+
+    def replace_failover_log(self, log: FailoverLog) -> None:
+        self.failover_log = log
+        self.position = StreamPosition(log.newest.vbucket_uuid, self.position.seqno, self.position.snapshot)
+
+    def clear(self) -> None:
+        self.position = StreamPosition.at(self.position.vbucket_uuid, 0)
+        self.told.append("cleared")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class PaperSink:
+    """Vbuckets on paper, and states that are on disk when told."""
+
+    def __init__(self, *copies: PaperCopy) -> None:
+        self.copies = {copy.number: copy for copy in copies}
+        self.waiting: list[Callable[[], object]] = []
+
+    def open(self, number: int) -> PaperCopy:
+        if number not in self.copies:
+            raise NotMyVbucket(vbucket=number)
+        self.copies[number].closed = False
+        return self.copies[number]
+
+    def set_state(self, number: int, state: VbucketState, done: Callable[[], object]) -> None:
+        self.copies[number].state = state
+        self.waiting.append(done)
+
+    def reach_disk(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for done in waiting:
+            done()
