@@ -15,6 +15,27 @@ second open, or anything of a stream before the first one, closes the connection
 Which dialect a stream speaks follows from its request: 48 bytes of extras are `dcp`, 40 are `upr`. One connection may
 hold both, one stream for each vbucket."""
 
+_DRAFTS = """\
+The drafts have no open: their first bytes tell them. A connection that begins with the byte 0x01 has the 12-byte header
+and speaks [`upr_draft2`](protocol/upr_draft2.md); one whose first packet of a stream is a request 0x50 with 40 bytes of
+extras, or 0x51 with none, speaks [`upr_draft3`](protocol/upr_draft3.md). [`upr_draft1`](protocol/upr_draft1.md) looks
+like the second and is spoken where a listener is pinned to it:
+
+    upriver serve --listen 127.0.0.1:11211,dialect=upr_draft1
+
+A listener may be pinned to any dialect, and then refuses the others with `EINVAL`. The two drafts with the short header
+have no login: where users are configured they are served only on a listener that is pinned to them and marked
+`anonymous`; elsewhere they get a request error and are closed.
+
+A request is accepted with *ok* and nothing else, as drawn: the failover log has a request of its own, which in the
+first two drafts may leave the vbucket out and then means that of the last stream request. A *stream start* follows,
+then each snapshot between its *start* and its *end*. An unknown uuid is answered with a rollback to 0. Where only the
+request id tells streams apart, one that is in use is refused. Refusals for which the first two drafts have no answer
+are request errors (opcode 6: a status and a text); bytes that cannot be understood are answered with a decode error
+(opcode 7: where they went wrong, and a text) and close the connection. `upr_draft1` has no flush: its stream just
+ends, and the next request is rolled back. Only `upr_draft3` can hand a vbucket over. The group id of a stream, at
+most 250 bytes, stands in the statistics."""
+
 _ASKING = """\
 The first of these that is not so decides the answer:
 
@@ -24,7 +45,7 @@ The first of these that is not so decides the answer:
 3. The start does not lie beyond the end and, on `dcp`, lies in its snapshot: else `ERANGE`.
 4. There is no stream for it on this connection yet: else `KEY_EEXISTS`.
 5. The consumer shares our history up to where it stands: else it is told to roll back. On `upr` an unknown uuid is
-   `KEY_ENOENT`, and a start beyond everything there is `ERANGE`.
+   `KEY_ENOENT`; there and in the drafts a start beyond everything is `ERANGE`.
 
 Who starts at 0 never rolls back, unless *strict uuid* is set and the uuid is unknown. Who stands below the purge seqno
 may have missed deletions and goes back to 0. An accepted request is answered with the failover log."""
@@ -38,11 +59,11 @@ Flags of a marker: 1 from memory, 2 from disk, 4 where a checkpoint begins, 8 if
 0x30 with the whole history. If the last changes of a snapshot did not pass a filter, `dcp` says with a
 [seqno advanced](protocol/dcp.md#seqno-advanced-0x64) where the consumer stands; on `upr` the next marker does.
 
-A stream ends with *ok* at its end seqno: on `upr` with the state that was current there, on `dcp` with the whole
-snapshot that holds it, unless the setting `exact_end` asks for the same. *To latest* ends at the high seqno of the
-request, *disk only* at what was on disk; a *notifier* ends as soon as there is something to send. A changed state, a
-flush (after a [flush](protocol/upr.md#flush-0x5a) message) and a rollback end it too, and so does a history that it
-cannot follow any more."""
+A stream ends with *ok* at its end seqno: on `upr` and the drafts with the state that was current there, on `dcp` with
+the whole snapshot that holds it, unless the setting `exact_end` asks for the same. *To latest* ends at the high seqno
+of the request, *disk only* at what was on disk; a *notifier* ends as soon as there is something to send. A changed
+state, a flush (after a [flush](protocol/upr.md#flush-0x5a) message) and a rollback end it too, and so does a history
+that it cannot follow any more."""
 
 _PACE = """\
 Streams take turns, so a large backfill does not hold up a live change elsewhere. Nothing is read from the history
@@ -62,10 +83,12 @@ def streams_page() -> str:
     """The whole page."""
     return page(
         "# Streams",
-        "How a node streams the changes of its vbuckets in `upr` and `dcp`. The messages themselves are on the pages of"
-        " [`upr`](protocol/upr.md) and [`dcp`](protocol/dcp.md).",
+        "How a node streams the changes of its vbuckets in `upr`, `dcp` and the three drafts before them. The messages"
+        " themselves are on the pages of the [protocols](protocol/README.md).",
         "## Opening a connection",
         _OPENING,
+        "## The drafts",
+        _DRAFTS,
         "## Asking for a stream",
         _ASKING,
         "## What a stream sends",

@@ -9,11 +9,11 @@ from typing import TypeVar
 from upriver.engine import Bucket
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
+from upriver.node.options import Entrance
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamService
-from upriver.wire import Framer, Message, dcp
-from upriver.wire.framing import MEMCACHED
+from upriver.wire import Dialect, Framer, Message, dcp
 
 T = TypeVar("T")
 
@@ -55,11 +55,14 @@ class ManualScheduler:
 class Peer:
     """The other end of one session."""
 
-    def __init__(self, laboratory: "Laboratory", name: str) -> None:
+    def __init__(
+        self, laboratory: "Laboratory", name: str, wire: Dialect = dcp.dcp, entrance: Entrance | None = None
+    ) -> None:
         self.laboratory = laboratory
-        self.session = Session(laboratory.node, name)
+        self.wire = wire
+        self.session = Session(laboratory.node, name, entrance=entrance or Entrance())
         self.received: list[Message] = []
-        self._framer = Framer(MEMCACHED)
+        self._framer = Framer(wire.framing)
 
     @property
     def closed(self) -> bool:
@@ -96,7 +99,7 @@ class Peer:
             data += self.session.stream.produce()
         self._framer.feed(data)
         while packet := self._framer.next_packet():
-            self.received.append(dcp.dcp.decode(packet))
+            self.received.append(self.wire.decode(packet))
         if self.closed and self.session.stream is not None:
             self.session.stream.lose()
         return bool(data)
@@ -127,8 +130,8 @@ class Laboratory:
     def clock(self) -> float:
         return self.scheduler.now
 
-    def connect(self, name: str = "peer") -> Peer:
-        peer = Peer(self, name)
+    def connect(self, name: str = "peer", wire: Dialect = dcp.dcp, entrance: Entrance | None = None) -> Peer:
+        peer = Peer(self, name, wire, entrance)
         self.peers.append(peer)
         return peer
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from upriver.node import EmbeddedNode
-from upriver.wire import Framer, Message, Response, dcp, memcached
-from upriver.wire.framing import MEMCACHED
+from upriver.wire import Dialect, Framer, Message, Response, dcp, memcached
 
 TIMEOUT_S = 30.0
 
@@ -14,13 +13,23 @@ TIMEOUT_S = 30.0
 class StreamClient:
     """One connection to a node."""
 
-    def __init__(self, node: EmbeddedNode, name: bytes = b"", flags: int = 1, receive_buffer_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        node: EmbeddedNode,
+        name: bytes = b"",
+        flags: int = 1,
+        receive_buffer_bytes: int = 0,
+        *,
+        wire: Dialect = dcp.dcp,
+        port: int = 0,
+    ) -> None:
         self.socket = socket.socket()
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(TIMEOUT_S)
-        self.socket.connect((node.host, node.port))
-        self._framer = Framer(MEMCACHED)
+        self.socket.connect((node.host, port or node.port))
+        self.wire = wire
+        self._framer = Framer(wire.framing)
         if name:
             self.send(dcp.Open(name=name, flags=dcp.OpenFlag(flags)))
             answer = self.next()
@@ -43,7 +52,7 @@ class StreamClient:
             if not data:
                 return None
             self._framer.feed(data)
-        return dcp.dcp.decode(packet)
+        return self.wire.decode(packet)
 
     def until(self, *kinds: type[Message]) -> Iterator[Message]:
         """All messages up to the first of these kinds, that one included."""

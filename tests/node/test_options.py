@@ -10,8 +10,8 @@ import pytest
 from upriver.errors import InvalidArguments
 from upriver.model import vbucket as model_vbucket
 from upriver.node import options as options_module
-from upriver.node.options import NodeOptions, gather, is_loopback, parse_bytes, parse_ranges
-from upriver.wire import framing
+from upriver.node.options import Entrance, NodeOptions, gather, is_loopback, parse_bytes, parse_listen, parse_ranges
+from upriver.wire import DIALECTS, framing
 
 
 def test_the_bounds_are_those_of_the_engine_and_the_wire() -> None:
@@ -38,6 +38,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 TEXTS: dict[str, tuple[str, Any]] = {
     "host": ("::1", "::1"),
     "port": ("0", 0),
+    "listen": ("127.0.0.1:0,dialect=upr", "127.0.0.1:0,dialect=upr"),
     "data": ("somewhere", "somewhere"),
     "memory": ("yes", True),
     "bucket": ("beer", "beer"),
@@ -129,6 +130,15 @@ def test_memory_and_data_override_each_other_from_layer_to_layer(
         ({"body_bytes_max": 2**32}, "body_bytes_max"),
         ({"unread_bytes_max": "0"}, "1 or more"),
         ({"bucket": ["a"]}, "bucket = "),
+        ({"listen": "11211"}, "an address is HOST:PORT"),
+        ({"listen": "h:70000"}, "an address is HOST:PORT"),
+        ({"listen": "::1:5"}, "an address is HOST:PORT or [HOST]:PORT"),
+        ({"listen": "127.0.0.1:5,dialect=esperanto"}, "one of upr_draft1, upr_draft2"),
+        ({"listen": "127.0.0.1:5,quick"}, "behind the address may stand anonymous"),
+        ({"listen": "127.0.0.1:5,anonymous"}, "only upr_draft1 and upr_draft2 may be anonymous"),
+        ({"listen": "127.0.0.1:5,dialect=dcp,anonymous"}, "others can log in"),
+        ({"listen": "0.0.0.0:5"}, "on loopback only, not on 0.0.0.0:5"),
+        ({"listen": "0.0.0.0:5,dialect=upr_draft2,anonymous", "users": "u"}, "say --insecure"),
         ({"host": "0.0.0.0"}, "listens on loopback only, not on 0.0.0.0"),
         ({"host": ""}, "not on every address"),
         ({"host": "::"}, "not on ::"),
@@ -162,6 +172,23 @@ def test_beyond_loopback_with_users_or_on_ones_own_responsibility() -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_further_addresses() -> None:
+    assert parse_listen("") == []
+    assert parse_listen("127.0.0.1:5,dialect=upr_draft1,anonymous  [::1]:6,dialect=dcp localhost:7") == [
+        Entrance("127.0.0.1", 5, "upr_draft1", anonymous=True),
+        Entrance("::1", 6, "dcp"),
+        Entrance("localhost", 7),
+    ]
+    assert Entrance("::1", 6).address == "[::1]:6"
+    assert NodeOptions(listen="0.0.0.0:5", users="users.json").listen
+    assert NodeOptions(listen="0.0.0.0:5", insecure=True).listen
+
+
+def test_listeners_can_be_pinned_to_every_dialect() -> None:
+    assert set(options_module.PINNABLE) == set(DIALECTS) - {"memcached"}
+    assert {name for name in DIALECTS if DIALECTS[name].framing is framing.DRAFT} == set(options_module.SHORT_DRAFTS)
 
 
 def test_a_path_is_a_text(tmp_path: Path) -> None:

@@ -120,12 +120,6 @@ def test_a_request_that_cannot_be_read_is_answered() -> None:
     assert not peer.closed
 
 
-def test_a_third_draft_is_not_taken_for_a_stream() -> None:
-    for message in (AnyRequest(opcode=0x50, extras=bytes(40)), AnyRequest(opcode=0x51)):
-        peer = Laboratory().connect()
-        assert brief(peer.send(message)) == ["unknown_command"]
-
-
 def test_streams_need_their_role() -> None:
     laboratory = Laboratory()
     laboratory.node.users = object()  # type: ignore[assignment]

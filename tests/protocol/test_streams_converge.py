@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.node.laboratory import Laboratory, Peer
 from upriver.model import VbucketState
+from upriver.node.options import Entrance
+from upriver.protocol.stream_dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque
 from upriver.protocol.streams import StreamEvent, StreamLife
-from upriver.wire import Message, dcp, upr
+from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft1, upr_draft2, upr_draft3
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 
@@ -28,27 +30,33 @@ class Follower:
 
     def receive(self, message: Message) -> None:
         match message:
-            case upr.StreamRequestResponse():
+            case upr.StreamRequestResponse() | AnyResponse() | upr_draft1.Ok():
                 self.life.move(StreamEvent.ACCEPT)
+            case upr_draft1.StreamStart() | upr_draft3.StreamStart():
+                self.life.move(StreamEvent.START)
             case dcp.SnapshotMarker():
                 self.life.move(StreamEvent.MARKER)
                 assert message.start_seqno == self.seqno == self.end or not self.end, "snapshots join without a gap"
                 assert message.end_seqno > message.start_seqno
                 self.end = message.end_seqno
                 self.in_snapshot.clear()
-            case upr.SnapshotMarker():
+            case upr.SnapshotMarker() | upr_draft1.SnapshotStart() | upr_draft3.SnapshotStart():
                 self.life.move(StreamEvent.MARKER)
                 self.in_snapshot.clear()
-            case dcp.Mutation() | upr.Mutation():
+            case upr_draft1.SnapshotEnd() | upr_draft3.SnapshotEnd():
+                self.life.move(StreamEvent.SNAPSHOT_END)
+            case dcp.Mutation() | upr.Mutation() | upr_draft1.Mutation() | upr_draft3.Mutation():
                 self._change(message.by_seqno, message.key)
                 self.contents[message.key] = message.value
-            case dcp.Deletion() | upr.Deletion():
+            case (
+                dcp.Deletion() | upr.Deletion() | upr_draft1.Deletion() | upr_draft2.Deletion() | upr_draft3.Deletion()
+            ):
                 self._change(message.by_seqno, message.key)
                 self.contents.pop(message.key, None)
-            case upr.Flush():
+            case upr.Flush() | upr_draft2.Flush() | upr_draft3.Flush():
                 self.life.move(StreamEvent.FLUSH)
                 self.contents.clear()
-            case dcp.StreamEnd() | upr.StreamEnd():
+            case dcp.StreamEnd() | upr.StreamEnd() | upr_draft1.StreamEnd() | upr_draft3.StreamEnd():
                 self.life.move(StreamEvent.END)
             case _:
                 raise AssertionError(f"unexpected: {message}")
@@ -65,13 +73,17 @@ class Follower:
 class World:
     """One vbucket, one connection, one stream at a time."""
 
-    def __init__(self, *, modern: bool, window: int) -> None:
+    def __init__(self, *, dialect: StreamDialect, window: int) -> None:
         self.laboratory = Laboratory(vbuckets=2)
         self.vbucket = self.laboratory.bucket.create_vbucket(0)
-        self.peer: Peer = self.laboratory.connect().open()
-        self.request = dcp.StreamRequest if modern else upr.StreamRequest
-        self.window = window
-        if window:
+        self.dialect = dialect
+        self.opened = dialect in OPENED
+        if self.opened:
+            self.peer: Peer = self.laboratory.connect().open()
+        else:
+            self.peer = self.laboratory.connect(wire=dialect.wire, entrance=Entrance(dialect=dialect.name))
+        self.window = window if self.opened else 0
+        if self.window:
             self.peer.send(dcp.Control(key=b"connection_buffer_size", value=b"%d" % window))
         self.follower: Follower | None = None
         self.opaque = 0
@@ -97,7 +109,7 @@ class World:
         self.laboratory.node.checkpoints.create(self.vbucket)
 
     def close(self) -> None:
-        if self.follower is not None:
+        if self.follower is not None and self.opened:
             self.peer.put(upr.CloseStream(opaque=0xFFFF))
             self.follower = None
 
@@ -106,7 +118,9 @@ class World:
         if self.follower is None or self.follower.life.ended:
             self.opaque += 1
             self.follower = Follower(self.opaque, {})
-            self.peer.put(self.request(opaque=self.opaque))
+            request = self.dialect.request(vbucket=0)  # type: ignore[call-arg]
+            put_opaque(request, self.opaque)
+            self.peer.put(request)
 
     def settle(self) -> None:
         """Deliver everything, acknowledging as it comes."""
@@ -116,7 +130,7 @@ class World:
             if not messages:
                 return
             for message in messages:
-                if self.follower is not None and message.opaque == self.follower.opaque:  # type: ignore[attr-defined]
+                if self.follower is not None and opaque_of(message) == self.follower.opaque:
                     self.follower.receive(message)
             if self.window:
                 self.peer.put(dcp.BufferAck(bytes_processed=sum(len(message.encode()) for message in messages)))
@@ -137,9 +151,15 @@ STEPS = st.one_of(
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=st.lists(STEPS, max_size=40), modern=st.booleans(), window=st.sampled_from([0, 1, 200]))
-def test_a_consumer_ends_with_what_the_vbucket_holds(steps: list[tuple[str, ...]], modern: bool, window: int) -> None:
-    world = World(modern=modern, window=window)
+@given(
+    steps=st.lists(STEPS, max_size=40),
+    dialect=st.sampled_from(list(STREAM_DIALECTS.values())),
+    window=st.sampled_from([0, 1, 200]),
+)
+def test_a_consumer_ends_with_what_the_vbucket_holds(
+    steps: list[tuple[str, ...]], dialect: StreamDialect, window: int
+) -> None:
+    world = World(dialect=dialect, window=window)
     world.ask()
     for name, *arguments in steps:
         getattr(world, name)(*arguments)

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
@@ -15,6 +15,9 @@ from upriver.cli.complaint import Complaint
 from upriver.errors import StatusError, UpriverError
 from upriver.node import logs
 from upriver.node.options import NodeOptions, gather
+
+if TYPE_CHECKING:
+    from upriver.node.server import Node
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -82,7 +85,7 @@ async def _run(options: NodeOptions) -> None:
         loop.add_signal_handler(number, ask_to_stop)
     node = await Node.open(options)
     try:
-        click.echo(_ready_line(node.address, node.metrics_address, options))
+        click.echo(_ready_line(node, options))
         sys.stdout.flush()
         await stop.wait()
         node.state.log.info("stopping; a second signal stops at once, as a crash would")
@@ -90,7 +93,8 @@ async def _run(options: NodeOptions) -> None:
         await node.close()
 
 
-def _ready_line(address: str, metrics_address: str | None, options: NodeOptions) -> str:
+def _ready_line(node: "Node", options: NodeOptions) -> str:
     where = "in memory" if options.data is None else f"in {options.data}"
-    metrics = "" if metrics_address is None else f", metrics on {metrics_address}"
-    return f"upriver: bucket {options.bucket} {where} is served on {address}{metrics}"
+    further = "".join(f", {each.dialect or 'all'} on {each.address}" for each in node.entrances[1:])
+    metrics = "" if node.metrics_address is None else f", metrics on {node.metrics_address}"
+    return f"upriver: bucket {options.bucket} {where} is served on {node.address}{further}{metrics}"

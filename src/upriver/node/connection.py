@@ -19,6 +19,7 @@ import ssl
 import sys
 from typing import Any, Final, cast
 
+from upriver.node.options import Entrance
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 
@@ -31,10 +32,27 @@ _TLS_SHUTDOWN_S: Final = 1.0
 class Connection(asyncio.BufferedProtocol):
     """One accepted connection."""
 
-    __slots__ = ("_buffer", "_context", "_handshake", "_last_active", "_node", "_scheduled", "_transport", "session")
+    __slots__ = (
+        "_buffer",
+        "_context",
+        "_entrance",
+        "_handshake",
+        "_last_active",
+        "_node",
+        "_scheduled",
+        "_transport",
+        "session",
+    )
 
-    def __init__(self, node: NodeState, buffer: memoryview, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeState,
+        buffer: memoryview,
+        context: ssl.SSLContext | None = None,
+        entrance: Entrance = Entrance(),  # noqa: B008 (it never changes)
+    ) -> None:
         self._node = node
+        self._entrance = entrance
         self._buffer = buffer
         self._context = context
         self._handshake: asyncio.Task[None] | None = None
@@ -48,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         node, loop = self._node, asyncio.get_running_loop()
         peer = _address(transport.get_extra_info("peername"))
-        session = Session(node, peer, self.flush)
+        session = Session(node, peer, self.flush, self._entrance)
         if node.counters.connections >= node.limits.connections_max or node.stopping:
             node.counters.connections_refused += 1
             why = "the node stops" if node.stopping else f"{node.counters.connections} connections are open"

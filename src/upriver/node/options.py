@@ -21,6 +21,10 @@ from upriver.errors import InvalidArguments
 VBUCKETS_MAX: Final = 1024
 BODY_BYTES_MAX: Final = 20 * 2**20 + 0xFFFF + 0xFF
 
+#: The dialects that a listener can be pinned to; those with the 12-byte header, which have no login, first.
+SHORT_DRAFTS: Final = ("upr_draft1", "upr_draft2")
+PINNABLE: Final = (*SHORT_DRAFTS, "upr_draft3", "upr", "dcp", "tap")
+
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -32,12 +36,34 @@ def option(default: Any, help_text: str, metavar: str = "", least: float | None 
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entrance:
+    """An address to listen on, and what is spoken there: everything, or one dialect only."""
+
+    host: str = ""
+    port: int = 0
+    dialect: str = ""
+    #: Nobody has to log in here.
+    anonymous: bool = False
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as clients take it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
     """How to run a node."""
 
     host: str = option("127.0.0.1", "address to listen on", "HOST")
     port: int = option(11210, "port to listen on; 0 picks a free one", "PORT", 0, 65535)
+    listen: str = option(
+        "",
+        "further addresses, separated by spaces; each may be pinned to one dialect, and one of the 12-byte drafts"
+        " needs to be marked anonymous where users are configured",
+        "HOST:PORT[,dialect=NAME][,anonymous]",
+    )
     data: str | None = option(None, "directory to keep the data in", "DIR")
     memory: bool = option(False, "keep the data in memory only; so it is without --data")
     bucket: str = option("default", "name of the bucket", "NAME")
@@ -84,6 +110,11 @@ class NodeOptions:
                 f"without a users file the node listens on loopback only, not on {self.host or 'every address'}: "
                 "give --users FILE, or say --insecure"
             )
+        for entrance in parse_listen(self.listen):
+            if (self.users is None or entrance.anonymous) and not self.insecure and not is_loopback(entrance.host):
+                raise InvalidArguments(
+                    f"whoever need not log in is served on loopback only, not on {entrance.address}: say --insecure"
+                )
         parse_bytes(self.memory_quota)
         parse_ranges(self.initial_vbuckets, self.vbuckets)
 
@@ -117,6 +148,29 @@ def parse_ranges(text: str, vbuckets: int) -> list[int]:
             raise InvalidArguments(f"{part!r} is no range of vbuckets below {vbuckets}: write all, none or 0-511,700")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(numbers)
+
+
+def parse_listen(text: str) -> list[Entrance]:
+    """``127.0.0.1:11211,dialect=upr_draft1,anonymous [::1]:11212`` as entrances."""
+    return [_entrance(each) for each in text.split()]
+
+
+def _entrance(text: str) -> Entrance:
+    address, *marks = text.split(",")
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(\d{1,5})", address)
+    if match is None or int(match[3]) > 65535:
+        raise InvalidArguments(f"listen = {text!r}: an address is HOST:PORT or [HOST]:PORT")
+    dialect = next((mark.removeprefix("dialect=") for mark in marks if mark.startswith("dialect=")), "")
+    unknown = [mark for mark in marks if mark not in (f"dialect={dialect}", "anonymous")]
+    if unknown or (dialect and dialect not in PINNABLE):
+        raise InvalidArguments(
+            f"listen = {text!r}: behind the address may stand anonymous and dialect=NAME, one of {', '.join(PINNABLE)}"
+        )
+    if "anonymous" in marks and dialect not in SHORT_DRAFTS:
+        raise InvalidArguments(
+            f"listen = {text!r}: only {' and '.join(SHORT_DRAFTS)} may be anonymous: others can log in"
+        )
+    return Entrance(match[1] or match[2], int(match[3]), dialect, "anonymous" in marks)
 
 
 def gather(

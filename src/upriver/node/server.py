@@ -9,11 +9,13 @@ his answer, and connections close. A peer that does not take its last answers is
 
 import asyncio
 import contextlib
+import dataclasses
 import resource
 import secrets
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +28,7 @@ from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, Connection
 from upriver.node.listener import Listener, bind
-from upriver.node.options import NodeOptions, parse_bytes, parse_ranges
+from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_listen, parse_ranges
 from upriver.node.state import Limits, NodeState
 from upriver.node.streams import StreamService
 
@@ -73,6 +75,8 @@ class Node:
         self.options = options
         self.state = state
         self.port = 0
+        #: Where it listens, with the ports that were picked; the first is the node's own address.
+        self.entrances: list[Entrance] = []
         self._listeners: list[Listener] = []
         self._looked_at = 0
         self._metrics: MetricsServer | None = None
@@ -111,9 +115,13 @@ class Node:
         options, state = self.options, self.state
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         loop = asyncio.get_running_loop()
-        sockets = await bind(options.host, options.port)
-        self._listeners = [Listener(each, lambda: Connection(state, buffer, context), state.log) for each in sockets]
-        self.port = self._listeners[0].port
+        for entrance in (Entrance(options.host, options.port), *parse_listen(options.listen)):
+            self._listeners += (
+                Listener(each, partial(Connection, state, buffer, context, entrance), state.log)
+                for each in await bind(entrance.host, entrance.port)
+            )
+            self.entrances.append(dataclasses.replace(entrance, port=self._listeners[-1].port))
+        self.port = self.entrances[0].port
         if options.metrics_port is not None:
             from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
 

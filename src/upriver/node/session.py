@@ -28,17 +28,17 @@ from upriver.errors import (
 )
 from upriver.node.authentication import Role, SaslExchange, User
 from upriver.node.logs import ConnectionLog, of_connection
+from upriver.node.options import Entrance
 from upriver.node.state import NodeState
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
 from upriver.wire.codes import Magic, Status
-from upriver.wire.framing import MEMCACHED
+from upriver.wire.framing import DRAFT, MEMCACHED, Framing
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
 
 if TYPE_CHECKING:
     from upriver.node.pump import Pump
 
-_HEADER_SIZE: Final = MEMCACHED.header_size
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)
 #: The bits of a data type, and the feature that a client must have agreed on to use them.
@@ -85,8 +85,10 @@ class Session:
         "_waiting_bytes",
         "agent",
         "closing",
+        "entrance",
         "exchange",
         "features",
+        "framing",
         "logging_in",
         "node",
         "on_output",
@@ -97,9 +99,19 @@ class Session:
         "user",
     )
 
-    def __init__(self, node: NodeState, peer: str, on_output: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeState,
+        peer: str,
+        on_output: Callable[[], object] | None = None,
+        entrance: Entrance = Entrance(),  # noqa: B008 (it never changes)
+    ) -> None:
         self.node = node
         self.peer = peer
+        #: The listener that it came through.
+        self.entrance = entrance
+        #: Which header its packets have; the first byte tells.
+        self.framing: Framing | None = None if node.streams is not None else MEMCACHED
         #: Called when an answer that was waiting can go out.
         self.on_output = on_output
         self.user: User | None = None
@@ -209,6 +221,8 @@ class Session:
         """Answer request by request; where the first byte stands that was not consumed."""
         at = taken = self._needed = 0
         limits = self.node.limits
+        if self.framing is None and len(data) and self.node.streams is not None:
+            self.framing = self.node.streams.begin(self, data[0])
         while not self.closing and at < len(data):
             if taken == limits.turn_requests_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
                 self.stalled = True
@@ -220,7 +234,7 @@ class Session:
             try:
                 size = self._packet_size(data, at)
             except WireError as error:
-                self._lose(error)
+                self._lose(error.shifted(-at))
                 return at
             if size is None or len(data) - at < size:
                 self._needed = size or 0
@@ -232,7 +246,7 @@ class Session:
     def _answer_run(self, data: Buffer, at: int) -> int:
         """Let the compiled loop answer what is plain; where it stopped."""
         node = self.node
-        if node.fast_path is None or self._waiting:
+        if node.fast_path is None or self._waiting or self.framing is DRAFT:
             return at
         roles = EVERYTHING if node.users is None else NOTHING if self.user is None else self.user.roles
         limits = node.limits
@@ -244,15 +258,19 @@ class Session:
         return at
 
     def _packet_size(self, data: Buffer, at: int) -> int | None:
-        MEMCACHED.check_first_byte(data, at)
-        if len(data) - at < _HEADER_SIZE:
+        framing = self.framing or MEMCACHED
+        framing.check_first_byte(data, at)
+        if len(data) - at < framing.header_size:
             return None
         limits, stranger = self.node.limits, self.node.users is not None and self.user is None
         limit = min(limits.login_bytes_max, limits.body_bytes_max) if stranger else limits.body_bytes_max
-        return _HEADER_SIZE + MEMCACHED.body_length(data, at, limit)
+        return framing.header_size + framing.body_length(data, at, limit)
 
     def _lose(self, error: WireError) -> None:
         """The stream has lost its place: nothing behind it can be understood."""
+        if self.framing is DRAFT and self.node.streams is not None:
+            self.node.streams.lose_place(self, error)
+            return
         self.log.warning("closed: %s", error)
         self.closing = True
 

@@ -1,8 +1,8 @@
 """What there is to know of streaming connections, under the names that Couchbase's tools read.
 
-A connection belongs to the group of the dialect that its first stream request spoke, to `dcp` before that; so the two
-groups together hold every connection once. What was sent and is not acknowledged adds up with what was acknowledged to
-all that the window has counted.
+A connection belongs to the group of the dialect that its first stream request spoke, to `dcp` before that, and those of
+the drafts to `upr`; so the two groups together hold every connection once. What was sent and is not acknowledged adds
+up with what was acknowledged to all that the window has counted.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ def stream_statistics(service: StreamService | None, group: Literal["dcp", "upr"
 
 
 def _group(connection: StreamConnection) -> str:
-    return (connection.producer.dialect if connection.producer is not None else "") or "dcp"
+    dialect = "" if connection.producer is None else connection.producer.dialect
+    return "dcp" if dialect in ("", "dcp") else "upr"
 
 
 def _producer(producer: Producer) -> Pairs:
@@ -49,3 +50,5 @@ def _producer(producer: Producer) -> Pairs:
         yield f"stream_{number}_items_sent", stream.changes_sent
         yield f"stream_{number}_last_sent_seqno", stream.last_sent_seqno
         yield f"stream_{number}_flags", stream.flags
+        if stream.group_id is not None:
+            yield f"stream_{number}_group_id", stream.group_id.decode(errors="replace")

@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from upriver.errors import NotSupported, StatusError, WireError
+from upriver.node import drafts
 from upriver.node.authentication import Role
 from upriver.node.pump import PIECE_BYTES, Pump
 from upriver.node.session import Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.protocol.producer import Producer, checked_name
+from upriver.protocol.stream_dialects import OPENED, StreamDialect
 from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft3
 from upriver.wire.codes import Magic
 from upriver.wire.detect import detect
+from upriver.wire.framing import DRAFT, Framing
 
 #: The opcodes of streams, from open to seqno advanced.
 _OPCODES: Final = frozenset({*range(0x50, 0x5F), 0x64})
@@ -29,15 +32,26 @@ _OPEN: Final = dcp.Open.declaration.opcode
 class StreamConnection(Pump):
     """A session that was opened for streams, in either role."""
 
-    def __init__(self, service: "StreamService", session: Session, name: str, flags: dcp.OpenFlag) -> None:
+    def __init__(
+        self,
+        service: "StreamService",
+        session: Session,
+        name: str,
+        flags: dcp.OpenFlag,
+        speaks: tuple[StreamDialect, ...] = OPENED,
+    ) -> None:
         super().__init__(service.node, session)
         self.service = service
         self.name = name
         self.flags = flags
         self.created = self.node.clock()
+        #: What decodes its packets: the last of its dialects extends the others.
+        self.wire = speaks[-1].wire
+        #: How many bytes of the 12-byte drafts were understood.
+        self.bytes_taken = 0
         self.producer: Producer | None = None
         if flags & (dcp.OpenFlag.PRODUCER | dcp.OpenFlag.NOTIFIER):
-            self.producer = Producer(service.source, name, flags, self.created, self.wake)
+            self.producer = Producer(service.source, name, flags, self.created, self.wake, speaks)
 
     @property
     def type(self) -> str:
@@ -115,15 +129,29 @@ class StreamService:
 
     def take(self, session: Session, packet: bytes) -> bool:
         """Take a packet that belongs to a stream; False if it is the session's own."""
+        if session.framing is DRAFT:
+            message = drafts.read_short(session, packet)
+            return message is None or self._receive_safely(session, message)
+        if packet[0] == Magic.REQUEST and not drafts.admits(session.entrance, packet):
+            why = WireError(1, f"a packet of {session.entrance.dialect}, as is spoken here", "one of another dialect")
+            session.put(malformed(packet, why).encode())
+            return True
         if packet[0] == Magic.REQUEST and packet[1] not in _OPCODES:
             return False
-        if session.stream is None and (packet[0] != Magic.REQUEST or detect(packet) is upr_draft3.upr_draft3):
+        if session.stream is None and packet[0] != Magic.REQUEST:
             return False
+        third = session.stream is None and detect(packet) is upr_draft3.upr_draft3
+        if third and not drafts.begin_third(self, session, packet):
+            return True
+        wire = session.stream.wire if isinstance(session.stream, StreamConnection) else dcp.dcp
         try:
-            message = dcp.dcp.decode(packet)
+            message = wire.decode(packet)
         except WireError as error:
             self._refuse(session, packet, error)
             return True
+        return self._receive_safely(session, message)
+
+    def _receive_safely(self, session: Session, message: Message) -> bool:
         try:
             return self._receive(session, message)
         except Exception:
@@ -149,6 +177,20 @@ class StreamService:
         else:
             self.close(session, f"{message.title()} before an open")
         return True
+
+    def begin(self, session: Session, first_byte: int) -> Framing:
+        """A connection's first byte has come: which header its packets have."""
+        return drafts.begin(self, session, first_byte)
+
+    def connect(self, session: Session, dialect: StreamDialect) -> None:
+        """Make a session one of a draft's connections, which are named for where they come from."""
+        name = f"{dialect.name}:{session.peer}"
+        stream = StreamConnection(self, session, name, dcp.OpenFlag.PRODUCER, (dialect,))
+        session.stream = self._by_name[name] = stream
+
+    def lose_place(self, session: Session, error: WireError) -> None:
+        """The bytes of one of the 12-byte drafts cannot be understood."""
+        drafts.lose_place(session, error)
 
     def _open(self, session: Session, request: dcp.Open) -> None:
         try:

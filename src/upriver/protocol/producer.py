@@ -40,6 +40,8 @@ from upriver.wire import AnyResponse, Message, Response, dcp, upr
 TURN_BYTES_MIN: Final = 32 * 1024
 #: What one call hands out unless told otherwise.
 PIECE_BYTES: Final = 256 * 1024
+#: The drafts' name for a stream may be as long as a key.
+GROUP_ID_BYTES_MAX: Final = 250
 
 # Plain numbers: combinations of flags are slow to make, and a connection may ask for a thousand streams at once.
 _NO_VALUE: Final = int(dcp.OpenFlag.NO_VALUE)
@@ -179,6 +181,8 @@ class Producer:
     def _request_stream(self, dialect: StreamDialect, request: _StreamRequest) -> Message | None:
         self.dialect = self.dialect or dialect.name
         self._last_asked = request.vbucket
+        if len(getattr(request, "group_id", b"")) > GROUP_ID_BYTES_MAX:
+            raise InvalidArguments(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
         vbucket = self._vbucket(request.vbucket)
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
