@@ -1,9 +1,10 @@
 """The way to disk: groups, write amplification, sustained flushing, checkpoints, opening and growth.
 
-python -m bench.engine_disk [directory]
+python -m bench.engine_disk [directory [part ...]]
 """
 
 import gc
+import itertools
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 
 from upriver.engine import Bucket
 from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.model import vbucket_of
+from upriver.model import VbucketState, vbucket_of
 
 VBUCKETS = 1024
 RECORD_BYTES = 16 + 24 + 31 + 16 + 128 + 1
@@ -83,6 +84,43 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
 
 def quantile(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.95)]
+
+
+def checkpoints(root: str | None, count: int = 1_000_000, per_group: int = 2000) -> None:
+    """How long a commit takes that carries a slice, with everything still in groups; and one that cuts it back."""
+    for vbuckets in (1, 16, VBUCKETS):
+        with directory(root) as path:
+            bucket = opened(path, vbuckets)
+            bucket.flusher.checkpoint_bytes = 2**40
+            parts, numbers = list(bucket), itertools.count()
+
+            def write(items: int, bucket: Bucket = bucket, numbers: Iterator[int] = numbers) -> float:
+                for number in itertools.islice(numbers, items):
+                    key = b"key-%012d" % number
+                    bucket.vbucket(vbucket_of(key, len(bucket))).set(key, b"v" * 128)
+                began = time.perf_counter()
+                bucket.flusher.step()
+                return time.perf_counter() - began
+
+            for _ in range(count // 20_000):
+                write(20_000)
+            plain = [write(per_group) for _ in range(40)]
+            bucket.flusher.request_checkpoint()
+            during = []
+            while bucket.flusher.checkpointing:
+                during.append(write(per_group))
+            for _ in range(count // 20_000):
+                write(20_000)
+            parts[0].set_state(VbucketState.REPLICA)
+            parts[0].roll_back(parts[0].high_seqno - 100)
+            cut = write(0)
+            bucket.close()
+        print(
+            f"checkpoint of {count} items in {vbuckets} vbuckets: {len(during)} commits with a slice take "
+            f"{statistics.median(during) * 1e3:.1f} ms (95 %: {quantile(during) * 1e3:.1f}, at most "
+            f"{max(during) * 1e3:.1f}), without {statistics.median(plain) * 1e3:.1f} (at most {max(plain) * 1e3:.1f}); "
+            f"one that cuts a vbucket back {cut * 1e3:.1f}"
+        )
 
 
 def sustained(root: str | None, count: int = 3_000_000) -> None:
@@ -178,10 +216,9 @@ def growth(root: str | None) -> None:
 def main() -> None:
     root = sys.argv[1] if len(sys.argv) > 1 else None
     print(f"disk: {os.path.abspath(root) if root else tempfile.gettempdir()}")
-    groups(root)
-    sustained(root)
-    opening(root)
-    growth(root)
+    for part in (groups, checkpoints, sustained, opening, growth):
+        if not sys.argv[2:] or part.__name__ in sys.argv[2:]:
+            part(root)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -167,6 +168,35 @@ def test_a_backup_opens_as_after_a_crash(path: Path, clock: Clock) -> None:
         vbucket.set(b"later", b"")
         with opened(path.parent / "copy", clock) as copy:
             assert digest(copy, branched=True) == before
+
+
+def test_each_restored_copy_is_another_store_on_a_branch_of_its_own(path: Path, clock: Clock) -> None:
+    with opened(path, clock) as bucket:
+        bucket.create_vbucket(0).set(b"k", b"v")
+        replica = bucket.create_vbucket(1, VbucketState.REPLICA)
+        replica.begin_snapshot(0, 9)
+        replica.apply(Change(vbucket=1, event=Event.MUTATION, seqno=4, key=b"k", cas=1, rev_seqno=1))
+        bucket.backup(path.parent / "copy")
+        original, log = bucket.store, bucket.vbucket(0).failover_log
+        replica_log = replica.failover_log
+    shutil.copytree(path.parent / "copy", path.parent / "again")
+    stores, uuids = {original}, {log.newest.vbucket_uuid}
+    for name in ("copy", "again"):
+        with opened(path.parent / name, clock) as copy:
+            stores.add(copy.store)
+            uuids.add(copy.vbucket(0).failover_log.newest.vbucket_uuid)
+            assert [e.seqno for e in copy.vbucket(0).failover_log] == [1, 0]
+            assert copy.vbucket(0).failover_log.entries[1:] == log.entries
+            assert copy.vbucket(1).failover_log == replica_log
+            assert (copy.vbucket(1).high_seqno, copy.vbucket(1).whole_seqno) == (4, 0)
+            store = copy.store
+        with opened(path.parent / name, clock) as copy:
+            assert copy.store == store, "it keeps its new name"
+            assert len(copy.vbucket(0).failover_log) == 2
+    assert len(stores) == len(uuids) == 3
+    with opened(path, clock) as bucket:
+        assert bucket.store == original
+        assert bucket.vbucket(0).failover_log == log
 
 
 def test_evicted_values_are_read_back(path: Path, clock: Clock) -> None:

@@ -460,6 +460,7 @@ def watched(disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
 
 def test_one_large_vbucket_is_moved_in_slices(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("upriver.engine.flusher.SLICE_S", 60.0)
     bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=50_000)
     vbucket = bucket.create_vbucket(0)
     for i in range(5000):
@@ -479,6 +480,32 @@ def test_one_large_vbucket_is_moved_in_slices(disk: FullDisk, clock: Clock, monk
     bucket.abandon()
     with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
         assert reopened.vbucket(0).table.items == 5000 + steps
+
+
+def test_slices_are_smaller_where_the_disk_is_slow(
+    disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("upriver.engine.flusher.SLICE_S", 0.0)
+    bucket = Bucket(disk, vbuckets=1, clock=clock, slice_bytes=32_000)
+    vbucket = bucket.create_vbucket(0)
+    for i in range(1000):
+        vbucket.set(b"key%d" % i, b"v" * 100)
+    bucket.flusher.step()
+    batches = watched(disk, monkeypatch)
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.step()
+    for _ in range(8):
+        bucket.flusher.step()
+    assert sizes(batches[0]) > 30_000
+    assert sizes(batches[-1]) < 5000
+    monkeypatch.setattr("upriver.engine.flusher.SLICE_S", 60.0)
+    for _ in range(6):
+        bucket.flusher.step()
+    assert sizes(batches[-1]) > 30_000
+    bucket.flusher.drain()
+    assert vbucket.table.checkpointed_seqno == 1000
+    bucket.close()
 
 
 def test_slices_keep_up_with_what_comes_in(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,52 @@ def test_tombstones_are_purged_after_three_days(quick_disk: Path, clock: Clock) 
     bucket.close()
 
 
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_deletion_from_the_future_is_purged_in_its_turn(quick_disk: Path, clock: Clock, idle: bool) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    for number in range(3):
+        vbucket.set(b"key%d" % number, b"v")
+        vbucket.delete_with_meta(b"key%d" % number, cas=2**62, rev_seqno=20 * number + 20, expiry=2**32 - 1)
+    vbucket.set(b"last", b"")
+    checkpoint(bucket)
+    do(bucket, "purge")
+    clock.pass_by(2 * DAY)
+    do(bucket, "purge")
+    assert vbucket.table.tombstones == 3, "they came two days ago"
+    if not idle:
+        vbucket.set(b"later", b"")
+        checkpoint(bucket)
+    clock.pass_by(2 * DAY)
+    do(bucket, "purge")
+    assert (vbucket.table.tombstones, vbucket.purge_seqno) == (0, 6)
+    vbucket.delete(b"last")
+    vbucket.set(b"end", b"")
+    checkpoint(bucket)
+    do(bucket, "purge")
+    assert vbucket.table.tombstones == 1, "of today"
+    bucket.close()
+
+
+def test_what_was_seen_on_another_branch_says_nothing(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"key", b"v")
+    vbucket.set(b"old", b"v")
+    checkpoint(bucket)
+    vbucket.delete(b"old")
+    do(bucket, "purge")
+    clock.pass_by(4 * DAY)
+    vbucket.flush()
+    for number in range(3):
+        vbucket.delete_with_meta(b"key%d" % number, cas=2**62, rev_seqno=20 * number + 20, expiry=2**32 - 1)
+    vbucket.set(b"last", b"")
+    checkpoint(bucket)
+    do(bucket, "purge")
+    assert vbucket.table.tombstones == 3
+    bucket.close()
+
+
 def test_purge_never_passes_an_open_stream(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock, tombstone_s=0)
     vbucket = bucket.vbucket(0)

@@ -64,8 +64,8 @@ class Bucket:
             raise StorageError(storage.path, f"has {facts['vbuckets']} vbuckets, not {vbuckets}")
         self.storage = storage
         self.ack = ack
-        #: The name of the store, for telling copies apart.
-        self.store: str = facts.get("store") or secrets.token_hex(8)
+        #: The name of the store, for telling copies apart: each time a backup is restored it gets another one.
+        self.store: str = secrets.token_hex(8) if facts.get("copy") else facts.get("store") or secrets.token_hex(8)
         self.operations: Counter[str] = Counter()
         self.ledger = Ledger(clock, quota_bytes, queue_bytes_max)
         self.journal = Journal()
@@ -367,5 +367,5 @@ class Bucket:
             description["state_from_group"] = self.flusher.next_group
             description["cuts"] = self.flusher.cuts.get(number, [])
             descriptions[number] = description
-        facts = {"vbuckets": vbuckets, "clean": False, "cas": self.ledger.last_cas, "store": self.store}
+        facts = {"vbuckets": vbuckets, "clean": False, "cas": self.ledger.last_cas, "store": self.store, "copy": False}
         self.storage.commit(Batch(descriptions=descriptions, facts=facts))

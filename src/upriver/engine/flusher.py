@@ -24,6 +24,7 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 from upriver.engine.backend import Ledger, Table, collect
@@ -37,7 +38,9 @@ log = logging.getLogger(__name__)
 
 #: A checkpoint starts when the groups hold this much, and moves this much with each batch.
 CHECKPOINT_BYTES: Final = 128 * 2**20
-SLICE_BYTES: Final = 4 * 2**20
+SLICE_BYTES: Final = 2 * 2**20
+#: A commit that carries a slice should not take longer; if one does, the next slices are smaller.
+SLICE_S: Final = 0.05
 #: How far ahead of the last CAS a restart after a crash begins: some 17 s, should the clock have gone back.
 CAS_MARGIN: Final = 2**34
 RETRY_S: Final = 0.5
@@ -127,6 +130,7 @@ class Flusher:
         self.error: StorageError | None = None
         self.waiting = WaitingRoom(journal.lock)
         self._checkpoint: _Checkpoint | None = None
+        self._slice_bytes = slice_bytes
         self._compactions: deque[_Compaction] = deque()
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
@@ -174,7 +178,9 @@ class Flusher:
             try:
                 self._gather(gathered)
                 if gathered.batch:
+                    began = perf_counter()
                     self.storage.commit(gathered.batch)
+                    self._adapt(gathered.batch, perf_counter() - began)
             except BaseException as error:  # whatever it was, nothing that was taken may be lost
                 self._failed(gathered, error)
                 raise
@@ -185,6 +191,13 @@ class Flusher:
                 due = told(gathered.waits)
             notify(due)
             return bool(gathered.batch)
+
+    def _adapt(self, batch: Batch, took_s: float) -> None:
+        """Smaller slices where the disk is slow: whoever commits beside a checkpoint waits for them."""
+        if batch.blocks and took_s > SLICE_S:
+            self._slice_bytes = max(min(BLOCK_BYTES, self.slice_bytes), self._slice_bytes // 2)
+        elif took_s < SLICE_S * 0.8:
+            self._slice_bytes = min(self.slice_bytes, self._slice_bytes * 2)
 
     def request_checkpoint(self) -> None:
         """Move all groups into blocks, a slice with each step."""
@@ -257,7 +270,7 @@ class Flusher:
     def _gather_checkpoint(self, gathered: _Gathered, checkpoint: _Checkpoint) -> None:
         """One slice: at least as much as comes in, or the groups would grow for ever."""
         group = gathered.batch.group
-        room, later = max(self.slice_bytes, len(group[1]) if group else 0), []
+        room, later = max(self._slice_bytes, len(group[1]) if group else 0), []
         while checkpoint.numbers and room > 0:
             number = checkpoint.numbers[-1]
             vbucket = self.vbuckets.existing(number)
@@ -310,7 +323,7 @@ class Flusher:
         if self._owner(vbucket.table) is not vbucket or vbucket.number in gathered.trims:
             self._compactions.popleft()
             return
-        old = self.storage.blocks(vbucket.number, pass_.position, self.slice_bytes)
+        old = self.storage.blocks(vbucket.number, pass_.position, self._slice_bytes)
         if not old:
             self._compactions.popleft()
             return

@@ -2,8 +2,9 @@
 
 Theory of operation. Four tables in one LMDB file: facts, descriptions, groups (by number), blocks (by
 vbucket and the seqno that they reach). LMDB never overwrites a page that the last commit
-can see, so a stop at any instant leaves that commit. Each group and block carries a checksum, which is
-verified whenever it is read.
+can see, so a stop at any instant leaves that commit. Everything stored carries a checksum, of itself and of
+the key that it stands under, which is verified whenever it is read; and the pages between are looked at before
+LMDB trusts them.
 
 The map is reserved large and sparse, because a full map would lose a transaction; a full disk then is an
 ordinary write error that ends the transaction and leaves the store as it was. Never WRITEMAP (a full disk
@@ -20,29 +21,34 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
+from upriver.engine.lmdb_pages import Damaged, check_pages
 from upriver.engine.storage import Batch, Block, Storage
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
 from upriver.model.record import PREFIX, SEQNO_OFFSET, aligned, size_at
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MAP_BYTES: Final = 2**40
 LOCK_FILE: Final = "upriver.lock"
 DATA_FILE: Final = "data.mdb"
 
-_CHECKSUM: Final = struct.Struct("<I4x")
+#: Checksums of a value and of its key; the latter is 0 where nobody wrote it, in older formats.
+_CHECKSUM: Final = struct.Struct("<II")
 _BLOCK_KEY: Final = struct.Struct(">HQ")
 _NUMBER: Final = struct.Struct(">Q")
 _VBUCKET: Final = struct.Struct(">H")
 _BUCKET: Final = b"bucket"
 _META_BYTES_MIN: Final = 2 * 4096
 _TABLES: Final = 4
+#: Up to this format facts and descriptions had no checksum.
+_BARE_FORMAT: Final = 2
+_ADVICE: Final = "restore the directory from a backup"
 #: What LMDB raises on reading pages that are not what they should be.
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -78,10 +84,11 @@ class LmdbStorage(Storage):
 
     def descriptions(self) -> dict[int, dict[str, Any]]:
         with self._reading(), self._env.begin(db=self._descriptions) as txn:
-            return {
-                _VBUCKET.unpack(key)[0]: self._json(value, f"description of vbucket {key.hex()}")
-                for key, value in txn.cursor()
-            }
+            found = {}
+            for key, value in txn.cursor():
+                (vbucket,) = _VBUCKET.unpack(key)
+                found[vbucket] = self._unsealed(key, value, f"the description of vbucket {vbucket}")
+            return found
 
     def blocks(self, vbucket: int, after: int = 0, max_bytes: int = 2**63) -> list[Block]:
         found: list[Block] = []
@@ -93,7 +100,9 @@ class LmdbStorage(Storage):
                 if owner != vbucket:
                     break
                 value = cursor.value()
-                found.append(Block(vbucket, upto, bytes(self._checked(value, _block_name(vbucket, upto)))))
+                found.append(
+                    Block(vbucket, upto, bytes(self._checked(cursor.key(), value, _block_name(vbucket, upto))))
+                )
                 max_bytes -= len(value)
                 more = cursor.next()
         return found
@@ -102,13 +111,13 @@ class LmdbStorage(Storage):
         with self._reading(), self._env.begin(db=self._blocks, buffers=True) as txn:
             for key, value in txn.cursor():
                 vbucket, upto = _BLOCK_KEY.unpack(key)
-                yield vbucket, self._checked(value, _block_name(vbucket, upto))
+                yield vbucket, self._checked(key, value, _block_name(vbucket, upto))
 
     def groups(self) -> Iterator[tuple[int, memoryview]]:
         with self._reading(), self._env.begin(db=self._groups, buffers=True) as txn:
             for key, value in txn.cursor():
                 (number,) = _NUMBER.unpack(key)
-                yield number, self._checked(value, f"group {number}")
+                yield number, self._checked(key, value, f"group {number}")
 
     def commit(self, batch: Batch) -> None:
         try:
@@ -120,16 +129,26 @@ class LmdbStorage(Storage):
 
     def backup(self, path: str) -> None:
         target = Path(path)
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
-            raise StorageError(path, "a backup goes to an empty directory")
         try:
+            target.mkdir(parents=True, exist_ok=True)
+            if any(target.iterdir()):
+                raise StorageError(path, "a backup goes to an empty directory")
             self._env.copy(path, compact=True)
+            self._mark_as_copy(path)
             (target / LOCK_FILE).touch()
             _sync(target / DATA_FILE)
             _sync(target)
         except (lmdb.Error, OSError) as error:
             raise StorageError(path, f"cannot write the backup: {error}") from error
+
+    def _mark_as_copy(self, path: str) -> None:
+        """Whoever opens the copy must know that it is one, and is not its original."""
+        with lmdb.open(path, map_size=self._map_bytes, max_dbs=8, lock=False) as env:
+            meta = env.open_db(b"facts")
+            with env.begin(write=True, db=meta) as txn:
+                stored = txn.get(_BUCKET)
+                facts = {"format": FORMAT} if stored is None else self._known_facts(stored)
+                txn.put(_BUCKET, _sealed(b"", json.dumps({**facts, "clean": False, "copy": True}).encode()))
 
     def size_bytes(self) -> int:
         return os.stat(os.path.join(self.path, DATA_FILE)).st_blocks * 512
@@ -160,24 +179,24 @@ class LmdbStorage(Storage):
     def _open(self) -> lmdb.Environment:
         data = Path(self.path, DATA_FILE)
         if data.exists() and 0 < data.stat().st_size < _META_BYTES_MIN:
-            raise CorruptData(self.path, f"{DATA_FILE} is cut off")
+            raise CorruptData(self.path, f"{DATA_FILE} is cut off: {_ADVICE}")
         try:
+            if data.exists():
+                check_pages(data)
             env = lmdb.open(self.path, map_size=self._map_bytes, max_dbs=8, readahead=True, meminit=False)
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}") from None
-        except lmdb.Error as error:
+        except (Damaged, lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from None
+        except (lmdb.Error, OSError) as error:
             raise StorageError(self.path, f"cannot be opened: {error}") from error
         try:
-            pages, page = env.info()["last_pgno"] + 1, env.stat()["psize"]
-            if data.stat().st_size < pages * page and pages > 2:
-                raise CorruptData(self.path, f"{DATA_FILE} is cut off")
+            self._main = env.open_db(None)
             self._meta = env.open_db(b"facts")
             self._descriptions = env.open_db(b"descriptions")
             self._groups = env.open_db(b"groups")
             self._blocks = env.open_db(b"blocks")
         except lmdb.Error as error:
             env.close()
-            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}") from None
+            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from None
         except BaseException:
             env.close()
             raise
@@ -187,13 +206,12 @@ class LmdbStorage(Storage):
         try:
             with self._reading(), self._env.begin(db=self._meta) as txn:
                 stored = txn.get(_BUCKET)
+                tables = txn.stat(self._main)["entries"] if stored is None else 0
             if stored is None:
-                if self._env.stat()["entries"] > _TABLES:
+                if tables > _TABLES:
                     raise ForeignData(self.path, f"{DATA_FILE} belongs to somebody else")
                 return {}
-            facts = self._json(stored, "the facts about the bucket")
-            if facts.get("format", 0) > FORMAT:
-                raise NewerFormat(self.path, f"written in format {facts['format']}, this version knows {FORMAT}")
+            facts = self._known_facts(stored)
             while facts["format"] < FORMAT:
                 facts = self._upgrade(facts)
         except BaseException:
@@ -201,12 +219,37 @@ class LmdbStorage(Storage):
             raise
         return facts
 
+    def _known_facts(self, stored: bytes) -> dict[str, Any]:
+        """The facts, if this version knows their format."""
+        what = "what is known about the bucket"
+        bare = stored[4 : _CHECKSUM.size].strip(b"\0") != b""  # JSON has no zeroes, a checksum ends with them
+        facts = self._json(stored, what) if bare else self._unsealed(b"", stored, what)
+        found = facts.get("format")
+        if not isinstance(found, int) or found < 1 or (bare and found > _BARE_FORMAT):
+            raise self._damaged(what)
+        if found > FORMAT:
+            raise NewerFormat(
+                self.path, f"written in format {found}, this version knows {FORMAT}: use the version that wrote it"
+            )
+        return facts
+
     def _upgrade(self, facts: dict[str, Any]) -> dict[str, Any]:
         """One format further, in one transaction."""
         facts = {**facts, "format": facts["format"] + 1}
-        with self._env.begin(write=True) as txn:
-            UPGRADES[facts["format"]](txn, facts)
-            txn.put(_BUCKET, json.dumps(facts).encode(), db=self._meta)
+        try:
+            with self._reading(), self._env.begin(write=True) as txn:
+                if facts["format"] == 2:
+                    # Each store has a name of its own, by which statistics tell a copy from its original.
+                    facts["store"] = secrets.token_hex(8)
+                if facts["format"] == 3:
+                    # Descriptions and facts carry a checksum, and descriptions may have cuts.
+                    for key, value in list(txn.cursor(db=self._descriptions)):
+                        self._json(value, f"the description of vbucket {key.hex()}")
+                        txn.put(key, _sealed(key, value), db=self._descriptions)
+                text = json.dumps(facts).encode()
+                txn.put(_BUCKET, text if facts["format"] <= _BARE_FORMAT else _sealed(b"", text), db=self._meta)
+        except OSError as error:
+            raise StorageError(self.path, f"cannot be upgraded: {error}") from error
         return facts
 
     # Writing.
@@ -217,10 +260,12 @@ class LmdbStorage(Storage):
         for vbucket, upto in batch.removed:
             txn.delete(_BLOCK_KEY.pack(vbucket, upto), db=self._blocks)
         for block in batch.blocks:
-            txn.put(_BLOCK_KEY.pack(block.vbucket, block.upto), _sealed(block.records), db=self._blocks)
+            key = _BLOCK_KEY.pack(block.vbucket, block.upto)
+            txn.put(key, _sealed(key, block.records), db=self._blocks)
         if batch.group is not None:
             number, group = batch.group
-            txn.put(_NUMBER.pack(number), _sealed(group), db=self._groups, append=True)
+            key = _NUMBER.pack(number)
+            txn.put(key, _sealed(key, group), db=self._groups, append=True)
         if batch.drop_groups_to:
             cursor = txn.cursor(db=self._groups)
             while cursor.first() and _NUMBER.unpack(cursor.key())[0] <= batch.drop_groups_to:
@@ -230,10 +275,10 @@ class LmdbStorage(Storage):
             if description is None:
                 txn.delete(key, db=self._descriptions)
             else:
-                txn.put(key, json.dumps(description).encode(), db=self._descriptions)
+                txn.put(key, _sealed(key, json.dumps(description).encode()), db=self._descriptions)
         if batch.facts:
             facts = {**self._facts, **batch.facts, "format": FORMAT}
-            txn.put(_BUCKET, json.dumps(facts).encode(), db=self._meta)
+            txn.put(_BUCKET, _sealed(b"", json.dumps(facts).encode()), db=self._meta)
 
     def _trim(self, txn: lmdb.Transaction, vbucket: int, seqno: int) -> None:
         cursor = txn.cursor(db=self._blocks)
@@ -242,12 +287,14 @@ class LmdbStorage(Storage):
         straddling = b""
         owner, upto = _BLOCK_KEY.unpack(cursor.key())
         if seqno and owner == vbucket:  # only the first can straddle; damage must not get a fresh checksum
-            straddling = cut(bytes(self._checked(memoryview(cursor.value()), _block_name(vbucket, upto))), seqno)
+            name = _block_name(vbucket, upto)
+            straddling = cut(bytes(self._checked(cursor.key(), memoryview(cursor.value()), name)), seqno)
         while (key := cursor.key()) and _BLOCK_KEY.unpack(key)[0] == vbucket:
             if not cursor.delete():
                 break
         if straddling:
-            txn.put(_BLOCK_KEY.pack(vbucket, seqno), _sealed(straddling), db=self._blocks)
+            key = _BLOCK_KEY.pack(vbucket, seqno)
+            txn.put(key, _sealed(key, straddling), db=self._blocks)
 
     # Reading.
 
@@ -257,15 +304,21 @@ class LmdbStorage(Storage):
         try:
             yield
         except (*_DAMAGE, struct.error) as error:
-            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}") from error
+            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from error
         except lmdb.Error as error:
             raise StorageError(self.path, f"cannot read: {error}") from error
 
-    def _checked(self, value: memoryview, what: str) -> memoryview:
+    def _checked(self, key: bytes | memoryview, value: memoryview, what: str) -> memoryview:
         records = value[_CHECKSUM.size :]
-        if len(value) < _CHECKSUM.size or _CHECKSUM.unpack_from(value)[0] != zlib.crc32(records):
-            raise CorruptData(self.path, f"{what} is damaged")
+        if len(value) < _CHECKSUM.size:
+            raise self._damaged(what)
+        own, of_key = _CHECKSUM.unpack_from(value)
+        if own != zlib.crc32(records) or of_key not in (0, zlib.crc32(key)):
+            raise self._damaged(what)
         return records
+
+    def _unsealed(self, key: bytes, value: bytes, what: str) -> dict[str, Any]:
+        return self._json(bytes(self._checked(key, memoryview(value), what)), what)
 
     def _json(self, value: bytes, what: str) -> dict[str, Any]:
         try:
@@ -273,23 +326,19 @@ class LmdbStorage(Storage):
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise CorruptData(self.path, f"{what} is damaged")
+            raise self._damaged(what)
         return found
 
-
-#: What leads to each format from the one before: changes the facts, and the store if it must.
-UPGRADES: Final[dict[int, Callable[[lmdb.Transaction, dict[str, Any]], None]]] = {
-    # Format 2 gives each store a name of its own, by which statistics tell a restored copy from its original.
-    2: lambda _, facts: facts.update(store=secrets.token_hex(8)),
-}
+    def _damaged(self, what: str) -> CorruptData:
+        return CorruptData(self.path, f"{what} is damaged: {_ADVICE}")
 
 
 def _block_name(vbucket: int, upto: int) -> str:
     return f"the block of vbucket {vbucket} up to {upto}"
 
 
-def _sealed(records: bytes) -> bytes:
-    return _CHECKSUM.pack(zlib.crc32(records)) + records
+def _sealed(key: bytes, value: bytes) -> bytes:
+    return _CHECKSUM.pack(zlib.crc32(value), zlib.crc32(key)) + value
 
 
 def cut(records: bytes, seqno: int) -> bytes:

@@ -32,6 +32,8 @@ PINNED_SHARE: Final = 0.125
 #: Blocks on disk are rewritten when about this share of them is garbage.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
+#: Later than any time that a record can have.
+ANY_TIME: Final = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class Maintenance:
         self.longest_step_s = 0.0
         self.evicted_bytes = 0
         self._garbage: dict[int, int] = {}
+        #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
+        self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._duties = self._rounds()
 
     def run(self, budget_s: float = 0.01) -> None:
@@ -108,21 +112,44 @@ class Maintenance:
         if before <= 0:
             return
         for vbucket in self.vbuckets():
-            table = vbucket.table
-            # Everything in the way of an open stream stays.
-            limit = min(self._limit(vbucket), self._slowest(vbucket))
-            if not table.tombstones or not limit:
-                continue
-            highest = position = 0
-            while True:
-                found, position = table.purgeable(position, limit, before)
-                highest = max(highest, found)
+            if vbucket.table.tombstones:
+                yield from self._purge(vbucket, NO_END, before)
+                # What came with a time in the future is as old as what came after it.
+                old = self._surely_old(vbucket, before)
                 yield
-                if not position:
-                    break
-            # Who came in between and needs these deletions has time until the next round.
-            if 0 < highest <= self._slowest(vbucket) and self._raise_floor(vbucket, highest, purge_to=highest):
-                yield from self._sweep(vbucket, highest, before)
+                yield from self._purge(vbucket, old, ANY_TIME)
+
+    def _purge(self, vbucket: Vbucket, upto: int, before: int) -> Iterator[None]:
+        table = vbucket.table
+        # Everything in the way of an open stream stays.
+        limit = min(upto, self._limit(vbucket), self._slowest(vbucket))
+        if not table.tombstones or not limit:
+            return
+        highest = position = 0
+        while True:
+            found, position = table.purgeable(position, limit, before)
+            highest = max(highest, found)
+            yield
+            if not position or position >= limit:
+                break
+        # Who came in between and needs these deletions has time until the next round.
+        if 0 < highest <= self._slowest(vbucket) and self._raise_floor(vbucket, highest, purge_to=highest):
+            yield from self._sweep(vbucket, highest, before)
+
+    def _surely_old(self, vbucket: Vbucket, before: int) -> int:
+        """The last seqno that stood here for long enough, whatever times the changes up to it came with.
+
+        Either a change behind it is old enough, or we saw it ourselves long enough ago: a vbucket that
+        nobody writes to must not keep such tombstones for ever.
+        """
+        now = self.ledger.clock()
+        uuid, seqno, since, old = self._marks.get(vbucket.number, (0, 0, now, 0))
+        if uuid != vbucket.failover_log.newest.vbucket_uuid or seqno > vbucket.high_seqno:
+            uuid, seqno, since, old = vbucket.failover_log.newest.vbucket_uuid, vbucket.high_seqno, now, 0
+        if min(since, now) < before:
+            seqno, since, old = vbucket.high_seqno, now, seqno
+        self._marks[vbucket.number] = (uuid, seqno, min(since, now), old)
+        return max(old, vbucket.table.seqno_before(before, self._limit(vbucket)))
 
     def compact(self) -> Iterator[None]:
         """Drop superseded versions that are both too old and too many, or all that can go if memory is short."""

@@ -1,0 +1,149 @@
+"""Whether the pages of an LMDB file are what they should be, before LMDB is let near them.
+
+LMDB trusts its file: a branch page full of noise sends it anywhere, and what it notices it answers by ending
+the process. So each page of the trees that the last commit shows is looked at once: its number and kind, that
+its entries lie inside it, that no page is used twice, that the trees hold as many entries as they say. The
+values themselves lie mostly in overflow pages, of which only the head is looked at; they have checksums of
+their own.
+"""
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Final
+
+_MAGIC: Final = 0xBEEFC0DE
+_HEADER: Final = struct.Struct("<QHHHH")  # page number, padding, flags, lower, upper
+_META: Final = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map size, free, main, last page, transaction
+_TREE: Final = struct.Struct("<IHHQQQQQ")  # padding, flags, depth, branches, leaves, overflow pages, entries, root
+_NODE: Final = struct.Struct("<HHHH")  # two halves of a size or page number, flags, size of the key
+_NUMBER: Final = struct.Struct("<Q")
+_COUNT: Final = struct.Struct("<I")
+_BRANCH, _LEAF, _OVERFLOW, _DIRTY = 0x01, 0x02, 0x04, 0x10
+_BIG, _SUBTREE = 0x01, 0x02
+_NO_PAGE: Final = 2**64 - 1
+_DEPTH_MAX: Final = 32
+
+
+class Damaged(Exception):
+    """A page is not what it should be: which, and why."""
+
+
+def check_pages(file: Path) -> None:
+    """Raise ``Damaged`` if the trees of the last commit cannot be walked; an empty file passes."""
+    with file.open("rb") as opened:
+        size = file.stat().st_size
+        if size == 0:
+            return
+        with mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) as pages:
+            _Walk(pages).check()
+
+
+class _Walk:
+    """One look at a file."""
+
+    def __init__(self, pages: mmap.mmap) -> None:
+        self._pages = pages
+        self._seen: set[int] = set()
+        self._page_bytes, metas = 0, []
+        for place in (0, 1):
+            found = self._meta(place)
+            if found is not None:
+                metas.append(found)
+        if not metas:
+            raise Damaged("neither of its two heads is one")
+        _, self._last, self._free, self._main = max(metas)
+        if (self._last + 1) * self._page_bytes > len(pages):
+            raise Damaged(f"it is cut off, or its head is: {self._last + 1} pages of {self._page_bytes} bytes")
+
+    def _meta(self, place: int) -> tuple[int, int, bytes, bytes] | None:
+        # The size of a page stands in the padding of the first tree, in either head.
+        start = place * (self._page_bytes or mmap.PAGESIZE)
+        if start + _HEADER.size + _META.size > len(self._pages):
+            return None
+        magic, version, _, _, free, main, last, transaction = _META.unpack_from(self._pages, start + _HEADER.size)
+        page_bytes = _TREE.unpack(free)[0]
+        if magic != _MAGIC or version != 1 or not 512 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
+            return None
+        self._page_bytes = page_bytes
+        return transaction, last, free, main
+
+    def check(self) -> None:
+        trees = [("the free pages", self._free), ("the tables", self._main)]
+        while trees:
+            name, tree = trees.pop()
+            trees += self._check_tree(name, tree)
+
+    def _check_tree(self, name: str, tree: bytes) -> list[tuple[str, bytes]]:
+        """Walk one tree and return those that its leaves hold."""
+        _, _, depth, _, _, _, entries, root = _TREE.unpack(tree)
+        if root == _NO_PAGE:
+            if entries:
+                raise Damaged(f"{name}: the root is missing")
+            return []
+        if not 1 <= depth <= _DEPTH_MAX:
+            raise Damaged(f"{name}: {depth} levels")
+        found: list[tuple[str, bytes]] = []
+        todo, counted = [(root, depth)], 0
+        while todo:
+            number, level = todo.pop()
+            nodes = self._nodes(name, number, _LEAF if level == 1 else _BRANCH)
+            if level > 1:
+                todo += [(low | high << 16 | flags << 32, level - 1) for low, high, flags, _, _ in nodes]
+                continue
+            counted += len(nodes)
+            for low, high, flags, key_bytes, place in nodes:
+                found += self._check_leaf(name, low | high << 16, flags, key_bytes, place)
+        if counted != entries:
+            raise Damaged(f"{name}: {counted} entries where there should be {entries}")
+        return found
+
+    def _nodes(self, name: str, number: int, kind: int) -> list[tuple[int, int, int, int, int]]:
+        """The entries of a page: their four fields, and where each stands in the file."""
+        start = self._page(name, number)
+        _, _, flags, lower, upper = _HEADER.unpack_from(self._pages, start)
+        if flags & ~_DIRTY != kind or lower % 2 or not _HEADER.size < lower <= upper <= self._page_bytes:
+            raise Damaged(f"{name}: page {number} is of another kind")
+        pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", self._pages, start + _HEADER.size)
+        if min(pointers) < upper or max(pointers) + _NODE.size > self._page_bytes:
+            raise Damaged(f"{name}: page {number} has an entry outside of itself")
+        nodes = []
+        for pointer in pointers:
+            low, high, flags, key_bytes = _NODE.unpack_from(self._pages, start + pointer)
+            size = key_bytes
+            if kind == _LEAF:
+                size += _NUMBER.size if flags & _BIG else low | high << 16
+            if pointer + _NODE.size + size > self._page_bytes:
+                raise Damaged(f"{name}: page {number} has an entry that ends outside of it")
+            nodes.append((low, high, flags, key_bytes, start + pointer))
+        return nodes
+
+    def _check_leaf(self, name: str, size: int, flags: int, key_bytes: int, place: int) -> list[tuple[str, bytes]]:
+        data = place + _NODE.size + key_bytes
+        if flags & _SUBTREE:
+            if size != _TREE.size:
+                raise Damaged(f"{name}: a table without a root")
+            key = self._pages[place + _NODE.size : data]
+            return [(f"the table {key.decode(errors='replace')!r}", self._pages[data : data + size])]
+        if flags & _BIG:
+            (number,) = _NUMBER.unpack_from(self._pages, data)
+            start = self._page(name, number)
+            flags = _HEADER.unpack_from(self._pages, start)[2]
+            (count,) = _COUNT.unpack_from(self._pages, start + _HEADER.size - _COUNT.size)
+            if flags & ~_DIRTY != _OVERFLOW or count * self._page_bytes < _HEADER.size + size:
+                raise Damaged(f"{name}: page {number} does not hold what it should")
+            if number + count > self._last + 1:
+                raise Damaged(f"{name}: page {number} reaches beyond the end")
+        return []
+
+    def _page(self, name: str, number: int) -> int:
+        """Where a page begins; each is come to once."""
+        start = number * self._page_bytes
+        if not 2 <= number <= self._last or start + self._page_bytes > len(self._pages):
+            raise Damaged(f"{name}: page {number} is beyond the end")
+        if number in self._seen:
+            raise Damaged(f"{name}: page {number} is used twice")
+        self._seen.add(number)
+        if _NUMBER.unpack_from(self._pages, start)[0] != number:
+            raise Damaged(f"{name}: page {number} is another one")
+        return start

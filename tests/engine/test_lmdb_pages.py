@@ -1,0 +1,115 @@
+import os
+import struct
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from upriver.engine.lmdb_pages import Damaged, check_pages
+
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with branch and leaf pages, overflow pages and free ones."""
+    with lmdb.open(str(tmp_path), max_dbs=4, map_size=2**26) as env:
+        for name in (b"one", b"two"):
+            table = env.open_db(name)
+            with env.begin(write=True, db=table) as txn:
+                for i in range(500):
+                    txn.put(b"key%04d" % i, bytes(100 if i % 50 else 20_000))
+            with env.begin(write=True, db=table) as txn:
+                for i in range(0, 500, 3):
+                    txn.delete(b"key%04d" % i)
+    return tmp_path / "data.mdb"
+
+
+def changed(file: Path, place: int, value: bytes) -> None:
+    data = bytearray(file.read_bytes())
+    data[place : place + len(value)] = value
+    file.write_bytes(data)
+
+
+def pages_of(file: Path, kind: int) -> list[int]:
+    """Where the pages of a kind begin that the last commit uses: those whose damage is noticed."""
+    data, found = file.read_bytes(), []
+    for start in range(2 * PAGE, len(data), PAGE):
+        number, _, flags = struct.unpack_from("<QHH", data, start)
+        if number * PAGE == start and flags == kind:
+            changed(file, start, struct.pack("<Q", 2**40))
+            try:
+                check_pages(file)
+            except Damaged:
+                found.append(start)
+            file.write_bytes(data)
+    return found
+
+
+def test_a_sound_file_passes(file: Path, tmp_path: Path) -> None:
+    check_pages(file)
+    empty = tmp_path / "empty"
+    empty.touch()
+    check_pages(empty)
+    with lmdb.open(str(tmp_path / "new"), max_dbs=1):
+        pass
+    check_pages(tmp_path / "new" / "data.mdb")
+
+
+@pytest.mark.parametrize("kind", [0x01, 0x02, 0x04])
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [
+        pytest.param(10, b"\x07\x00", id="kind"),
+        pytest.param(0, b"\xff\xff", id="number"),
+        pytest.param(12, b"\xff\xff\xff\xff", id="bounds"),
+    ],
+)
+def test_a_damaged_head_of_a_page(file: Path, kind: int, offset: int, value: bytes) -> None:
+    pages = pages_of(file, kind)
+    assert pages
+    for start in pages:
+        data = file.read_bytes()
+        changed(file, start + offset, value)
+        with pytest.raises(Damaged):
+            check_pages(file)
+        file.write_bytes(data)
+
+
+def test_entries_that_lie_elsewhere(file: Path) -> None:
+    for kind in (0x01, 0x02):
+        start = pages_of(file, kind)[0]
+        data = file.read_bytes()
+        (place,) = struct.unpack_from("<H", data, start + 16)
+        for offset, value in ((16, b"\x01\x00"), (16, b"\xff\xff"), (place + 6, b"\xff\x7f")):
+            changed(file, start + offset, value)
+            with pytest.raises(Damaged):
+                check_pages(file)
+            file.write_bytes(data)
+
+
+def test_a_page_used_twice_and_one_left_out(file: Path) -> None:
+    start = pages_of(file, 0x01)[0]
+    data = file.read_bytes()
+    first, second = struct.unpack_from("<HH", data, start + 16)
+    changed(file, start + second, data[start + first : start + first + 6])
+    with pytest.raises(Damaged, match="twice"):
+        check_pages(file)
+    file.write_bytes(data)
+    (lower,) = struct.unpack_from("<H", data, start + 12)
+    changed(file, start + 12, struct.pack("<H", lower - 2))
+    with pytest.raises(Damaged, match="entries where there should be"):
+        check_pages(file)
+
+
+def test_a_tree_deeper_than_any(file: Path) -> None:
+    data = file.read_bytes()
+    for head in (0, PAGE):
+        changed(file, head + 16 + 24 + 48 + 6, b"\xff\xff")
+    with pytest.raises(Damaged, match="levels"):
+        check_pages(file)
+    file.write_bytes(data)
+    for head in (0, PAGE):
+        changed(file, head + 16, b"nobody's")
+    with pytest.raises(Damaged, match="heads"):
+        check_pages(file)
