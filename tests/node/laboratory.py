@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.node.peer import ManualTimer
 from upriver.engine import Bucket
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
@@ -23,12 +24,14 @@ class ManualScheduler:
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._due: list[tuple[float, int, ManualTimer]] = []
         self._soon: deque[Callable[[], object]] = deque()
         self._order = itertools.count()
 
-    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
-        heapq.heappush(self._due, (self.now + delay_s, next(self._order), callback))
+    def later(self, delay_s: float, callback: Callable[[], object]) -> "ManualTimer":
+        timer = ManualTimer(callback)
+        heapq.heappush(self._due, (self.now + delay_s, next(self._order), timer))
+        return timer
 
     def from_thread(self, callback: Callable[[], object]) -> None:
         self._soon.append(callback)
@@ -42,7 +45,7 @@ class ManualScheduler:
         if self._soon:
             self._soon.popleft()()
         elif self._due and self._due[0][0] <= self.now:
-            heapq.heappop(self._due)[2]()
+            heapq.heappop(self._due)[2].run()
         else:
             return False
         return True

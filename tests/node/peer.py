@@ -36,19 +36,39 @@ VBUCKETS = 8
 _LAST_OPAQUE = 0xFFFFFFFE
 
 
+class ManualTimer:
+    """A call that is still to come."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback: Callable[[], object] | None = callback
+
+    @property
+    def cancelled(self) -> bool:
+        return self._callback is None
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def run(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+
 class ManualTime:
     """A clock and a scheduler: time passes only when told."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._due: list[tuple[float, int, ManualTimer]] = []
         self._order = itertools.count()
 
     def __call__(self) -> float:
         return self.now
 
-    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
-        heapq.heappush(self._due, (self.now + delay_s, next(self._order), callback))
+    def later(self, delay_s: float, callback: Callable[[], object]) -> "ManualTimer":
+        timer = ManualTimer(callback)
+        heapq.heappush(self._due, (self.now + delay_s, next(self._order), timer))
+        return timer
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         done(work())
@@ -56,12 +76,17 @@ class ManualTime:
     def from_thread(self, callback: Callable[[], object]) -> None:
         callback()
 
+    @property
+    def timers(self) -> int:
+        """How many calls are still to come."""
+        return sum(not timer.cancelled for _, _, timer in self._due)
+
     def pass_by(self, seconds: float) -> None:
         """Let time pass, and what is due in it happen."""
         until = self.now + seconds
         while self._due and self._due[0][0] <= until:
-            self.now, _, callback = heapq.heappop(self._due)
-            callback()
+            self.now, _, timer = heapq.heappop(self._due)
+            timer.run()
         self.now = until
 
 
@@ -145,6 +170,10 @@ class SessionPeer(Peer):
             self._after_send()
             out += self.session.data_to_send()
         return out
+
+    def put(self, *requests: Request | bytes) -> None:
+        """Send requests together and take no answers."""
+        self.session.receive(memoryview(encoded(*requests)))
 
     def receive(self) -> list[Response]:
         """The answers that came since."""

@@ -237,7 +237,7 @@ def test_before_the_login_requests_are_short(tmp_path: Path, caplog: pytest.LogC
     large = Set(key=b"key", value=b"v" * 100_000)
     with start(vbuckets=1, users=path) as node, Client(node.port) as friend, Client(node.port) as stranger:
         assert stranger.ask(Set(key=b"key", value=b"v" * 1000)).status == 0x20
-        stranger.send(large)
+        assert stranger.ask(large).status == 0x03
         assert stranger.is_closed()
         assert friend.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0secret")).status == 0
         assert friend.ask(large).status == 0

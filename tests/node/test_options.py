@@ -59,6 +59,8 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "connections_max": ("7", 7),
     "body_bytes_max": ("1000", 1000),
     "unread_bytes_max": ("1000", 1000),
+    "partial_bytes_max": ("1000", 1000),
+    "login_s": ("2.5", 2.5),
     "idle_s": ("0.5", 0.5),
 }
 
@@ -120,6 +122,10 @@ def test_memory_and_data_override_each_other_from_layer_to_layer(
         ({"ack": "paper"}, "ack = 'paper': it is memory or disk"),
         ({"memory_quota": "much"}, "'much' is no size"),
         ({"memory_quota": "5 XB"}, "is no size"),
+        ({"memory_quota": "1"}, "memory_quota = '1': nothing could be stored; it is at least 1MiB, or 0 for no limit"),
+        ({"bucket": ""}, "bucket = '': a name has 1 to 100 letters"),
+        ({"bucket": "a b"}, "bucket = 'a b'"),
+        ({"bucket": "b" * 101}, "a name has 1 to 100"),
         ({"log_level": "loud"}, "it is debug or info or warning or error"),
         ({"log_format": "xml"}, "it is plain or json"),
         ({"insecure": "perhaps"}, "it is true or false"),

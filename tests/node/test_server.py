@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
+from tests.node.probes import PATIENCE_S, Client, gets, noops, opaques, served_meanwhile, wait_until
 from tests.node.test_connection import connections, name_of, told
 from upriver.engine.backend import COMPILED
 from upriver.node import server as server_module
@@ -276,9 +276,38 @@ def test_maintenance_that_fails_is_tried_again(
 
 def test_a_scheduler_whose_loop_is_gone() -> None:
     async def make() -> LoopScheduler:
-        return LoopScheduler(asyncio.get_running_loop())
+        return LoopScheduler(asyncio.get_running_loop(), logging.getLogger())
 
-    asyncio.run(make()).from_thread(lambda: None)
+    scheduler = asyncio.run(make())
+    scheduler.from_thread(lambda: None)
+    scheduler.close()
+
+
+def test_what_comes_from_threads_wakes_the_loop_once_and_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A commit answers thousands; one of them that fails takes no other with it."""
+    count = 2 * server_module.CALLBACKS_PER_TURN + 10
+    called: list[int] = []
+
+    async def run() -> int:
+        loop, turns = asyncio.get_running_loop(), 0
+        scheduler = LoopScheduler(loop, logging.getLogger("upriver.node"))
+
+        def send() -> None:
+            for number in range(count):
+                scheduler.from_thread(lambda number=number: called.append(1 // (number != 5) * number))  # type: ignore[misc]
+
+        await asyncio.to_thread(send)
+        deadline = loop.time() + PATIENCE_S
+        while len(called) < count - 1:
+            assert loop.time() < deadline
+            await asyncio.sleep(0)
+            turns += 1
+        scheduler.close()
+        return turns
+
+    assert asyncio.run(run()) < 100
+    assert called == [number for number in range(count) if number != 5]
+    assert "a callback failed" in caplog.text
 
 
 def test_a_node_in_a_loop_of_ones_own() -> None:

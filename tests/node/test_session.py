@@ -124,22 +124,26 @@ def test_nothing_is_received(session_peer: SessionPeer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("garbage", "why"),
+    ("garbage", "why", "status"),
     [
-        (b"get k\r\n", "magic"),
-        (b"\x01" + bytes(11), "magic"),
-        (b"\x80\x00" + bytes(6) + b"\xff\xff\xff\xff" + bytes(12), "length of 4294967295"),
-        (b"\x80\x00\x00\x05" + bytes(20), "holds the key"),
-        (b"\x80\x01\x00\x00\x09" + bytes(3) + b"\0\0\0\x08" + bytes(20), "extras"),
-        (AnyResponse(opcode=0).encode(), "a response"),
-        (AnyResponse(opcode=0x10, extras=b"bad").encode(), "a response"),
+        (b"get k\r\n", "magic", None),
+        (b"\x01" + bytes(11), "magic", None),
+        (b"\x80\x00" + bytes(6) + b"\xff\xff\xff\xff" + bytes(12), "length of 4294967295", Status.E2BIG),
+        (b"\x80\x00\x00\x05" + bytes(20), "holds the key", Status.EINVAL),
+        (b"\x80\x01\x00\x00\x09" + bytes(3) + b"\0\0\0\x08" + bytes(20), "extras", Status.EINVAL),
+        (AnyResponse(opcode=0).encode(), "a response", None),
+        (AnyResponse(opcode=0x10, extras=b"bad").encode(), "a response", None),
     ],
 )
-def test_who_loses_the_frame_is_closed(
-    session_peer: SessionPeer, garbage: bytes, why: str, caplog: pytest.LogCaptureFixture
+def test_who_loses_the_frame_is_told_where_there_was_a_header_and_closed(
+    session_peer: SessionPeer, garbage: bytes, why: str, status: Status | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = session_peer.send(Noop(opaque=1), garbage, Noop(opaque=2))
-    assert [answer.opaque for answer in answers] == [1]
+    first, *others = session_peer.send(Noop(opaque=1), garbage, Noop(opaque=2))
+    assert first.opaque == 1
+    assert [answer.status for answer in others] == ([] if status is None else [status])
+    for answer in others:
+        assert_refusal(answer, status or Status.EINVAL)
+        assert (answer.opaque, answer.code) == (0, garbage[1])
     assert session_peer.session.closing
     assert why in caplog.text
     assert len(caplog.records) == 1
@@ -151,7 +155,9 @@ def test_a_length_is_refused_at_the_header(rig: Rig) -> None:
     with small.bucket:
         peer = small.peer()
         assert peer.ask(Set(key=b"k", value=bytes(991))).status is Status.SUCCESS
-        assert peer.send_bytes(Set(key=b"k", value=bytes(992)).encode()[:24]) == b""
+        (answer,) = peer.send(Set(key=b"k", value=bytes(992), opaque=7).encode()[:24])
+        assert_refusal(answer, Status.E2BIG)
+        assert answer.opaque == 7
         assert peer.session.closing
 
 
@@ -160,7 +166,7 @@ def test_the_limit_of_bodies_holds_for_all(compiled: bool) -> None:
     rig = fresh(compiled, limits=Limits(body_bytes_max=1000))
     with rig.bucket:
         peer = rig.peer()
-        assert peer.send(Set(key=b"k", value=bytes(992))) == []
+        assert [answer.status for answer in peer.send(Set(key=b"k", value=bytes(992)))] == [Status.E2BIG]
         assert peer.session.closing
         assert rig.bucket.vbucket(0).high_seqno == 0
 

@@ -1,15 +1,18 @@
 """A session in turns: however it is fed, paused and resumed, it answers everything once, in order, and holds little."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.peer import decoded, encoded, open_rig
+from tests.node.peer import assert_refusal, decoded, encoded, open_rig
+from upriver.node.commands.observe import OBSERVED_KEYS_MAX
 from upriver.node.session import Session
 from upriver.node.state import Limits
 from upriver.wire import Request
-from upriver.wire.memcached import Get, GetQ, Noop, QuitQ, Set, Stat
+from upriver.wire.codes import Status
+from upriver.wire.memcached import Feature, Get, GetQ, Hello, Noop, Observe, ObservedKey, QuitQ, Set, Stat
 
-SMALL = Limits(unread_answer_bytes_max=500, turn_requests_max=3, waiting_answers_max=4)
+SMALL = Limits(unread_answer_bytes_max=500, turn_work_max=3, waiting_answers_max=4)
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 REQUESTS = st.lists(
@@ -85,7 +88,7 @@ def test_pauses_lose_nothing_and_keep_the_order(
 
 
 def test_a_turn_ends_after_so_many_requests() -> None:
-    rig = open_rig(limits=Limits(turn_requests_max=10))
+    rig = open_rig(limits=Limits(turn_work_max=10))
     with rig.bucket:
         session = Session(rig.node, "peer")
         session.receive(encoded(*[Noop()] * 25))
@@ -98,6 +101,61 @@ def test_a_turn_ends_after_so_many_requests() -> None:
         session.resume()
         assert [answer.opaque for answer in decoded(session.data_to_send())] == [0] * 5 + [9]
         assert not session.stalled
+
+
+def test_a_turn_ends_sooner_after_requests_that_cost_more() -> None:
+    rig = open_rig(limits=Limits(turn_work_max=100))
+    with rig.bucket:
+        session = Session(rig.node, "peer")
+        session.receive(encoded(*[Stat(key=b"vbucket-details")] * 10, Noop(opaque=9)))
+        pairs = len(decoded(session.data_to_send()))
+        turns = 1
+        while session.stalled:
+            session.resume()
+            answers = decoded(session.data_to_send())
+            turns += 1
+        assert pairs < 3 * 60
+        assert 4 <= turns <= 10
+        assert answers[-1].opaque == 9
+        observe = Observe(keys=tuple(ObservedKey(vbucket=0, key=b"%d" % number) for number in range(50)))
+        session.receive(encoded(*[observe] * 4))
+        assert len(decoded(session.data_to_send())) == 2
+        assert session.stalled
+
+
+def test_what_lists_too_much_is_refused_before_it_is_taken_apart() -> None:
+    rig = open_rig()
+    with rig.bucket:
+        peer = rig.peer()
+        many = tuple(ObservedKey(vbucket=0, key=b"k") for _ in range(OBSERVED_KEYS_MAX + 1))
+        assert "at most 1000 at once" in peer.refused(Observe(keys=many), Status.EINVAL)
+        assert peer.ask(Observe(keys=many[1:])).status is Status.SUCCESS
+        too_long = tuple(ObservedKey(vbucket=0, key=b"k" * 250) for _ in range(300))
+        assert "ask for less" in peer.refused(Observe(keys=too_long), Status.E2BIG)
+        assert "ask for less" in peer.refused(Hello(features=(Feature.JSON,) * 100_000), Status.E2BIG)
+        assert peer.ask(Noop()).status is Status.SUCCESS
+
+
+def test_half_received_requests_of_all_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    rig = open_rig(limits=Limits(partial_bytes_max=10_000))
+    half = Set(key=b"key", value=b"v" * 6000, opaque=5).encode()[:6000]
+    with rig.bucket:
+        first, second, third = rig.peer(), rig.peer(), rig.peer()
+        assert first.send(half) == []
+        assert rig.node.counters.partial_bytes == 6000
+        (answer,) = second.send(half)
+        assert_refusal(answer, Status.ENOMEM)
+        assert answer.opaque == 5
+        assert second.session.closing
+        assert len(caplog.records) == 1
+        assert "half-received requests" in caplog.text
+        assert rig.node.counters.partial_bytes == 6000
+        (answer,) = first.send(Set(key=b"key", value=b"v" * 6000, opaque=5).encode()[6000:])
+        assert answer.status is Status.SUCCESS
+        assert rig.node.counters.partial_bytes == 0
+        third.send(half)
+        third.session.end()
+        assert rig.node.counters.partial_bytes == 0
 
 
 def test_a_turn_ends_after_so_many_bytes_of_answers() -> None:

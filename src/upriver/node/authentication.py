@@ -573,18 +573,18 @@ class LoginThrottle:
 
     def delay_s(self, peer: str, now: float) -> float:
         """How long to wait from now before the peer's next login is looked at."""
-        failures = self._peers.get(_network(peer))
+        failures = self._peers.get(network_of(peer))
         return 0.0 if failures is None else max(0.0, min(failures.until - now, self.longest_s))
 
     def failed(self, peer: str, now: float) -> None:
-        network = _network(peer)
+        network = network_of(peer)
         level = min(self._level_now(self._peers.pop(network, None), now) + 1, self._level_max)
         wait_s = min(self.first_s * 2 ** (level - 1), self.longest_s)
         self._peers[network] = _Failures(level, now, now + wait_s)
         self._forget(now)
 
     def succeeded(self, peer: str) -> None:
-        network = _network(peer)
+        network = network_of(peer)
         failures = self._peers.get(network)
         if failures is None:
             return
@@ -610,7 +610,8 @@ class LoginThrottle:
             del self._peers[oldest]
 
 
-def _network(peer: str) -> str:
+def network_of(peer: str) -> str:
+    """What counts as one peer: an IPv4 address, or the /64 of an IPv6 one."""
     try:
         address = ipaddress.ip_address(peer.strip("[]"))
     except ValueError:

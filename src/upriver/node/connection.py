@@ -40,6 +40,7 @@ class Connection(asyncio.BufferedProtocol):
         "_last_active",
         "_node",
         "_scheduled",
+        "_stranger_since",
         "_transport",
         "session",
     )
@@ -57,6 +58,8 @@ class Connection(asyncio.BufferedProtocol):
         self._context = context
         self._handshake: asyncio.Task[None] | None = None
         self._last_active = 0.0
+        #: When it had last logged in, or came.
+        self._stranger_since = 0.0
         self._scheduled = False
         self._transport: asyncio.Transport | None = None
         self.session: Session | None = None
@@ -75,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         session.log.debug("connected")
         self.session = session
-        self._last_active = loop.time()
+        self._last_active = self._stranger_since = loop.time()
         node.connections.add(self)
         node.counters.connections += 1
         node.counters.connections_total += 1
@@ -90,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session = self._transport = None
         if session is None:
             return
-        session.closing, session.on_output = True, None
+        session.end()
         if session.stream is not None:
             session.stream.lose()
         session.log.debug("disconnected%s", "" if exc is None else f": {exc}")
@@ -113,11 +116,16 @@ class Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def eof_received(self) -> bool:
-        """Whoever has said everything may still wait for answers; TLS knows no half-closed connections."""
+        """Whoever has said everything may still wait for answers; TLS knows no half-closed connections.
+
+        One cannot tell a peer that waits from one that is gone. So what the disk is about to end is waited for; what
+        may last is refused at once, and if nobody is there to hear it, the transport finds out.
+        """
         session = self.session
         if session is None or self._context is not None or not session.waiting:
             return False
         self._leave(session)
+        session.give_up()
         return True
 
     def pause_writing(self) -> None:
@@ -148,6 +156,9 @@ class Connection(asyncio.BufferedProtocol):
         session, transport = self.session, self._transport
         if session is None or transport is None:
             return
+        if transport.is_closing():  # nothing reaches the peer any more
+            session.data_to_send()
+            return
         stream = session.stream
         if stream is not None:
             self._node.counters.bytes_written += stream.pump(transport)
@@ -168,7 +179,14 @@ class Connection(asyncio.BufferedProtocol):
             self._handshake.cancel()
         elif self.session is not None:
             self._leave(self.session)
+            self.session.give_up()
             self.flush()
+
+    def dismiss(self, why: str) -> None:
+        """Close it, because somebody decided so."""
+        if self.session is not None:
+            self.session.log.info("closed: %s", why)
+            self.leave()
 
     def abort(self) -> None:
         """Close now, whatever was not sent."""
@@ -181,6 +199,11 @@ class Connection(asyncio.BufferedProtocol):
         """Close it if nothing has happened for too long."""
         session, transport, idle_s = self.session, self._transport, self._node.limits.idle_s
         if session is None or transport is None:
+            return
+        if self._node.users is None or session.user is not None or session.entrance.anonymous:
+            self._stranger_since = now
+        elif now - self._stranger_since >= self._node.limits.login_s and not session.closing:
+            self.dismiss(f"no login within {self._node.limits.login_s:g} s")
             return
         still_s = now - self._last_active
         if session.stream is not None:

@@ -24,6 +24,8 @@ BODY_BYTES_MAX: Final = 20 * 2**20 + 0xFFFF + 0xFF
 #: The dialects that a listener can be pinned to; those with the 12-byte header, which have no login, first.
 SHORT_DRAFTS: Final = ("upr_draft1", "upr_draft2")
 PINNABLE: Final = (*SHORT_DRAFTS, "upr_draft3", "upr", "dcp", "tap")
+#: Less than this does not hold a single item of the largest size that clients commonly use.
+MEMORY_QUOTA_BYTES_MIN: Final = 2**20
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -92,6 +94,10 @@ class NodeOptions:
     unread_bytes_max: int = option(
         1024 * 1024, "stop answering a peer that leaves so many bytes of answers unread", "BYTES", 1
     )
+    partial_bytes_max: int = option(
+        256 * 2**20, "how much of half-received requests to keep, of all connections together", "BYTES", 1
+    )
+    login_s: float = option(60.0, "with users, close a peer that has not logged in for so many seconds", "SECONDS", 0.1)
     idle_s: float = option(0.0, "close connections that are idle for so many seconds; 0 for never", "SECONDS", 0)
 
     def __post_init__(self) -> None:
@@ -115,7 +121,12 @@ class NodeOptions:
                 raise InvalidArguments(
                     f"whoever need not log in is served on loopback only, not on {entrance.address}: say --insecure"
                 )
-        parse_bytes(self.memory_quota)
+        if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", self.bucket) is None:
+            raise InvalidArguments(f"bucket = {self.bucket!r}: a name has 1 to 100 letters, digits or any of _ . - %")
+        if 0 < parse_bytes(self.memory_quota) < MEMORY_QUOTA_BYTES_MIN:
+            raise InvalidArguments(
+                f"memory_quota = {self.memory_quota!r}: nothing could be stored; it is at least 1MiB, or 0 for no limit"
+            )
         parse_ranges(self.initial_vbuckets, self.vbuckets)
 
 

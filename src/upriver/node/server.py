@@ -10,11 +10,14 @@ his answer, and connections close. A peer that does not take its last answers is
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import resource
 import secrets
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -28,8 +31,9 @@ from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, Connection
 from upriver.node.listener import Listener, bind
+from upriver.node.logins import take_new_users
 from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_listen, parse_ranges
-from upriver.node.state import Limits, NodeState
+from upriver.node.state import LOGGER, Limits, NodeState
 from upriver.node.streams import StreamService
 
 if TYPE_CHECKING:
@@ -40,6 +44,9 @@ MAINTENANCE_BUDGET_S: Final = 0.005
 #: Whether a checkpoint is to be closed is asked of so many vbuckets at a time.
 CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
+#: Threads that check passwords, and callbacks from other threads that are run in one turn of the event loop.
+HASHING_THREADS: Final = 2
+CALLBACKS_PER_TURN: Final = 1000
 #: How long a stop waits for the disk to take what peers wait for, and for peers to take their last answers.
 STOP_WAIT_S: Final = 2.0
 #: Descriptors that connections leave to files, listeners and the program around.
@@ -50,30 +57,58 @@ T = TypeVar("T")
 class LoopScheduler:
     """Gets things done in an event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: logging.Logger) -> None:
         self._loop = loop
+        self._log = log
+        #: Of its own, so that logins keep nothing else waiting, and few, so that they leave the cores to others.
+        self._pool = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="upriver-login")
+        self._soon: deque[Callable[[], object]] = deque()
+        self._awake = False
 
-    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+    def later(self, delay_s: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Call back after so many seconds."""
-        self._loop.call_later(delay_s, callback)
+        return self._loop.call_later(delay_s, callback)
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         """Run work that takes milliseconds in a thread, and hand its result over in the loop's."""
-        future = self._loop.run_in_executor(None, work)
+        future = self._loop.run_in_executor(self._pool, work)
         future.add_done_callback(lambda finished: finished.cancelled() or done(finished.result()))
 
     def from_thread(self, callback: Callable[[], object]) -> None:
-        """Call back soon, in the loop's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and so are its connections
-            self._loop.call_soon_threadsafe(callback)
+        """Call back soon, in the loop's thread: all that has gathered, so that a commit wakes the loop once."""
+        self._soon.append(callback)
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and so are its connections
+                self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._awake = False  # before the first is taken: whoever comes later wakes the loop again
+        for _ in range(CALLBACKS_PER_TURN):
+            try:
+                callback = self._soon.popleft()
+            except IndexError:
+                return
+            try:
+                callback()
+            except Exception:
+                self._log.exception("a callback failed")
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        """Begin no more work; what is being done is waited for."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Node:
     """One node: ``await Node.open(options)``, and ``await node.close()`` at the end."""
 
-    def __init__(self, options: NodeOptions, state: NodeState) -> None:
+    def __init__(self, options: NodeOptions, state: NodeState, scheduler: LoopScheduler) -> None:
         self.options = options
         self.state = state
+        self._scheduler = scheduler
         self.port = 0
         #: Where it listens, with the ports that were picked; the first is the node's own address.
         self.entrances: list[Entrance] = []
@@ -98,7 +133,8 @@ class Node:
             if not bucket.numbers():
                 for number in parse_ranges(options.initial_vbuckets, options.vbuckets):
                     bucket.create_vbucket(number)
-            node = cls(options, _state(options, bucket, users))
+            scheduler = LoopScheduler(asyncio.get_running_loop(), logging.getLogger(LOGGER))
+            node = cls(options, _state(options, bucket, users, scheduler), scheduler)
         except BaseException:
             bucket.close()
             raise
@@ -171,14 +207,19 @@ class Node:
         self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:
-        """Close who is idle for too long. One timer for all: ten thousand connections need no timers of their own."""
-        idle_s = self.options.idle_s
-        loop = asyncio.get_running_loop()
+        """Close who may not stay. One timer for all: ten thousand connections need no timers of their own."""
+        state, loop = self.state, asyncio.get_running_loop()
+        shortest_s = min(filter(None, (state.limits.idle_s, state.limits.login_s)))
         while True:
-            await asyncio.sleep(min(SWEEP_INTERVAL_S, idle_s / 4) if idle_s else SWEEP_INTERVAL_S)
-            now = loop.time()
-            for connection in list(self.state.connections):
-                connection.sweep(now)
+            await asyncio.sleep(min(SWEEP_INTERVAL_S, shortest_s / 4))
+            try:
+                if state.users is not None:
+                    take_new_users(state, state.users)
+                now = loop.time()
+                for connection in list(state.connections):
+                    connection.sweep(now)
+            except Exception:
+                state.log.exception("the connections could not be looked through")
 
     async def close(self) -> None:
         """Stop listening, answer whoever waits, close every connection, write everything. Twice is fine."""
@@ -194,6 +235,8 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if state.flush_timer is not None:
+            state.flush_timer.cancel()
         for connection in list(state.connections):
             connection.leave()
         if any(connection.session is not None and connection.session.waiting for connection in state.connections):
@@ -207,6 +250,7 @@ class Node:
         await self._all_gone(STOP_WAIT_S)
         if self._metrics is not None:
             await self._metrics.close()
+        await asyncio.to_thread(self._scheduler.close)
         await asyncio.to_thread(state.bucket.close)
 
     async def _all_gone(self, wait_s: float) -> None:
@@ -220,12 +264,12 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeState:
+def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler: LoopScheduler) -> NodeState:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     state = NodeState(
         bucket=bucket,
         bucket_name=options.bucket,
-        scheduler=LoopScheduler(asyncio.get_running_loop()),
+        scheduler=scheduler,
         clock=time.time,
         started=time.time(),
         cluster=ClusterConfig({"rev": 0}),
@@ -236,6 +280,8 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None) -> NodeSta
             unread_answer_bytes_max=options.unread_bytes_max,
             idle_s=options.idle_s,
             tls_handshake_s=options.tls_handshake_s,
+            login_s=options.login_s,
+            partial_bytes_max=options.partial_bytes_max,
         ),
         commands=COMMANDS,
         fast_path=_fast_path(bucket),

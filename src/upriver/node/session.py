@@ -22,6 +22,7 @@ from upriver.errors import (
     InvalidArguments,
     KeyExists,
     Locked,
+    NotMyVbucket,
     StatusError,
     UnknownCommand,
     WireError,
@@ -43,23 +44,37 @@ EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)
 #: The bits of a data type, and the feature that a client must have agreed on to use them.
 DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
+_JSON: Final = 0x01
+_HEADER_SIZE: Final = MEMCACHED.header_size
+#: The requests that list things, each of which becomes an object.
+_LISTS: Final = frozenset({memcached.Observe.declaration.opcode, memcached.Hello.declaration.opcode})
 
 
 class Deferred:
     """The place of an answer that is not there yet."""
 
-    __slots__ = ("_session", "packets")
+    __slots__ = ("_session", "give_up", "packets")
 
     def __init__(self, session: "Session") -> None:
         self._session = session
+        #: Refuses now what may otherwise wait for long; None where the next commit to disk ends the wait by itself.
+        self.give_up: Callable[[], object] | None = None
         self.packets: bytes | None = None
 
+    @property
+    def ended(self) -> bool:
+        """It is answered, or nobody is there any more who wants to know."""
+        return self.packets is not None
+
     def complete(self, *answers: Message) -> None:
-        """Answer now. Whoever waited behind goes out too."""
-        self._session.hold(self, b"".join(answer.encode() for answer in answers))
-        self._session.release()
+        """Answer, unless that has happened. Whoever waited behind goes out too."""
+        if not self.ended:
+            self.give_up = None
+            self._session.hold(self, b"".join(answer.encode() for answer in answers))
+            self._session.release_soon()
 
     def fail(self, request: Request, error: StatusError) -> None:
+        """Answer with a refusal."""
         self.complete(refusal(request, error))
 
 
@@ -78,13 +93,17 @@ class Session:
     """What the node knows of one connection."""
 
     __slots__ = (
+        "_counted_bytes",
         "_needed",
         "_out",
         "_partial",
+        "_releasing",
         "_waiting",
         "_waiting_bytes",
+        "_work",
         "agent",
         "closing",
+        "disk_waits",
         "entrance",
         "exchange",
         "features",
@@ -94,6 +113,7 @@ class Session:
         "on_output",
         "paused",
         "peer",
+        "selected",
         "stalled",
         "stream",
         "user",
@@ -128,8 +148,15 @@ class Session:
         self.paused = False
         #: Requests were left for a later turn.
         self.stalled = False
+        #: The bucket was selected: who does so knows what a cluster map is.
+        self.selected = False
+        #: How many answers wait for a seqno to reach the disk.
+        self.disk_waits = 0
         self._partial = bytearray()
+        self._counted_bytes = 0
         self._needed = 0
+        self._work = 0
+        self._releasing = False
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
         self._waiting_bytes = 0
@@ -146,11 +173,14 @@ class Session:
         if self._partial:
             self._partial += data
             if self.stalled or len(self._partial) < self._needed:
+                self._count_partial()
                 return
             data, self._partial = bytes(self._partial), bytearray()
         at = self._answer_all(data)
         if at < len(data) and not self.closing:
             self._partial += data[at:]
+        if self._partial or self._counted_bytes:
+            self._count_partial()
 
     def resume(self) -> None:
         """The peer reads again, or another turn begins: go on with what was received meanwhile."""
@@ -158,6 +188,39 @@ class Session:
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
+
+    def _count_partial(self) -> None:
+        """Keep the node's sum, and refuse to keep half a request if all connections together keep too much."""
+        counters, limit = self.node.counters, self.node.limits.partial_bytes_max
+        counters.partial_bytes += len(self._partial) - self._counted_bytes
+        self._counted_bytes = len(self._partial)
+        if counters.partial_bytes > limit and self._counted_bytes and not self.stalled:
+            self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
+            if len(self._partial) >= _HEADER_SIZE:
+                text = "too many requests are half received: send it again later"
+                self._send(_header_refusal(self._partial, 0, Status.ENOMEM, text))
+            self._close()
+
+    def _close(self) -> None:
+        """Take nothing more, and keep nothing of what was not answered."""
+        self.closing = True
+        self._partial = bytearray()
+        self.node.counters.partial_bytes -= self._counted_bytes
+        self._counted_bytes = 0
+
+    def give_up(self) -> None:
+        """End all waits that may last: the peer has said everything, or the node stops."""
+        for place in list(self._waiting):
+            if place.give_up is not None:
+                place.give_up()
+
+    def end(self) -> None:
+        """The connection is gone: whatever waits for it need not."""
+        self.on_output = None
+        self._close()
+        self.give_up()
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def data_to_send(self) -> bytes:
         """The answers that are ready; each is given once."""
@@ -206,8 +269,15 @@ class Session:
         self._waiting_bytes += len(packets) - len(place.packets or b"")
         place.packets = packets
 
+    def release_soon(self) -> None:
+        """Release once for all answers that are completed together, as a commit to disk completes thousands."""
+        if not self._releasing:
+            self._releasing = True
+            self.node.scheduler.from_thread(self.release)
+
     def release(self) -> None:
         """Move answers that are complete from the queue to the output."""
+        self._releasing = False
         while self._waiting and (packets := self._waiting[0].packets) is not None:
             self._waiting.popleft()
             self._waiting_bytes -= len(packets)
@@ -219,22 +289,22 @@ class Session:
 
     def _answer_all(self, data: Buffer) -> int:
         """Answer request by request; where the first byte stands that was not consumed."""
-        at = taken = self._needed = 0
+        at = self._work = self._needed = 0
         limits = self.node.limits
         if self.framing is None and len(data) and self.node.streams is not None:
             self.framing = self.node.streams.begin(self, data[0])
         while not self.closing and at < len(data):
-            if taken == limits.turn_requests_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+            if self._work >= limits.turn_work_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
                 self.stalled = True
                 return at
-            taken += 1
+            self._work += 1
             at = self._answer_run(data, at)
             if at == len(data):
                 break
             try:
                 size = self._packet_size(data, at)
             except WireError as error:
-                self._lose(error.shifted(-at))
+                self._refuse_frame(data, at, error.shifted(-at))
                 return at
             if size is None or len(data) - at < size:
                 self._needed = size or 0
@@ -262,9 +332,24 @@ class Session:
         framing.check_first_byte(data, at)
         if len(data) - at < framing.header_size:
             return None
+        return framing.header_size + framing.body_length(data, at, self._body_bytes_max)
+
+    @property
+    def _body_bytes_max(self) -> int:
         limits, stranger = self.node.limits, self.node.users is not None and self.user is None
-        limit = min(limits.login_bytes_max, limits.body_bytes_max) if stranger else limits.body_bytes_max
-        return framing.header_size + framing.body_length(data, at, limit)
+        return min(limits.login_bytes_max, limits.body_bytes_max) if stranger else limits.body_bytes_max
+
+    def charge(self, work: int) -> None:
+        """The request costs more than others: so much sooner this turn ends."""
+        self._work += work
+
+    def _refuse_frame(self, data: Buffer, at: int, error: WireError) -> None:
+        """A frame that cannot be: who sent a request's header is told, and nothing behind it can be understood."""
+        if self.framing is not DRAFT and data[at] == Magic.REQUEST and len(data) - at >= _HEADER_SIZE:
+            length = int.from_bytes(data[at + 8 : at + 12], "big")
+            status = Status.E2BIG if length > self._body_bytes_max else Status.EINVAL
+            self._send(_header_refusal(data, at, status, str(error)))
+        self._lose(error)
 
     def _lose(self, error: WireError) -> None:
         """The stream has lost its place: nothing behind it can be understood."""
@@ -272,7 +357,7 @@ class Session:
             self.node.streams.lose_place(self, error)
             return
         self.log.warning("closed: %s", error)
-        self.closing = True
+        self._close()
 
     def put(self, packets: bytes) -> None:
         """Send packets that wait for no answer before them: a stream's."""
@@ -283,6 +368,10 @@ class Session:
             return
         if packet[0] != Magic.REQUEST:  # answering it might go on for ever
             self._lose(WireError(0, "a request", "a response"))
+            return
+        if packet[1] in _LISTS and len(packet) - _HEADER_SIZE > self.node.limits.list_bytes_max:
+            text = f"a list of more than {self.node.limits.list_bytes_max} bytes: ask for less at once"
+            self._send(_header_refusal(packet, 0, Status.E2BIG, text))
             return
         try:
             request = memcached.memcached.decode(packet)
@@ -297,7 +386,7 @@ class Session:
         try:
             self._deliver(self._run(request))
         except StatusError as error:
-            self._deliver(refusal(request, self._understood(error)))
+            self._deliver(self._refusal(request, self._understood(error)))
         except Exception:
             self.log.exception("%s failed", request.title())
             self._deliver(
@@ -309,6 +398,7 @@ class Session:
     def _run(self, request: Request) -> Answer:
         entry = self.node.commands.get(type(request))
         if entry is None:
+            self.authorize(NOTHING)  # strangers are not even told what there is
             if isinstance(request, AnyRequest):
                 raise UnknownCommand(f"there is no command 0x{request.opcode:02x}")
             raise UnknownCommand
@@ -318,6 +408,14 @@ class Session:
         if request.datatype and request.datatype & ~self.datatypes:
             raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
         return command(self, request)
+
+    def _refusal(self, request: Request, error: StatusError) -> AnyResponse:
+        """As everybody's; but who has selected the bucket is shown by the map whom to ask instead."""
+        answer = refusal(request, error)
+        if self.selected and isinstance(error, NotMyVbucket):
+            answer.value = self.node.cluster.encoded()
+            answer.datatype = _JSON & self.datatypes
+        return answer
 
     @property
     def datatypes(self) -> int:
@@ -364,5 +462,10 @@ class Session:
 
 def malformed(packet: bytes, error: WireError) -> AnyResponse:
     """The answer to a packet whose frame is right and whose body is not."""
-    opaque = int.from_bytes(packet[12:16], "big")
-    return AnyResponse(opcode=packet[1], status=Status.EINVAL, opaque=opaque, value=str(error).encode())
+    return _header_refusal(packet, 0, Status.EINVAL, str(error))
+
+
+def _header_refusal(data: Buffer, at: int, status: Status, text: str) -> AnyResponse:
+    """A refusal of which no more is known than the header of its request."""
+    opaque = int.from_bytes(data[at + 12 : at + 16], "big")
+    return AnyResponse(opcode=data[at + 1], status=status, opaque=opaque, value=text.encode())

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
 from upriver.node.authentication import LoginThrottle, Role, Users
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
+from upriver.node.logins import LoginQueue
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+LOGGER: Final = "upriver.node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +37,41 @@ class Limits:
     unread_answer_bytes_max: int = 1024 * 1024
     #: So many answers may wait for the disk before the next request is looked at.
     waiting_answers_max: int = 10_000
-    #: After so many requests that the compiled loop did not answer, others have their turn.
-    turn_requests_max: int = 256
+    #: After so much work that the compiled loop did not do, others have their turn. A request is 1, and so is
+    #: everything that it asks for beyond the first: each key, each pair of statistics.
+    turn_work_max: int = 256
     #: A connection with nothing going on for so long is closed; 0 for never.
     idle_s: float = 0.0
     #: A peer that takes longer over its TLS handshake is closed.
     tls_handshake_s: float = 10.0
+    #: A peer that has not logged in for so long, where one has to, is closed.
+    login_s: float = 60.0
+    #: All connections together may make the node keep so many bytes of requests that are not whole yet.
+    partial_bytes_max: int = 256 * 2**20
+    #: A request that lists things becomes an object for each of them: it may not be longer than this.
+    list_bytes_max: int = 64 * 1024
+    #: A connection may wait so many times at once for a seqno to reach the disk.
+    disk_waits_max: int = 1024
+
+
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> object:
+        """Do not call any more; nothing happens if it was called already."""
 
 
 class Scheduler(Protocol):
     """How a session gets something done later; the node's event loop, or a test's own clock."""
 
-    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+    def later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Call back after so many seconds."""
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
 
     def from_thread(self, callback: Callable[[], object]) -> None:
-        """Call back soon, in the thread that runs the sessions."""
+        """Call back soon, in the thread that runs the sessions, and after those who asked before."""
 
 
 @dataclass(slots=True)
@@ -67,6 +86,8 @@ class Counters:
     flushes: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    #: What is kept of requests that are not answered, of all connections.
+    partial_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,9 +105,10 @@ class NodeState:
     limits: Limits = field(default_factory=Limits)
     counters: Counters = field(default_factory=Counters)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    #: How many flushes were asked for; one that was put off stands only until the next is asked for.
-    flushes_asked: int = 0
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger("upriver.node"))
+    logins: LoginQueue = field(default_factory=LoginQueue)
+    #: A flush that was put off; it stands only until the next is asked for.
+    flush_timer: Timer | None = None
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger(LOGGER))
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
     commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)

@@ -1,9 +1,13 @@
+import socket
+
 import pytest
 
-from tests.node.peer import ABSENT, Peer, Rig, SocketPeer
+from tests.node.peer import ABSENT, Peer, Rig, SocketPeer, open_rig
+from tests.node.probes import wait_until
 from upriver.model import VbucketState
 from upriver.node.commands.observe import PERSISTENCE_WAIT_S
 from upriver.node.embedded import start
+from upriver.node.state import Limits
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
     Delete,
@@ -143,6 +147,63 @@ def test_nobody_waits_forever(rig: Rig) -> None:
     assert (answer.opaque, answer.status, answer.cas) == (1, Status.ETMPFAIL, 0)
     rig.commit()
     assert peer.receive() == []
+
+
+def test_a_wait_that_is_over_leaves_nothing_behind(rig: Rig) -> None:
+    """Neither in the node's timers nor with the flusher, however it ended."""
+
+    def waits() -> int:
+        return rig.time.timers + len(rig.bucket.flusher.waiting)
+
+    peer = rig.peer()
+    for end in (rig.commit, lambda: rig.time.pass_by(PERSISTENCE_WAIT_S), peer.session.give_up, peer.session.end):
+        before = waits()
+        peer.put(Set(key=b"a"))
+        peer.put(*[SeqnoPersistence(seqno=rig.bucket.vbucket(0).high_seqno, opaque=n) for n in range(10)])
+        assert peer.session.disk_waits == 10
+        assert waits() >= before + 20
+        end()
+        assert peer.session.disk_waits == 0
+        assert waits() == before
+        assert peer.session.waiting == 0
+
+
+def test_a_connection_waits_only_so_often_at_once() -> None:
+    rig = open_rig(limits=Limits(disk_waits_max=3))
+    with rig.bucket:
+        peer, other = rig.peer(), rig.peer()
+        peer.put(Set(key=b"a"), *[SeqnoPersistence(seqno=1, opaque=number) for number in range(5)])
+        other.put(SeqnoPersistence(seqno=1, opaque=9))
+        rig.commit()
+        answers = {answer.opaque: answer.status for answer in peer.receive()[1:]}
+        assert answers == {0: 0, 1: 0, 2: 0, 3: Status.ETMPFAIL, 4: Status.ETMPFAIL}
+        assert [answer.status for answer in other.receive()] == [Status.SUCCESS]
+
+
+def test_who_leaves_does_not_linger_for_what_he_waited_for() -> None:
+    """And what he asked for is answered in as few writes as possible: nobody reads it."""
+    with start(vbuckets=1) as node, SocketPeer(node.host, node.port) as other:
+        other.ask(Set(key=b"a"))
+        assert other.ask(SeqnoPersistence(seqno=1)).status is Status.SUCCESS
+        leaver = SocketPeer(node.host, node.port)
+        leaver.socket.sendall(b"".join(SeqnoPersistence(seqno=9, opaque=n).encode() for n in range(1000)))
+        state = node.node.state
+        wait_until(
+            lambda: node.call(lambda: any(c.session and c.session.disk_waits == 1000 for c in state.connections))
+        )
+        leaver.close()
+        wait_until(lambda: node.call(lambda: state.counters.connections) == 1)
+        assert node.call(lambda: len(node.bucket.flusher.waiting)) == 0
+
+
+def test_who_half_closes_is_told_that_it_is_not_on_disk_yet() -> None:
+    with start(vbuckets=1) as node, SocketPeer(node.host, node.port) as peer:
+        peer.ask(Set(key=b"a"))
+        assert peer.ask(SeqnoPersistence(seqno=1)).status is Status.SUCCESS
+        peer.socket.sendall(SeqnoPersistence(seqno=9, opaque=1).encode() + Noop(opaque=2).encode())
+        peer.socket.shutdown(socket.SHUT_WR)
+        answers = [(answer.opaque, answer.status) for answer in peer.answers()]
+        assert answers == [(1, Status.ETMPFAIL), (2, Status.SUCCESS)]
 
 
 def test_one_may_wait_for_what_is_not_here_yet(rig: Rig) -> None:

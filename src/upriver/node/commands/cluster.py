@@ -18,6 +18,7 @@ def select_bucket(session: Session, request: SelectBucket) -> Answer:
     """Take the node's own bucket; there is no other."""
     if request.name.decode(errors="replace") != session.node.bucket_name:
         raise KeyNotFound(f"this node serves the bucket {session.node.bucket_name} alone")
+    session.selected = True
     return success(request)
 
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError, UsersFileError
-from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange, SaslStatus, Users
-from upriver.node.commands.registry import command, success
+from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
+from upriver.node.authentication import MECHANISMS, Outcome, SaslExchange, SaslStatus
+from upriver.node.commands.registry import ANY_USER, command, success
+from upriver.node.logins import take_new_users
 from upriver.node.session import Answer, Deferred, Session, refusal
-from upriver.node.state import NodeState
 from upriver.wire import Response
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
@@ -65,19 +65,19 @@ def hello(session: Session, request: Hello) -> Answer:
     return success(request, features=tuple(wanted))
 
 
-@command(Noop, role=None)
+@command(Noop, role=ANY_USER)
 def noop(session: Session, request: Noop) -> Answer:  # noqa: ARG001
     """Answered in its turn, so that a client knows what is done."""
     return success(request)
 
 
-@command(Version, role=None)
+@command(Version, role=ANY_USER)
 def version(session: Session, request: Version) -> Answer:
     """The version of this package."""
     return success(request, version=session.node.version.encode())
 
 
-@command(Verbosity, role=None)
+@command(Verbosity, role=ANY_USER)
 def verbosity(session: Session, request: Verbosity) -> Answer:  # noqa: ARG001
     """Taken and ignored: a client has no business with the node's log."""
     return success(request)
@@ -110,7 +110,7 @@ def sasl_auth(session: Session, request: SaslAuth) -> Answer:
     node = session.node
     if node.users is None:
         return success(request)  # nobody has to authenticate here
-    _take_new_users(node, node.users)
+    take_new_users(node, node.users)
     session.user = None
     exchange = session.exchange = SaslExchange(node.users)
     return _attempt(session, request, lambda: exchange.start(request.mechanism, request.value))
@@ -125,50 +125,46 @@ def sasl_step(session: Session, request: SaslStep) -> Answer:
     return _attempt(session, request, lambda: exchange.step(request.value))
 
 
-def _take_new_users(node: NodeState, users: Users) -> None:
-    """Read the file again if it changed; who is logged in keeps or loses roles at once."""
-    try:
-        changed = users.reload_if_changed()
-    except UsersFileError as error:
-        node.log.error("%s; the users known so far stay", error)
-        return
-    if changed:
-        for session in [connection.session for connection in node.connections]:
-            if session is not None and session.user is not None:
-                session.user = users.get(session.user.name)
-
-
 def _attempt(session: Session, request: SaslAuth, work: Callable[[], Outcome]) -> Answer:
-    """Run a step of a login: after the delay that earlier failures earned, beside the event loop because hashing a
-    password takes milliseconds, and before any request that stands behind it."""
+    """Run a step of a login: in its turn and after the delay that earlier failures earned, beside the event loop
+    because hashing a password takes milliseconds, and before any request that stands behind it."""
     node, place = session.node, Deferred(session)
     session.logging_in = True
 
     def finished(outcome: Outcome) -> None:
-        session.logging_in = False
-        place.complete(_outcome(session, request, outcome))
+        _count(session, outcome)  # also if nobody waits for it any more: a guess is a guess
+        if not place.ended:
+            session.logging_in = False
+            place.complete(_outcome(session, request, outcome))
 
-    delay_s = node.throttle.delay_s(_host(session), node.clock())
-    if delay_s > 0:
-        node.scheduler.later(delay_s, lambda: node.scheduler.beside(work, finished))
-    else:
-        node.scheduler.beside(work, finished)
+    def give_up() -> None:
+        node.logins.leave(node, attempt)
+        session.logging_in, session.exchange = False, None
+        place.fail(request, AuthenticationFailed("the connection is about to be closed"))
+
+    place.give_up = give_up
+    attempt = node.logins.enter(node, _host(session), work, finished)
     return place
 
 
-def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Response:
+def _count(session: Session, outcome: Outcome) -> None:
     node = session.node
+    if outcome.status is SaslStatus.SUCCESS:
+        node.throttle.succeeded(_host(session))
+    elif outcome.status is SaslStatus.FAILED:
+        node.counters.logins_failed += 1
+        node.throttle.failed(_host(session), node.clock())
+        session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
+
+
+def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Response:
     if outcome.status is SaslStatus.CONTINUE:
         return success(request, status=Status.AUTH_CONTINUE, value=outcome.challenge)
     session.exchange = None
-    if outcome.user is not None:
-        session.user = outcome.user
-        node.throttle.succeeded(_host(session))
-        return success(request, value=outcome.challenge)
-    node.counters.logins_failed += 1
-    node.throttle.failed(_host(session), node.clock())
-    session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
-    return refusal(request, AuthenticationFailed())
+    if outcome.user is None:
+        return refusal(request, AuthenticationFailed())
+    session.user = outcome.user
+    return success(request, value=outcome.challenge)
 
 
 def _host(session: Session) -> str:

@@ -221,20 +221,21 @@ def get_and_touch(session: Session, request: Gat) -> Answer:
 def flush(session: Session, request: Flush) -> Answer:
     """As memcached does it: a flush that was put off stands until another is asked for."""
     node = session.node
-    node.flushes_asked += 1
-    asked = node.flushes_asked
+    if node.flush_timer is not None:
+        node.flush_timer.cancel()
+        node.flush_timer = None
 
     def run() -> None:
-        if asked == node.flushes_asked:
-            node.bucket.flush()
-            node.counters.flushes += 1
+        node.flush_timer = None
+        node.bucket.flush()
+        node.counters.flushes += 1
 
     answer = None if isinstance(request, FlushQ) else success(request)
     wait_s: float = request.expiration or 0
     if wait_s > RELATIVE_EXPIRY_S_MAX:
         wait_s = max(0.0, wait_s - node.clock())
     if wait_s:
-        node.scheduler.later(wait_s, run)
+        node.flush_timer = node.scheduler.later(wait_s, run)
         return answer
     run()
     return answer if node.bucket.ack == "memory" else when_all_durable(session, answer)

@@ -5,7 +5,8 @@ from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, Temporar
 from upriver.model import Event, VbucketState
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
-from upriver.node.session import Answer, Deferred, Session
+from upriver.node.session import Answer, Deferred, Session, refusal
+from upriver.wire import Response
 from upriver.wire.memcached import (
     KeyObservation,
     KeyState,
@@ -20,6 +21,8 @@ from upriver.wire.memcached import (
 
 #: How long a client may wait for the disk before it is told to try again.
 PERSISTENCE_WAIT_S = 30.0
+#: How many keys one request may ask for.
+OBSERVED_KEYS_MAX = 1000
 
 
 def living_vbucket(session: Session, number: int) -> Vbucket:
@@ -33,6 +36,9 @@ def living_vbucket(session: Session, number: int) -> Vbucket:
 @command(Observe, role=Role.READ)
 def observe(session: Session, request: Observe) -> Answer:
     """Whether keys are here, and whether they are on disk."""
+    if len(request.keys) > OBSERVED_KEYS_MAX:
+        raise InvalidArguments(f"{len(request.keys)} keys: ask for at most {OBSERVED_KEYS_MAX} at once")
+    session.charge(len(request.keys))
     return success(request, keys=tuple(_observed(session, key) for key in request.keys))
 
 
@@ -77,19 +83,29 @@ def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
 @command(SeqnoPersistence, role=Role.READ)
 def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
     """Wait also for what is not here yet: whoever moves a vbucket asks before the last changes have arrived."""
-    vbucket = living_vbucket(session, request.vbucket)
-    place, scheduler = Deferred(session), session.node.scheduler
+    vbucket, node = living_vbucket(session, request.vbucket), session.node
+    if vbucket.persisted_seqno >= request.seqno:
+        return success(request)
+    if session.disk_waits >= node.limits.disk_waits_max:
+        raise TemporaryFailure(f"{session.disk_waits} waits for the disk are under way on this connection")
+    place, scheduler = Deferred(session), node.scheduler
+    session.disk_waits += 1
 
-    def on_disk() -> None:
-        if place.packets is None:
-            place.complete(success(request))
+    def end(answer: Response) -> None:
+        if not place.ended:
+            session.disk_waits -= 1
+            timer.cancel()
+            wait.cancel()
+            place.complete(answer)
 
-    def too_late() -> None:
-        if place.packets is None:
-            place.fail(request, TemporaryFailure("not on disk in time", vbucket=vbucket.number))
+    def refuse(why: str) -> None:
+        end(refusal(request, TemporaryFailure(why, vbucket=vbucket.number)))
 
-    session.node.bucket.flusher.when_persisted(vbucket, request.seqno, lambda: scheduler.from_thread(on_disk))
-    scheduler.later(PERSISTENCE_WAIT_S, too_late)
+    timer = scheduler.later(PERSISTENCE_WAIT_S, lambda: refuse("not on disk in time"))
+    place.give_up = lambda: refuse("not on disk yet")
+    wait = node.bucket.flusher.when_persisted(
+        vbucket, request.seqno, lambda: scheduler.from_thread(lambda: end(success(request)))
+    )
     return place
 
 

@@ -48,6 +48,7 @@ def stat(session: Session, request: Stat) -> Answer:
     function, role = found
     session.authorize(role)
     pairs = list(function(session.node, arguments))  # all of it first: an error must not come in the middle
+    session.charge(len(pairs))
     return _answers(request, pairs)
 
 
