@@ -24,7 +24,10 @@
     │   └── LoginImpossible       no way to log in that both sides allow
     ├── ClusterMapError           a cluster map that makes no sense
     ├── StreamRolledBack          the source went back behind where a consumer stands, which may not follow
+    │   └── QueryRolledBack       the same for a query of Spark
     ├── StreamRefused             a stream that the source does not give
+    ├── OffsetError               an offset of a query that cannot be read
+    ├── DataLoss                  what a query has read is known to nobody any more
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
         ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
@@ -212,6 +215,38 @@ class StreamRolledBack(UpriverError):
             f"vbucket {self.vbucket}: the source went back to {self.seqno}, behind {self.position}; "
             "start over, or choose the policy 'rewind' or 'emit'"
         )
+
+
+class QueryRolledBack(StreamRolledBack):
+    """The source of a query went back, and the query's policy is to fail."""
+
+    def __init__(self, vbucket: int, seqno: int, position: object, new_uuid: int, why: str) -> None:
+        super().__init__(vbucket, seqno, position)
+        self.args = (vbucket, seqno, position, new_uuid, why)
+        self.new_uuid = new_uuid
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"vbucket {self.vbucket}: {self.why}, so what was read up to {self.position} must go back to {self.seqno} "
+            f"under uuid {self.new_uuid:#x}. Set onRollback to rewind, to read the vbucket anew, or to emit, to be told"
+        )
+
+
+class OffsetError(UpriverError, ValueError):
+    """An offset of a query cannot be read."""
+
+
+class DataLoss(UpriverError):
+    """What a query has read of a vbucket is known to nobody any more."""
+
+    def __init__(self, vbucket: int, why: str) -> None:
+        super().__init__(vbucket, why)
+        self.vbucket = vbucket
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"vbucket {self.vbucket}: {self.why}. Changes may be lost: set failOnDataLoss to false to go on"
 
 
 class StreamRefused(UpriverError):

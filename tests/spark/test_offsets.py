@@ -1,0 +1,91 @@
+"""Offsets: the same text for the same places, and nothing lost in between."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.errors import OffsetError
+from upriver.spark import describe_offset
+from upriver.spark.offsets import Offset, Place, read_offset
+
+SEQNOS = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def places(draw: st.DrawFn, vbucket: int) -> Place:
+    seqno = draw(SEQNOS)
+    uuid = draw(st.integers(1, 2**48 - 1))
+    return Place(vbucket, uuid, seqno, draw(st.integers(0, seqno)), draw(st.integers(0, 99)), draw(SEQNOS))
+
+
+@st.composite
+def offsets(draw: st.DrawFn) -> Offset:
+    vbuckets = draw(st.sets(st.integers(0, 1023), max_size=8))
+    return Offset([draw(places(vbucket)) for vbucket in vbuckets])
+
+
+@given(offsets())
+def test_packed_and_unpacked_is_the_same(offset: Offset) -> None:
+    text = json.dumps(offset.packed())
+    assert Offset.unpacked(json.loads(text)) == offset
+    assert json.dumps(Offset.unpacked(json.loads(text)).packed()) == text
+
+
+@given(offsets())
+def test_the_form_for_people_says_the_same(offset: Offset) -> None:
+    described = describe_offset(json.dumps(offset.packed()))
+    read = read_offset(json.dumps(described))
+    assert isinstance(read, dict)
+    assert read == offset.places
+
+
+def test_the_order_in_which_places_are_given_does_not_matter() -> None:
+    one, other = Place(1, 7, 3, 3), Place(2, 8, 4, 1)
+    assert Offset([one, other]).packed() == Offset([other, one]).packed()
+
+
+def test_1024_vbuckets_stay_small() -> None:
+    offset = Offset(Place(n, 2**47 + n, 10_000_000 + n, 10_000_000 + n, 1, 5) for n in range(1024))
+    assert len(json.dumps(offset.packed())) < 26_000
+
+
+def test_a_later_version_is_refused() -> None:
+    packed = Offset([Place(1, 7, 3, 3)]).packed() | {"version": 2}
+    with pytest.raises(OffsetError, match=r"version 2.*new checkpoint"):
+        Offset.unpacked(packed)
+
+
+@pytest.mark.parametrize("text", ["!", "", "AAAA", "CQ=="])
+def test_a_damaged_offset_is_refused(text: str) -> None:
+    with pytest.raises(OffsetError, match="damaged"):
+        Offset.unpacked({"version": 1, "count": 3, "places": text})
+
+
+def test_per_vbucket_words_are_taken() -> None:
+    assert read_offset('{"3": "earliest", "4": "latest", "5": {"uuid": "0x10", "seqno": 9}}') == {
+        3: "earliest",
+        4: "latest",
+        5: Place(5, 16, 9, 9, 0, 9),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("soon", "neither earliest, latest nor JSON"),
+        ("[1]", "a JSON object"),
+        ('{"x": "latest"}', "no vbucket"),
+        ('{"70000": "latest"}', "no vbucket"),
+        ('{"1": "soon"}', 'write "earliest", "latest"'),
+        ('{"1": {"seqno": 4}}', "uuid and seqno are needed"),
+        ('{"1": {"uuid": 3, "seqno": -1}}', "no number of 64 bits"),
+        ('{"1": {"uuid": 3, "seqno": true}}', "no number of 64 bits"),
+        ('{"1": {"uuid": 3, "seqno": 2, "whole": 3}}', "cannot be whole at 3"),
+        ('{"1": {"uuid": 0, "seqno": 2}}', "means nothing without the uuid"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(text: str, complaint: str) -> None:
+    with pytest.raises(OffsetError, match=complaint):
+        read_offset(text)

@@ -1,0 +1,254 @@
+"""The planning of ranges: unit tests of each rule, and a model in which a sink must end with the source's contents."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.errors import DataLoss, QueryRolledBack
+from upriver.model import FailoverEntry, FailoverLog
+from upriver.spark.offsets import Offset, Place
+from upriver.spark.plan import (
+    GoBack,
+    Policy,
+    Range,
+    Rules,
+    SourceState,
+    answered_with_rollback,
+    backlog_rows,
+    going_on,
+    next_offset,
+    proven,
+    ranges,
+)
+
+EMIT, REWIND = Rules("emit"), Rules("rewind")
+
+
+def log(*entries: tuple[int, int]) -> FailoverLog:
+    return FailoverLog(tuple(FailoverEntry(*entry) for entry in entries))
+
+
+# Each rule alone
+
+
+def test_nothing_new_gives_the_same_offset() -> None:
+    start = Offset([Place(0, 7, 5, 2)])
+    assert next_offset(start, {0: SourceState(log((7, 0)), 5)}, EMIT) == start
+
+
+def test_a_start_at_0_takes_the_branch_that_there_is() -> None:
+    end = next_offset(Offset([Place(0)]), {0: SourceState(log((7, 0)), 5)}, Rules())
+    assert end == Offset([Place(0, 7, 5)])
+    assert list(ranges(Offset([Place(0)]), end)) == [Range(Place(0, 7), 5)]
+
+
+def test_a_high_seqno_that_has_not_moved_proves_the_place_whole() -> None:
+    assert proven(Place(0, 7, 5, 2), SourceState(log((7, 0)), 5)) == Place(0, 7, 5, 5, 0, 5)
+    assert proven(Place(0, 7, 5, 2), SourceState(log((7, 0)), 6)) == Place(0, 7, 5, 2)
+    assert proven(Place(0, 7, 5, 2), SourceState(log((8, 5), (7, 0)), 5)) == Place(0, 7, 5, 2)
+
+
+def test_exact_ranges_prove_the_place_whole_if_all_versions_since_are_kept() -> None:
+    assert proven(Place(0, 7, 5, 2), SourceState(log((7, 0)), 9, exact_from=2)) == Place(0, 7, 5, 5, 0, 5)
+    assert proven(Place(0, 7, 5, 2), SourceState(log((7, 0)), 9, exact_from=3)) == Place(0, 7, 5, 2)
+
+
+def test_after_a_failover_it_goes_on_only_from_what_is_whole_and_shared() -> None:
+    state = SourceState(log((8, 5), (7, 0)), 6)
+    assert going_on(Place(0, 7, 5, 5, 0, 5), state, Rules()) == Place(0, 8, 5, 5, 0, 5)
+    assert going_on(Place(0, 7, 5, 3, 0, 3), state, EMIT) == Place(0, 8, 3, 3, 1, 3)
+    assert going_on(Place(0, 7, 6, 6, 0, 3), state, EMIT) == Place(0, 8, 5, 5, 1, 3)
+
+
+def test_below_what_was_first_whole_everything_starts_over() -> None:
+    state = SourceState(log((8, 5), (7, 0)), 6)
+    assert going_on(Place(0, 7, 9, 9, 0, 6), state, EMIT) == Place(0, 8, 0, 0, 1)
+    assert going_on(Place(0, 7, 9, 0, 0, 0), state, EMIT) == Place(0, 8, 0, 0, 1)
+    assert going_on(Place(0, 7, 6, 6, 0, 3), state, REWIND) == Place(0, 8, 0, 0, 1)
+
+
+def test_forgotten_deletions_start_over() -> None:
+    state = SourceState(log((7, 0)), 20, purge_seqno=10)
+    assert going_on(Place(0, 7, 9, 9, 2, 1), state, EMIT) == Place(0, 7, 0, 0, 3)
+    assert going_on(Place(0, 7, 10, 10, 2, 1), state, EMIT) == Place(0, 7, 10, 10, 2, 1)
+
+
+def test_the_policy_fail_names_the_positions() -> None:
+    with pytest.raises(QueryRolledBack, match=r"vbucket 3: .* must go back to 5 under uuid 0x8"):
+        going_on(Place(3, 7, 6, 6, 0, 3), SourceState(log((8, 5), (7, 0)), 6), Rules())
+
+
+def test_a_replaced_history_is_data_loss() -> None:
+    state = SourceState(log((9, 0)), 4)
+    with pytest.raises(DataLoss, match="uuid 0x7, read up to 5, is unknown"):
+        going_on(Place(0, 7, 5, 5), state, EMIT)
+    assert going_on(Place(0, 7, 5, 5), state, Rules("emit", fail_on_data_loss=False)) == Place(0, 9, 0, 0, 1)
+
+
+def test_a_vbucket_that_is_gone_is_data_loss() -> None:
+    start = Offset([Place(0, 7, 5, 5)])
+    with pytest.raises(DataLoss, match="no node has it"):
+        next_offset(start, {}, EMIT)
+    assert next_offset(start, {}, Rules("emit", fail_on_data_loss=False)) == start
+
+
+def test_going_back_is_told_by_the_offsets_alone() -> None:
+    start, end = Offset([Place(0, 7, 9, 4, 0, 2)]), Offset([Place(0, 8, 6, 4, 1, 2)])
+    assert list(ranges(start, end)) == [Range(Place(0, 8, 4, 4, 1, 2), 6, GoBack(4, 7, 8))]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.integers(1, 500))
+def test_limits_hold_and_everybody_gets_there(highs: list[int], rows_max: int) -> None:
+    states = {n: SourceState(log((7, 0)), high) for n, high in enumerate(highs)}
+    offset = Offset(Place(n) for n in states)
+    for _ in range(sum(highs) // rows_max + len(highs) + 2):
+        following = next_offset(offset, states, Rules(), rows_max=rows_max)
+        assert 0 <= backlog_rows(offset, states) - backlog_rows(following, states) <= rows_max
+        offset = following
+    assert [place.seqno for place in offset] == highs
+
+
+def test_a_target_is_not_exceeded() -> None:
+    states = {0: SourceState(log((7, 0)), 10), 1: SourceState(log((7, 0)), 3)}
+    end = next_offset(Offset([Place(0), Place(1)]), states, Rules(), target={0: 4, 1: 9})
+    assert [place.seqno for place in end] == [4, 3]
+
+
+def test_a_range_that_is_answered_with_a_rollback() -> None:
+    asked = Range(Place(0, 7, 5, 5, 1, 2), 9)
+    again = answered_with_rollback(asked, 3, 7, EMIT)
+    assert again == Range(Place(0, 7, 3, 3, 1, 2), 9, GoBack(3, 7, 7))
+    assert answered_with_rollback(asked, 3, 8, EMIT) == Range(Place(0, 8, 3, 3, 1, 2), 3, GoBack(3, 7, 8))
+    assert answered_with_rollback(asked, 1, 7, EMIT) == Range(Place(0, 7, 0, 0, 1, 2), 9, GoBack(0, 7, 7))
+    with pytest.raises(QueryRolledBack):
+        answered_with_rollback(asked, 3, 8, Rules())
+
+
+# A source, a query and a sink
+
+
+@dataclass
+class Source:
+    """One vbucket: all versions of its present branch, and the log of those before."""
+
+    versions: list[tuple[int, str, int | None]] = field(default_factory=list)
+    log: FailoverLog = field(default_factory=lambda: log((1, 0)))
+    exact: bool = False
+    purge_seqno: int = 0
+    uuids: int = 1
+    values: int = 0
+
+    @property
+    def high(self) -> int:
+        return self.versions[-1][0] if self.versions else 0
+
+    @property
+    def state(self) -> SourceState:
+        return SourceState(self.log, self.high, self.purge_seqno, 0 if self.exact else None)
+
+    def write(self, key: str, *, delete: bool) -> None:
+        self.values += 1
+        self.versions.append((self.high + 1, key, None if delete else self.values))
+
+    def fail_over(self, lost: int) -> None:
+        """The last changes are gone, and others take their seqnos."""
+        self.versions = self.versions[: max(0, len(self.versions) - lost)]
+        self.purge_seqno = min(self.purge_seqno, self.high)
+        self.uuids += 1
+        self.log = self.log.branch(self.uuids, self.high)
+
+    def purge(self) -> None:
+        """Forget the deletions that are current now."""
+        newest = {key: seqno for seqno, key, _ in self.versions}
+        gone = {key: s for s, key, value in self.versions if value is None and newest[key] == s and s < self.high}
+        self.versions = [version for version in self.versions if version[1] not in gone]
+        self.purge_seqno = max([self.purge_seqno, *gone.values()])
+
+    def read(self, start: int, end: int) -> list[tuple[int, str, int | None]]:
+        """Each key once: the version that is current, or with exact ends the one that was."""
+        newest = {key: seqno for seqno, key, _ in self.versions if not self.exact or seqno <= end}
+        return [version for version in self.versions if start < version[0] <= end and newest[version[1]] == version[0]]
+
+    def rollback_for(self, place: Place) -> int | None:
+        if not place.seqno:
+            return None
+        index = self.log.index(place.vbucket_uuid)
+        if index is None or place.seqno < self.purge_seqno:
+            return 0
+        upper = self.log.upper(index, self.high)
+        return None if place.seqno <= upper else upper
+
+    @property
+    def contents(self) -> dict[str, int]:
+        return {key: value for key, value in {k: v for _, k, v in self.versions}.items() if value is not None}
+
+
+@dataclass
+class Sink:
+    """Keeps seqno and value of each key, and repairs what a rollback has touched."""
+
+    held: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def go_back(self, back: GoBack, source: Source) -> None:
+        if back.seqno == 0:
+            self.held.clear()
+            return
+        current = {key: (seqno, value) for seqno, key, value in source.versions}
+        for key, (seqno, _) in list(self.held.items()):
+            if seqno > back.seqno:
+                self.held[key] = current.get(key, (source.high, None))
+
+    def apply(self, rows: list[tuple[int, str, int | None]]) -> None:
+        for seqno, key, value in rows:
+            self.held[key] = (seqno, value)
+
+    @property
+    def contents(self) -> dict[str, int]:
+        return {key: value for key, (_, value) in self.held.items() if value is not None}
+
+
+def run_range(asked: Range, source: Source, rules: Rules, sink: Sink) -> None:
+    """What a task and the sink do with a range."""
+    if (seqno := source.rollback_for(asked.place)) is not None:
+        asked = answered_with_rollback(asked, seqno, source.state.vbucket_uuid, rules)
+    if asked.go_back is not None:
+        sink.go_back(asked.go_back, source)
+    sink.apply(source.read(asked.place.seqno, asked.end_seqno))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("policy", ["emit", "rewind"])
+@given(seed=st.integers(0, 2**32))
+def test_the_sink_ends_with_the_sources_contents(policy: Policy, exact: bool, seed: int) -> None:
+    choose = random.Random(seed)
+    source, sink, rules = Source(exact=exact), Sink(), Rules(policy)
+    offset = Offset([Place(0)])
+
+    def disturb(times: int) -> None:
+        for _ in range(choose.randrange(times)):
+            match choose.randrange(12):
+                case 0:
+                    source.fail_over(choose.randrange(4))
+                case 1 if not exact:  # what is purged is no longer there to be read exactly
+                    source.purge()
+                case _:
+                    source.write(choose.choice("abcd"), delete=choose.random() < 0.3)
+
+    for _ in range(choose.randrange(1, 12)):
+        disturb(8)
+        end = next_offset(offset, {0: source.state}, rules, rows_max=choose.choice((None, 1, 3)))
+        for _ in range(choose.choice((1, 1, 2))):  # a batch may be run again
+            disturb(4)
+            for asked in ranges(offset, end):
+                run_range(asked, source, rules, sink)
+        offset = end
+    for _ in range(3):  # one to go back, one to read, one to see that there is no more
+        end = next_offset(offset, {0: source.state}, rules)
+        for asked in ranges(offset, end):
+            run_range(asked, source, rules, sink)
+        offset = end
+    assert next_offset(offset, {0: source.state}, rules) == offset
+    assert sink.contents == source.contents
