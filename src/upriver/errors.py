@@ -26,6 +26,7 @@
     ├── StreamRolledBack          the source went back behind where a consumer stands, which may not follow
     │   └── QueryRolledBack       the same for a query of Spark
     ├── StreamRefused             a stream that the source does not give
+    ├── OptionError               an option of a query that is unknown or makes no sense
     ├── OffsetError               an offset of a query that cannot be read
     ├── DataLoss                  what a query has read is known to nobody any more
     └── StatusError               a refusal with a number: one class per status
@@ -231,6 +232,19 @@ class QueryRolledBack(StreamRolledBack):
             f"vbucket {self.vbucket}: {self.why}, so what was read up to {self.position} must go back to {self.seqno} "
             f"under uuid {self.new_uuid:#x}. Set onRollback to rewind, to read the vbucket anew, or to emit, to be told"
         )
+
+
+class OptionError(UpriverError, ValueError):
+    """An option that is unknown or makes no sense: which, what was given, what may be."""
+
+    def __init__(self, name: str, value: str, why: str) -> None:
+        super().__init__(name, value, why)
+        self.name = name
+        self.value = value
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"option {self.name} = {self.value!r}: {self.why}"
 
 
 class OffsetError(UpriverError, ValueError):

@@ -1,0 +1,133 @@
+"""Options: every one valid and invalid, and errors that name the option, the value and what may be."""
+
+import dataclasses
+
+import pytest
+
+from upriver.errors import OptionError
+from upriver.spark.options import ReadOptions, WriteOptions, spark_name
+from upriver.spark.plan import Rules
+
+VALID = {
+    "address": ("a:1,b:2", "upriver://u:p@h:1/b?tls=on"),
+    "bucket": ("beer",),
+    "user": ("ann",),
+    "password": ("secret", ""),
+    "tls": ("true", "OFF"),
+    "ca": ("/etc/ca.pem",),
+    "dialect": ("dcp", "UPR", "upr_draft1", "tap"),
+    "vbuckets": ("all", "0-511,700", "3"),
+    "startingOffsets": ("earliest", "Latest", '{"0": "latest", "1": {"uuid": "0x5", "seqno": 7}}'),
+    "endingOffsets": ("latest", '{"0": "latest"}'),
+    "maxRowsPerTrigger": ("1", "1000000"),
+    "maxBytesPerTrigger": ("1000", "16m", "1.5GB"),
+    "minRowsPerTrigger": ("10",),
+    "maxTriggerDelay": ("500ms", "30s", "5m"),
+    "minPartitions": ("4",),
+    "onRollback": ("fail", "rewind", "Emit"),
+    "failOnDataLoss": ("true", "false"),
+    "keysOnly": ("true",),
+    "keyPrefix": ("user:",),
+    "keyFilter": ("^user:[0-9]+$",),
+    "valueFilter": ('{"field": "a.b", "equals": 1}',),
+    "persistedOnly": ("true",),
+    "history": ("true",),
+    "valueFormat": ("binary", "string", "json"),
+    "rowsPerBatch": ("10000",),
+}
+INVALID = {
+    "address": ("host:port", "http://x", ""),
+    "bucket": ("",),
+    "user": ("",),
+    "tls": ("perhaps",),
+    "ca": ("",),
+    "dialect": ("kafka",),
+    "vbuckets": ("", "5-3", "0-1024", "a"),
+    "startingOffsets": ("soon", '{"0": "soon"}', "[]"),
+    "endingOffsets": ("earliest", "soon"),
+    "maxRowsPerTrigger": ("0", "-1", "many", "1.5"),
+    "maxBytesPerTrigger": ("0", "-1m", "16 parsec"),
+    "minRowsPerTrigger": ("0",),
+    "maxTriggerDelay": ("soon", "-1s", "5"),
+    "minPartitions": ("0",),
+    "onRollback": ("ignore",),
+    "failOnDataLoss": ("maybe",),
+    "keysOnly": ("2",),
+    "keyPrefix": ("",),
+    "keyFilter": ("",),
+    "valueFilter": ("a = 1", "{}"),
+    "persistedOnly": ("x",),
+    "history": ("x",),
+    "valueFormat": ("xml",),
+    "valueSchema": ("",),
+    "rowsPerBatch": ("0",),
+}
+
+
+def test_every_option_is_tried() -> None:
+    names = {spark_name(field.name) for field in dataclasses.fields(ReadOptions)}
+    assert names == set(VALID) | {"valueSchema"}
+    assert names == set(INVALID) | {"password"}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALID.items() for value in values])
+def test_what_is_valid_is_taken_in_any_case(name: str, value: str) -> None:
+    assert ReadOptions.read({name: value}) == ReadOptions.read({name.upper(): value})
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in INVALID.items() for value in values])
+def test_what_is_not_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        ReadOptions.read({name: value})
+    assert caught.value.name == name
+    assert repr(value) in str(caught.value)
+
+
+def test_an_error_names_what_is_allowed() -> None:
+    with pytest.raises(OptionError, match="onRollback = 'ignore': it must be one of fail, rewind, emit"):
+        ReadOptions.read({"onrollback": "ignore"})
+
+
+def test_a_slip_of_the_pen_is_seen() -> None:
+    with pytest.raises(OptionError, match="did you mean startingOffsets"):
+        ReadOptions.read({"startingOffset": "latest"})
+
+
+def test_a_password_is_never_shown() -> None:
+    address = ReadOptions.read({"address": "h:1", "user": "ann", "password": "secret"}).cluster
+    assert (address.user, address.password) == ("ann", "secret")
+    assert "secret" not in repr(address)
+    with pytest.raises(OptionError) as caught:
+        ReadOptions.read({"address": "upriver://ann:secret@h:x"})
+    assert "secret" not in caught.value.why
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    for options in (
+        {"dialect": "tap", "startingOffsets": "latest"},
+        {"valueSchema": "a int"},
+        {"keyPrefix": "a", "keyFilter": "b"},
+        {"minRowsPerTrigger": "5", "maxRowsPerTrigger": "4"},
+    ):
+        with pytest.raises(OptionError):
+            ReadOptions.read(options)
+    assert ReadOptions.read({"valueSchema": "a int", "valueFormat": "json"}).value_schema == "a int"
+
+
+def test_what_is_not_said_in_the_address_is_said_beside_it() -> None:
+    options = ReadOptions.read({"address": "h:1", "bucket": "beer", "user": "ann", "password": "x", "tls": "true"})
+    assert str(options.cluster) == "upriver://ann@h:1/beer"
+    assert options.cluster.tls
+
+
+def test_the_rules_for_losses() -> None:
+    assert ReadOptions().rules == Rules("fail", True)
+    assert ReadOptions.read({"onRollback": "emit", "failOnDataLoss": "false"}).rules == Rules("emit", False)
+
+
+def test_write_options() -> None:
+    assert WriteOptions.read({"mode": "META", "conflicts": "force"}).mode == "meta"
+    with pytest.raises(OptionError, match="upsert, meta"):
+        WriteOptions.read({"mode": "append"})
+    with pytest.raises(OptionError, match="deadLetterPath belong together"):
+        WriteOptions.read({"errorsAs": "deadletter"})
