@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := tap upr_draft1 upr_draft2 upr_draft3 upr dcp
 COMPILED := $(wildcard src/upriver/*/*.pyx src/upriver/*/*.pxd src/upriver/*/*.h)
 
-.PHONY: help demo test test-slow check format bench docs lock sanitize clean
+.PHONY: help demo test test-slow check format simulate bench docs lock sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -36,6 +36,10 @@ check: $(VENV)/.built ## format, lint, types, docs up to date
 	$(BIN)/ruff check --output-format concise .
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
+
+# One seed (SEED=7, with VERBOSE=1 its whole history) or many (SEEDS=0-100000); MUTATION=name breaks a rule on purpose.
+simulate: $(VENV)/.built ## run simulated clusters: SEEDS=0-100000, or SEED=7 VERBOSE=1
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-5000)) $(if $(VERBOSE),--verbose) $(if $(MUTATION),--mutation $(MUTATION))
 
 bench: $(VENV)/.built ## measure, as ratios within one run
 	for part in columns engine_items engine_history engine_disk engine_maintenance node idle_connections streams; do \

@@ -297,6 +297,27 @@ def test_state_changes_and_rollbacks_end_streams(bucket: Bucket) -> None:
     assert vbucket.cursors == {}
 
 
+def test_another_log_ends_the_streams_that_knew_the_old_one(replica: Vbucket) -> None:
+    replica.replace_failover_log(FailoverLog.fresh(5))
+    replica.begin_snapshot(0, 1)
+    replica.apply(change(1, b"k"))
+    cursor = replica.open_cursor("chained")
+    replica.replace_failover_log(FailoverLog.fresh(5))
+    assert cursor.ended is None
+    replica.replace_failover_log(FailoverLog.fresh(5).branch(6, 1))
+    assert cursor.ended is CursorEnd.STATE_CHANGED
+
+
+def test_a_copy_promoted_in_its_first_snapshot_lets_its_own_consumers_resume(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 9)
+    replica.apply(change(1, b"k"))
+    assert replica.purge_seqno == 9
+    replica.set_state(VbucketState.ACTIVE)
+    assert replica.purge_seqno == 1
+    uuid = replica.failover_log.newest.vbucket_uuid
+    assert replica.rollback_for(StreamPosition.at(uuid, 1)) is None
+
+
 def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, clock: Clock) -> None:
     source = bucket.vbucket(0)
     source.set(b"k", b"v")

@@ -144,6 +144,8 @@ class Vbucket(KeyValue):
         self.failover_log = FailoverLog.fresh(uuid) if fresh else self.failover_log.branch(uuid, seqno)
         self.streamable = True
         self._place(self.high_seqno)
+        # What it would have been told of deletions up to the end of its first snapshot is history of the other branch.
+        self.table.purge_seqno = min(self.table.purge_seqno, self.high_seqno)
         # From here on this copy is the truth, mixture or not: its own state is whole by definition.
         self.whole.add(self.high_seqno)
 
@@ -279,13 +281,19 @@ class Vbucket(KeyValue):
             self._complete()
 
     def replace_failover_log(self, log: FailoverLog) -> None:
-        """Take over the producer's log from its answer."""
+        """Take over the producer's log from its answer.
+
+        Whoever we stream to knows us by the old log, and what comes now may belong to another branch: they ask again.
+        """
         with self.journal.lock:
             self._check_here()
             if self.state is VbucketState.ACTIVE:
                 raise KeyExists("an active vbucket keeps its own failover log", vbucket=self.number)
+            if log == self.failover_log:
+                return
             self.failover_log = log
             self.journal.change(self.number)
+        self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def roll_back(self, seqno: int) -> int:
         """Restore the newest whole state at or below ``seqno`` and return where that is; 0 is empty."""

@@ -1,0 +1,1 @@
+"""Whole clusters in one thread, ordered by one seeded scheduler: docs/simulation.md."""

@@ -1,0 +1,248 @@
+"""Ways to break the rules on purpose: each must be found, or the simulation is too weak.
+
+A mutation replaces something in the project while it lasts. It is named for what it does, and says which rule of
+docs/semantics.md it breaks.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+from upriver.engine import Vbucket
+from upriver.engine.flusher import Flusher
+from upriver.engine.history import NO_END, Cursor
+from upriver.engine.maintenance import Maintenance
+from upriver.engine.whole import WholeStates
+from upriver.model import FailoverLog, Snapshot, StreamPosition
+from upriver.model import rollback as rules
+from upriver.protocol import producer as producers
+
+#: Replaces one thing: (object or module, attribute, what stands there instead).
+Change = tuple[Any, str, Any]
+MUTATIONS: Final[dict[str, Callable[[], list[Change]]]] = {}
+
+
+def mutation(make: Callable[[], list[Change]]) -> Callable[[], list[Change]]:
+    """Register a mutation under its name."""
+    MUTATIONS[make.__name__.replace("_", "-")] = make
+    return make
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """While this lasts, the rule is broken; no name, nothing broken."""
+    with ExitStack() as stack:
+        for target, attribute, instead in MUTATIONS[name]() if name else []:
+            stack.enter_context(patch.object(target, attribute, instead))
+        yield
+
+
+# The producer's answers.
+
+
+@mutation
+def skip_rollback() -> list[Change]:
+    """Everybody may go on, whatever branch they come from."""
+    return [(producers, "_rollback", lambda *_args, **_options: None)]
+
+
+@mutation
+def ignore_snapshot_bounds() -> list[Change]:
+    """A consumer in mid-snapshot counts as whole at its seqno."""
+
+    def instead(log: FailoverLog, high: int, purge: int, position: StreamPosition) -> int | None:
+        whole = StreamPosition.at(position.vbucket_uuid, position.seqno)
+        return rules.rollback_by_snapshot(log, high, purge, whole)
+
+    return [(producers, "rollback_by_snapshot", instead)]
+
+
+@mutation
+def ignore_purge() -> list[Change]:
+    """Who stands below the purge seqno may go on, without the deletions that he missed."""
+
+    def by_snapshot(log: FailoverLog, high: int, purge: int, position: StreamPosition) -> int | None:
+        return rules.rollback_by_snapshot(log, high, 0, position)
+
+    def by_entry(log: FailoverLog, high: int, purge: int, *rest: Any, **options: Any) -> int | None:
+        return rules.rollback_by_entry(log, high, 0, *rest, **options)
+
+    start = Cursor.__init__
+
+    def open_anyway(self: Cursor, vbucket: Vbucket, *rest: Any) -> None:
+        purge, vbucket.table.purge_seqno = vbucket.table.purge_seqno, 0
+        try:
+            start(self, vbucket, *rest)
+        finally:
+            vbucket.table.purge_seqno = purge
+
+    return [
+        (producers, "rollback_by_snapshot", by_snapshot),
+        (producers, "rollback_by_entry", by_entry),
+        (Cursor, "__init__", open_anyway),
+    ]
+
+
+# Snapshots.
+
+
+@mutation
+def inclusive_marker_start() -> list[Change]:
+    """Markers print the first seqno of a snapshot, as deployed servers do, and receivers keep it."""
+    announce = Vbucket.begin_snapshot
+
+    def begin(self: Vbucket, start: int, end: int, purge_seqno: int | None = None) -> None:
+        announce(self, start, end, purge_seqno)
+        if self.table.snapshot_start == start and self.table.high_seqno < end:
+            self.table.snapshot_start = min(start + 1, end)
+
+    return [(Vbucket, "begin_snapshot", begin)]
+
+
+@mutation
+def forget_kept_start() -> list[Change]:
+    """A receiver in mid-snapshot takes the start of the next marker, though it was last whole before it."""
+
+    def announced(self: StreamPosition, marker: Snapshot) -> StreamPosition:
+        end = marker.end if self.whole_seqno == self.seqno else max(marker.end, self.snapshot.end)
+        return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(min(marker.start, self.seqno), end))
+
+    return [(StreamPosition, "announced", announced)]
+
+
+@mutation
+def snapshots_end_where_copy_is_torn() -> list[Change]:
+    """A copy sends on what it has received of a snapshot, as if it were all."""
+    return [(Vbucket, "whole_seqno", property(lambda self: self.high_seqno))]
+
+
+# Branches.
+
+
+@mutation
+def branch_at_high_seqno() -> list[Change]:
+    """A copy that is promoted in mid-snapshot says that it shares all that it holds."""
+    branch = Vbucket._branch
+
+    return [(Vbucket, "_branch", lambda self, _seqno: branch(self, self.high_seqno))]
+
+
+@mutation
+def no_branch_after_crash() -> list[Change]:
+    """An active vbucket goes on under its old uuid after an unclean stop."""
+    return [(Vbucket, "branch_after_crash", lambda self: None)]
+
+
+@mutation
+def no_branch_on_promotion() -> list[Change]:
+    """A copy that becomes active goes on under the uuid of the old one."""
+    branch = Vbucket._branch
+
+    def instead(self: Vbucket, seqno: int) -> None:
+        log, streamable = self.failover_log, self.streamable
+        branch(self, seqno)
+        if streamable:
+            self.failover_log = log
+
+    return [(Vbucket, "_branch", instead)]
+
+
+@mutation
+def flush_keeps_the_log() -> list[Change]:
+    """Who was away does not learn of a flush."""
+    flush = Vbucket.flush
+
+    def instead(self: Vbucket) -> None:
+        log = self.failover_log
+        flush(self)
+        self.failover_log = log
+
+    return [(Vbucket, "flush", instead)]
+
+
+@mutation
+def log_replaced_under_open_streams() -> list[Change]:
+    """A copy goes on streaming under a log that it no longer has."""
+
+    def instead(self: Vbucket, log: FailoverLog) -> None:
+        with self.journal.lock:
+            self.failover_log = log
+            self.journal.change(self.number)
+
+    return [(Vbucket, "replace_failover_log", instead)]
+
+
+# Rollback.
+
+
+@mutation
+def roll_back_to_a_mixture() -> list[Change]:
+    """A copy cuts its history at exactly the seqno that it was told, whole or not."""
+
+    def at_or_below(_self: Any, seqno: int, floor: int) -> int:
+        return seqno if seqno >= floor else 0
+
+    return [(WholeStates, "at_or_below", at_or_below)]
+
+
+@mutation
+def roll_back_below_the_floor() -> list[Change]:
+    """A state below the floor is restored, though versions of it were dropped."""
+    found = WholeStates.at_or_below
+    return [(WholeStates, "at_or_below", lambda self, seqno, _floor: found(self, seqno, 0))]
+
+
+@mutation
+def rollback_not_on_disk_with_the_log() -> list[Change]:
+    """The producer's log reaches the disk, the rollback before it does not."""
+    gather = Flusher._gather_trim
+
+    def later(self: Flusher, gathered: Any, number: int, seqno: int) -> None:
+        if seqno and not getattr(self, "_put_off", False):
+            self._put_off = True  # type: ignore[attr-defined]
+            self.journal.trims[number] = seqno
+            return
+        self._put_off = False  # type: ignore[attr-defined]
+        gather(self, gathered, number, seqno)
+
+    return [(Flusher, "_gather_trim", later)]
+
+
+# Purge and compaction.
+
+
+@mutation
+def filled_copy_without_purge_seqno() -> list[Change]:
+    """A copy that was filled from nothing vouches for deletions that it never heard of."""
+    begin = Vbucket.begin_snapshot
+
+    def instead(self: Vbucket, start: int, end: int, purge_seqno: int | None = None) -> None:
+        begin(self, start, end, 0)
+
+    return [(Vbucket, "begin_snapshot", instead)]
+
+
+@mutation
+def purge_past_open_streams() -> list[Change]:
+    """Tombstones go though a stream has not read them."""
+    return [(Maintenance, "_slowest", lambda self, vbucket: NO_END)]
+
+
+@mutation
+def compact_announced_snapshots() -> list[Change]:
+    """Versions go though an announced snapshot shows them."""
+    return [(Maintenance, "_pinned", lambda self, cursor: NO_END)]
+
+
+# Disk.
+
+
+@mutation
+def acknowledge_before_commit() -> list[Change]:
+    """A write counts as on disk when it is only on its way."""
+
+    def instead(self: Flusher, vbucket: Vbucket, seqno: int, callback: Callable[[], object]) -> None:
+        callback()
+
+    return [(Flusher, "when_persisted", instead)]

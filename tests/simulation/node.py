@@ -1,0 +1,270 @@
+"""One simulated machine: a disk that survives, a bucket that does not, and the node's sessions over it.
+
+Everything but sockets and threads is the real thing: engine, flusher, maintenance, sessions, stream service. The
+flusher steps and callbacks run when the scheduler says so, in its thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol, TypeVar
+
+from tests.simulation.disk import Disk, PowerLost
+from upriver.engine import Bucket, Retention, Vbucket
+from upriver.errors import StorageError
+from upriver.model import VbucketState
+from upriver.node.cluster_config import ClusterConfig, single_node
+from upriver.node.commands import COMMANDS
+from upriver.node.session import Session
+from upriver.node.state import NodeState
+from upriver.node.streams import StreamConnection, StreamService
+
+T = TypeVar("T")
+
+#: Nothing is kept longer than asked for: the history says when to compact and to purge.
+RETENTION = Retention(history_s=0, history_bytes=0, tombstone_s=0)
+Duty = Literal["expire", "purge", "compact", "evict"]
+
+
+class Clock:
+    """Time that passes only when told; the same for all."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Errand:
+    """Something to be done later, unless it is called off."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback: Callable[[], object] | None = callback
+
+    def __call__(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+    def cancel(self) -> None:
+        self._callback = None
+
+
+class Errands:
+    """What a node's sessions want done later: in their order, when the node gets a turn."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], object]] = deque()
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> "Errand":
+        """Timers of liveness are not simulated: only what is due at once is kept."""
+        errand = Errand(callback)
+        if delay_s <= 0:
+            self._soon.append(errand)
+        return errand
+
+    def from_thread(self, callback: Callable[[], object]) -> None:
+        self._soon.append(callback)
+
+    def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        result = work()
+        self._soon.append(lambda: done(result))
+
+    def run(self) -> bool:
+        """Do all that is due; False if nothing was."""
+        found = bool(self._soon)
+        while self._soon:
+            self._soon.popleft()()
+        return found
+
+
+class Machine:
+    """A node that can be started, stopped, and lose its power."""
+
+    def __init__(self, name: str, clock: Clock, vbuckets: int, quota_bytes: int = 0) -> None:
+        self.name = name
+        self.clock = clock
+        self.vbuckets = vbuckets
+        self.quota_bytes = quota_bytes
+        self.disk = Disk(name)
+        self.up = False
+        self.starts = 0
+        self.links: list[Link] = []
+        self._duty: Iterator[None] | None = None
+        self.start()
+
+    def __str__(self) -> str:
+        return self.name
+
+    # Life.
+
+    def start(self) -> None:
+        """Load what the disk holds, and serve, unless the disk has trouble once more."""
+        self._at_risk(self._start)
+
+    def _start(self) -> None:
+        self.starts += 1
+        self.errands = Errands()
+        self.bucket = Bucket(
+            self.disk,
+            vbuckets=self.vbuckets,
+            ack="disk",
+            quota_bytes=self.quota_bytes,
+            clock=self.clock,
+            retention=RETENTION,
+            interval_s=0,
+        )
+        config = single_node(bucket="default", uuid="0" * 32, kv_port=1, mgmt_port=1, vbuckets=self.vbuckets, active=[])
+        self.state = NodeState(
+            bucket=self.bucket,
+            bucket_name="default",
+            scheduler=self.errands,
+            clock=self.clock,
+            started=self.clock(),
+            cluster=ClusterConfig(config),
+            commands=COMMANDS,
+        )
+        self.state.streams = StreamService(self.state)
+        self.up = True
+
+    def vbucket(self, number: int) -> Vbucket:
+        return self.bucket.vbucket(number)
+
+    def role(self, number: int) -> VbucketState | None:
+        """What this copy is now; None while the machine is down."""
+        return self.bucket.vbucket(number).state if self.up else None
+
+    def crash(self) -> None:
+        """Everything that was not committed is gone."""
+        if self.up:
+            self._fall()
+            self.bucket.abandon()
+
+    def stop(self) -> None:
+        """A clean stop: everything is written first."""
+        if self.up:
+            self._fall()
+            self._at_risk(self.bucket.close)
+
+    def _fall(self) -> None:
+        self.up = False
+        self._duty = None
+        for link in list(self.links):
+            link.cut()
+
+    # Disk.
+
+    def write(self) -> None:
+        """One step of the flusher; the disk may refuse, or take the machine with it."""
+        self._at_risk(lambda: self.bucket.flusher.step())
+
+    def rest(self) -> bool:
+        """Do all that waits; False if nothing did."""
+        return self.up and any([self.bucket.flusher.step(), self.errands.run()])
+
+    def checkpoint(self) -> None:
+        """Move all groups into blocks."""
+        self.bucket.flusher.request_checkpoint()
+        self._at_risk(self.bucket.flusher.drain)
+
+    def compact_disk(self) -> None:
+        """Take out of the blocks what memory no longer holds."""
+        for vbucket in self.bucket:
+            self.bucket.flusher.request_compaction(vbucket)
+        self._at_risk(self.bucket.flusher.drain)
+
+    def _at_risk(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except StorageError:
+            pass  # kept for the next step
+        except PowerLost:
+            self.crash()
+
+    def maintain(self, duty: Duty, steps: int) -> None:
+        """Begin a duty, or go on with it if it was left off halfway."""
+        if self._duty is None:
+            self._duty = getattr(self.bucket.maintenance, duty)()
+        for _ in range(steps):
+            try:
+                next(self._duty)
+            except StopIteration:
+                self._duty = None
+                return
+
+
+class Peer(Protocol):
+    """Whoever is at the other end of a link."""
+
+    def receive(self, link: "Link", data: bytes) -> None:
+        """Bytes have come."""
+
+    def lost(self, link: "Link") -> None:
+        """The connection is gone."""
+
+
+class Link:
+    """One connection to a machine: bytes in flight both ways, in any pieces, until it is cut."""
+
+    def __init__(self, machine: Machine, peer: Peer, name: str) -> None:
+        self.machine = machine
+        self.peer = peer
+        self.session = Session(machine.state, name)
+        self.up = bytearray()
+        self.down = bytearray()
+        self.open = True
+        machine.links.append(self)
+
+    def send(self, data: bytes) -> None:
+        """The peer sends."""
+        self.up += data
+
+    def deliver_up(self, size: int) -> bool:
+        """Some bytes reach the machine."""
+        if not self.open or not self.up:
+            return False
+        data = bytes(self.up[:size])
+        del self.up[:size]
+        self.session.receive(data)
+        self._settle()
+        return True
+
+    def pump(self, size: int) -> bool:
+        """The machine puts something on the wire, if it has something."""
+        if not self.open:
+            return False
+        self._settle()
+        if not self.open:
+            return False
+        data = self.session.data_to_send()
+        stream = self.session.stream
+        if isinstance(stream, StreamConnection) and stream.producer is not None and not self.session.closing:
+            data += stream.producer.produce(size)
+        self.down += data
+        return bool(data)
+
+    def deliver_down(self, size: int) -> bool:
+        """Some bytes reach the peer."""
+        if not self.open or not self.down:
+            return False
+        data = bytes(self.down[:size])
+        del self.down[:size]
+        self.peer.receive(self, data)
+        return True
+
+    def _settle(self) -> None:
+        self.machine.errands.run()
+        while self.open and self.session.stalled and not self.session.blocked:
+            self.session.resume()
+            self.machine.errands.run()
+        if self.session.closing:
+            self.cut()
+
+    def cut(self) -> None:
+        """Both ends notice; what was in flight is lost."""
+        if not self.open:
+            return
+        self.open = False
+        self.machine.links.remove(self)
+        if self.session.stream is not None:
+            self.session.stream.lose()
+        self.peer.lost(self)

@@ -1,0 +1,262 @@
+"""From a seed to a history: who takes part, what happens, and what came of it."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.simulation.chance import chance
+from tests.simulation.follower import Habits
+from tests.simulation.holders import Policy
+from tests.simulation.truth import Violation
+from tests.simulation.world import ALL, Action, Plan, Script, World
+
+FAULTS: Final = (
+    *(
+        "crash",
+        "crash",
+        "crash",
+        "promote",
+        "promote",
+        "promote",
+        "promote",
+        "stop",
+        "flush",
+        "purge",
+        "purge",
+        "purge",
+    ),
+    *("compact", "cut", "cut", "trouble", "reach", "close_checkpoint", "expire", "evict", "time"),
+)
+POLICIES: Final[tuple[Policy, ...]] = ("rewind", "emit", "emit", "fail")
+PIECES: Final = (1, 7, 24, 60, 200, ALL, ALL, ALL)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a seed came to."""
+
+    seed: int
+    plan: Plan
+    script: list[Action] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
+    #: What is wrong; empty if nothing is.
+    problem: str = ""
+
+    def __str__(self) -> str:
+        consumers = ", ".join(f"{policy} {habits}" for policy, habits in self.plan.consumers)
+        lines = [f"seed {self.seed}: {self.problem or 'all hold the same'}"]
+        lines.append(
+            f"  {self.plan.machines} machines, {self.plan.vbuckets} vbuckets, consumers: {consumers or 'none'}"
+        )
+        return "\n".join([*lines, *(f"  {line}" for line in self.history)])
+
+
+def plan_of(rng: random.Random) -> Plan:
+    """Who takes part."""
+    return Plan(
+        machines=rng.choice((2, 3, 3)),
+        vbuckets=rng.choice((1, 1, 1, 2)),
+        keys=rng.choice((2, 2, 3, 4)),
+        consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
+    )
+
+
+def _consumer(rng: random.Random) -> tuple[Policy, Habits]:
+    policy = rng.choice(POLICIES)
+    habits = Habits(
+        dialect=rng.choice(("dcp", "dcp", "upr")),
+        keys_only=rng.random() < 0.05,
+        persisted_only=rng.random() < 0.1,
+        history=rng.random() < 0.05,
+        key_filter=rng.choice(("", "", "", "", "", "0")),
+        stride=rng.choice((0, 0, 0, 1, 3)),
+    )
+    if habits.dialect == "dcp":
+        habits.window_bytes = rng.choice((0, 1, 100, 1000))
+        habits.delete_times = rng.random() < 0.2
+    return policy, habits
+
+
+class Author:
+    """Makes up a history, one event at a time, looking at what came of it so far."""
+
+    def __init__(self, rng: random.Random, world: World) -> None:
+        self.rng = rng
+        self.world = world
+        self.faults = rng.sample(FAULTS, rng.randrange(2, 6))
+        self.rush = rng.choice((2, 3, 5))
+        self.habit = rng.choice((0.1, 0.3, 0.6))
+        self.patience = rng.choice((0.1, 0.3, 0.8))
+        self.expiring = rng.random() < 0.3
+        self.length = rng.randrange(6, 40)
+
+    def events(self) -> Iterator[Action]:
+        if self.rng.random() < 0.7:
+            yield from self._past()
+        for _ in range(self.length):
+            turn = self.rng.random()
+            if turn < 0.33:
+                yield from self._writes()
+            elif turn < 0.72:
+                yield from self._streams()
+            else:
+                yield from self._fault()
+
+    def _past(self) -> Iterator[Action]:
+        """A common past: what follows happens to copies that hold something whole already."""
+        world = self.world
+        for v in range(world.plan.vbuckets):
+            for key in range(world.plan.keys):
+                yield ("write", world.owner[v], v, "set", key)
+        for f in range(len(world.followers)):
+            yield ("connect", f, world.owner[0])
+            yield ("move", f, ALL, ALL, ALL)
+            yield ("move", f, ALL, ALL, ALL)
+            if f >= len(world.consumers) and self.rng.random() < 0.5:
+                yield ("disk", f - len(world.consumers))
+        if self.rng.random() < 0.7:
+            yield ("disk", world.owner[0])
+
+    def _machine(self, v: int) -> int:
+        """Mostly the owner."""
+        return self.world.owner[v] if self.rng.random() < 0.6 else self.rng.randrange(len(self.world.machines))
+
+    def _vbucket(self) -> int:
+        return self.rng.randrange(self.world.plan.vbuckets)
+
+    def _writes(self) -> Iterator[Action]:
+        rng, v = self.rng, self._vbucket()
+        stale = sorted(n for n, number in self.world.stale if number == v)
+        n = rng.choice(stale) if stale and rng.random() < 0.4 else self.world.owner[v]
+        if not self.world.machines[n].up:
+            yield ("start", n)
+        for _ in range(rng.randint(1, self.rush)):
+            kind = rng.choice(("set", "set", "set", "delete", "delete", "append", "touch", "meta", "get"))
+            expiry = rng.choice((0, 1, 100)) if self.expiring else 0
+            yield ("write", n, v, kind, rng.randrange(self.world.plan.keys), expiry)
+            if rng.random() < self.habit:
+                yield ("disk", n)
+            if rng.random() < self.habit / 4:
+                yield ("close_checkpoint", n, v)
+
+    def _streams(self) -> Iterator[Action]:
+        rng, world = self.rng, self.world
+        f, v = rng.randrange(len(world.followers)), self._vbucket()
+        follower = world.followers[f]
+        if follower.link is None or rng.random() < 0.1:
+            yield ("connect", f, world.owner[v] if rng.random() < 0.85 else rng.randrange(len(world.machines)))
+            yield ("move", f, ALL, ALL, ALL)
+        elif any(track.phase == "idle" for track in follower.tracks.values()):
+            yield ("ask", f)
+        if rng.random() < 0.2:
+            yield ("operator", f)
+        for _ in range(rng.randint(1, 4)):
+            yield ("move", f, rng.choice(PIECES), rng.choice((0, 1, 1, 1, 100, ALL)), rng.choice(PIECES))
+            if f >= len(world.consumers) and rng.random() < self.habit:
+                yield ("disk", f - len(world.consumers))
+        if rng.random() < self.patience:
+            yield ("cut", f)
+
+    def _fault(self) -> Iterator[Action]:
+        rng, world = self.rng, self.world
+        v, fault = self._vbucket(), rng.choice(self.faults)
+        n = self._machine(v)
+        match fault:
+            case "crash" | "stop":
+                yield (fault, n)
+                if rng.random() < 0.7:
+                    yield ("start", n)
+            case "promote":
+                others = [m for m in range(len(world.machines)) if m != world.owner[v]]
+                yield ("promote", v, rng.choice(others), rng.choice(("down", "told", "stale")))
+            case "flush":
+                yield ("flush", v)
+            case "purge" | "compact" | "evict":
+                if rng.random() < 0.8:
+                    yield ("checkpoint", n)
+                yield ("maintain", n, fault, rng.choice((1, 2, 9)))
+                if rng.random() < 0.4:
+                    yield ("compact_disk", n)
+            case "expire":
+                yield ("maintain", n, fault, 9)
+            case "cut":
+                yield ("cut", rng.randrange(len(world.followers)))
+            case "trouble":
+                yield ("trouble", n, rng.choice((1, 2, 3)))
+                yield ("disk", n)
+                if rng.random() < 0.7:
+                    yield ("start", n)
+            case "reach":
+                yield ("reach", n)
+            case "close_checkpoint":
+                yield ("close_checkpoint", n, v)
+            case _:
+                yield ("time", rng.choice((1, 60, 1000)))
+
+
+def run(seed: int) -> Outcome:
+    """Make up the history of a seed and see what comes of it."""
+    rng = random.Random(seed)
+    plan = plan_of(rng)
+    outcome = Outcome(seed, plan)
+    with chance(seed):
+        world: World | None = None
+        try:
+            world = World(plan)
+            for action in Author(rng, world).events():
+                outcome.script.append(action)
+                world.apply(action)
+            world.settle()
+        except Exception as error:
+            outcome.problem = problem_of(error)
+            if world is not None:
+                world.note(f"!! {outcome.problem}")
+        if world is not None:
+            outcome.history = world.history
+    return outcome
+
+
+def replay(seed: int, plan: Plan, script: Script) -> Outcome:
+    """Let exactly these events happen."""
+    outcome = Outcome(seed, plan, list(script))
+    with chance(seed):
+        world = World(plan)
+        try:
+            for action in script:
+                world.apply(action)
+            world.settle()
+        except Exception as error:
+            outcome.problem = problem_of(error)
+            world.note(f"!! {outcome.problem}")
+        outcome.history = world.history
+    return outcome
+
+
+def problem_of(error: Exception) -> str:
+    """One line; what is not a violation is a failure of the program, and says where."""
+    if isinstance(error, Violation):
+        return str(error)
+    trace: Any = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{type(error).__name__} in {code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} {code.co_name}: {error}"
+
+
+def shrink(outcome: Outcome) -> Outcome:
+    """The same trouble with as few events as deleting some can bring."""
+    script, smallest = list(outcome.script), outcome
+    size = max(1, len(script) // 2)
+    while True:
+        at, smaller = 0, False
+        while at < len(script):
+            tried = replay(outcome.seed, outcome.plan, script[:at] + script[at + size :])
+            if tried.problem:
+                script, smallest, smaller = tried.script, tried, True
+            else:
+                at += size
+        if size > 1:
+            size //= 2
+        elif not smaller:
+            return smallest
