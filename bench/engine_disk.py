@@ -1,5 +1,8 @@
 """The way to disk: groups, write amplification, sustained flushing, checkpoints, opening and growth.
 
+The time is the wall's; where others use the machine too the CPU time beside it says what a quiet one would need
+at least.
+
 python -m bench.engine_disk [directory [part ...]]
 """
 
@@ -55,6 +58,7 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
         plain: list[float] = []
         during: list[float] = []
         data = 0
+        cpu: list[float] = []
         before = written_bytes()
         for group in range(seconds * 20):
             for _ in range(per_group):
@@ -62,9 +66,11 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
                 parts[vbucket_of(key, VBUCKETS)].set(key, rng.randbytes(8) * 16)
             data += per_group * RECORD_BYTES
             checkpointing = bucket.flusher.checkpointing
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             bucket.flusher.step()
             (during if checkpointing else plain).append(time.perf_counter() - began)
+            if not checkpointing:
+                cpu.append(time.thread_time() - cpu_began)
             # The thread would go on with the checkpoint in the time until the next group.
             while bucket.flusher.checkpointing and time.perf_counter() - began < 0.04:
                 slice_began = time.perf_counter()
@@ -74,12 +80,27 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
         amplification = (written_bytes() - before) / data
         bucket.close()
     print(f"{per_second} items/s over {VBUCKETS} vbuckets, a group every 50 ms, {seconds} s of load")
-    print(f"  a group is on disk in {statistics.median(plain) * 1e3:.1f} ms (95 %: {quantile(plain) * 1e3:.1f})")
+    print(
+        f"  a group is on disk in {statistics.median(plain) * 1e3:.1f} ms (95 %: {quantile(plain) * 1e3:.1f}), "
+        f"{statistics.median(cpu) * 1e3:.1f} ms of CPU; as many bytes and an fsync: {synced(root, per_group):.1f}"
+    )
     print(f"  bytes written per byte {amplification:.2f}")
     if during:
         print(
             f"  with a slice of a checkpoint: {statistics.median(during) * 1e3:.1f} ms, at most {max(during) * 1e3:.1f}"
         )
+
+
+def synced(root: str | None, items: int) -> float:
+    """Milliseconds for writing a group's bytes into a file and waiting for the disk: what no store can go below."""
+    data, times = os.urandom(items * RECORD_BYTES), []
+    with directory(root) as path, open(os.path.join(path, "file"), "wb", buffering=0) as file:
+        for _ in range(40):
+            began = time.perf_counter()
+            file.write(data)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e3
 
 
 def quantile(values: list[float]) -> float:
@@ -130,17 +151,22 @@ def sustained(root: str | None, count: int = 3_000_000) -> None:
         calls = [vbucket.set for vbucket in bucket]
         keys = [b"key-%012d" % i for i in range(count)]
         owners = [vbucket_of(key, VBUCKETS) for key in keys]
-        value, flushing = b"v" * 128, 0.0
+        value, flushing, cpu = b"v" * 128, 0.0, 0.0
         for start in range(0, count, 20_000):
             for place in range(start, start + 20_000):
                 calls[owners[place]](keys[place], value)
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             bucket.flusher.step()
             flushing += time.perf_counter() - began
-        began = time.perf_counter()
+            cpu += time.thread_time() - cpu_began
+        began, cpu_began = time.perf_counter(), time.thread_time()
         bucket.flusher.drain()
         flushing += time.perf_counter() - began
-        print(f"sustained flush: {count / flushing / 1e6:.2f} M items/s, checkpoints included")
+        cpu += time.thread_time() - cpu_began
+        print(
+            f"sustained flush: {count / flushing / 1e6:.2f} M items/s, {count / cpu / 1e6:.2f} M per second of CPU, "
+            "checkpoints included"
+        )
         bucket.close()
 
 
@@ -171,18 +197,20 @@ def load(path: str, count: int, vbuckets: int) -> tuple[float, float]:
     return loaded, backfilled
 
 
-def reopened(path: str, vbuckets: int, clean: bool) -> float:
-    """Seconds to open, in a process of its own; and then a clean stop or the end of that process."""
+def reopened(path: str, vbuckets: int, clean: bool) -> tuple[float, float]:
+    """Seconds to open, and of CPU, in a process of its own; and then a clean stop or the end of that process."""
     program = f"""
 import os, time
 from upriver.engine.bucket import Bucket
 from upriver.engine.lmdb_storage import LmdbStorage
-began = time.perf_counter()
+began, cpu = time.perf_counter(), time.process_time()
 bucket = Bucket(LmdbStorage({path!r}), vbuckets={vbuckets})
-print(time.perf_counter() - began, flush=True)
+print(time.perf_counter() - began, time.process_time() - cpu, flush=True)
 bucket.close() if {clean} else os._exit(0)
 """
-    return float(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
+    output = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
+    seconds, cpu = map(float, output.split())
+    return seconds, cpu
 
 
 def opening(root: str | None) -> None:
@@ -192,7 +220,10 @@ def opening(root: str | None) -> None:
             reopened(path, VBUCKETS, clean=True)  # the first touch of memory can cost more than all the rest
             clean = reopened(path, VBUCKETS, clean=False)
             killed = reopened(path, VBUCKETS, clean=True)
-            print(f"open with {count} items: {clean:.2f} s after a clean stop, {killed:.2f} s after a kill")
+            print(
+                f"open with {count} items: {clean[0]:.2f} s ({clean[1]:.2f} of CPU) after a clean stop, "
+                f"{killed[0]:.2f} s ({killed[1]:.2f}) after a kill"
+            )
 
 
 def growth(root: str | None) -> None:
@@ -202,7 +233,7 @@ def growth(root: str | None) -> None:
             with directory(root) as path:
                 loaded, backfilled = load(path, count, vbuckets)
                 results.setdefault((count, vbuckets), []).append(
-                    (loaded, backfilled, min(reopened(path, vbuckets, clean=True) for _ in range(2)))
+                    (loaded, backfilled, min(reopened(path, vbuckets, clean=True)[0] for _ in range(2)))
                 )
     medians = {case: [statistics.median(run[i] for run in runs) for i in range(3)] for case, runs in results.items()}
     for i, name in enumerate(("load", "backfill", "recovery")):

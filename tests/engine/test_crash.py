@@ -104,6 +104,14 @@ def scripted_run(bucket: Bucket, clock: Clock) -> None:
     replica.begin_snapshot(10, 12)
     replica.apply(change(11, b"c", b"4"))
     step()
+    replica.apply(change(12, b"d", b"5"))
+    replica.begin_snapshot(12, 16)
+    replica.apply(change(14, b"c", b"6"))
+    step()
+    replica.roll_back(13)  # while older groups hold both sides of the cut
+    replica.begin_snapshot(12, 14)
+    replica.apply(change(13, b"e", b"7"))
+    step()
     replica.set_state(VbucketState.ACTIVE)
     replica.set(b"own", b"5")
     step()
@@ -138,7 +146,8 @@ def open_stopping(path: Path, clock: Clock, stop_at: int, after_commit: bool) ->
 
 
 @pytest.mark.parametrize("after_commit", [False, True])
-def test_stop_at_every_write(quick_disk: Path, after_commit: bool) -> None:
+def test_stop_at_every_write(quick_disk: Path, after_commit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 4000)  # the larger vbucket takes several slices
     stop_at = 0
     while True:
         stop_at += 1

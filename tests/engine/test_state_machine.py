@@ -2,9 +2,12 @@
 
 import copy
 import os
+import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,16 +16,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, Options, Retention, Vbucket
+from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage import Batch
 from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, StatusError
-from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
+from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState, changes_in
 
 RETENTION = Retention(history_s=20, history_bytes=400, tombstone_s=40)
 VBUCKETS = st.integers(0, 1)
 KEYS = st.sampled_from([b"a", b"b", b"c", b"long" * 20])
 VALUES = st.sampled_from([b"", b"1", b"41", b"text", b"x" * 300])
 EXPIRIES = st.sampled_from([0, 0, 0, 5, 30])
+MEANWHILE = st.sampled_from(
+    ["nothing", "set", "delete", "receive", "roll back", "flush", "promote", "delete vbucket", "checkpoint"]
+)
 
 
 @dataclass
@@ -51,6 +58,8 @@ class Model:
     whole: set[int] = field(default_factory=lambda: {0})
     log: list[tuple[int, int]] = field(default_factory=list)
     deleted_rev: int = 0
+    #: key -> (the owner's CAS, when it ends)
+    locks: dict[bytes, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def whole_seqno(self) -> int:
@@ -66,22 +75,63 @@ class Model:
         return version if version is not None and version.event is Event.MUTATION else None
 
     def write(
-        self, key: bytes, event: Event, value: bytes, flags: int, expiry: int, now: float, seqno: int = 0
+        self,
+        key: bytes,
+        event: Event,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        now: float,
+        seqno: int = 0,
+        rev: int = 0,
+        forgotten: bool = False,
     ) -> None:
+        """``forgotten``: the tombstone that the key had may have been purged, and its revision with it."""
         before = self.newest().get(key)
         self.high = seqno or self.high + 1
         if self.state is VbucketState.ACTIVE:
             self.start = self.end = self.high
             self.whole.add(self.high)
-        rev = 1 + (before.rev_seqno if before else self.deleted_rev)
+        rev = rev or 1 + (before.rev_seqno if before and not forgotten else self.deleted_rev)
         if event is not Event.MUTATION:
             self.deleted_rev = max(self.deleted_rev, rev)
+        self.locks.pop(key, None)
         self.history.append(Version(self.high, key, event, value, rev, flags, expiry, int(now)))
 
     def truncate(self, seqno: int) -> None:
         self.history = [v for v in self.history if v.seqno <= seqno]
         self.whole = {s for s in self.whole if s <= seqno}
         self.high = self.start = self.end = seqno
+        self.locks.clear()
+
+
+class Stop(BaseException):
+    """The world ends here."""
+
+
+class InterruptedStorage(LmdbStorage):
+    """Something happens while a batch is on its way: what it holds was gathered, and is not on disk yet."""
+
+    before_commit: Callable[[], object] | None = None
+    after_commit: Callable[[], object] | None = None
+
+    def commit(self, batch: Batch) -> None:
+        before, after = self.before_commit, self.after_commit
+        self.before_commit = self.after_commit = None
+        if before is not None:
+            before()
+        super().commit(batch)
+        if after is not None:
+            after()
+
+
+@dataclass
+class Reading:
+    """An open cursor that is read a piece at a time, and what it has shown so far."""
+
+    number: int
+    cursor: Cursor
+    held: dict[bytes, tuple[int, bytes]]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -92,16 +142,18 @@ class EngineMachine(RuleBasedStateMachine):
         root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.path = tempfile.mkdtemp(prefix="upriver-machine-", dir=root)
         self.clock = Clock()
+        self.models: dict[int, Model] = {}
+        self.cursors: list[Reading] = []
         self.bucket = self.open()
-        self.models = [Model() for _ in range(2)]
-        for number, model in enumerate(self.models):
-            model.log = self.log(self.bucket.create_vbucket(number))
+        for number in range(2):
+            self.pair(number)
         self.bucket.flusher.step()
         self.on_disk = copy.deepcopy(self.models)
 
     def open(self) -> Bucket:
-        storage = LmdbStorage(self.path)
-        return Bucket(storage, vbuckets=4, clock=self.clock, retention=RETENTION, slice_bytes=500)
+        self.cursors = []
+        self.storage = InterruptedStorage(self.path)
+        return Bucket(self.storage, vbuckets=4, clock=self.clock, retention=RETENTION, slice_bytes=500)
 
     def teardown(self) -> None:
         self.bucket.abandon()
@@ -112,7 +164,30 @@ class EngineMachine(RuleBasedStateMachine):
         return [(entry.vbucket_uuid, entry.seqno) for entry in vbucket.failover_log]
 
     def pair(self, number: int) -> tuple[Vbucket, Model]:
+        """The vbucket and its model; one that was deleted is created again."""
+        if number not in self.models:
+            self.models[number] = Model(log=self.log(self.bucket.create_vbucket(number)))
         return self.bucket.vbucket(number), self.models[number]
+
+    def forgotten(self, vbucket: Vbucket, key: bytes) -> bool:
+        """Whether the engine knows nothing of the key: at most a tombstone of it, and that was purged."""
+        if vbucket.table.find(key) is not None:
+            return False
+        version = self.models[vbucket.number].newest().get(key)
+        if version is not None:
+            assert version.event is not Event.MUTATION
+            assert version.seqno <= vbucket.purge_seqno
+        return True
+
+    def locked(self, model: Model, key: bytes, call: Any, *arguments: Any) -> bool:
+        """Nobody but its owner changes a locked item; says whether it is one."""
+        if key in model.locks and model.locks[key][1] <= self.clock.now:
+            del model.locks[key]
+        if key not in model.locks:
+            return False
+        with pytest.raises(StatusError):
+            call(*arguments)
+        return True
 
     def expire(self, model: Model, key: bytes) -> None:
         """Whoever meets an expired item turns it into an expiration."""
@@ -140,8 +215,11 @@ class EngineMachine(RuleBasedStateMachine):
         if self.refused(vbucket, model, (vbucket.set, key, value)):
             return
         self.expire(model, key)
+        if self.locked(model, key, vbucket.set, key, value):
+            return
+        forgotten = self.forgotten(vbucket, key)
         vbucket.set(key, value, flags, expiry)
-        model.write(key, Event.MUTATION, value, flags, self.absolute(expiry), self.clock.now)
+        model.write(key, Event.MUTATION, value, flags, self.absolute(expiry), self.clock.now, forgotten=forgotten)
 
     @rule(number=VBUCKETS, key=KEYS, value=VALUES)
     def set_with_cas(self, number: int, key: bytes, value: bytes) -> None:
@@ -155,7 +233,9 @@ class EngineMachine(RuleBasedStateMachine):
                 vbucket.set(key, value, cas=1)
             return
         cas = vbucket.get(key).cas
-        with pytest.raises(KeyExists):
+        if self.locked(model, key, vbucket.set, key, value, 0, 0, cas):
+            cas = model.locks[key][0]
+        with pytest.raises(StatusError):
             vbucket.set(key, value, cas=cas + 1)
         vbucket.set(key, value, cas=cas)
         model.write(key, Event.MUTATION, value, 0, 0, self.clock.now)
@@ -166,6 +246,8 @@ class EngineMachine(RuleBasedStateMachine):
         if self.refused(vbucket, model, (vbucket.delete, key)):
             return
         self.expire(model, key)
+        if self.locked(model, key, vbucket.delete, key):
+            return
         if model.alive(key) is None:
             with pytest.raises(KeyNotFound):
                 vbucket.delete(key)
@@ -199,12 +281,15 @@ class EngineMachine(RuleBasedStateMachine):
             with pytest.raises((KeyExists, KeyNotFound, NotStored)):
                 operation(key, value)
             return
+        if self.locked(model, key, operation, key, value):
+            return
+        forgotten = self.forgotten(vbucket, key)
         operation(key, value)
         flags, expiry = 0, 0
         if version is not None and kind != "replace":
             flags, expiry = version.flags, version.expiry
             value = version.value + value if kind == "append" else value + version.value
-        model.write(key, Event.MUTATION, value, flags, expiry, self.clock.now)
+        model.write(key, Event.MUTATION, value, flags, expiry, self.clock.now, forgotten=forgotten)
 
     @rule(number=VBUCKETS, key=KEYS, delta=st.integers(0, 5), up=st.booleans())
     def count(self, number: int, key: bytes, delta: int, up: bool) -> None:
@@ -215,12 +300,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.expire(model, key)
         version = model.alive(key)
         if version is None:
+            forgotten = self.forgotten(vbucket, key)
             assert operation(key, delta, 7)[0] == 7
-            model.write(key, Event.MUTATION, b"7", 0, 0, self.clock.now)
+            model.write(key, Event.MUTATION, b"7", 0, 0, self.clock.now, forgotten=forgotten)
         elif not version.value.isdigit():
             with pytest.raises(NotANumber):
                 operation(key, delta)
-        else:
+        elif not self.locked(model, key, operation, key, delta):
             result = max(0, int(version.value) + (delta if up else -delta))
             assert operation(key, delta)[0] == result
             model.write(key, Event.MUTATION, b"%d" % result, version.flags, version.expiry, self.clock.now)
@@ -235,11 +321,75 @@ class EngineMachine(RuleBasedStateMachine):
         if version is None:
             with pytest.raises(KeyNotFound):
                 vbucket.touch(key, expiry)
-        else:
+        elif not self.locked(model, key, vbucket.touch, key, expiry):
             vbucket.touch(key, expiry)
             model.write(key, Event.MUTATION, version.value, version.flags, self.absolute(expiry), self.clock.now)
 
+    @rule(number=VBUCKETS, key=KEYS, seconds=st.sampled_from([5, 20]))
+    def lock(self, number: int, key: bytes, seconds: int) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.get_and_lock, key, seconds)):
+            return
+        self.expire(model, key)
+        if model.alive(key) is None:
+            with pytest.raises(KeyNotFound):
+                vbucket.get_and_lock(key, seconds)
+        elif not self.locked(model, key, vbucket.get_and_lock, key, seconds):
+            model.locks[key] = (vbucket.get_and_lock(key, seconds).cas, self.clock.now + seconds)
+
+    @rule(number=VBUCKETS, key=KEYS)
+    def unlock(self, number: int, key: bytes) -> None:
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.unlock, key, 1)):
+            return
+        self.expire(model, key)
+        if self.locked(model, key, vbucket.unlock, key, 1):
+            vbucket.unlock(key, model.locks.pop(key)[0])
+        else:
+            with pytest.raises(StatusError):
+                vbucket.unlock(key, 1)
+
+    @rule(
+        number=VBUCKETS,
+        key=KEYS,
+        value=VALUES,
+        ahead=st.integers(-1, 4),
+        deletion=st.booleans(),
+        expiry=EXPIRIES,
+        force=st.booleans(),
+    )
+    def with_meta(
+        self, number: int, key: bytes, value: bytes, ahead: int, deletion: bool, expiry: int, force: bool
+    ) -> None:
+        """A version made elsewhere: it wins by revision, then CAS, then expiry, then flags."""
+        vbucket, model = self.pair(number)
+        if self.refused(vbucket, model, (vbucket.get_meta, key)):
+            return
+        self.expire(model, key)
+        vbucket.table.expire(key)
+        ours, expiry = vbucket.table.find(key), self.absolute(expiry)
+        rev = max(1, (ours.rev_seqno if ours else model.deleted_rev) + ahead)
+        meta: dict[str, Any] = {"cas": 7, "rev_seqno": rev, "expiry": expiry, "force": force}
+        call = partial(vbucket.delete_with_meta if deletion else vbucket.set_with_meta, key, **meta)
+        call = call if deletion else partial(call, value)
+        if self.locked(model, key, call):
+            return
+        theirs = (rev, 7, expiry, 0)
+        if ours is not None and not force and theirs <= (ours.rev_seqno, ours.cas, ours.expiry, ours.flags):
+            with pytest.raises(KeyExists):
+                call()
+            return
+        call()
+        event = Event.DELETION if deletion else Event.MUTATION
+        model.write(key, event, b"" if deletion else value, 0, expiry, self.clock.now, rev=rev)
+
     # Roles.
+
+    @rule(number=VBUCKETS)
+    def delete_vbucket(self, number: int) -> None:
+        if number in self.models:
+            self.bucket.delete_vbucket(number)
+            del self.models[number]
 
     @rule(number=VBUCKETS)
     def demote(self, number: int) -> None:
@@ -273,7 +423,7 @@ class EngineMachine(RuleBasedStateMachine):
         vbucket.apply(
             Change(vbucket=number, event=Event.MUTATION, seqno=seqno, rev_seqno=rev, cas=9, key=key, value=value)
         )
-        model.write(key, Event.MUTATION, value, 0, 0, self.clock.now, seqno)
+        model.write(key, Event.MUTATION, value, 0, 0, self.clock.now, seqno, rev)
         if model.high == model.end:
             model.whole.add(model.high)
 
@@ -327,6 +477,8 @@ class EngineMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.bucket.close()
         self.bucket = self.open()
+        for model in self.models.values():
+            model.locks.clear()
         self.on_disk = copy.deepcopy(self.models)
 
     @rule()
@@ -334,10 +486,95 @@ class EngineMachine(RuleBasedStateMachine):
         self.bucket.abandon()
         self.bucket = self.open()
         self.models = copy.deepcopy(self.on_disk)
-        for number, model in enumerate(self.models):
+        for number, model in self.models.items():
+            model.locks.clear()
             if model.state is VbucketState.ACTIVE:
                 model.log = [(self.log(self.bucket.vbucket(number))[0][0], model.high), *model.log][:25]
         self.on_disk = copy.deepcopy(self.models)
+
+    @rule(number=VBUCKETS, key=KEYS, what=MEANWHILE, fails=st.sampled_from(["", "", "commit", "before", "after"]))
+    def commit_in_flight(self, number: int, key: bytes, what: str, fails: str) -> None:
+        """Something happens between gathering and committing; then the commit fails, or the world ends around it."""
+        gathered: list[dict[int, Model]] = []
+
+        def meanwhile() -> None:
+            gathered.append(copy.deepcopy(self.models))
+            {
+                "nothing": lambda: None,
+                "set": lambda: self.set(number, key, b"meanwhile", 0, 0),
+                "delete": lambda: self.delete(number, key),
+                "receive": lambda: self.receive(number, key, b"meanwhile", 1, 1),
+                "roll back": lambda: self.roll_back(number, 2),
+                "flush": lambda: self.flush(number),
+                "promote": lambda: self.promote(number),
+                "delete vbucket": lambda: self.delete_vbucket(number),
+                "checkpoint": self.bucket.flusher.request_checkpoint,
+            }[what]()
+            if fails == "commit":
+                raise OSError("no space left")
+            if fails == "before":
+                raise Stop
+
+        def end() -> None:
+            if fails == "after":
+                raise Stop
+
+        self.storage.before_commit, self.storage.after_commit = meanwhile, end
+        try:
+            self.bucket.flusher.step()
+        except (OSError, Stop):
+            # Until a write succeeds there are no others; here the next one does, with everything in it.
+            if fails == "commit":
+                assert self.bucket.ledger.refusal
+                self.persist()
+                return
+        if gathered and fails != "before":
+            self.on_disk = gathered[0]
+        if gathered and fails:
+            self.crash()
+        self.storage.before_commit = self.storage.after_commit = None
+
+    # Readers.
+
+    @rule(number=VBUCKETS, fresh=st.booleans(), persisted=st.booleans())
+    def open_cursor(self, number: int, fresh: bool, persisted: bool) -> None:
+        vbucket, model = self.pair(number)
+        if len(self.cursors) >= 3 or not (vbucket.streamable or model.state is VbucketState.ACTIVE):
+            return
+        start = 0 if fresh else vbucket.persisted_seqno
+        start = start if start in model.whole and start >= vbucket.purge_seqno else 0
+        cursor = vbucket.open_cursor(f"cursor-{secrets.token_hex(4)}", start, options=Options(persisted_only=persisted))
+        if cursor.ended is None:
+            self.cursors.append(Reading(number, cursor, self.living(model, start)))
+
+    @staticmethod
+    def living(model: Model, at: int) -> dict[bytes, tuple[int, bytes]]:
+        newest = model.newest(at).values()
+        return {v.key: (v.seqno, v.value) for v in newest if v.event is Event.MUTATION}
+
+    @rule(which=st.integers(0, 2), pieces=st.integers(1, 3))
+    def read_a_piece(self, which: int, pieces: int) -> None:
+        """At the end of each snapshot it has shown exactly the state there, whatever happened since it began."""
+        if which >= len(self.cursors):
+            return
+        reading = self.cursors[which]
+        cursor = reading.cursor
+        for _ in range(pieces):
+            if cursor.ended is not None:
+                assert cursor.ended is not CursorEnd.OK
+                self.cursors.remove(reading)
+                return
+            snapshot = cursor.next_snapshot()
+            if snapshot is None:
+                return
+            for change in changes_in(cursor.read_columns(1)):
+                if change.event is Event.MUTATION:
+                    reading.held[change.key] = (change.seqno, change.value)
+                else:
+                    reading.held.pop(change.key, None)
+            if cursor.snapshot is None:
+                assert reading.held == self.living(self.models[reading.number], snapshot.end)
+                assert snapshot.end in self.models[reading.number].whole
 
     @rule(seconds=st.sampled_from([1, 10, 50]))
     def pass_time(self, seconds: int) -> None:
@@ -347,7 +584,7 @@ class EngineMachine(RuleBasedStateMachine):
     def page_expired(self) -> None:
         for _ in self.bucket.maintenance.expire():
             pass
-        for number, model in enumerate(self.models):
+        for number, model in self.models.items():
             due = [
                 v.key for v in model.newest().values() if v.event is Event.MUTATION and 0 < v.expiry <= self.clock.now
             ]
@@ -378,7 +615,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        for number, model in enumerate(self.models):
+        for number, model in self.models.items():
             vbucket = self.bucket.vbucket(number)
             assert vbucket.state is model.state
             assert vbucket.high_seqno == model.high
