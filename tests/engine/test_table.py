@@ -2,6 +2,8 @@
 
 import random
 import struct
+import subprocess
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -720,3 +722,102 @@ def test_frames_of_any_kind_leave_both_tables_equal(
             outcome = f"{error!r} {error.__notes__}"
         ends.append((outcome, table.records(0, 2000, 10**6), table.locks, table.pending_bytes, table.ledger.last_cas))
     assert ends[0] == ends[1]
+
+
+def test_keys_are_found_while_the_index_grows(table: Any) -> None:
+    """A larger index is filled step by step: keys are read, replaced, deleted and purged meanwhile."""
+    random_numbers = random.Random(4)
+    held: dict[bytes, bytes] = {}
+    for i in range(9000):
+        table.set(b"key%d" % i, b"%d" % i)
+        held[b"key%d" % i] = b"%d" % i
+        key = b"key%d" % random_numbers.randrange(i + 1)
+        if i % 3 == 0 and key in held:
+            table.delete(key)
+            del held[key]
+        elif i % 3 == 1:
+            table.set(key, b"again")
+            held[key] = b"again"
+        if i % 500 == 0:
+            sweep(table, table.high_seqno, table.high_seqno, 2**32 - 1, 0)
+        found = table.find(key)
+        assert (found.value if found is not None and found.event == Event.MUTATION else None) == held.get(key)
+        if i % 100 == 0:
+            assert table.items == len(held)
+            assert set(table.live_keys()) == held.keys()
+            assert table.random_key() in held or not held
+    assert {key: table.get(key).value for key in held} == held
+
+
+def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock: Clock) -> None:
+    """What a sweep keeps moves between chunks; contents, order and index stay those of the plain table."""
+    own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
+    random_numbers = random.Random(5)
+    for step in range(6):
+        for _ in range(3000):
+            key, size = b"key%d" % random_numbers.randrange(4000), random_numbers.choice((5, 90, 300))
+            for each in (own, model):
+                each.active = True
+                if size == 5 and each.find(key) is not None and each.find(key).event == Event.MUTATION:
+                    each.delete(key)
+                else:
+                    each.set(key, bytes(size))
+        # All up to there is on disk, the rest is not.
+        checkpointed = own.high_seqno - 1000
+        before = own.memory_bytes
+        sweep(own, checkpointed * (step % 2), checkpointed * (step // 3), 2**32 - 1, 0)
+        sweep(model, checkpointed * (step % 2), checkpointed * (step // 3), 2**32 - 1, 0)
+        assert own.memory_bytes <= before
+        assert own.read(0, 10**6, 10**6, 10**9, every=True)[0] == model.read(0, 10**6, 10**6, 10**9, every=True)[0]
+        assert sorted(own.live_keys()) == sorted(model.live_keys())
+        assert own.history_bytes == model.history_bytes
+    stored, _ = model.records(0, 10**6, 10**9)
+    for _ in range(2):
+        sweep(own, 0, 0, 0, own.high_seqno // 2)
+        sweep(model, 0, 0, 0, own.high_seqno // 2)
+    assert own.evicted == model.evicted > 100
+    whole = own.read(0, 10**6, 10**6, 10**9, every=True, block=stored)[0]
+    assert whole == model.read(0, 10**6, 10**6, 10**9, every=True, block=stored)[0]
+    own.truncate(own.high_seqno // 3)
+    model.truncate(model.high_seqno // 3)
+    assert sorted(own.live_keys()) == sorted(model.live_keys())
+    assert own.records(own.high_seqno, 10**6, 10) == model.records(own.high_seqno, 10**6, 10)
+
+
+MEMORY_SCRIPT = """
+import sys
+from upriver.engine import _table
+
+def resident():
+    with open("/proc/self/status") as file:
+        return int(file.read().split("RssAnon:")[1].split()[0]) * 1024
+
+limit, vbuckets = 96 << 20, int(sys.argv[1])
+ledger = _table.Ledger(lambda: 1e9)
+tables = [_table.Table(number, ledger) for number in range(vbuckets)]
+for table in tables:
+    table.active = True
+before, value, written, worst = resident(), bytes(700), 0, 0
+while written < 360_000:
+    table = tables[written % vbuckets]
+    table.set(b"key-%012d" % written, value)
+    written += 1
+    while ledger.memory_bytes > limit:
+        for each in tables:
+            position = 1
+            while position:
+                position, _ = each.sweep(position if position > 1 else 0, 0, 0, 0, each.high_seqno)
+        assert ledger.memory_bytes < limit * 0.95, ledger.memory_bytes
+    if written % 2000 == 0:
+        worst = max(worst, resident() - before)
+print(worst / limit)
+"""
+
+
+@pytest.mark.skipif(compiled is None, reason="the plain table leaves its memory to Python")
+@pytest.mark.parametrize("vbuckets", [1, 64])
+def test_memory_taken_stays_close_to_memory_counted(vbuckets: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_SCRIPT, str(vbuckets)], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert 0.8 < float(done.stdout) < 1.15

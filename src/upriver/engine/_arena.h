@@ -1,10 +1,17 @@
-/* Memory for chunks: pieces of 16 to 256 KiB out of large regions in huge pages, used again when given back.
+/* Memory for chunks and indexes: pieces of 16 to 256 KiB out of large regions in huge pages, used again when given back.
  *
  * A thousand vbuckets each write to the end of their own chunk: with small pages nearly every write misses the
- * TLB and every 4 KiB cost a page fault. Guarded by the interpreter's lock. */
+ * TLB and every 4 KiB cost a page fault. Even a huge page costs its first writer the time to clear it, so once there
+ * is much to hold a thread of our own asks the kernel for pages a little ahead of the writers. It never touches
+ * contents: a page that is there already stays as it is. Larger blocks are mapped and unmapped one by one.
+ *
+ * What is given back beyond a share of what is in use is returned to the system, all but the page with the link to
+ * the next. Everything but the helper is guarded by the interpreter's lock. */
 #ifndef UPRIVER_ENGINE_ARENA_H
 #define UPRIVER_ENGINE_ARENA_H
 
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,18 +19,117 @@
 #include <sys/mman.h>
 
 enum { PIECE_MIN = 16 * 1024, PIECE_MAX = 256 * 1024, PIECE_CLASSES = 5 };
+#define SMALL_PAGE ((size_t)4096)
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* What a request for so many bytes really gets. */
+static inline uint32_t arena_size(uint32_t size) {
+    uint32_t piece = PIECE_MIN;
+    if (size > PIECE_MAX) return (uint32_t)(((size_t)size + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1));
+    while (piece < size) piece *= 2;
+    return piece;
+}
+
 #ifdef __SANITIZE_ADDRESS__ /* pieces of their own, so that the sanitizer sees a step over the edge */
 
-static inline char *arena_take(uint32_t size) { return (char *)malloc(size); }
+static inline char *arena_take(uint32_t least, uint32_t *size) {
+    *size = arena_size(*size < least ? least : *size);
+    return (char *)malloc(*size);
+}
 static inline void arena_give(char *piece, uint32_t size) { (void)size; free(piece); }
+static inline char *zeroed_take(size_t size) { return (char *)calloc(1, size); }
+static inline void zeroed_give(char *memory, size_t size) { (void)size; free(memory); }
 
 #else
 
-#define REGION_BYTES ((size_t)64 << 20)
-#define HUGE_PAGE ((size_t)2 << 20)
+#define REGION_BYTES ((size_t)256 << 20)
+#define SPARE_BYTES ((size_t)8 << 20)
+#define AHEAD_BYTES ((size_t)8 << 20)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 static char *arena_spare[PIECE_CLASSES];
-static char *arena_next, *arena_end;
+static char *arena_next, *arena_end, *arena_asked;
+static size_t arena_given, arena_spare_bytes;
+
+/* The helper and the range that it shall populate next; NULL when it has nothing to do. */
+static pthread_mutex_t helper_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t helper_work = PTHREAD_COND_INITIALIZER;
+static char *helper_from;
+static size_t helper_bytes;
+static int helper_started, helper_useless;
+
+static void *arena_populate(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&helper_lock);
+    while (!helper_useless) {
+        char *from = helper_from;
+        size_t size = helper_bytes;
+        if (from == NULL) {
+            pthread_cond_wait(&helper_work, &helper_lock);
+            continue;
+        }
+        pthread_mutex_unlock(&helper_lock);
+        int failed = madvise(from, size, MADV_POPULATE_WRITE);
+        pthread_mutex_lock(&helper_lock);
+        if (failed) helper_useless = 1; /* an older kernel, or no memory: writers fault pages in as they go */
+        helper_from = NULL;
+    }
+    pthread_mutex_unlock(&helper_lock);
+    return NULL;
+}
+
+static void helper_start(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    helper_started = 1;
+    sigfillset(&all); /* signals are for the interpreter's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&thread, &attributes, arena_populate, NULL)) helper_useless = 1;
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Have pages ready for what comes after `arena_next`: an eighth of what is in use, at most 8 MiB. A lock that is taken
+ * is not waited for: the helper is busy then, or was when this process was forked. */
+static inline void arena_look_ahead(void) {
+    size_t ahead = arena_given / 8 < AHEAD_BYTES ? arena_given / 8 : AHEAD_BYTES;
+    if (arena_asked < arena_next) arena_asked = arena_next;
+    if (ahead < HUGE_PAGE || helper_useless || (size_t)(arena_asked - arena_next) > ahead / 2) return;
+    if ((size_t)(arena_end - arena_asked) < ahead) ahead = arena_end - arena_asked;
+    if (ahead == 0 || pthread_mutex_trylock(&helper_lock)) return;
+    if (helper_from == NULL) {
+        if (!helper_started) helper_start();
+        helper_from = (char *)((uintptr_t)arena_asked & ~(uintptr_t)(SMALL_PAGE - 1));
+        helper_bytes = ahead;
+        arena_asked += ahead;
+        pthread_cond_signal(&helper_work);
+    }
+    pthread_mutex_unlock(&helper_lock);
+}
+
+/* Memory of zeros, in huge pages where it is large; NULL if there is none. */
+static inline char *arena_map(size_t size) {
+    size_t more = size >= HUGE_PAGE ? HUGE_PAGE : 0;
+    char *mapped = (char *)mmap(NULL, size + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                                -1, 0);
+    if (mapped == (char *)MAP_FAILED) return NULL;
+    if (more) { /* cut to a multiple of a huge page, and give the ends back */
+        char *start = (char *)(((uintptr_t)mapped + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+        size_t before = start - mapped;
+        if (before) munmap(mapped, before);
+        if (more > before) munmap(start + size, more - before);
+        mapped = start;
+#ifdef MADV_HUGEPAGE
+        madvise(mapped, size, MADV_HUGEPAGE);
+#endif
+    }
+    return mapped;
+}
 
 static inline int arena_class(uint32_t size) {
     int which = 0;
@@ -31,42 +137,99 @@ static inline int arena_class(uint32_t size) {
     return which;
 }
 
-/* A piece of one of the sizes 16, 32, 64, 128 and 256 KiB, or NULL. */
-static inline char *arena_take(uint32_t size) {
-    int which = arena_class(size);
+static inline char *spare_take(int which) {
     char *piece = arena_spare[which];
-    size = (uint32_t)PIECE_MIN << which;
     if (piece != NULL) {
         memcpy(&arena_spare[which], piece, sizeof(char *));
+        arena_spare_bytes -= (size_t)PIECE_MIN << which;
+    }
+    return piece;
+}
+
+static inline void spare_put(char *piece, int which) {
+    memcpy(piece, &arena_spare[which], sizeof(char *));
+    arena_spare[which] = piece;
+    arena_spare_bytes += (size_t)PIECE_MIN << which;
+}
+
+/* A block of at least `least` bytes, of `*size` where there is a choice; `*size` is then what it has. NULL if there is
+ * no memory. What was given back serves first, whatever its size: memory in use and memory taken stay close. */
+static inline char *arena_take(uint32_t least, uint32_t *size) {
+    char *piece = NULL;
+    int which, other, lowest;
+    if (*size < least) *size = least;
+    *size = arena_size(*size);
+    if (*size > PIECE_MAX) {
+        piece = arena_map(*size);
+        if (piece != NULL) arena_given += *size;
         return piece;
     }
-    if ((size_t)(arena_end - arena_next) < size) {
-        char *region;
-        /* What is left of the old region serves for smaller pieces. */
-        while (arena_end - arena_next >= PIECE_MIN) {
-            memcpy(arena_next, &arena_spare[0], sizeof(char *));
-            arena_spare[0] = arena_next;
-            arena_next += PIECE_MIN;
-        }
-        region = (char *)mmap(NULL, REGION_BYTES + HUGE_PAGE, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (region == (char *)MAP_FAILED) return NULL;
-        region = (char *)(((uintptr_t)region + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-#ifdef MADV_HUGEPAGE
-        madvise(region, REGION_BYTES, MADV_HUGEPAGE);
-#endif
-        arena_next = region;
-        arena_end = region + REGION_BYTES;
+    which = arena_class(*size);
+    lowest = arena_class(least);
+    for (other = which; piece == NULL && other >= lowest; other--) {
+        piece = spare_take(other);
+        if (piece != NULL) *size = (uint32_t)PIECE_MIN << other;
     }
-    piece = arena_next;
-    arena_next += size;
+    for (other = which + 1; piece == NULL && other < PIECE_CLASSES; other++) {
+        piece = spare_take(other);
+        if (piece != NULL) *size = (uint32_t)PIECE_MIN << other;
+    }
+    if (piece == NULL) {
+        if ((size_t)(arena_end - arena_next) < *size) {
+            size_t room = REGION_BYTES;
+            char *region = arena_map(room);
+            while (region == NULL && room > HUGE_PAGE) region = arena_map(room /= 2);
+            if (region == NULL) return NULL;
+            /* What is left of the old region serves for smaller pieces. */
+            for (; arena_end - arena_next >= PIECE_MIN; arena_next += PIECE_MIN) spare_put(arena_next, 0);
+            arena_next = arena_asked = region;
+            arena_end = region + room;
+        }
+        piece = arena_next;
+        arena_next += *size;
+        arena_given += *size;
+        arena_look_ahead();
+        return piece;
+    }
+    arena_given += *size;
     return piece;
 }
 
 static inline void arena_give(char *piece, uint32_t size) {
-    int which = arena_class(size);
-    memcpy(piece, &arena_spare[which], sizeof(char *));
-    arena_spare[which] = piece;
+    arena_given -= size;
+    if (size > PIECE_MAX) {
+        munmap(piece, size);
+        return;
+    }
+    spare_put(piece, arena_class(size));
+    if (arena_spare_bytes > SPARE_BYTES && arena_spare_bytes > arena_given / 16)
+        madvise(piece + SMALL_PAGE, size - SMALL_PAGE, MADV_DONTNEED);
+}
+
+/* Zeros for an index, whose sizes are powers of two. */
+static inline char *zeroed_take(size_t size) {
+    uint32_t piece = (uint32_t)size;
+    char *memory;
+    if (size < PIECE_MIN) return (char *)calloc(1, size);
+    if (size > PIECE_MAX) return arena_map(size);
+    memory = spare_take(arena_class(piece));
+    if (memory != NULL) arena_given += size;
+    else memory = arena_take(piece, &piece);
+    if (memory != NULL && piece > size) { /* only a larger one was there: what is too much serves others */
+        uint32_t rest = piece;
+        while (rest > size) {
+            rest /= 2;
+            arena_give(memory + rest, rest);
+        }
+    }
+    if (memory != NULL) memset(memory, 0, size);
+    return memory;
+}
+
+static inline void zeroed_give(char *memory, size_t size) {
+    if (size < PIECE_MIN) free(memory);
+    else if (size > PIECE_MAX) munmap(memory, size);
+    else arena_give(memory, (uint32_t)size);
 }
 
 #endif

@@ -14,7 +14,6 @@ cdef struct Chunk:
     uint32_t evicted
     uint32_t superseded
     uint32_t tombstones
-    bint in_arena
 
 
 # A change on its way into a table; key and value stay where they are until it is there.
@@ -73,6 +72,10 @@ cdef class Table:
     cdef uint64_t *slots
     cdef uint64_t mask
     cdef uint64_t slots_used
+    # While a larger index is filled: the one before it, how far it is moved, and the writes since the last move.
+    cdef uint64_t *old_slots
+    cdef uint64_t old_mask, old_place
+    cdef uint32_t waited
     # Where the first record stands that is not on disk, and the same for what is on its way there.
     cdef uint32_t persisted_chunk, persisted_place, flushing_chunk, flushing_place
     cdef int64_t flushing_bytes

@@ -17,7 +17,7 @@ import pyarrow as pa
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t, int64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from upriver.errors import (
@@ -55,8 +55,11 @@ cdef extern from "_record.h" nogil:
         R_DELETE_TIME, R_EXTRAS, MARK_EVICTED, MARK_REFERENCED, OPCODE_MUTATION, OPCODE_DELETION, OPCODE_EXPIRATION
 
 cdef extern from "_arena.h" nogil:
-    char *arena_take(uint32_t)
+    uint32_t arena_size(uint32_t)
+    char *arena_take(uint32_t, uint32_t *)
     void arena_give(char *, uint32_t)
+    char *zeroed_take(size_t)
+    void zeroed_give(char *, size_t)
     enum:
         PIECE_MIN, PIECE_MAX
 
@@ -75,6 +78,7 @@ cdef enum:
     TTL_MAX = 255
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
     SLOTS_MIN = 16
+    MOVED = 1  # a slot of the old index whose key stands in the new one
     PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
     NEVER = 0xFFFFFFFF
     WROTE_ITSELF = 1
@@ -139,7 +143,7 @@ cdef class Table:
         self.ledger = ledger
         self.whole_seqnos = []
         self.locks = {}
-        self.slots = <uint64_t *>calloc(SLOTS_MIN, sizeof(uint64_t))
+        self.slots = <uint64_t *>zeroed_take(SLOTS_MIN * sizeof(uint64_t))
         if self.slots == NULL:
             raise MemoryError
         self.mask = SLOTS_MIN - 1
@@ -149,11 +153,13 @@ cdef class Table:
     def __dealloc__(self):
         cdef uint32_t i
         for i in range(self.order_count):
-            release(&self.chunks[self.order[i]])
+            arena_give(self.chunks[self.order[i]].data, self.chunks[self.order[i]].size)
         free(self.chunks)
         free(self.order)
         free(self.spare)
-        free(self.slots)
+        if self.slots != NULL:
+            zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
+        drop_old_slots(self)
 
     # What clients do most.
 
@@ -270,24 +276,22 @@ cdef class Table:
         cdef uint64_t i
         cdef char *record
         cdef list keys = []
-        for i in range(self.mask + 1):
-            if self.slots[i]:
-                record = record_at(self, self.slots[i])
-                if is_live(record, now):
-                    keys.append(key_of(record))
+        for i in range(slot_count(self)):
+            record = record_in(self, i)
+            if record != NULL and is_live(record, now):
+                keys.append(key_of(record))
         return keys
 
     def random_key(self):
         """The key of some live item."""
         cdef double now = self.ledger.clock()
-        cdef uint64_t start = random.randrange(self.mask + 1)
-        cdef uint64_t i
+        cdef uint64_t count = slot_count(self), i
+        cdef uint64_t start = random.randrange(count)
         cdef char *record
-        for i in range(self.mask + 1):
-            if self.slots[(start + i) & self.mask]:
-                record = record_at(self, self.slots[(start + i) & self.mask])
-                if is_live(record, now):
-                    return key_of(record)
+        for i in range(count):
+            record = record_in(self, (start + i) % count)
+            if record != NULL and is_live(record, now):
+                return key_of(record)
         return None
 
     # What other nodes send.
@@ -569,7 +573,6 @@ cdef class Table:
             chunk = &self.chunks[self.order[self.order_count - 1]]
             if chunk.last_seqno > seqno:
                 place = seek_place(self, self.order_count - 1, seqno)
-                account_memory(self, <int64_t>place - <int64_t>chunk.used)
                 chunk.used = place
                 chunk.last_seqno = seqno
         for i in range(self.order_count):
@@ -603,9 +606,10 @@ cdef class Table:
         """The vbucket is no more: forget everything and give back all memory, the index too."""
         cdef uint64_t *slots
         self.clear()
-        slots = <uint64_t *>calloc(SLOTS_MIN, sizeof(uint64_t))
+        drop_old_slots(self)
+        slots = <uint64_t *>zeroed_take(SLOTS_MIN * sizeof(uint64_t))
         if slots != NULL:
-            free(self.slots)
+            zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
             self.slots = slots
             self.mask = SLOTS_MIN - 1
         account_memory(self, -self.memory_bytes)
@@ -736,7 +740,7 @@ cdef class Table:
             slot = self.slots[place]
             if not slot:
                 where[0] = place
-                return NULL
+                return NULL if self.old_slots == NULL else fetch_old(self, key, size, hashed, place)
             if not ((slot ^ hashed) & TAG_MASK):
                 record = record_at(self, slot)
                 prefetch(record + 64)
@@ -1121,31 +1125,87 @@ cdef inline uint64_t hash_record(Table self, const char *record) noexcept:
 
 
 cdef int reserve_slot(Table self) except -1:
-    """Room for one more key: at most three quarters of the slots are taken."""
-    cdef uint64_t room = self.mask + 1, i, j, ahead, hashed
-    cdef uint64_t *old = self.slots
+    """Room for one more key: at most three quarters of the slots are taken.
+
+    A larger index is filled little by little, so that no write waits for all of it: each 64 writes move 1,024 slots of
+    the old one, and whoever looks for a key that still stands there moves it. It is empty long before the new one is
+    full.
+    """
+    cdef uint64_t room = self.mask + 1
     cdef uint64_t *new
+    if self.old_slots != NULL:
+        self.waited += 1
+        if self.waited >= 64:
+            self.waited = 0
+            move_slots(self, 1024)
     if self.slots_used * 4 < room * 3:
         return 0
-    new = <uint64_t *>calloc(room * 2, sizeof(uint64_t))
+    new = <uint64_t *>zeroed_take(room * 2 * sizeof(uint64_t))
     if new == NULL:
         raise MemoryError
-    self.mask = room * 2 - 1
-    for i in range(room):
-        ahead = old[(i + 16) & (room - 1)]
-        if ahead:
-            prefetch(record_at(self, ahead) + R_EXTRAS)
-        if not old[i]:
-            continue
-        hashed = hash_record(self, record_at(self, old[i]))
-        j = hashed & self.mask
-        while new[j]:
-            j = (j + 1) & self.mask
-        new[j] = old[i]
-    self.slots = new
-    free(old)
-    account_memory(self, <int64_t>(room * sizeof(uint64_t)))
+    if self.old_slots != NULL:
+        move_slots(self, self.old_mask + 1)
+    self.old_slots, self.old_mask, self.old_place, self.waited = self.slots, self.mask, 0, 0
+    self.slots, self.mask = new, room * 2 - 1
+    account_memory(self, <int64_t>(room * 2 * sizeof(uint64_t)))
+    if room <= 1024:
+        move_slots(self, room)
     return 0
+
+
+cdef void move_slots(Table self, uint64_t count) noexcept:
+    """Move so many slots of the old index to the new one; what is left behind only says that something stood there."""
+    cdef uint64_t i = self.old_place, end = min(self.old_place + count, self.old_mask + 1), ahead, hashed, j
+    cdef uint64_t *old = self.old_slots
+    while i < end:
+        ahead = old[(i + 16) & self.old_mask]
+        if ahead > MOVED:
+            prefetch(record_at(self, ahead) + R_EXTRAS)
+        if old[i] > MOVED:
+            hashed = hash_record(self, record_at(self, old[i]))
+            j = hashed & self.mask
+            while self.slots[j]:
+                j = (j + 1) & self.mask
+            self.slots[j] = old[i]
+            old[i] = MOVED
+        i += 1
+    self.old_place = i
+    if i > self.old_mask:
+        drop_old_slots(self)
+
+
+cdef void drop_old_slots(Table self) noexcept:
+    if self.old_slots != NULL:
+        zeroed_give(<char *>self.old_slots, (self.old_mask + 1) * sizeof(uint64_t))
+        account_memory(self, -<int64_t>((self.old_mask + 1) * sizeof(uint64_t)))
+        self.old_slots = NULL
+
+
+cdef char *fetch_old(Table self, const char *key, size_t size, uint64_t hashed, uint64_t to) noexcept:
+    """The record of a key that the old index still leads to; its slot is moved to where it belongs now."""
+    cdef uint64_t place = hashed & self.old_mask, slot
+    cdef char *record
+    while True:
+        slot = self.old_slots[place]
+        if not slot:
+            return NULL
+        if slot != MOVED and not ((slot ^ hashed) & TAG_MASK):
+            record = record_at(self, slot)
+            if load_be16(record + R_KEY_LENGTH) == size and not memcmp(record_key(record), key, size):
+                self.slots[to] = slot
+                self.old_slots[place] = MOVED
+                return record
+        place = (place + 1) & self.old_mask
+
+
+cdef inline uint64_t slot_count(Table self) noexcept:
+    return self.mask + 1 + (0 if self.old_slots == NULL else self.old_mask + 1)
+
+
+cdef inline char *record_in(Table self, uint64_t place) noexcept:
+    """The record that the slot leads to, of the index or of the old one behind it; NULL if it is empty."""
+    cdef uint64_t slot = self.slots[place] if place <= self.mask else self.old_slots[place - self.mask - 1]
+    return NULL if slot <= MOVED else record_at(self, slot)
 
 
 cdef int remember(Table self, char *record, uint32_t number, uint32_t place) except -1:
@@ -1250,7 +1310,6 @@ cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t si
         if rev_seqno > self.deleted_rev_seqno:
             self.deleted_rev_seqno = rev_seqno
     count_current(self, record, 1)
-    account_memory(self, size)
 
 
 cdef void recount(Table self, int64_t *pending) noexcept:
@@ -1312,11 +1371,11 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
             if not chunk.used:
                 chunk.first_seqno = seqno
             return self.order[self.order_count - 1]
-    # A quarter of what is there already: little is left empty, and large vbuckets get large chunks.
+    # An eighth of what is there already: little is left empty, and large vbuckets get large chunks.
     wanted = PIECE_MIN
     while wanted < PIECE_MAX and <int64_t>wanted * 8 <= self.memory_bytes:
         wanted *= 2
-    return new_chunk(self, max(size, wanted), seqno)
+    return new_chunk(self, size, wanted, seqno)
 
 
 cdef int more_chunks(Table self, uint32_t room) except -1:
@@ -1337,7 +1396,7 @@ cdef int more_chunks(Table self, uint32_t room) except -1:
     return 0
 
 
-cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
+cdef uint32_t new_chunk(Table self, uint32_t least, uint32_t size, uint64_t seqno) except 0:
     cdef uint32_t number
     cdef Chunk *chunk
     if self.spare_count:
@@ -1348,11 +1407,10 @@ cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
             more_chunks(self, max(4, self.chunk_room * 2))
     chunk = &self.chunks[number]
     memset(chunk, 0, sizeof(Chunk))
-    # Pieces of the arena have sizes of its own; what is larger or was cut to measure comes from malloc.
-    chunk.in_arena = size <= PIECE_MAX and not size & (size - 1) and size >= PIECE_MIN
-    chunk.data = arena_take(size) if chunk.in_arena else <char *>malloc(size)
+    chunk.data = arena_take(least, &size)
     if chunk.data == NULL:
         raise MemoryError
+    account_memory(self, size)
     if number == self.chunk_count:
         self.chunk_count += 1
     else:
@@ -1365,17 +1423,10 @@ cdef uint32_t new_chunk(Table self, uint32_t size, uint64_t seqno) except 0:
     return number
 
 
-cdef void release(Chunk *chunk) noexcept:
-    if chunk.in_arena:
-        arena_give(chunk.data, chunk.size)
-    else:
-        free(chunk.data)
-
-
 cdef void drop_chunk(Table self, uint32_t i) noexcept:
     cdef uint32_t number = self.order[i]
-    account_memory(self, -<int64_t>self.chunks[number].used)
-    release(&self.chunks[number])
+    account_memory(self, -<int64_t>self.chunks[number].size)
+    arena_give(self.chunks[number].data, self.chunks[number].size)
     self.chunks[number].data = NULL
     self.chunks[number].used = 0
     self.spare[self.spare_count] = number
@@ -1416,78 +1467,113 @@ cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
 cdef int sweep_chunk(
     Table self, uint32_t i, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to
 ) except -1:
-    """Rewrite one chunk in place without what must go."""
-    cdef uint32_t number = self.order[i], place = 0, to = 0, size, slim
-    cdef uint64_t superseded_by, seqno, where
+    """Rewrite one chunk without what must go; what stays moves up, as far as it fits into the chunk before."""
+    cdef uint32_t number = self.order[i], place = 0, size, slim, home
+    cdef uint64_t seqno
     cdef Chunk *chunk = &self.chunks[number]
+    cdef Chunk *to = chunk
     cdef char *record
     cdef uint32_t before = chunk.used
-    cdef void *moved
+    # Into the last chunk others write: it keeps what it has.
+    if i and i + 1 < self.order_count:
+        to = &self.chunks[self.order[i - 1]]
+    chunk.used = 0
     while place < before:
         record = chunk.data + place
         size = record_size(record)
-        superseded_by = load64(record)
-        if superseded_by and superseded_by <= floor:
-            account_history(self, -<int64_t>full_size(record))
-            if record[R_MARKS] & MARK_EVICTED:
-                self.evicted -= 1
-            place += size
-            continue
-        if is_purgeable(self, record, purge_to, purge_before):
-            seqno = load_be64(record + R_SEQNO)
-            if seqno > self.purge_seqno:
-                self.purge_seqno = seqno
-            forget(self, record)
-            count_current(self, record, -1)
-            place += size
+        place += size
+        if drop_record(self, record, floor, purge_to, purge_before):
             continue
         slim = size
-        if (
-            not record[R_MARKS] & MARK_EVICTED and <uint8_t>record[R_OPCODE] == OPCODE_MUTATION
-            and load_be64(record + R_SEQNO) <= evict_to
-            and load_be32(record + R_BODY_LENGTH) > <uint32_t>31 + load_be16(record + R_KEY_LENGTH)
-        ):
-            if record[R_MARKS] & MARK_REFERENCED:
-                record[R_MARKS] &= ~MARK_REFERENCED
-            else:
-                record[R_MARKS] |= MARK_EVICTED
-                slim = record_size(record)
-                self.evicted += 1
-                if not superseded_by:
-                    self.evicted_items += 1
-        if to != place:
-            # The slot is sought by its old place, before the bytes move over it.
-            if not superseded_by:
-                where = hash_record(self, record) & self.mask
-                while (self.slots[where] & ~TAG_MASK) != slot_of(number, place):
-                    where = (where + 1) & self.mask
-                self.slots[where] = (self.slots[where] & TAG_MASK) | slot_of(number, to)
-            memmove(chunk.data + to, record, slim)
-        to += slim
-        place += size
-    if to == before:
-        count_chunk(chunk)
-        return 0
-    account_memory(self, <int64_t>to - <int64_t>before)
-    chunk.used = to
-    if self.persisted_chunk == number:
-        self.persisted_chunk = 0
-    if self.flushing_chunk == number:
-        self.flushing_chunk = 0
-    if not to:
-        drop_chunk(self, i)
-        return 0
+        if evict_value(self, record, evict_to):
+            slim = record_size(record)
+        if to != chunk and (to.size - to.used < slim or to.used >= PLACE_END):
+            to = chunk
+        home = number if to == chunk else self.order[i - 1]
+        if to.data + to.used != record:
+            if not load64(record):
+                move_slot(self, record, slot_of(home, to.used))
+            seqno = load_be64(record + R_SEQNO)
+            memmove(to.data + to.used, record, slim)
+            if to != chunk:
+                to.last_seqno = seqno
+        to.used += slim
+    if chunk.used != before and i:
+        count_chunk(&self.chunks[self.order[i - 1]])
     count_chunk(chunk)
-    chunk.first_seqno = load_be64(chunk.data + R_SEQNO)
-    if i + 1 < self.order_count:
-        moved = malloc(to)
-        if moved != NULL:
-            memcpy(moved, chunk.data, to)
-            release(chunk)
-            chunk.data = <char *>moved
-            chunk.size = to
-            chunk.in_arena = False
+    if chunk.used != before:
+        self.persisted_chunk = self.flushing_chunk = 0
+        if not chunk.used:
+            drop_chunk(self, i)
+        else:
+            chunk.first_seqno = load_be64(chunk.data + R_SEQNO)
+            if i + 1 < self.order_count:
+                shrink_chunk(self, chunk)
     return 0
+
+
+cdef void shrink_chunk(Table self, Chunk *chunk) noexcept:
+    """What is left of a chunk moves to a smaller piece if that holds it."""
+    cdef uint32_t size = chunk.used
+    cdef char *moved
+    if arena_size(chunk.used) >= chunk.size:
+        return
+    moved = arena_take(chunk.used, &size)
+    if moved == NULL:
+        return
+    if size >= chunk.size:
+        arena_give(moved, size)
+        return
+    memcpy(moved, chunk.data, chunk.used)
+    arena_give(chunk.data, chunk.size)
+    account_memory(self, <int64_t>size - <int64_t>chunk.size)
+    chunk.data = moved
+    chunk.size = size
+
+
+cdef inline bint drop_record(
+    Table self, const char *record, uint64_t floor, uint64_t purge_to, uint64_t purge_before
+) noexcept:
+    """Count out a record that no retained state can see; True if it was one."""
+    cdef uint64_t superseded_by = load64(record), seqno
+    if superseded_by and superseded_by <= floor:
+        account_history(self, -<int64_t>full_size(record))
+        if record[R_MARKS] & MARK_EVICTED:
+            self.evicted -= 1
+        return True
+    if is_purgeable(self, record, purge_to, purge_before):
+        seqno = load_be64(record + R_SEQNO)
+        if seqno > self.purge_seqno:
+            self.purge_seqno = seqno
+        forget(self, record)
+        count_current(self, record, -1)
+        return True
+    return False
+
+
+cdef inline bint evict_value(Table self, char *record, uint64_t evict_to) noexcept:
+    """Mark a value as evicted unless somebody has read it since the last time; True if it is marked now."""
+    if (
+        record[R_MARKS] & MARK_EVICTED or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION
+        or load_be64(record + R_SEQNO) > evict_to
+        or load_be32(record + R_BODY_LENGTH) <= <uint32_t>MUTATION_EXTRAS + load_be16(record + R_KEY_LENGTH)
+    ):
+        return False
+    if record[R_MARKS] & MARK_REFERENCED:
+        record[R_MARKS] &= ~MARK_REFERENCED
+        return False
+    record[R_MARKS] |= MARK_EVICTED
+    self.evicted += 1
+    if not load64(record):
+        self.evicted_items += 1
+    return True
+
+
+cdef inline void move_slot(Table self, const char *record, uint64_t slot) noexcept:
+    """The record is about to move: its key leads to ``slot`` from now on."""
+    cdef uint64_t where, hashed = hash_record(self, record)
+    self.lookup(record_key(record), load_be16(record + R_KEY_LENGTH), hashed, &where)
+    self.slots[where] = (hashed & TAG_MASK) | slot
 
 
 # Items, locks and expiry.
