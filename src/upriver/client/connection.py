@@ -60,6 +60,28 @@ class Collector:
         return True
 
 
+class Listing:
+    """The pieces of an answer that ends with one that has no key."""
+
+    __slots__ = ("_pieces", "done")
+
+    def __init__(self) -> None:
+        self._pieces: list[Reply] = []
+        self.done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+
+    def take(self, reply: Reply) -> None:
+        """Keep a piece; a refusal ends it, too."""
+        if self.done.done():
+            return
+        error = reply.error()
+        if error is not None:
+            self.done.set_exception(error)
+        elif not reply.key:
+            self.done.set_result(self._pieces)
+        else:
+            self._pieces.append(reply)
+
+
 class Connection(asyncio.BufferedProtocol):
     """An open, greeted connection."""
 
@@ -73,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._receiver: Receiver | None = None
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._collectors: list[Collector] = []
+        self._listings: dict[int, Listing] = {}
         self._next_opaque = 1
         self._writable = asyncio.Event()
         self._writable.set()
@@ -160,6 +183,21 @@ class Connection(asyncio.BufferedProtocol):
             raise error
         return reply
 
+    async def ask_list(self, request: Request, *, timeout_s: float = REQUEST_TIMEOUT_S) -> list[Reply]:
+        """Send a request that is answered piece by piece, as statistics are, until a piece without a key."""
+        if self.error is not None:
+            raise self.error
+        request.opaque = opaque = self.reserve(1)
+        listing = self._listings[opaque] = Listing()
+        try:
+            self._transport.write(request.encode())
+            async with asyncio.timeout(timeout_s):
+                return await listing.done
+        except TimeoutError:
+            raise TimedOut(str(self.endpoint), f"no answer to {request.title()} within {timeout_s:g} s") from None
+        finally:
+            self._listings.pop(opaque, None)
+
     async def collect(
         self, data: "bytes | bytearray | memoryview", first: int, count: int, missing: int, timeout_s: float
     ) -> list[Reply]:
@@ -246,6 +284,10 @@ class Connection(asyncio.BufferedProtocol):
             if not waiting.done():
                 waiting.set_result(reply)
             return
+        listing = self._listings.get(reply.opaque)
+        if listing is not None:
+            listing.take(reply)
+            return
         for collector in self._collectors:
             if collector.first <= reply.opaque <= collector.last:
                 if collector.take(reply):
@@ -273,7 +315,8 @@ class Connection(asyncio.BufferedProtocol):
         self.error = error
         self._writable.set()
         waiting, self._waiting = self._waiting, {}
-        futures: list[asyncio.Future[Any]] = [*waiting.values(), *(collector.done for collector in self._collectors)]
+        several: tuple[Collector | Listing, ...] = (*self._collectors, *self._listings.values())
+        futures: list[asyncio.Future[Any]] = [*waiting.values(), *(each.done for each in several)]
         for each in futures:
             if not each.done():
                 each.set_exception(error)

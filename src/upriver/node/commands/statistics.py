@@ -147,6 +147,20 @@ def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
         yield f"{name}:last_persisted_snap_end", snapshot.end
 
 
+@group("vbucket-positions")
+def vbucket_positions(node: NodeState, arguments: list[str]) -> Pairs:
+    """Where each vbucket stands, in one pair: a thousand pairs would cost a query more than what it reads.
+
+    One line for each: number, state, uuid, high, persisted and purge seqno, and from where on every version is kept.
+    """
+    lines = (
+        f"{vbucket.number} {vbucket.state.value} {vbucket.failover_log.newest.vbucket_uuid} {vbucket.high_seqno} "
+        f"{vbucket.persisted_seqno} {vbucket.purge_seqno} {vbucket.floor_seqno}"
+        for vbucket in _vbuckets(node, arguments)
+    )
+    yield "positions", "\n".join(lines)
+
+
 @group("failovers")
 def failovers(node: NodeState, arguments: list[str]) -> Pairs:
     """The failover logs."""
