@@ -1,10 +1,12 @@
 """The cluster map that clients read."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from upriver.errors import InvalidArguments, KeyExists
+from upriver.errors import InvalidArguments, KeyExists, StorageError
 from upriver.node.cluster_config import ClusterConfig, parsed, single_node
 
 
@@ -37,26 +39,100 @@ def test_it_follows_the_vbuckets_of_the_node() -> None:
     assert config.revision == (1, 2)
 
 
+def pushed(rev: int = 7, epoch: int = 2, **changes: Any) -> bytes:
+    servers = {
+        "hashAlgorithm": "CRC",
+        "numReplicas": 1,
+        "serverList": ["a:1", "b:2"],
+        "vBucketMap": [[0, 1], [1, 0], [0, -1], [-1]],
+        **changes.pop("servers", {}),
+    }
+    return json.dumps({"rev": rev, "revEpoch": epoch, "name": "beer", "vBucketServerMap": servers, **changes}).encode()
+
+
 def test_a_pushed_map_stands_until_a_newer_one_comes() -> None:
     config = alone()
-    config.push(b'{"rev": 7, "revEpoch": 2, "mine": true}')
+    config.push(pushed(mine=True))
     config.own_vbuckets_changed([1])
-    assert json.loads(config.encoded()) == {"rev": 7, "revEpoch": 2, "mine": True}
-    with pytest.raises(KeyExists, match="older"):
-        config.push(b'{"rev": 99, "revEpoch": 1}')
-    with pytest.raises(KeyExists):
-        config.push(b'{"rev": 6, "revEpoch": 2}')
-    config.push(b'{"rev": 1, "revEpoch": 3}')
+    assert json.loads(config.encoded()) == json.loads(pushed(mine=True))
+    config.push(pushed(mine=True))  # once more is no harm
+    for older in (pushed(99, 1), pushed(6), pushed(mine=False)):
+        with pytest.raises(KeyExists, match="not newer"):
+            config.push(older)
+    config.push(pushed(1, 3))
     assert config.revision == (3, 1)
+
+
+def test_the_first_that_is_pushed_must_be_newer_too() -> None:
+    """Clients have seen the map that the node made up, and would not take it."""
+    config = alone()
+    config.own_vbuckets_changed([1])
+    with pytest.raises(KeyExists):
+        config.push(pushed(1, 1))
+    assert config.revision == (1, 2)
+    config.push(pushed(3, 1))
+    assert config.revision == (1, 3)
+
+
+def test_what_was_pushed_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    made_up = json.loads(alone().encoded())
+    first = ClusterConfig.load(made_up, path)
+    assert first.revision == (1, 1)
+    first.push(pushed())
+    second = ClusterConfig.load(made_up | {"rev": 10**12}, path)
+    assert second.encoded() == first.encoded()
+    with pytest.raises(KeyExists):
+        second.push(pushed(6))
+    second.own_vbuckets_changed([1])
+    assert second.revision == (2, 7)
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", pushed(name="other")])
+def test_a_file_that_is_no_map_says_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="remove the file"):
+        ClusterConfig.load(json.loads(alone().encoded()), path)
+
+
+def test_a_map_that_cannot_be_kept_is_not_taken(tmp_path: Path) -> None:
+    config = ClusterConfig.load(json.loads(alone().encoded()), tmp_path / "gone" / "cluster.json")
+    with pytest.raises(StorageError):
+        config.push(pushed())
+    assert config.revision == (1, 1)
 
 
 @pytest.mark.parametrize("encoded", [b"", b"{", b"\xff", b"[]", b"7", b"{}", b'{"rev": "1"}', b'{"rev": null}'])
 def test_a_map_without_sense(encoded: bytes) -> None:
     with pytest.raises(InvalidArguments):
-        parsed(encoded)
+        parsed(encoded, "beer", 4)
 
 
-@pytest.mark.parametrize("encoded", [b'{"rev": true}', b'{"rev": 1, "revEpoch": "x"}', b'{"rev": 1, "revEpoch": null}'])
-def test_a_map_whose_revision_is_no_number(encoded: bytes) -> None:
-    with pytest.raises(InvalidArguments, match="revision"):
-        alone().push(encoded)
+@pytest.mark.parametrize(
+    ("encoded", "why"),
+    [
+        (b'{"rev": true}', "revision"),
+        (b'{"rev": 1, "revEpoch": "x"}', "revision"),
+        (b'{"rev": 1, "revEpoch": null}', "revision"),
+        (pushed(-1), "revision"),
+        (pushed(2**63), "too large"),
+        (pushed(name="wine"), "'wine'"),
+        (pushed(vBucketServerMap=None), "hashAlgorithm"),
+        (pushed(servers={"hashAlgorithm": "MD5"}), "hashAlgorithm"),
+        (pushed(servers={"numReplicas": True}), "numReplicas"),
+        (pushed(servers={"serverList": []}), "serverList"),
+        (pushed(servers={"serverList": ["a"]}), "host:port"),
+        (pushed(servers={"vBucketMap": [[0]]}), "4 rows"),
+        (pushed(servers={"vBucketMap": [[0], [1], [2], [0]]}), "row 2 .* not in the serverList"),
+        (pushed(servers={"vBucketMap": [[0], [1], [], [0]]}), "row 2"),
+        (pushed(servers={"vBucketMap": [[0], [1], [0, 1, 1], [0]]}), "too many replicas"),
+        (pushed(nodesExt=[7]), "nodesExt"),
+        (pushed(nodesExt=[{"services": {"kv": "x"}}]), "ports"),
+    ],
+)
+def test_a_map_that_clients_could_not_follow(encoded: bytes, why: str) -> None:
+    config = alone()
+    with pytest.raises(InvalidArguments, match=why):
+        config.push(encoded)
+    assert config.revision == (1, 1)

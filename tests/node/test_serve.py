@@ -275,7 +275,8 @@ def taken(rig: Rig, *data: bytes, **limits: int) -> int:
     """How many bytes the loop answered."""
     assert rig.node.fast_path is not None
     limit = {"body_bytes_max": 2**24, "answer_bytes_max": 2**20} | limits
-    return rig.node.fast_path.serve(b"".join(data), 0, True, True, *limit.values())[0]
+    joined = b"".join(data)
+    return rig.node.fast_path.serve(joined, 0, len(joined), True, True, *limit.values())[0]
 
 
 def test_plain_requests_are_taken(rig: Rig) -> None:
@@ -284,6 +285,20 @@ def test_plain_requests_are_taken(rig: Rig) -> None:
     missed = [request(key=b"none").encode() for request in (Get, GetQ, GetKQ)]
     data = [*stored, *read, *missed]
     assert taken(rig, *data) == sum(map(len, data))
+
+
+def test_room_for_large_answers_is_given_back(rig: Rig) -> None:
+    fast_path = rig.node.fast_path
+    assert fast_path is not None
+    assert taken(rig, Set(key=b"k", value=b"v" * 500_000).encode()) > 0
+    large = Get(key=b"k").encode() * 40
+    assert taken(rig, large, answer_bytes_max=2**30) == len(large)
+    assert fast_path.room_bytes <= 256 * 1024
+    assert taken(rig, large) > 0
+    with pytest.raises(ValueError, match="outside"):
+        fast_path.serve(large, 0, len(large) + 1, True, True, 2**24, 2**20)
+    with pytest.raises(ValueError, match="outside"):
+        fast_path.serve(large, -1, 5, True, True, 2**24, 2**20)
 
 
 def test_others_are_not(rig: Rig) -> None:

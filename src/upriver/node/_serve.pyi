@@ -3,6 +3,15 @@ from upriver.wire.layout import Buffer
 
 class FastPath:
     def __init__(self, tables: list[Table | None], ledger: Ledger) -> None: ...
+    @property
+    def room_bytes(self) -> int: ...
     def serve(
-        self, data: Buffer, start: int, may_read: bool, may_write: bool, body_bytes_max: int, answer_bytes_max: int
+        self,
+        data: Buffer,
+        start: int,
+        end: int,
+        may_read: bool,
+        may_write: bool,
+        body_bytes_max: int,
+        answer_bytes_max: int,
     ) -> tuple[int, bytes]: ...

@@ -7,7 +7,10 @@ and leaves it to the session, which knows every case; so each rule is written on
 loop is only a faster way through the plain ones.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
@@ -28,10 +31,10 @@ cdef extern from "_record.h" nogil:
 cdef enum:
     HEADER = 24
     KEY_BYTES_MAX = 250
+    VALUE_BYTES_MAX = 1024 * 1024
     MUTATION_EXTRAS = 31
-    RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
-    MUTATION = 1
-    TTL_MAX = 255
+    # A buffer for answers that has grown beyond this is given back after use.
+    ROOM_KEPT = 256 * 1024
     # The opcodes that are answered here.
     GET = 0x00
     SET = 0x01
@@ -61,19 +64,34 @@ cdef class FastPath:
     def __dealloc__(self):
         free(self.out)
 
-    def serve(self, const uint8_t[::1] data, Py_ssize_t start, bint may_read, bint may_write, size_t body_bytes_max,
+    @property
+    def room_bytes(self):
+        """How much memory is kept for answers between calls."""
+        return self.room
+
+    def serve(self, data, Py_ssize_t start, Py_ssize_t end, bint may_read, bint may_write, size_t body_bytes_max,
               size_t answer_bytes_max):
-        """Answer from ``start`` on: where the first request stands that was not answered, and the answers."""
-        cdef Py_ssize_t length = data.shape[0], at = start
-        cdef const char *base = <const char *> &data[0] if length else NULL
+        """Answer what stands from ``start`` to ``end``: where the first request stands that was not answered, and the
+        answers."""
+        cdef Py_buffer view
+        cdef Py_ssize_t at
         if self.busy:
             return start, b""
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         self.busy = True
         try:
-            at = self.answer_run(base, length, at, may_read, may_write, body_bytes_max, answer_bytes_max)
+            if not 0 <= start <= end <= view.len:
+                raise ValueError("outside of the data")
+            at = self.answer_run(
+                <const char *> view.buf, end, start, may_read, may_write, body_bytes_max, answer_bytes_max
+            )
+            return at, PyBytes_FromStringAndSize(self.out, self.used)
         finally:
             self.busy = False
-        return at, PyBytes_FromStringAndSize(self.out, self.used)
+            PyBuffer_Release(&view)
+            if self.room > ROOM_KEPT:
+                free(self.out)
+                self.out, self.room = NULL, 0
 
     cdef Py_ssize_t answer_run(self, const char *base, Py_ssize_t length, Py_ssize_t at, bint may_read,
                                bint may_write, size_t body_bytes_max, size_t answer_bytes_max) except -1:
@@ -93,12 +111,9 @@ cdef class FastPath:
             if body > body_bytes_max:
                 break
             vbucket = load_be16(request + 6)
-            if vbucket >= len(self.tables):
+            if vbucket >= PyList_GET_SIZE(self.tables) or PyList_GET_ITEM(self.tables, vbucket) == <PyObject *> None:
                 break
-            found = self.tables[vbucket]
-            if found is None:
-                break
-            table = <Table> found
+            table = <Table> PyList_GET_ITEM(self.tables, vbucket)
             if not table.active or table.locks or request[5]:
                 break
             if opcode == SET or opcode == SETQ:
@@ -184,7 +199,6 @@ cdef class FastPath:
     cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet, double now) except -1:
         cdef uint16_t key_length = load_be16(request + 2)
         cdef const char *key = request + HEADER + 8
-        cdef uint32_t expiry
         cdef uint64_t cas
         cdef char *answer
         cdef Ledger ledger = self.ledger
@@ -195,18 +209,12 @@ cdef class FastPath:
         # Whoever is refused shall hear it from the session; there is room for one more as long as none is used up.
         if ledger.refusal or 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
             return False
-        if 0 < ledger.quota_bytes <= ledger.memory_bytes or body > 1024 * 1024:
+        if 0 < ledger.quota_bytes <= ledger.memory_bytes or body > VALUE_BYTES_MAX:
             return False
         answer = self.reserve(HEADER)
-        expiry = load_be32(request + HEADER + 4)
-        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
-            expiry += <uint32_t> now
-        ledger.sets += 1
-        cas = table.write(
-            MUTATION,
-            PyBytes_FromStringAndSize(key, key_length),
-            PyBytes_FromStringAndSize(key + key_length, body - 8 - key_length),
-            load_be32(request + HEADER), expiry, 0, 0, 0, 0, TTL_MAX, now,
+        cas = table.set_raw(
+            key, key_length, key + key_length, body - 8 - key_length,
+            load_be32(request + HEADER), load_be32(request + HEADER + 4), 0, now,
         )
         if quiet:
             return True

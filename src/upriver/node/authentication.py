@@ -16,6 +16,7 @@ import base64
 import contextlib
 import enum
 import fcntl
+import functools
 import hashlib
 import hmac
 import importlib.util
@@ -30,9 +31,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
-
-from scramp import ScramException
-from scramp.utils import ServerError, saslprep
 
 from upriver.errors import UserError, UsersFileError
 
@@ -72,8 +70,25 @@ def _scram_mechanism() -> Any:
     return core.ScramMechanism
 
 
-_SCRAM_MECHANISM = _scram_mechanism()
-_SCRAM: Mapping[str, Any] = {name: _SCRAM_MECHANISM(name) for name in ("SCRAM-SHA-1", "SCRAM-SHA-256", "SCRAM-SHA-512")}
+class _Scramp:
+    """What is used of scramp, which is imported when the first user or login needs it: it costs a node without users a
+    fifth of a second."""
+
+    def __init__(self) -> None:
+        scramp, utils = importlib.import_module("scramp"), importlib.import_module("scramp.utils")
+        self.error: type[Any] = scramp.ScramException
+        self.invalid_proof = utils.ServerError.INVALID_PROOF
+        self.saslprep: Callable[[str], str] = utils.saslprep
+        mechanism = _scram_mechanism()
+        self.mechanisms: Mapping[str, Any] = {name: mechanism(name) for name in _SCRAM}
+
+
+@functools.cache
+def _scramp() -> _Scramp:
+    return _Scramp()
+
+
+_SCRAM = ("SCRAM-SHA-1", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _DIGEST_BYTES = {"SCRAM-SHA-1": 20, "SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
 #: PLAIN is checked with the strongest hash.
 _PLAIN_CHECK = "SCRAM-SHA-512"
@@ -148,8 +163,9 @@ class User:
         if len(password.encode(errors="surrogatepass")) > PASSWORD_BYTES_MAX:
             raise UserError(f"has a password of more than {PASSWORD_BYTES_MAX} bytes", name)
         try:
-            made = {key: Credential(*scram.make_auth_info(password, iterations, salt)) for key, scram in _SCRAM.items()}
-        except ScramException as error:
+            mechanisms = _scramp().mechanisms.items()
+            made = {key: Credential(*scram.make_auth_info(password, iterations, salt)) for key, scram in mechanisms}
+        except _scramp().error as error:
             raise UserError(f"cannot have this password: {error.args[0]}", name) from None
         return cls(name, roles, made)
 
@@ -157,8 +173,8 @@ class User:
 def prepared_name(name: str) -> str:
     """The one form of a name that has several in Unicode (RFC 4013)."""
     try:
-        prepared = str(saslprep(name))
-    except ScramException as error:
+        prepared = str(_scramp().saslprep(name))
+    except _scramp().error as error:
         raise UserError(f"cannot have this name: {error.args[0]}", name) from None
     if not prepared:
         raise UserError("needs a name that is not empty", name)
@@ -263,8 +279,8 @@ class Users:
         """The user if the password is right; an unknown name takes as long as a wrong password."""
         kept = self.credential(name, _PLAIN_CHECK)
         try:
-            derived = _SCRAM[_PLAIN_CHECK].make_auth_info(password, kept.iterations, kept.salt)
-        except ScramException:
+            derived = _scramp().mechanisms[_PLAIN_CHECK].make_auth_info(password, kept.iterations, kept.salt)
+        except _scramp().error:
             return None  # the password has characters that no password may have
         return self.get(name) if hmac.compare_digest(Credential(*derived).stored_key, kept.stored_key) else None
 
@@ -513,10 +529,10 @@ class SaslExchange:
             return kept[0]
 
         try:
-            server = _SCRAM[mechanism].make_server(find, s_nonce=self._nonce())
+            server = _scramp().mechanisms[mechanism].make_server(find, s_nonce=self._nonce())
             server.set_client_first(data.decode())
             challenge = server.get_server_first().encode()
-        except ScramException as error:
+        except _scramp().error as error:
             return self._failed(str(error))
         self._expected = partial(self._client_final, mechanism, server, kept[0])
         return Outcome(SaslStatus.CONTINUE, challenge, name=self._name)
@@ -526,8 +542,8 @@ class SaslExchange:
         try:
             server.set_client_final(data.decode())
             challenge = server.get_server_final().encode()
-        except ScramException as error:
-            return self._failed(_WRONG if error.server_error is ServerError.INVALID_PROOF else str(error))
+        except _scramp().error as error:
+            return self._failed(_WRONG if error.server_error is _scramp().invalid_proof else str(error))
         user = self._users.get(self._name)
         if user is None or user.credentials[mechanism] != kept:
             return self._failed("user was changed during the login")

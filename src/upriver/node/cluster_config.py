@@ -1,17 +1,24 @@
 """The cluster map: which node holds which vbucket, in the terse JSON that clients read.
 
-A node that was given no map makes one up in which it is alone and holds what its bucket holds. A map that somebody
-pushed stands until a newer revision comes.
+A node that was given no map makes one up in which it is alone and holds what its bucket holds. Clients keep the newest
+map they have seen, so revisions must never go back: a map that was made up has the epoch 1 and counts on from the time
+of the start in milliseconds, and whoever runs a cluster pushes maps of the epoch 2 or later, newer than all of
+those. A pushed map stands until a newer one comes; with a data directory also after a restart.
 """
 
 import json
+import os
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from upriver.errors import InvalidArguments, KeyExists
+from upriver.errors import InvalidArguments, KeyExists, StorageError
 
 #: The place of the host name that each client fills in with the address it connected to.
-HOST = "$HOST"
+HOST: Final = "$HOST"
+#: What clients keep in 63 bits.
+REVISION_MAX: Final = 2**63 - 1
+REPLICAS_MAX: Final = 3
 
 
 def single_node(
@@ -39,11 +46,39 @@ def single_node(
 
 
 class ClusterConfig:
-    """The newest cluster map that this node knows."""
+    """The newest cluster map that this node knows; ``path`` is where one that was pushed is kept."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], path: Path | None = None) -> None:
         self._config = config
         self._pushed = False
+        self._path = path
+        self._encoded: bytes | None = None
+
+    @classmethod
+    def load(cls, made_up: dict[str, Any], path: Path) -> "ClusterConfig":
+        """What was pushed before the restart, else the map that was made up; ``StorageError`` if it is unreadable."""
+        cluster = cls(made_up, path)
+        try:
+            kept = path.read_bytes()
+        except FileNotFoundError:
+            return cluster
+        except OSError as error:
+            raise StorageError(str(path), error.strerror or str(error)) from None
+        try:
+            cluster._take(parsed(kept, cluster.bucket, cluster.vbuckets))
+        except InvalidArguments as error:
+            raise StorageError(str(path), f"{error.detail}; remove the file to start without it") from None
+        return cluster
+
+    @property
+    def bucket(self) -> str:
+        """The bucket that the map is about."""
+        return str(self._config["name"])
+
+    @property
+    def vbuckets(self) -> int:
+        """How many vbuckets the bucket has."""
+        return len(self._config["vBucketServerMap"]["vBucketMap"])
 
     @property
     def revision(self) -> tuple[int, int]:
@@ -52,15 +87,22 @@ class ClusterConfig:
 
     def encoded(self) -> bytes:
         """The map as clients read it."""
-        return json.dumps(self._config, separators=(",", ":")).encode()
+        if self._encoded is None:  # it goes into every answer to a request that found the wrong node
+            self._encoded = json.dumps(self._config, separators=(",", ":")).encode()
+        return self._encoded
 
     def push(self, encoded: bytes) -> None:
         """Take a map from outside, if it is newer."""
-        config = parsed(encoded)
+        config = parsed(encoded, self.bucket, self.vbuckets)
         revision = int(config.get("revEpoch", 0)), int(config["rev"])
-        if self._pushed and revision < self.revision:
-            raise KeyExists(f"revision {revision} is older than {self.revision}")
-        self._config, self._pushed = config, True
+        if revision < self.revision or (revision == self.revision and config != self._config):
+            raise KeyExists(f"epoch and revision {revision} are not newer than {self.revision}")
+        if self._path is not None:
+            _replace(self._path, encoded)
+        self._take(config)
+
+    def _take(self, config: dict[str, Any]) -> None:
+        self._config, self._pushed, self._encoded = config, True, None
 
     def own_vbuckets_changed(self, active: Iterable[int]) -> None:
         """The node's vbuckets changed: a map that the node made itself follows."""
@@ -70,16 +112,66 @@ class ClusterConfig:
         owned = set(active)
         servers["vBucketMap"] = [[0 if number in owned else -1] for number in range(len(servers["vBucketMap"]))]
         self._config["rev"] += 1
+        self._encoded = None
 
 
-def parsed(encoded: bytes) -> dict[str, Any]:
-    """A map from outside, checked as far as a node must understand it."""
+def _replace(path: Path, encoded: bytes) -> None:
+    """Write the file as a whole, so that a crash leaves the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise StorageError(str(path), error.strerror or str(error)) from None
+
+
+def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:
+    """A map from outside, checked as far as clients rely on it; what is not known here is kept."""
     try:
         config = json.loads(encoded)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"the cluster map is not JSON: {error}") from None
     if not isinstance(config, dict) or "rev" not in config:
         raise InvalidArguments("the cluster map has no revision")
-    if any(type(config.get(name, 0)) is not int for name in ("rev", "revEpoch")):
+    if any(type(config.get(name, 0)) is not int or config.get(name, 0) < 0 for name in ("rev", "revEpoch")):
         raise InvalidArguments("the revision of the cluster map is no number")
+    if max(config["rev"], config.get("revEpoch", 0)) > REVISION_MAX:
+        raise InvalidArguments("the revision of the cluster map is too large for clients")
+    if config.get("name") != bucket:
+        raise InvalidArguments(f"the cluster map is about the bucket {config.get('name')!r}, this is {bucket!r}")
+    _check_servers(config.get("vBucketServerMap"), vbuckets)
+    _check_nodes(config.get("nodesExt"))
     return config
+
+
+def _check_servers(servers: Any, vbuckets: int) -> None:
+    if not isinstance(servers, dict) or servers.get("hashAlgorithm", "CRC") != "CRC":
+        raise InvalidArguments("the cluster map has no vBucketServerMap with the hashAlgorithm CRC")
+    replicas = servers.get("numReplicas", REPLICAS_MAX)
+    if type(replicas) is not int or not 0 <= replicas <= REPLICAS_MAX:
+        raise InvalidArguments("numReplicas of the cluster map is no number from 0 to 3")
+    hosts, rows = servers.get("serverList"), servers.get("vBucketMap")
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(each, str) and ":" in each for each in hosts):
+        raise InvalidArguments("serverList of the cluster map is no list of host:port")
+    if not isinstance(rows, list) or len(rows) != vbuckets:
+        raise InvalidArguments(f"vBucketMap of the cluster map has not {vbuckets} rows, as this bucket has vbuckets")
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or not row or len(row) > 1 + replicas:
+            raise InvalidArguments(f"row {number} of the vBucketMap names no active server, or too many replicas")
+        if not all(type(place) is int and -1 <= place < len(hosts) for place in row):
+            raise InvalidArguments(f"row {number} of the vBucketMap names a server that is not in the serverList")
+
+
+def _check_nodes(nodes: Any) -> None:
+    """Where there is a list of nodes, each names its services by their ports."""
+    if nodes is None:
+        return
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+        raise InvalidArguments("nodesExt of the cluster map is no list of nodes")
+    for node in nodes:
+        services = node.get("services")
+        if not isinstance(services, dict) or not all(type(port) is int for port in services.values()):
+            raise InvalidArguments("a node in nodesExt of the cluster map has no services with their ports")

@@ -51,6 +51,8 @@ CALLBACKS_PER_TURN: Final = 1000
 STOP_WAIT_S: Final = 2.0
 #: Descriptors that connections leave to files, listeners and the program around.
 DESCRIPTORS_KEPT: Final = 64
+#: Where the data directory keeps the cluster map that was pushed.
+CLUSTER_FILE: Final = "cluster.json"
 T = TypeVar("T")
 
 
@@ -162,16 +164,17 @@ class Node:
             from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
 
             self._metrics = MetricsServer(state, await bind(options.metrics_host, options.metrics_port))
-        state.cluster = ClusterConfig(
-            single_node(
-                bucket=options.bucket,
-                uuid=secrets.token_hex(16),
-                kv_port=self.port,
-                mgmt_port=self.metrics_port or self.port,
-                vbuckets=len(state.bucket),
-                active=[vbucket.number for vbucket in state.bucket if vbucket.state is VbucketState.ACTIVE],
-            )
+        made_up = single_node(
+            bucket=options.bucket,
+            uuid=secrets.token_hex(16),
+            kv_port=self.port,
+            mgmt_port=self.metrics_port or self.port,
+            vbuckets=len(state.bucket),
+            active=[vbucket.number for vbucket in state.bucket if vbucket.state is VbucketState.ACTIVE],
+            rev=int(state.started * 1000),
         )
+        kept = None if options.data is None else Path(options.data) / CLUSTER_FILE
+        state.cluster = ClusterConfig(made_up) if kept is None else ClusterConfig.load(made_up, kept)
         self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
 
     @property

@@ -98,6 +98,7 @@ class Session:
         "_out",
         "_partial",
         "_releasing",
+        "_rights",
         "_waiting",
         "_waiting_bytes",
         "_work",
@@ -157,6 +158,8 @@ class Session:
         self._needed = 0
         self._work = 0
         self._releasing = False
+        #: What follows for the compiled loop from a user and the features agreed on.
+        self._rights: tuple[User | None, frozenset[Feature] | None, bool, bool] = (None, None, False, False)
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
         self._waiting_bytes = 0
@@ -181,6 +184,27 @@ class Session:
             self._partial += data[at:]
         if self._partial or self._counted_bytes:
             self._count_partial()
+
+    def answer_plain(self, buffer: Buffer, size: int) -> bytes | None:
+        """Take bytes that hold nothing but plain requests, which is the rule, and hand out the answers: one call, with
+        nothing kept. None if there is more to it: then they are taken as ``receive`` takes them."""
+        node = self.node
+        if node.fast_path is None or self._partial or self._waiting or self._out or self.stalled or self.paused:
+            self.receive(memoryview(buffer)[:size])
+            return None
+        if self.stream is not None or self.framing is not MEMCACHED:
+            self.receive(memoryview(buffer)[:size])
+            return None
+        may_read, may_write = self._plain_rights()
+        limits = node.limits
+        at, answers = node.fast_path.serve(
+            buffer, 0, size, may_read, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
+        )
+        if at == size:
+            return answers
+        self._out += answers
+        self.receive(memoryview(buffer)[at:size])
+        return None
 
     def resume(self) -> None:
         """The peer reads again, or another turn begins: go on with what was received meanwhile."""
@@ -318,14 +342,21 @@ class Session:
         node = self.node
         if node.fast_path is None or self._waiting or self.framing is DRAFT:
             return at
-        roles = EVERYTHING if node.users is None else NOTHING if self.user is None else self.user.roles
+        may_read, may_write = self._plain_rights()
         limits = node.limits
-        may_write = Role.WRITE in roles and Feature.MUTATION_SEQNO not in self.features  # it knows no tokens
         at, answers = node.fast_path.serve(
-            data, at, Role.READ in roles, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
+            data, at, len(data), may_read, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
         )
         self._out += answers
         return at
+
+    def _plain_rights(self) -> tuple[bool, bool]:
+        """Whether the compiled loop may read and write for this user; it knows no tokens of mutations."""
+        if self._rights[:2] != (self.user, self.features):
+            roles = EVERYTHING if self.node.users is None else NOTHING if self.user is None else self.user.roles
+            writes = Role.WRITE in roles and Feature.MUTATION_SEQNO not in self.features
+            self._rights = (self.user, self.features, Role.READ in roles, writes)
+        return self._rights[2:]
 
     def _packet_size(self, data: Buffer, at: int) -> int | None:
         framing = self.framing or MEMCACHED

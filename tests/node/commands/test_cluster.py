@@ -7,15 +7,21 @@ import pytest
 from tests.node.peer import ABSENT, Peer, Rig, SocketPeer, open_rig
 from upriver.node.authentication import Role, User, Users
 from upriver.node.embedded import start
+from upriver.wire import AnyResponse
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
     DeleteVbucket,
+    Feature,
+    Get,
     GetClusterConfig,
     GetClusterConfigResponse,
     ListBuckets,
     ListBucketsResponse,
+    Observe,
+    ObservedKey,
     SaslAuth,
     SelectBucket,
+    Set,
     SetClusterConfig,
     SetVbucket,
     VbucketState,
@@ -47,7 +53,8 @@ def test_a_bucket_of_another_name() -> None:
 def test_the_cluster_map() -> None:
     with start(vbuckets=8, initial_vbuckets="0-1") as node, SocketPeer(node.host, node.port) as peer:
         found = config(peer)
-        assert (found["rev"], found["revEpoch"], found["name"], found["nodeLocator"]) == (1, 1, "default", "vbucket")
+        assert (found["revEpoch"], found["name"], found["nodeLocator"]) == (1, "default", "vbucket")
+        assert found["rev"] == int(node.node.state.started * 1000)
         assert len(found["uuid"]) == 32
         assert set(found["bucketCapabilities"]) == {"dcp", "cccp", "nodesExt"}
         assert found["nodes"] == [{"hostname": f"$HOST:{node.port}", "ports": {"direct": node.port}}]
@@ -70,16 +77,59 @@ def test_who_knows_the_map_gets_none(session_peer: Peer) -> None:
 
 
 def test_the_map_follows_the_vbuckets(peer: Peer) -> None:
+    before = config(peer)["rev"]
     peer.ask(SetVbucket(vbucket=1, state=VbucketState.DEAD))
     peer.ask(SetVbucket(vbucket=ABSENT, state=VbucketState.ACTIVE))
     found = config(peer)
-    assert found["rev"] == 3
+    assert found["rev"] == before + 2
     assert found["vBucketServerMap"]["vBucketMap"] == [[0], [-1], [-1], [-1], [-1], [0], [-1], [-1]]
     peer.ask(DeleteVbucket(vbucket=1))
-    assert config(peer)["rev"] == 4
+    assert config(peer)["rev"] == before + 3
 
 
-PUSHED = {"rev": 7, "revEpoch": 2, "name": "default", "vBucketServerMap": {"serverList": ["a:1", "b:2"]}}
+def test_who_asks_the_wrong_node_is_shown_the_map_if_he_can_read_it(peer: Peer) -> None:
+    """Clients that selected the bucket read it; to all others it says in words what is wrong."""
+    wrong = (Get(key=b"k", vbucket=ABSENT), Set(key=b"k", vbucket=2), Observe(keys=(ObservedKey(vbucket=4, key=b"k"),)))
+    for request in wrong:
+        assert peer.refused(request, Status.NOT_MY_VBUCKET).startswith("Not my vbucket")
+    peer.ask(SelectBucket(name=b"default"))
+    for request in wrong:
+        assert json.loads(peer.refused(request, Status.NOT_MY_VBUCKET)) == config(peer)
+    peer.hello(Feature.JSON)
+    answer = peer.ask(wrong[0])
+    assert (answer.status, answer.datatype) == (Status.NOT_MY_VBUCKET, 1)
+    peer.refused(Get(key=b"k"), Status.KEY_ENOENT)
+    peer.ask(push(PUSHED))
+    answer = peer.ask(wrong[0])
+    assert isinstance(answer, AnyResponse)
+    assert json.loads(answer.value) == PUSHED
+
+
+def test_a_revision_never_goes_back_over_restarts(tmp_path: Path) -> None:
+    with start(vbuckets=8, data=tmp_path) as node, SocketPeer(node.host, node.port) as peer:
+        for _ in range(3):
+            peer.ask(SetVbucket(vbucket=1, state=VbucketState.DEAD))
+            peer.ask(SetVbucket(vbucket=1, state=VbucketState.ACTIVE))
+        before = config(peer)["rev"]
+    with start(vbuckets=8, data=tmp_path) as node, SocketPeer(node.host, node.port) as peer:
+        assert config(peer)["rev"] > before
+        peer.ask(push(PUSHED))
+    with start(vbuckets=8, data=tmp_path) as node, SocketPeer(node.host, node.port) as peer:
+        assert config(peer) == PUSHED
+        peer.refused(push(PUSHED | {"rev": 6}), Status.KEY_EEXISTS)
+
+
+PUSHED: dict[str, Any] = {
+    "rev": 7,
+    "revEpoch": 2,
+    "name": "default",
+    "vBucketServerMap": {
+        "hashAlgorithm": "CRC",
+        "numReplicas": 0,
+        "serverList": ["a:1", "b:2"],
+        "vBucketMap": [[number % 2] for number in range(8)],
+    },
+}
 
 
 def push(content: object) -> SetClusterConfig:
