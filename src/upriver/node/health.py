@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from upriver.node.listener import Listener
 from upriver.node.state import NodeState
+from upriver.node.stream_statistics import stream_numbers
 
 REQUEST_BYTES_MAX: Final = 8192
 #: How long a request, or taking its answer, may last.
@@ -56,6 +57,7 @@ class NodeCollector(Collector):
             ("upriver_disk_written_bytes", numbers.bytes_written, "Bytes written to disk"),
         ):
             yield CounterMetricFamily(name, text, value=value)
+        yield from _of_streams(self._node)
         operations = CounterMetricFamily("upriver_operations", "Operations by kind", labels=["kind"])
         for kind, count in sorted(numbers.operations.items()):
             operations.add_metric([kind], count)
@@ -67,6 +69,18 @@ class NodeCollector(Collector):
         yield states
 
 
+def _of_streams(node: NodeState) -> Iterator[Metric]:
+    numbers = stream_numbers(node)
+    connections = GaugeMetricFamily("upriver_stream_connections", "Connections that stream, by type", labels=["type"])
+    for kind, count in sorted(numbers.connections.items()):
+        connections.add_metric([kind], count)
+    yield connections
+    yield GaugeMetricFamily("upriver_streams", "Open streams", value=numbers.streams)
+    yield GaugeMetricFamily("upriver_stream_backlog_changes", "Seqnos that streams have yet to read", numbers.backlog)
+    yield CounterMetricFamily("upriver_stream_sent_bytes", "Bytes that streams have sent", numbers.bytes_sent)
+    yield CounterMetricFamily("upriver_stream_sent_changes", "Changes that streams have sent", numbers.changes_sent)
+
+
 def problems(node: NodeState) -> list[str]:
     """Why the node is not healthy; empty if it is."""
     found = []
@@ -75,7 +89,7 @@ def problems(node: NodeState) -> list[str]:
         found.append(f"the disk queue stalls: the oldest change has waited for {age_s:.1f} s")
     if node.bucket.ledger.refusal:
         found.append(f"the store refuses writes: {node.bucket.ledger.refusal}")
-    return found
+    return found + node.stream_watch.problems(node, node.clock(), node.stall_s)
 
 
 class MetricsServer:

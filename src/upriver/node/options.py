@@ -85,7 +85,10 @@ class NodeOptions:
     )
     metrics_host: str = option("127.0.0.1", "address to serve the metrics on, to anybody who asks", "HOST")
     stall_s: float = option(
-        10.0, "/healthz turns red when a change has waited so many seconds for the disk", "SECONDS", 0
+        10.0,
+        "/healthz turns red when a change waits so many seconds for the disk, or a stream stands still",
+        "SECONDS",
+        0,
     )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much to log, on standard error")
     log_format: Literal["plain", "json"] = option("plain", "form of the log lines")

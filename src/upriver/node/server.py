@@ -218,6 +218,7 @@ class Node:
             try:
                 if state.users is not None:
                     take_new_users(state, state.users)
+                state.stream_watch.look(state, state.clock())
                 now = loop.time()
                 for connection in list(state.connections):
                     connection.sweep(now)

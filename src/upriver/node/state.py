@@ -11,6 +11,7 @@ from upriver.node.authentication import LoginThrottle, Role, Users
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
 from upriver.node.logins import LoginQueue
+from upriver.node.stream_health import StreamWatch
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -114,11 +115,12 @@ class NodeState:
     commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
     fast_path: "FastPath | None" = None
+    stream_watch: StreamWatch = field(default_factory=StreamWatch)
     #: The connections that stream; None where there are no streams.
     streams: "StreamService | None" = None
     #: Every connection that is open, in its handshake or on its way out.
     connections: "set[Connection]" = field(default_factory=set)
     #: No more connections are taken.
     stopping: bool = False
-    #: The oldest change may wait so long for the disk before the node is unhealthy.
+    #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.
     stall_s: float = 10.0

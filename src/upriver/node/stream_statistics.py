@@ -5,13 +5,46 @@ the drafts to `upr`; so the two groups together hold every connection once. What
 up with what was acknowledged to all that the window has counted.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
+from upriver.node.state import NodeState
+from upriver.node.stream_health import backlog
 from upriver.node.streams import StreamConnection, StreamService
 from upriver.protocol.producer import Producer
 
 Pairs = Iterator[tuple[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamNumbers:
+    """All streaming connections together."""
+
+    #: How many there are of each type.
+    connections: Counter[str]
+    streams: int
+    #: Seqnos that the streams have yet to read.
+    backlog: int
+    #: By those that are gone too.
+    bytes_sent: int
+    changes_sent: int
+
+
+def stream_numbers(node: NodeState) -> StreamNumbers:
+    """What all streaming connections do, in five numbers."""
+    service = node.streams
+    if service is None:
+        return StreamNumbers(Counter(), 0, 0, 0, 0)
+    producers = [connection.producer for connection in service if connection.producer is not None]
+    return StreamNumbers(
+        Counter(connection.type for connection in service),
+        sum(len(producer.streams) for producer in producers),
+        sum(backlog(node, stream) for producer in producers for stream in producer.streams.values()),
+        service.bytes_sent_before + sum(producer.bytes_sent_total for producer in producers),
+        service.changes_sent_before + sum(producer.changes_sent for producer in producers),
+    )
 
 
 def stream_statistics(service: StreamService | None, group: Literal["dcp", "upr"]) -> Pairs:

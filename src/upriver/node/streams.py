@@ -123,6 +123,9 @@ class StreamService:
         self.node = node
         self.source = EngineSource(node)
         self._by_name: dict[str, StreamConnection] = {}
+        #: What connections sent that are gone.
+        self.bytes_sent_before = 0
+        self.changes_sent_before = 0
 
     def __iter__(self) -> Iterator[StreamConnection]:
         return iter(list(self._by_name.values()))
@@ -215,5 +218,8 @@ class StreamService:
 
     def forget(self, connection: StreamConnection) -> None:
         """The connection is gone; its name is free, unless somebody has taken it already."""
+        if connection.producer is not None:
+            self.bytes_sent_before += connection.producer.bytes_sent_total
+            self.changes_sent_before += connection.producer.changes_sent
         if self._by_name.get(connection.name) is connection:
             del self._by_name[connection.name]

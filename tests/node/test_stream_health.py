@@ -1,0 +1,105 @@
+"""Streams that do not move, and what says so."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.node.laboratory import Laboratory, Peer
+from upriver.model.position import NO_END
+from upriver.node.health import problems
+from upriver.node.stream_statistics import stream_numbers
+from upriver.wire import dcp
+
+
+@pytest.fixture
+def laboratory() -> Iterator[Laboratory]:
+    opened = Laboratory()
+    with opened.bucket:
+        opened.bucket.create_vbucket(0)
+        opened.bucket.create_vbucket(1)
+        yield opened
+
+
+def streaming(laboratory: Laboratory, *controls: dcp.Control, vbuckets: int = 1) -> Peer:
+    peer = laboratory.connect().open()
+    uuids = [laboratory.bucket.vbucket(number).failover_log.newest.vbucket_uuid for number in range(vbuckets)]
+    peer.send(*controls)
+    for number, uuid in enumerate(uuids):
+        peer.send(dcp.StreamRequest(vbucket=number, end_seqno=NO_END, vbucket_uuid=uuid, opaque=number))
+    return peer
+
+
+def stopped(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell takes nothing more of the connection's streams."""
+    stream: Any = peer.session.stream
+    monkeypatch.setattr(stream, "produce", lambda: b"")
+
+
+def watched(laboratory: Laboratory, seconds: int) -> list[str]:
+    for _ in range(seconds):
+        laboratory.pass_by(1.0)
+        laboratory.node.stream_watch.look(laboratory.node, laboratory.clock())
+    return problems(laboratory.node)
+
+
+def test_streams_that_move_or_have_nothing_to_send_are_healthy(laboratory: Laboratory) -> None:
+    streaming(laboratory)
+    assert watched(laboratory, 30) == []
+    for number in range(30):
+        laboratory.write(0, b"%d" % number)
+        assert watched(laboratory, 1) == []
+
+
+def test_a_stream_that_stands_still_is_a_problem(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = streaming(laboratory, vbuckets=2)
+    stopped(peer, monkeypatch)
+    laboratory.write(0, b"a")
+    assert watched(laboratory, 11) == []
+    (why,) = watched(laboratory, 1)
+    assert why == "1 streams of 'peer' stall, that of vbucket 0 for 11.0 s: they have changes to send"
+    laboratory.write(1, b"a")
+    (why,) = watched(laboratory, 12)
+    assert why.startswith("2 streams of 'peer' stall, that of vbucket 0 for 23.0 s")
+    monkeypatch.undo()
+    assert peer.session.stream is not None
+    peer.session.stream.wake()
+    laboratory.settle()
+    assert watched(laboratory, 1) == []
+
+
+def test_who_stopped_reading_is_named(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = streaming(laboratory)
+    stopped(peer, monkeypatch)
+    assert peer.session.stream is not None
+    peer.session.stream.blocked = True
+    laboratory.write(0, b"a")
+    (why,) = watched(laboratory, 15)
+    assert why.endswith("its consumer stopped reading")
+    peer.session.stream.lose()
+    assert problems(laboratory.node) == []
+    assert watched(laboratory, 1) == []
+
+
+def test_who_waits_for_his_window_is_healthy(laboratory: Laboratory) -> None:
+    streaming(laboratory, dcp.Control(key=b"connection_buffer_size", value=b"100"))
+    laboratory.write(0, *[b"%d" % number for number in range(1000)], value=b"v" * 1000)
+    assert watched(laboratory, 30) == []
+    assert stream_numbers(laboratory.node).backlog > 900
+
+
+def test_the_numbers_of_all_streams(laboratory: Laboratory) -> None:
+    peer = streaming(laboratory, vbuckets=2)
+    other = laboratory.connect().open(b"other", dcp.OpenFlag.PRODUCER)
+    laboratory.write(0, b"a", b"b")
+    laboratory.settle()
+    numbers = stream_numbers(laboratory.node)
+    assert (numbers.connections["producer"], numbers.streams, numbers.changes_sent) == (2, 2, 2)
+    assert numbers.backlog == 0
+    assert numbers.bytes_sent > 100
+    for each in (peer, other):
+        assert each.session.stream is not None
+        each.session.stream.lose()
+    after = stream_numbers(laboratory.node)
+    assert (after.connections.total(), after.streams) == (0, 0)
+    assert (after.bytes_sent, after.changes_sent) == (numbers.bytes_sent, 2)
