@@ -43,6 +43,21 @@ def test_a_step_writes_everything_once(disk: FullDisk, clock: Clock) -> None:
     bucket.close()
 
 
+def test_nothing_is_written_while_it_pauses(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=4, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.pause()
+    vbucket.set(b"k", b"v")
+    reached: list[str] = []
+    bucket.flusher.barrier(lambda: reached.append("disk"))
+    assert not bucket.flusher.step()
+    assert (vbucket.persisted_seqno, reached) == (0, [])
+    bucket.flusher.resume()
+    assert bucket.flusher.step()
+    assert (vbucket.persisted_seqno, reached) == (1, ["disk"])
+    bucket.close()
+
+
 def test_full_disk_refuses_writes_and_recovers(disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     bucket = Bucket(disk, vbuckets=1, clock=clock)
     vbucket = bucket.create_vbucket(0)

@@ -14,7 +14,9 @@ from upriver.node.options import Entrance
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamService
-from upriver.wire import Dialect, Framer, Message, dcp
+from upriver.node.tap import TapService
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import Dialect, Framer, Message, dcp, tap
 
 T = TypeVar("T")
 
@@ -102,7 +104,8 @@ class Peer:
             data += self.session.stream.produce()
         self._framer.feed(data)
         while packet := self._framer.next_packet():
-            self.received.append(self.wire.decode(packet))
+            dialect = tap.tap if packet[0] >= 0x80 and packet[1] in range(0x40, 0x48) else self.wire
+            self.received.append(dialect.decode(packet))
         if self.closed and self.session.stream is not None:
             self.session.stream.lose()
         return bool(data)
@@ -111,7 +114,7 @@ class Peer:
 class Laboratory:
     """A node, its clock and its peers."""
 
-    def __init__(self, vbuckets: int = 64) -> None:
+    def __init__(self, vbuckets: int = 64, tap_settings: TapSettings | None = None) -> None:
         self.scheduler = ManualScheduler()
         self.bucket = Bucket.open(None, vbuckets=vbuckets, clock=self.clock, background=False)
         self.node = NodeState(
@@ -126,6 +129,7 @@ class Laboratory:
             commands=COMMANDS,
         )
         self.service = self.node.streams = StreamService(self.node)
+        self.tap = self.node.tap = TapService(self.node, tap_settings)
         self.peers: list[Peer] = []
         #: Whether the flusher runs whenever the node is otherwise quiet.
         self.disk_works = True

@@ -81,3 +81,14 @@ def test_it_is_persisted_when_all_its_changes_are(bucket: Bucket, vbucket: Vbuck
     assert checkpoints.persisted_id(vbucket) == FIRST_ID - 1
     bucket.sync()
     assert checkpoints.persisted_id(vbucket) == FIRST_ID
+
+
+def test_every_change_belongs_to_one_checkpoint(vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    assert checkpoints.id_after(vbucket, 0) == 1
+    for _ in range(2):
+        vbucket.set(b"k", b"v")
+        checkpoints.create(vbucket)
+        checkpoints.create(vbucket)  # an empty one has no changes
+    vbucket.set(b"k", b"v")
+    assert [checkpoints.id_after(vbucket, seqno) for seqno in range(4)] == [1, 3, 5, 5]

@@ -61,6 +61,11 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "unread_bytes_max": ("1000", 1000),
     "partial_bytes_max": ("1000", 1000),
     "login_s": ("2.5", 2.5),
+    "tap_ack_interval": ("7", 7),
+    "tap_ack_window": ("70", 70),
+    "tap_backoff_s": ("0.5", 0.5),
+    "tap_keep_alive_s": ("60", 60.0),
+    "tap_noop_interval_s": ("20", 20.0),
     "idle_s": ("0.5", 0.5),
 }
 

@@ -252,6 +252,7 @@ class Bucket:
         if self._closed:
             return
         self.flusher.stop()
+        self.flusher.resume()  # a clean stop leaves nothing unwritten
         try:
             while self.flusher.step():
                 pass

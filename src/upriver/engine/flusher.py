@@ -128,6 +128,8 @@ class Flusher:
         self.commits = 0
         self.bytes_written = 0
         self.error: StorageError | None = None
+        #: Nothing is written for now.
+        self.paused = False
         self.waiting = WaitingRoom(journal.lock)
         self._checkpoint: _Checkpoint | None = None
         self._slice_bytes = slice_bytes
@@ -174,6 +176,8 @@ class Flusher:
     def step(self) -> bool:
         """Write what there is; True if there was something. If that fails all of it is kept for the next step."""
         with self._step_lock:
+            if self.paused:
+                return False
             gathered = _Gathered()
             try:
                 self._gather(gathered)
@@ -198,6 +202,16 @@ class Flusher:
             self._slice_bytes = max(min(BLOCK_BYTES, self.slice_bytes), self._slice_bytes // 2)
         elif took_s < SLICE_S * 0.8:
             self._slice_bytes = min(self.slice_bytes, self._slice_bytes * 2)
+
+    def pause(self) -> None:
+        """Write nothing until ``resume``; whoever waits for the disk waits that long."""
+        with self._step_lock:  # a step that has begun is finished first
+            self.paused = True
+
+    def resume(self) -> None:
+        """Write again, beginning with everything that has come meanwhile."""
+        self.paused = False
+        self._urge()
 
     def request_checkpoint(self) -> None:
         """Move all groups into blocks, a slice with each step."""

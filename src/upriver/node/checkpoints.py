@@ -25,7 +25,7 @@ _ENDS_MAX = 1000
 class _Ids:
     """The checkpoints of one vbucket."""
 
-    __slots__ = ("closed", "end_seqno", "ends", "open_id", "opened_at", "persisted_id")
+    __slots__ = ("closed", "end_seqno", "ended_ids", "ends", "open_id", "opened_at", "persisted_id")
 
     def __init__(self) -> None:
         self.open_id = FIRST_ID
@@ -33,6 +33,7 @@ class _Ids:
         #: Where the newest closed checkpoint ends, and those before it.
         self.end_seqno = 0
         self.ends: deque[int] = deque(maxlen=_ENDS_MAX)
+        self.ended_ids: deque[int] = deque(maxlen=_ENDS_MAX)
         self.opened_at: float | None = None
         #: Ids and last seqnos of the closed checkpoints that were not yet seen on disk.
         self.closed: deque[tuple[int, int]] = deque()
@@ -63,6 +64,7 @@ class Checkpoints:
         ids.closed.append((ids.open_id, ids.end_seqno))
         if not ids.ends or ids.end_seqno > ids.ends[-1]:
             ids.ends.append(ids.end_seqno)
+            ids.ended_ids.append(ids.open_id)
         ids.open_id += 1
         ids.opened_at = None
         return ids.open_id
@@ -83,6 +85,12 @@ class Checkpoints:
         ends = self._current(vbucket).ends
         at = bisect_right(ends, seqno)
         return ends[at] if at < len(ends) else None
+
+    def id_after(self, vbucket: Vbucket, seqno: int) -> int:
+        """The id of the checkpoint that holds the change after ``seqno``."""
+        ids = self._current(vbucket)
+        at = bisect_right(ids.ends, seqno)
+        return ids.ended_ids[at] if at < len(ids.ends) else ids.open_id
 
     def begins_at(self, vbucket: Vbucket, seqno: int) -> bool:
         """Does a checkpoint begin after this seqno? The first one begins with the history."""

@@ -101,6 +101,17 @@ class NodeOptions:
         256 * 2**20, "how much of half-received requests to keep, of all connections together", "BYTES", 1
     )
     login_s: float = option(60.0, "with users, close a peer that has not logged in for so many seconds", "SECONDS", 0.1)
+    tap_ack_interval: int = option(1000, "ask TAP clients to acknowledge every so many messages", "N", 1)
+    tap_ack_window: int = option(10_000, "so many messages may a TAP client leave unacknowledged", "N", 1)
+    tap_backoff_s: float = option(
+        5.0, "send a TAP message that was refused for the moment again after so many seconds", "SECONDS", 0
+    )
+    tap_keep_alive_s: float = option(
+        300.0, "keep the place of a named TAP client that has gone for so many seconds", "SECONDS", 0
+    )
+    tap_noop_interval_s: float = option(
+        200.0, "send TAP clients a noop every so many seconds; 0 for never", "SECONDS", 0
+    )
     idle_s: float = option(0.0, "close connections that are idle for so many seconds; 0 for never", "SECONDS", 0)
 
     def __post_init__(self) -> None:

@@ -35,6 +35,8 @@ from upriver.node.logins import take_new_users
 from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_listen, parse_ranges
 from upriver.node.state import LOGGER, Limits, NodeState
 from upriver.node.streams import StreamService
+from upriver.node.tap import TapService
+from upriver.protocol.tap_plan import TapSettings
 
 if TYPE_CHECKING:
     from upriver.node.health import MetricsServer
@@ -292,6 +294,16 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
         stall_s=options.stall_s,
     )
     state.streams = StreamService(state)
+    state.tap = TapService(
+        state,
+        TapSettings(
+            ack_interval=options.tap_ack_interval,
+            window_messages_max=options.tap_ack_window,
+            backoff_s=options.tap_backoff_s,
+            keep_alive_s=options.tap_keep_alive_s,
+            noop_interval_s=options.tap_noop_interval_s,
+        ),
+    )
     return state
 
 

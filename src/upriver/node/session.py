@@ -395,6 +395,8 @@ class Session:
         self._out += packets
 
     def _answer_packet(self, packet: bytes) -> None:
+        if self.node.tap is not None and self.node.tap.take(self, packet):
+            return
         if self.node.streams is not None and self.node.streams.take(self, packet):
             return
         if packet[0] != Magic.REQUEST:  # answering it might go on for ever
@@ -413,9 +415,13 @@ class Session:
         self.answer(request)
 
     def answer(self, request: Request) -> None:
-        """Run one request."""
+        """Run the command of one request."""
+        self.run(request, Session._run)
+
+    def run(self, request: Request, command: "Command") -> None:
+        """Run one request, and answer with what it gives or why it failed."""
         try:
-            self._deliver(self._run(request))
+            self._deliver(command(self, request))
         except StatusError as error:
             self._deliver(self._refusal(request, self._understood(error)))
         except Exception:

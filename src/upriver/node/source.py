@@ -56,6 +56,16 @@ class EngineHistory:
         return snapshot is not None and self._node.checkpoints.begins_at(vbucket, snapshot.start)
 
     @property
+    def checkpoint(self) -> int:
+        """The id of the checkpoint that the next change belongs to."""
+        return self._node.checkpoints.id_after(self._cursor.vbucket, self._cursor.seqno)
+
+    @property
+    def in_open_checkpoint(self) -> bool:
+        """Is that checkpoint still open?"""
+        return self._node.checkpoints.end_after(self._cursor.vbucket, self._cursor.seqno) is None
+
+    @property
     def end_reason(self) -> str | None:
         """Why nothing more comes; None before."""
         return None if self._cursor.ended is None else self._cursor.ended.value
@@ -70,6 +80,10 @@ class EngineHistory:
     def read(self, max_bytes: int, opaque: int) -> bytes:
         """The next changes of the announced snapshot as `dcp` frames."""
         return self._cursor.read(max_bytes, opaque)
+
+    def read_records(self, max_bytes: int) -> bytes:
+        """The next changes of the announced snapshot as records."""
+        return self._cursor.read_records(max_bytes)
 
     def read_columns(self, max_bytes: int) -> pa.RecordBatch:
         """The next changes of the announced snapshot."""
@@ -100,6 +114,10 @@ class EngineSource:
     def vbucket(self, number: int) -> Vbucket | None:
         """The vbucket in whatever state; None if there is none."""
         return self._node.bucket.existing(number)
+
+    def vbuckets(self) -> list[int]:
+        """The numbers of all that there are, in whatever state."""
+        return self._node.bucket.numbers()
 
     def check(self, options: StreamOptions) -> None:
         """Refuse filters that make no sense."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.session import Command
     from upriver.node.streams import StreamService
+    from upriver.node.tap import TapService
 
 
 T = TypeVar("T")
@@ -118,6 +119,8 @@ class NodeState:
     stream_watch: StreamWatch = field(default_factory=StreamWatch)
     #: The connections that stream; None where there are no streams.
     streams: "StreamService | None" = None
+    #: TAP, in both directions; None where there is none.
+    tap: "TapService | None" = None
     #: Every connection that is open, in its handshake or on its way out.
     connections: "set[Connection]" = field(default_factory=set)
     #: No more connections are taken.

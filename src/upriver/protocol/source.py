@@ -50,11 +50,22 @@ class History(Protocol):
     def end_reason(self) -> str | None:
         """Why nothing more comes: "ok", "closed", "state changed", "flushed", "rolled back", "too slow"; or None."""
 
+    @property
+    def checkpoint(self) -> int:
+        """The id of the checkpoint that the next change belongs to."""
+
+    @property
+    def in_open_checkpoint(self) -> bool:
+        """Is that checkpoint still open?"""
+
     def next_snapshot(self) -> Snapshot | None:
         """Announce the next snapshot; None if there is nothing new, or nothing more comes."""
 
     def read(self, max_bytes: int, opaque: int) -> bytes:
         """The next changes of the announced snapshot as `dcp` frames; at least one if there is one."""
+
+    def read_records(self, max_bytes: int) -> bytes:
+        """The next changes of the announced snapshot as records: when each happened and how many hops it may make."""
 
     def read_columns(self, max_bytes: int) -> pa.RecordBatch:
         """The next changes of the announced snapshot."""
@@ -89,6 +100,10 @@ class SourceVbucket(Protocol):
         """The newest change."""
 
     @property
+    def whole_seqno(self) -> int:
+        """The newest state that this copy held whole."""
+
+    @property
     def persisted_seqno(self) -> int:
         """The newest change that is on disk."""
 
@@ -106,6 +121,9 @@ class Source(Protocol):
 
     def vbucket(self, number: int) -> SourceVbucket | None:
         """The vbucket in whatever state; None if there is none."""
+
+    def vbuckets(self) -> list[int]:
+        """The numbers of all that there are, in whatever state."""
 
     def check(self, options: StreamOptions) -> None:
         """Refuse filters that make no sense, with a StatusError."""

@@ -124,7 +124,7 @@ def test_memory_and_connections(peer: Peer) -> None:
     peer.ask(Set(key=b"k"))
     assert int(stats(peer, b"memory")["mem_used"]) > 0
     for group in (b"tap", b"upr", b"dcp"):
-        assert stats(peer, group) == {f"ep_{group.decode()}_count": "0"}
+        assert stats(peer, group)[f"ep_{group.decode()}_count"] == "0"
 
 
 def test_reset(rig: Rig) -> None:

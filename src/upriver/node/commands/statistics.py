@@ -13,6 +13,7 @@ from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
 from upriver.node.state import NodeState
 from upriver.node.stream_statistics import stream_statistics
+from upriver.node.tap_statistics import tap_statistics
 from upriver.wire import Response
 from upriver.wire.memcached import Stat
 
@@ -190,8 +191,8 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("tap")
 def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    """TAP connections; there are none yet."""
-    yield "ep_tap_count", 0
+    """TAP clients, connected or remembered, and peers that send."""
+    return tap_statistics(node.tap)
 
 
 @group("upr")

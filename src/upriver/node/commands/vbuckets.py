@@ -106,7 +106,10 @@ def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
 
 
 @command(DeregisterTapClient, role=Role.STREAM)
-def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:  # noqa: ARG001
+def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:
     """Forget a registered TAP client."""
-    name = checked_key(request.name)
-    raise KeyNotFound(f"no TAP client is registered as {name.decode(errors='replace')!r}")
+    name = checked_key(request.name).decode(errors="backslashreplace")
+    if session.node.tap is None:
+        raise KeyNotFound(f"no TAP client is registered as {name!r}")
+    session.node.tap.deregister(name)
+    return success(request)

@@ -1,0 +1,294 @@
+"""TAP on the node: connections that it sends on, connections that it receives on, and the names it remembers.
+
+Theory of operation. A session hands packets with TAP's opcodes here before its own commands see them. A *connect* makes
+the session a producer's; any other TAP message makes it a consumer's. Whatever else comes on such a connection stays
+with the session's commands. Messages of a consumer are answered in their order, together with all other answers, and a
+change of a vbucket's state only when it is on disk with everything before it.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from upriver.errors import KeyExists, KeyNotFound, StatusError, WireError
+from upriver.node.authentication import Role
+from upriver.node.commands.keyvalue import when_all_durable
+from upriver.node.online_update import OnlineUpdate
+from upriver.node.pump import PIECE_BYTES, Pump
+from upriver.node.session import Answer, Session, malformed, refusal
+from upriver.node.source import EngineSource
+from upriver.node.state import NodeState
+from upriver.node.tap_sink import EngineTapSink
+from upriver.protocol.tap_clients import TapClient, TapClients
+from upriver.protocol.tap_consumer import TapConsumer
+from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
+from upriver.protocol.tap_producer import TapProducer
+from upriver.wire import Message, Request, tap
+from upriver.wire.codes import Magic
+from upriver.wire.tap import Control
+
+#: The opcodes of TAP, from connect to checkpoint end.
+_OPCODES: Final = frozenset(range(0x40, 0x48))
+_CONNECT: Final = tap.Connect.declaration.opcode
+#: New vbuckets are looked for, and clients that stay away forgotten, once in so many seconds.
+LOOK_S: Final = 1.0
+_ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE)
+
+
+class TapConnection(Pump):
+    """A session that a client has made its TAP stream."""
+
+    def __init__(self, service: "TapService", session: Session, client: TapClient, plan: TapPlan) -> None:
+        super().__init__(service.node, session)
+        self.service = service
+        self.client = client
+        self.plan = plan
+        self.created = self.node.clock()
+        self.producer = TapProducer(
+            service.source,
+            f"tap:{client.name}",
+            plan,
+            service.settings,
+            self.created,
+            positions=client.positions,
+            on_ready=self.wake,
+            warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
+        )
+        self.call_at(self.producer.deadline)
+        self.wake()
+
+    def receive(self, message: Message) -> bool:
+        """Take an answer of the consumer; False if it is none."""
+        if not self.producer.receive(message, self.node.clock()):
+            return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        if self.producer.closing:
+            self.service.close(self.session, self.producer.closing)
+            return
+        self.call_at(self.producer.deadline)
+        if self.producer.has_output:
+            self.wake()
+
+    def produce(self) -> bytes:
+        """The next messages. Only when nothing of them is left in the transport is the connection closed."""
+        if self.session.closing:
+            return b""
+        out = self.producer.produce(PIECE_BYTES)
+        if self.producer.done and not out:
+            self.service.close(self.session, "everything is sent")
+        elif self.producer.done:
+            self.wake()
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        """May there be something to send?"""
+        return self.producer.has_output
+
+    def on_time(self, now: float) -> None:
+        """Something is to be sent again, or a noop is due."""
+        self.producer.tick(now)
+        self._settle()
+        self.run()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        if not self.lost:
+            super().lose()
+            self.producer.lose()
+            self.service.forget(self)
+
+
+class TapReceiver(Pump):
+    """A session on which a peer sends TAP messages."""
+
+    def __init__(self, service: "TapService", session: Session) -> None:
+        super().__init__(service.node, session)
+        self.service = service
+        self.consumer = TapConsumer(service.sink, self.node.clock())
+
+    def receive(self, message: Message) -> bool:
+        """An answer: to nothing that was asked here."""
+        self.service.close(self.session, f"{message.title()} on a connection that only receives")
+        return True
+
+    def produce(self) -> bytes:
+        """A consumer has only answers to send."""
+        return b""
+
+    @property
+    def has_output(self) -> bool:
+        """It never has."""
+        return False
+
+    def on_time(self, now: float) -> None:
+        """It waits for nothing."""
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        super().lose()
+        self.service.receivers.discard(self)
+
+
+class TapService:
+    """All TAP connections of a node, and the clients that it knows."""
+
+    def __init__(self, node: NodeState, settings: TapSettings | None = None) -> None:
+        self.node = node
+        self.settings = settings or TapSettings()
+        self.source = EngineSource(node)
+        self.clients = TapClients(self.settings.keep_alive_s)
+        self.online_update = OnlineUpdate(node)
+        self.sink = EngineTapSink(node, self.online_update)
+        self.receivers: set[TapReceiver] = set()
+        self._by_name: dict[str, TapConnection] = {}
+        self._anonymous = itertools.count(1)
+        self._looking = False
+
+    def __iter__(self) -> Iterator[TapConnection]:
+        return iter(list(self._by_name.values()))
+
+    # Coming in
+
+    def take(self, session: Session, packet: bytes) -> bool:
+        """Take a packet that belongs to TAP; False if it is somebody else's."""
+        ours = isinstance(session.stream, TapConnection | TapReceiver)
+        if packet[0] == Magic.REQUEST:
+            if packet[1] not in _OPCODES:
+                return False
+        elif not ours:
+            return False
+        try:
+            message = tap.tap.decode(packet)
+        except WireError as error:
+            self._refuse(session, packet, error)
+            return True
+        self._receive(session, message)
+        return True
+
+    def _refuse(self, session: Session, packet: bytes, error: WireError) -> None:
+        """A request that cannot be read is answered; a connect, whose value does not fit, and an answer end it."""
+        if packet[0] == Magic.REQUEST:
+            session.put(malformed(packet, error).encode())
+        if packet[0] != Magic.REQUEST or packet[1] == _CONNECT:
+            self.close(session, str(error))
+
+    def _receive(self, session: Session, message: Message) -> None:
+        stream = session.stream
+        if not isinstance(message, Request):
+            assert stream is not None
+            stream.receive(message)
+        elif isinstance(message, tap.Connect):
+            self._connect(session, message)
+        elif isinstance(stream, TapConnection):
+            self._control_from_client(session, message)
+        elif stream is None or isinstance(stream, TapReceiver):
+            session.run(message, self._consumed)
+        else:
+            self.close(session, f"{message.title()} on a connection that was opened for other streams")
+
+    # Clients
+
+    def _connect(self, session: Session, request: tap.Connect) -> None:
+        try:
+            session.authorize(Role.STREAM)
+            if session.stream is not None:
+                raise KeyExists("the connection streams already")
+            plan = plan_of(request, self.node.clock())
+            name = request.name.decode(errors="backslashreplace") or f"anon_{next(self._anonymous)}"
+            self._replace(session, name)
+            client = self.clients.connected(
+                name, plan.flags, plan.backfill_date, self.node.clock(), registered=plan.registered
+            )
+        except StatusError as error:
+            session.put(refusal(request, error).encode())
+            self.close(session, str(error))
+            return
+        session.stream = self._by_name[name] = TapConnection(self, session, client, plan)
+        self._look_later()
+
+    def _replace(self, session: Session, name: str) -> None:
+        """Who comes under a name that is connected takes its place."""
+        old = self._by_name.get(name)
+        if old is not None:
+            self.close(old.session, f"the TAP client {name!r} has connected again, from {session.peer}")
+            old.lose()
+            if old.session.on_output is not None:
+                old.session.on_output()
+
+    def _control_from_client(self, session: Session, message: Request) -> None:
+        """The receiver of a stream may start, stop and revert an online update too; more it has not to say."""
+        if isinstance(message, tap.Opaque) and message.control in _ONLINE_UPDATE:
+            session.run(message, self._consumed)
+        else:
+            self.close(session, f"{message.title()} from a client that asked for a stream")
+
+    def deregister(self, name: str) -> None:
+        """Forget a registered client. If it is connected it is told that nothing more comes."""
+        client = self.clients.deregister(name)
+        if client is None:
+            raise KeyNotFound(f"no TAP client is registered as {name!r}")
+        connection = self._by_name.get(name)
+        if connection is not None:
+            connection.producer.say_goodbye()
+            connection.session.put(connection.producer.produce())
+            self.close(connection.session, "the client was deregistered")
+            connection.lose()
+            if connection.session.on_output is not None:
+                connection.session.on_output()
+
+    def forget(self, connection: TapConnection) -> None:
+        """The connection is gone; what it had not acknowledged is kept for its name."""
+        client, producer = connection.client, connection.producer
+        anonymous = client.name.startswith("anon_")
+        self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or anonymous)
+        if self._by_name.get(client.name) is connection:
+            del self._by_name[client.name]
+
+    # Peers that send
+
+    def _consumed(self, session: Session, message: Request) -> Answer:
+        session.authorize(_role_for(message))
+        receiver = session.stream
+        if receiver is None:
+            receiver = session.stream = TapReceiver(self, session)
+            self.receivers.add(receiver)
+        if isinstance(receiver, TapReceiver):
+            answer = receiver.consumer.receive(message)
+        else:
+            answer = TapConsumer(self.sink, self.node.clock()).receive(message)
+        if answer is not None and (isinstance(message, tap.SetVbucket | tap.Flush) or self.node.bucket.ack == "disk"):
+            return when_all_durable(session, answer)
+        return answer
+
+    # Time, and the end
+
+    def _look_later(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self.node.scheduler.later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        self.clients.expire(self.node.clock())
+        for connection in self:
+            connection.producer.look_for_vbuckets()
+        if self._by_name or len(self.clients):
+            self._look_later()
+
+    def close(self, session: Session, why: str) -> None:
+        """Close a connection that is done, or broke the rules."""
+        session.log.info("closed: %s", why)
+        session.closing = True
+
+
+def _role_for(message: Request) -> Role:
+    """Who may send a change may write; who empties or hands over vbuckets is an administrator."""
+    if isinstance(message, tap.SetVbucket | tap.Flush):
+        return Role.ADMIN
+    if isinstance(message, tap.Opaque) and message.control in _ONLINE_UPDATE:
+        return Role.ADMIN
+    return Role.WRITE

@@ -1,0 +1,99 @@
+"""Who has connected under which name, and where he stands.
+
+A client that was there before goes on with what it had not acknowledged: for some minutes, or, if it registered, until
+it is deregistered. What is kept of it is a uuid and a seqno for each vbucket, and nothing of what it has not read: that
+is in the history, in memory or on disk. Where the history no longer leads on from there, the client starts over.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from upriver.errors import TemporaryFailure
+from upriver.model import StreamPosition
+
+#: Names beyond so many are forgotten, those that left first; registered ones are refused instead.
+CLIENTS_MAX: Final = 1000
+
+
+@dataclass(slots=True, eq=False)
+class TapClient:
+    """What is known of a name."""
+
+    name: str
+    created: float
+    flags: int = 0
+    backfill_date: int | None = None
+    registered: bool = False
+    connected: bool = False
+    #: How often it came back.
+    reconnects: int = 0
+    #: When it went; None while it is connected.
+    left_at: float | None = None
+    positions: dict[int, StreamPosition] = field(default_factory=dict)
+
+
+class TapClients:
+    """All names, connected or not."""
+
+    def __init__(self, keep_alive_s: float) -> None:
+        self.keep_alive_s = keep_alive_s
+        self._by_name: dict[str, TapClient] = {}
+
+    def __iter__(self) -> Iterator[TapClient]:
+        return iter(list(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> TapClient | None:
+        """The client of this name."""
+        return self._by_name.get(name)
+
+    def connected(self, name: str, flags: int, date: int | None, now: float, *, registered: bool) -> TapClient:
+        """Somebody connects: the client that he is, with the places that still count."""
+        self.expire(now)
+        client = self._by_name.get(name)
+        if client is None:
+            self._make_room(registered=registered)
+            client = self._by_name[name] = TapClient(name, now)
+        else:
+            client.reconnects += 1
+            if date is not None and date != client.backfill_date:
+                client.positions = {}  # it asks for something else than before
+        client.flags, client.connected, client.left_at = flags, True, None
+        client.backfill_date = client.backfill_date if date is None else date
+        client.registered = client.registered or registered
+        return client
+
+    def left(self, client: TapClient, positions: dict[int, StreamPosition], now: float, *, done: bool) -> None:
+        """It is gone; ``done`` if it has got everything that it came for."""
+        client.connected, client.left_at = False, now
+        client.positions |= positions
+        if self._by_name.get(client.name) is client and not client.registered and (done or not self.keep_alive_s):
+            del self._by_name[client.name]
+
+    def deregister(self, name: str) -> TapClient | None:
+        """Forget a registered client; None if there is none."""
+        client = self._by_name.get(name)
+        if client is None or not client.registered:
+            return None
+        client.registered = False
+        del self._by_name[name]
+        return client
+
+    def expire(self, now: float) -> None:
+        """Forget those that have been away for too long."""
+        for client in self:
+            away = client.left_at is not None and now - client.left_at >= self.keep_alive_s
+            if away and not client.registered:
+                del self._by_name[client.name]
+
+    def _make_room(self, *, registered: bool) -> None:
+        if len(self._by_name) < CLIENTS_MAX:
+            return
+        gone = [client for client in self if client.left_at is not None and not client.registered]
+        if gone:
+            del self._by_name[min(gone, key=lambda client: client.left_at or 0.0).name]
+        elif registered:
+            raise TemporaryFailure(f"{CLIENTS_MAX} TAP clients are known already: deregister some")

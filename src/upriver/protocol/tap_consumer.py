@@ -1,0 +1,164 @@
+"""The consumer's side of a TAP connection: what a peer tells is done to a store.
+
+Theory of operation. A peer that sends TAP messages needs no connect: the first one makes the connection a consumer's.
+Each message is done at once, in its order. It is answered if it asks for that, or if it cannot be done; a message that
+has no hops left is refused, which stops it from going round in a ring of nodes for ever.
+
+What a message means to the store is decided here; how the store does it is the sink's business.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from upriver.errors import InvalidArguments
+from upriver.model import Event, VbucketState
+from upriver.wire import AnyResponse, Request, Response, tap
+from upriver.wire.tap import Control, TapFlag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedChange:
+    """A change as it came: without a seqno, because TAP tells none."""
+
+    vbucket: int
+    event: Event
+    key: bytes
+    value: bytes = b""
+    flags: int = 0
+    expiry: int = 0
+    datatype: int = 0
+    #: 0 if the peer did not say.
+    cas: int = 0
+    rev_seqno: int = 0
+    #: Hops that it may still make from here.
+    ttl: int
+
+
+class TapSink(Protocol):
+    """What a consumer needs of the store behind it. All of it may be refused with a StatusError."""
+
+    def store(self, change: ReceivedChange) -> None:
+        """Take a change."""
+
+    def start_over(self, vbucket: int) -> None:
+        """Everything of this vbucket comes anew: a copy drops what it has."""
+
+    def flush(self, vbuckets: frozenset[int]) -> None:
+        """Empty these vbuckets; all that there are if none is named."""
+
+    def set_state(self, vbucket: int, state: VbucketState) -> None:
+        """Give a vbucket, which may not exist yet, a role."""
+
+    def online_update(self, control: Control) -> None:
+        """Start, stop or revert an online update."""
+
+
+class TapConsumer:
+    """One connection that a node receives TAP messages on."""
+
+    def __init__(self, sink: TapSink, now: float) -> None:
+        self.sink = sink
+        self.created = now
+        self.messages = 0
+        self.changes = 0
+        self.refused = 0
+        #: The vbuckets that this connection has said anything about.
+        self.fed: set[int] = set()
+        #: Those whose backfill has begun and not ended.
+        self.backfilling: set[int] = set()
+        #: The last checkpoint that was begun, by vbucket.
+        self.checkpoints: dict[int, int] = {}
+        #: What the peer has announced.
+        self.peer_nacks = False
+        self.peer_sends_checkpoints = False
+        #: The peer has said that nothing more comes.
+        self.finished = False
+
+    def receive(self, message: Request) -> Response | None:
+        """Do what the message says; its answer, if it asks for one. What cannot be done raises a StatusError."""
+        self.messages += 1
+        try:
+            self._check_hops(message)
+            self._do(message)
+        except Exception:
+            self.refused += 1
+            raise
+        if TapFlag.ACK in message.tap_flags:  # type: ignore[attr-defined]
+            return AnyResponse(opcode=message.code, opaque=message.opaque)
+        return None
+
+    @staticmethod
+    def _check_hops(message: Request) -> None:
+        if not message.ttl:  # type: ignore[attr-defined]
+            raise InvalidArguments("the message has no hops left to live", vbucket=message.vbucket)
+
+    def _do(self, message: Request) -> None:
+        match message:
+            case tap.Mutation():
+                if TapFlag.NO_VALUE in message.tap_flags:
+                    raise InvalidArguments("a mutation without its value cannot be stored", vbucket=message.vbucket)
+                self._change(message, Event.MUTATION, message.value, message.flags, message.expiration)
+            case tap.Delete():
+                self._change(message, Event.DELETION)
+            case tap.Flush():
+                self.sink.flush(frozenset(self.fed))
+            case tap.SetVbucket():
+                self._set_state(message)
+            case tap.Opaque():
+                self._control(message)
+            case tap.CheckpointStart() | tap.NamedCheckpointStart():
+                self._checkpoint(message)
+            case _:
+                raise InvalidArguments(f"{message.title()} is nothing that a consumer is told")
+
+    def _change(
+        self, message: tap.Mutation | tap.Delete, event: Event, value: bytes = b"", flags: int = 0, expiry: int = 0
+    ) -> None:
+        self.sink.store(
+            ReceivedChange(
+                vbucket=message.vbucket,
+                event=event,
+                key=message.key,
+                value=value,
+                flags=flags,
+                expiry=expiry,
+                datatype=message.datatype,
+                cas=message.cas,
+                rev_seqno=message.rev_seqno or 0,
+                ttl=message.ttl - 1,
+            )
+        )
+        self.changes += 1
+        self.fed.add(message.vbucket)
+
+    def _set_state(self, message: tap.SetVbucket) -> None:
+        if not message.state.known:
+            raise InvalidArguments(f"there is no vbucket state {int(message.state)}", vbucket=message.vbucket)
+        self.sink.set_state(message.vbucket, VbucketState[message.state.name])
+        self.fed.add(message.vbucket)
+
+    def _control(self, message: tap.Opaque) -> None:
+        match message.control:
+            case Control.ENABLE_AUTO_NACK:
+                self.peer_nacks = True
+            case Control.ENABLE_CHECKPOINT_SYNC:
+                self.peer_sends_checkpoints = True
+            case Control.INITIAL_VBUCKET_STREAM:
+                self.sink.start_over(message.vbucket)
+                self.fed.add(message.vbucket)
+                self.backfilling.add(message.vbucket)
+            case Control.CLOSE_BACKFILL:
+                self.backfilling.discard(message.vbucket)
+            case Control.OPEN_CHECKPOINT:
+                self.fed.add(message.vbucket)
+            case Control.CLOSE_TAP_STREAM:
+                self.finished = True
+            case Control.START_ONLINEUPDATE | Control.STOP_ONLINEUPDATE | Control.REVERT_ONLINEUPDATE:
+                self.sink.online_update(message.control)
+            case unknown:
+                raise InvalidArguments(f"there is no control {int(unknown)}", vbucket=message.vbucket)
+
+    def _checkpoint(self, message: tap.CheckpointStart | tap.NamedCheckpointStart) -> None:
+        self.fed.add(message.vbucket)
+        if not isinstance(message, tap.CheckpointEnd | tap.NamedCheckpointEnd):
+            self.checkpoints[message.vbucket] = message.checkpoint

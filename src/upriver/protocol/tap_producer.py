@@ -1,0 +1,381 @@
+"""The producer's side of a TAP connection: one connect came in, messages go out until somebody hangs up.
+
+Theory of operation. Streams, one for each vbucket, take turns as on every other connection. What they send gets
+consecutive numbers. A consumer that supports acknowledgements is asked for them with every control message, with every
+n-th message and at the end of whatever was read in one go, so that nothing stays unanswered when the queue has drained;
+and no more is sent than the window has room for. A refused message is sent again, stops its vbucket, or ends the
+connection, as its status says.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from upriver.errors import StatusError
+from upriver.model import StreamPosition, VbucketState
+from upriver.protocol.liveness import NoopSender, Verdict
+from upriver.protocol.source import Source
+from upriver.protocol.tap_plan import TapPlan, TapSettings
+from upriver.protocol.tap_stream import TapStream
+from upriver.protocol.tap_window import AckWindow, Piece, Retry, key_of, messages_in
+from upriver.protocol.turns import Turns
+from upriver.wire import Message, Request, Response, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import Control, TapFlag
+
+PIECE_BYTES: Final = 256 * 1024
+TURN_BYTES_MIN: Final = 32 * 1024
+#: The consumer could not take a message for the moment.
+TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
+_OPAQUES: Final = 2**32
+_NO_LIMIT: Final = 2**31
+
+
+class TapProducer:
+    """One connection that a node sends TAP messages on."""
+
+    def __init__(
+        self,
+        source: Source,
+        cursor_name: str,
+        plan: TapPlan,
+        settings: TapSettings,
+        now: float,
+        *,
+        positions: dict[int, StreamPosition] | None = None,
+        on_ready: Callable[[], object] | None = None,
+        warn: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.source = source
+        self.cursor_name = cursor_name
+        self.plan = plan
+        self.settings = settings
+        self.warn = warn
+        #: Called when there may be something to send that was not there before.
+        self.on_ready = on_ready
+        self.window = AckWindow(settings.window_messages_max, settings.window_bytes_max)
+        self.noops = NoopSender(now)
+        self.noops.enabled, self.noops.interval_s = bool(settings.noop_interval_s), settings.noop_interval_s
+        self.streams: dict[int, TapStream] = {}
+        #: The connection is to be closed; why, for the log.
+        self.closing = ""
+        #: Everything that was asked for is sent, and acknowledged if that was agreed on.
+        self.done = False
+        self.messages_sent = 0
+        self.bytes_sent_total = 0
+        #: Changes that were left out because they may make no more hops.
+        self.tired = 0
+        #: How many bytes the present ``produce`` hands out so far.
+        self.size = 0
+        self._out: list[bytes] = []
+        self._retries: list[Retry] = []
+        self._turns: Turns[TapStream] = Turns()
+        self._unasked = 0
+        self._changes_of_ended = 0
+        self._noop_opaque = 0
+        self._now = now
+        self._said_goodbye = False
+        self._positions = dict(positions or {})
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.plan.acks:
+            self.send(tap.Opaque(control=Control.ENABLE_AUTO_NACK))
+        if self.plan.checkpoints:
+            self.send(tap.Opaque(control=Control.ENABLE_CHECKPOINT_SYNC))
+        for number in self.plan.vbuckets or self.source.vbuckets():
+            self._follow(number)
+
+    # Which vbuckets
+
+    def _follow(self, number: int) -> None:
+        """Begin to send a vbucket. Who names it gets it in whatever state, who asks for all gets the active ones."""
+        vbucket = self.source.vbucket(number)
+        named = self.plan.vbuckets is not None
+        if vbucket is None or not (named or vbucket.state is VbucketState.ACTIVE):
+            return
+        if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
+            self.warn(f"vbucket {number} is not handed over: it is a {vbucket.state.value} copy")
+            return
+        try:
+            stream = TapStream(self, vbucket, self._positions.pop(number, None))
+        except StatusError as error:
+            self.warn(f"vbucket {number} is not sent: {error}")
+            return
+        if number in self.streams:
+            self._changes_of_ended += self.streams[number].changes_sent
+        self.streams[number] = stream
+        self.ready(stream)
+
+    def look_for_vbuckets(self) -> None:
+        """Follow vbuckets that were not there before, of those that were asked for."""
+        if not self.plan.ends:
+            for number in self.plan.vbuckets or self.source.vbuckets():
+                known = self.streams.get(number)
+                if known is None or (known.ended and known.vbucket is not self.source.vbucket(number)):
+                    self._follow(number)
+
+    @property
+    def changes_sent(self) -> int:
+        """How many changes were sent, of all vbuckets."""
+        return self._changes_of_ended + sum(stream.changes_sent for stream in self.streams.values())
+
+    @property
+    def backlog(self) -> int:
+        """How many changes are not sent yet, at most."""
+        return sum(stream.backlog for stream in self.streams.values()) + len(self._retries)
+
+    @property
+    def retrying(self) -> int:
+        """How many messages wait for a second try."""
+        return len(self._retries)
+
+    @property
+    def positions(self) -> dict[int, StreamPosition]:
+        """Where each vbucket goes on when the client comes back."""
+        return self._positions | {number: stream.position for number, stream in self.streams.items()}
+
+    # Coming in
+
+    def receive(self, message: Message, now: float) -> bool:
+        """Take a message; False if it is none of a TAP connection's, so that somebody else may answer it."""
+        self._now = now
+        self.noops.heard()
+        if not isinstance(message, Response):
+            return False
+        if message.code == memcached.Noop.declaration.opcode:
+            return True
+        status = message.status
+        if not self.plan.acks:
+            if status is not Status.SUCCESS:
+                self.closing = f"the consumer refused a message: {status.label}"
+            return True
+        number = self.window.number_of(message.opaque)
+        if number is not None:
+            self._answered(number, status)
+        return True
+
+    def _answered(self, number: int, status: Status) -> None:
+        piece = self.window.piece_of(number)
+        covered = self.window.covered(number)
+        for each in covered:
+            if each.stream is not None and not (each is piece and status is not Status.SUCCESS):
+                each.stream.acked(each)
+        if status is not Status.SUCCESS and piece is not None:
+            self._refused(piece, number, status, whole=piece in covered)
+        if self.on_ready is not None:
+            self.on_ready()
+
+    def _refused(self, piece: Piece, number: int, status: Status, *, whole: bool) -> None:
+        stream = piece.stream
+        if status in TEMPORARY:
+            self._try_again(piece, number, whole=whole)
+        elif status is Status.NOT_MY_VBUCKET and stream is not None:
+            self._drop_retries(stream)
+            stream.stop("the consumer says that it does not own it")
+        elif status is not Status.NOT_MY_VBUCKET:
+            self.closing = f"the consumer refused a message: {status.label}"
+
+    def _try_again(self, piece: Piece, number: int, *, whole: bool) -> None:
+        """Send the message again after a while, unless a newer one with its key has gone out meanwhile."""
+        message, stream = piece.message(number), piece.stream
+        key = key_of(message)
+        needless = stream is not None and (stream.stopped or (key is not None and self.window.sent_since(number, key)))
+        if stream is not None and whole:
+            stream.answered(piece)
+        if needless:
+            return
+        if stream is not None:
+            stream.holds.append(piece.before_seqno)
+        self._retries.append(Retry(message, stream, piece.before_seqno, self._now + self.settings.backoff_s))
+
+    def awaits_answers(self, stream: TapStream) -> bool:
+        """Was anything of this stream not answered yet, or refused for the moment?"""
+        return self.window.holds_of(stream) or any(retry.stream is stream for retry in self._retries)
+
+    def _drop_retries(self, stream: TapStream) -> None:
+        self._retries = [retry for retry in self._retries if retry.stream is not stream]
+
+    # Going out
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be sent now."""
+        return self.window.room if self.plan.acks else _NO_LIMIT
+
+    @property
+    def changes_max(self) -> int:
+        """How many changes may go out in one piece: until the next acknowledgement is asked for."""
+        return min(self.room, self.settings.ack_interval - self._unasked) if self.plan.acks else _NO_LIMIT
+
+    @property
+    def next_opaque(self) -> int:
+        """The number of the next message."""
+        return self.window.next_number % _OPAQUES
+
+    def send(self, message: Request, stream: TapStream | None = None) -> None:
+        """Send a control message."""
+        number = self.window.take_numbers(1)
+        message.opaque = number % _OPAQUES
+        if self.plan.acks:
+            message.tap_flags = TapFlag.ACK  # type: ignore[attr-defined]
+        at = 0 if stream is None else stream.seqno
+        self._put(Piece(number, 1, message.encode(), stream, at, at))
+        self._unasked = 0
+
+    def send_changes(self, stream: TapStream, messages: bytes, count: int, before_seqno: int) -> None:
+        """Send changes that were laid out under the next numbers."""
+        if self._retries:
+            self._forget_overtaken(messages)
+        self._put(Piece(self.window.take_numbers(count), count, messages, stream, before_seqno, stream.seqno))
+        # The last message of a piece asks for an answer, if there are answers.
+        self._unasked = 0
+
+    def _put(self, piece: Piece) -> None:
+        self._out.append(piece.data)
+        self.size += len(piece.data)
+        self.messages_sent += piece.count
+        if self.plan.acks:
+            self.window.sent(piece)
+
+    def _forget_overtaken(self, messages: bytes) -> None:
+        """What goes out now is newer than what waits under the same key."""
+        keys = {key_of(message) for message in messages_in(messages)}
+        for retry in [retry for retry in self._retries if retry.key is not None and retry.key in keys]:
+            self._retries.remove(retry)
+            if retry.stream is not None:
+                retry.stream.holds.remove(retry.before_seqno)
+
+    def ready(self, stream: TapStream) -> None:
+        """The stream may have something to send."""
+        if self.streams.get(stream.number) is stream and self._turns.wake(stream) and self.on_ready is not None:
+            self.on_ready()
+
+    @property
+    def has_output(self) -> bool:
+        """Would ``produce`` hand out something, as far as one can know before trying?"""
+        return bool(self._out) or (self.room > 0 and (bool(self._turns) or self._has_due)) or self._finishing
+
+    @property
+    def _has_due(self) -> bool:
+        return any(retry.due <= self._now for retry in self._retries)
+
+    def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """The next bytes to send, about as many as asked for."""
+        if self.closing:
+            return b""
+        self._send_retries()
+        while self.room and (not self.size or max_bytes - self.size >= TURN_BYTES_MIN):
+            stream = self._turns.next()
+            if stream is None:
+                break
+            stream.turn(max(TURN_BYTES_MIN, (max_bytes - self.size) // (len(self._turns) + 1)))
+            if stream.stopped:
+                self._drop_retries(stream)
+            elif stream.has_more and not stream.ended:
+                self._turns.again(stream)
+        if self._finishing:
+            self._finish()
+        return self._take()
+
+    def _take(self) -> bytes:
+        out = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self.size = 0
+        self.bytes_sent_total += len(out)
+        return out
+
+    def _send_retries(self) -> None:
+        due = [retry for retry in self._retries if retry.due <= self._now]
+        for retry in due[: self.room]:
+            self._retries.remove(retry)
+            number = self.window.take_numbers(1)
+            seqno = retry.before_seqno
+            self._put(Piece(number, 1, retry.numbered(number), retry.stream, seqno, seqno, again=True))
+
+    # Flush
+
+    def flushed(self) -> None:
+        """The vbuckets of some streams were emptied. All of them at once, before anything new of them is sent.
+
+        The message means everything that came over the connection. So where other active vbuckets were not flushed it
+        is not sent to a consumer that holds a copy: it starts over with the flushed ones instead.
+        """
+        streams = [stream for stream in self.streams.values() if not stream.ended]
+        flushed = [stream for stream in streams if stream.history.end_reason == "flushed"]
+        others = [stream for stream in streams if stream not in flushed]
+        for stream in flushed:
+            self._drop_retries(stream)
+        if self.plan.full and any(stream.vbucket.state is VbucketState.ACTIVE for stream in others):
+            for stream in flushed:
+                self.restart(stream)
+            return
+        self.send(tap.Flush())
+        for stream in flushed:
+            self.restart(stream, flushed=True)
+        if self.plan.full:
+            for stream in others:
+                self.restart(stream)
+
+    def restart(self, stream: TapStream, *, flushed: bool = False) -> None:
+        """Begin with a vbucket again: answers to what was sent before count no more."""
+        stream.stopped = True
+        stream.end()
+        self._drop_retries(stream)
+        self._changes_of_ended += stream.changes_sent
+        try:
+            self.streams[stream.number] = TapStream(self, stream.vbucket, flushed=flushed)
+        except StatusError as error:
+            self.warn(f"vbucket {stream.number} is not sent any more: {error}")
+            del self.streams[stream.number]
+            return
+        self.ready(self.streams[stream.number])
+
+    # The end
+
+    @property
+    def _finishing(self) -> bool:
+        """Everything that was asked for is sent, and there is a step to take: to say so, or to go."""
+        if not self.plan.ends or self.done or not all(stream.ended for stream in self.streams.values()):
+            return False
+        return not self._said_goodbye or not (self.window.messages or self._retries)
+
+    def _finish(self) -> None:
+        if not self._said_goodbye:
+            self._said_goodbye = True
+            self.say_goodbye()
+        self.done = not (self.window.messages or self._retries)
+
+    def say_goodbye(self) -> None:
+        """Tell the consumer that nothing more comes."""
+        self.send(tap.Opaque(control=Control.CLOSE_TAP_STREAM))
+
+    # Time
+
+    @property
+    def deadline(self) -> float | None:
+        """When to look at the time again."""
+        # What is due already waits for room, not for the time.
+        times = [retry.due for retry in self._retries if retry.due > self._now]
+        if self.noops.deadline is not None:
+            times.append(self.noops.deadline)
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: send again what is due, and ask whether the consumer is there."""
+        self._now = now
+        match self.noops.check(now):
+            case Verdict.ASK:
+                self._noop_opaque += 1
+                self._out.append(memcached.Noop(opaque=self._noop_opaque).encode())
+            case Verdict.DEAD if self.plan.acks:
+                self.closing = f"nothing was heard since a noop {self.noops.interval_s:g} s ago"
+            case Verdict.DEAD:  # who acknowledges nothing may not answer noops either
+                self.noops.restart(now)
+        if self.has_output and self.on_ready is not None:
+            self.on_ready()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        for stream in self.streams.values():
+            stream.history.close()
+        self._turns.clear()

@@ -1,0 +1,366 @@
+"""One vbucket of a TAP connection, as its producer sends it.
+
+Theory of operation. A stream reads one place in the history of its vbucket, from which every change comes once: first
+what was there when it began (the *backfill*, announced and closed by control messages), then what happens. It sends
+when the connection gives it a turn and subscribes to its history when it has run dry.
+
+TAP knows neither uuids nor an end of a single stream. When the history behind it breaks, by a rollback or because it
+went on elsewhere, a stream that has sent everything begins with everything again, and says so with *initial vbucket
+stream*; one that was asked for what comes goes on with what comes.
+
+A *takeover* makes the consumer's copy pending first, sends everything, and then follows the rules of every takeover
+(see ``handover``): its own copy is dead, on disk, before the consumer's is told to be active.
+"""
+
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+from upriver.errors import StatusError, StorageError
+from upriver.model import Snapshot, StreamPosition
+from upriver.model.position import NO_END
+from upriver.model.rollback import rollback_by_snapshot
+from upriver.protocol.handover import BACKLOG_SMALL, Handover
+from upriver.protocol.source import History, SourceVbucket, StreamOptions
+from upriver.protocol.tap_window import Piece
+from upriver.wire import Request, memcached, tap
+from upriver.wire.tap import Control
+from upriver.wire.tap_records import lay_out
+
+if TYPE_CHECKING:
+    from upriver.protocol.tap_producer import TapProducer
+
+
+class TapPhase(enum.Enum):
+    """How far a stream has come."""
+
+    BACKFILL = "backfill"  #: what was there when it began
+    LIVE = "live"  #: what happens
+    ACTIVATING = "activating"  #: the consumer was told to be active and has not answered yet
+    ENDED = "ended"
+
+
+class TapStream:
+    """What one connection sends of one vbucket."""
+
+    def __init__(
+        self,
+        connection: "TapProducer",
+        vbucket: SourceVbucket,
+        resume: StreamPosition | None = None,
+        *,
+        flushed: bool = False,
+    ) -> None:
+        """Go on from a place where the consumer stood, if the history still leads on from there.
+
+        After a flush, which the consumer was told of, everything that comes is new.
+        """
+        self.connection = connection
+        self.vbucket = vbucket
+        self.plan = connection.plan
+        #: It stands in the connection's queue of those that may have something to send.
+        self.queued = False
+        #: It did not run dry in its last turn.
+        self.has_more = True
+        self.phase = TapPhase.BACKFILL
+        #: It ended before its time: what it has sent counts no more.
+        self.stopped = False
+        #: How many changes were sent, in all and of the backfill.
+        self.changes_sent = 0
+        self.backfilled = 0
+        #: Sent up to here, acknowledged up to here.
+        self.seqno = 0
+        self.acked_seqno = 0
+        self.holds: list[int] = []
+        #: The consumer has acknowledged a whole state here, and the newest announced snapshot ends there.
+        self._whole_seqno = 0
+        self._snapshot_end = 0
+        self._control: deque[Request] = deque()
+        self._records = b""
+        self._at = 0
+        self._read_to = 0
+        self._checkpoint = 0
+        self._subscribed_to: History | None = None
+        #: The consumer has answered that its copy is pending.
+        self._is_pending = False
+        self.handover = Handover(connection.source, vbucket.number, self.wake) if self.plan.takeover else None
+        if self.plan.takeover:
+            self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
+        self.uuid = vbucket.failover_log.newest.vbucket_uuid
+        #: What counts as backfill.
+        self.backfill_end = 0 if flushed else vbucket.whole_seqno
+        self.history = self._begin(resume, flushed=flushed)
+
+    @property
+    def number(self) -> int:
+        """Which vbucket it is."""
+        return self.vbucket.number
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more comes of it."""
+        return self.phase is TapPhase.ENDED
+
+    @property
+    def backlog(self) -> int:
+        """How many changes are not sent yet, at most."""
+        if self.plan.dump:
+            return max(0, self.backfill_end - self.seqno)
+        return max(0, self.vbucket.high_seqno - self.seqno)
+
+    @property
+    def position(self) -> StreamPosition:
+        """Where a reconnect goes on: everything before was acknowledged."""
+        return self._position_at(min([self.acked_seqno, *self.holds]))
+
+    def _position_at(self, seqno: int) -> StreamPosition:
+        """A place in what was sent, with the snapshot that it may lie inside of: there the consumer holds a mixture."""
+        if seqno >= self._snapshot_end:
+            return StreamPosition.at(self.uuid, seqno)
+        return StreamPosition(self.uuid, seqno, Snapshot(min(self._whole_seqno, seqno), self._snapshot_end))
+
+    # Beginning
+
+    def _begin(self, resume: StreamPosition | None, *, flushed: bool) -> History:
+        plan = self.plan
+        start = self.backfill_end if plan.future_only else 0
+        if resume is not None and self._continues(resume):
+            start = resume.seqno
+        elif plan.full and not flushed:
+            self._say(Control.INITIAL_VBUCKET_STREAM)
+        self.acked_seqno = start
+        if resume is None or start != resume.seqno:
+            self._whole_seqno = self._snapshot_end = start
+        else:  # in mid-snapshot, perhaps
+            self._whole_seqno, self._snapshot_end = resume.snapshot.start, resume.snapshot.end
+        self.history = self._open(start)
+        if flushed or (plan.future_only and start == self.backfill_end):
+            self._go_live()
+        return self.history
+
+    def _continues(self, position: StreamPosition) -> bool:
+        """Does the vbucket's history still hold what was sent before?"""
+        vbucket = self.vbucket
+        back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, position)
+        return back is None and (position.seqno > 0 or not self.plan.full)
+
+    def _open(self, start: int) -> History:
+        end = max(start, self.backfill_end) if self.plan.dump else NO_END
+        options = StreamOptions(keys_only=self.plan.keys_only)
+        name = f"{self.connection.cursor_name}:{self.number}"
+        self._records, self._at = b"", 0
+        self.seqno = self._read_to = start
+        return self.connection.source.history(self.number, name, start, end, options)
+
+    # Sending
+
+    def turn(self, max_bytes: int) -> None:
+        """Send about so many bytes, as far as the window has room."""
+        self.has_more = True
+        connection, until = self.connection, self.connection.size + max_bytes
+        try:
+            while connection.size < until and connection.room and not self.ended:
+                if self._at < len(self._records):
+                    self._send_records()
+                elif self._control:
+                    self._send_control()
+                elif not self._go_on(until - connection.size):
+                    self._wait()
+                    break
+        except (StatusError, StorageError) as error:
+            self.stop(str(error))
+
+    def _send_records(self) -> None:
+        connection, plan = self.connection, self.plan
+        laid = lay_out(
+            self._records,
+            self._at,
+            connection.next_opaque,
+            connection.changes_max,
+            plan.tap_flags,
+            plan.since,
+            self.backfill_end,
+            1 if plan.copies else 0,
+            3 if plan.acks else 0,
+        )
+        before, self._at = self.seqno, laid.at
+        done = laid.at >= len(self._records)
+        self.seqno = self._read_to if done else laid.seqno
+        self.changes_sent += laid.sent
+        if self.phase is TapPhase.BACKFILL:
+            self.backfilled += laid.sent
+        connection.tired += laid.tired
+        if laid.sent:
+            connection.send_changes(self, laid.messages, laid.sent, before)
+        elif plan.acks and not self._awaits_answers:
+            self.acked_seqno = self.seqno  # nothing of it was wanted: there is nothing to wait for
+
+    def _send_control(self) -> None:
+        message = self._control.popleft()
+        self.connection.send(message, self)
+
+    def _go_on(self, max_bytes: int) -> bool:
+        """Do the next step; False if there is none for now."""
+        history = self.history
+        if history.snapshot is not None:
+            self._records, self._at = history.read_records(max_bytes), 0
+            self._read_to = history.seqno
+            if not self._records:
+                self.seqno = self._read_to
+            return True
+        if history.end_reason is not None:
+            self._history_ended(history.end_reason)
+            return True
+        if self.phase is TapPhase.BACKFILL and history.seqno >= self.backfill_end:
+            self._say(Control.CLOSE_BACKFILL)
+            self._go_live()
+            return True
+        if self.phase is TapPhase.ACTIVATING:
+            return self._finish_handover()
+        if self._may_die():
+            self._die()
+            return True
+        snapshot = history.next_snapshot()
+        if snapshot is None:
+            return self._activate()
+        self._snapshot_end = snapshot.end
+        if self.phase is TapPhase.LIVE:
+            self._tell_checkpoint()
+        return True
+
+    def _go_live(self) -> None:
+        self.phase = TapPhase.LIVE
+        self._checkpoint = 0
+        self._tell_checkpoint()
+
+    def _tell_checkpoint(self) -> None:
+        """Say so where a checkpoint begins, to those who understand it."""
+        found = self.history.checkpoint
+        if found == self._checkpoint or self.plan.dump:
+            return
+        if self.plan.checkpoints:
+            if self._checkpoint:
+                self._queue(tap.CheckpointEnd(checkpoint=self._checkpoint))
+            self._queue(tap.CheckpointStart(checkpoint=found))
+        if self.plan.registered and self.history.in_open_checkpoint:
+            self._say(Control.OPEN_CHECKPOINT)
+        self._checkpoint = found
+
+    # The history breaks, or ends
+
+    def _history_ended(self, reason: str) -> None:
+        if reason == "ok":
+            self._say(Control.CLOSE_BACKFILL)
+            self._flush_control()
+            self.end()
+        elif reason == "flushed":
+            self.connection.flushed()
+        elif self.connection.source.vbucket(self.number) is not self.vbucket:
+            self.stop("the vbucket was removed")
+        elif self.handover is not None and not self.handover.dead:
+            self.stop(f"the vbucket became {self.vbucket.state.value} before it was handed over")
+        elif reason == "state changed" and self._continues(self._position_at(self.seqno)):
+            self.uuid = self.vbucket.failover_log.newest.vbucket_uuid
+            self.history = self._open(self.seqno)
+        elif self.handover is not None:
+            self.stop(f"it was handed over and its history was {reason}")
+        else:
+            self.connection.warn(f"vbucket {self.number} is sent anew: its history was {reason}")
+            self.connection.restart(self)
+
+    def end(self) -> None:
+        """Nothing more comes of it."""
+        self.phase = TapPhase.ENDED
+        self.history.close()
+        self._control.clear()
+        self._records, self._at = b"", 0
+
+    def stop(self, why: str) -> None:
+        """Send nothing more of this vbucket, and say why in the log."""
+        if not self.ended:
+            self.connection.warn(f"vbucket {self.number} is not sent any more: {why}")
+            self.stopped = True
+            self.end()
+
+    # Takeover
+
+    def _may_die(self) -> bool:
+        """Everything but a little is sent, and the consumer's copy is pending as far as one can know."""
+        return (
+            self.handover is not None
+            and not self.handover.dead
+            and self.phase is TapPhase.LIVE
+            and self.backlog <= BACKLOG_SMALL
+            and (not self.plan.acks or self._is_pending)
+        )
+
+    def answered(self, piece: Piece) -> None:
+        """The piece is off our hands: the consumer holds it, or what it refused waits for a second try."""
+        if piece.again:
+            self.holds.remove(piece.before_seqno)
+        else:
+            self.acked_seqno = max(self.acked_seqno, piece.seqno)
+        if self.acked_seqno >= self._snapshot_end and not self.holds:
+            self._whole_seqno = self._snapshot_end
+
+    def acked(self, piece: Piece) -> None:
+        """The consumer holds what this piece brought."""
+        self.answered(piece)
+        if self.handover is not None:
+            self._is_pending = self._is_pending or piece.data[1] == tap.SetVbucket.declaration.opcode
+            self.wake()
+
+    @property
+    def _awaits_answers(self) -> bool:
+        return self.plan.acks and self.connection.awaits_answers(self)
+
+    def _die(self) -> None:
+        assert self.handover is not None
+        self.history.close()
+        self.handover.die()
+        self.history = self._open(self.seqno)
+
+    def _activate(self) -> bool:
+        """Everything is sent: make the consumer's copy active, once it holds it all and ours is dead on disk."""
+        handover = self.handover
+        if handover is None or not handover.durable or self._awaits_answers:
+            return False
+        self._queue(tap.SetVbucket(state=memcached.VbucketState.ACTIVE))
+        self.phase = TapPhase.ACTIVATING
+        return True
+
+    def _finish_handover(self) -> bool:
+        if self._awaits_answers:
+            return False
+        self.end()
+        return True
+
+    # Inside
+
+    def _say(self, control: Control) -> None:
+        self._queue(tap.Opaque(control=control))
+
+    def _queue(self, message: Request) -> None:
+        message.vbucket = self.number
+        self._control.append(message)
+
+    def _flush_control(self) -> None:
+        while self._control:
+            self._send_control()
+
+    def _wait(self) -> None:
+        """Nothing to send: wake up when the history goes on."""
+        self.has_more = False
+        if self.ended or self._subscribed_to is self.history:
+            return
+        self._subscribed_to = self.history
+        # While an answer is awaited new changes are no news; that the history has ended is.
+        self.history.subscribe(self._called, fresh=self.phase is TapPhase.ACTIVATING)
+
+    def _called(self) -> None:
+        self._subscribed_to = None
+        self.wake()
+
+    def wake(self) -> None:
+        """It may have something to send."""
+        self.connection.ready(self)

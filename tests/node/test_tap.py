@@ -1,0 +1,362 @@
+"""TAP on a node: names, registration, refusals, the consumer's answers, users."""
+
+import logging
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import (
+    ACK,
+    BACKFILL,
+    DUMP,
+    LIST,
+    REGISTERED,
+    TAKEOVER,
+    TapPeer,
+    brief,
+    connect,
+    keys,
+    state_of,
+)
+from upriver.errors import KeyNotFound
+from upriver.model import Event, VbucketState
+from upriver.node.authentication import Role, User, Users
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import AnyResponse, Message, Response, dcp, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import ConnectFlag, Control, TapFlag
+
+
+@pytest.fixture
+def laboratory() -> Laboratory:
+    made = Laboratory(tap_settings=TapSettings(ack_interval=2, keep_alive_s=100))
+    made.bucket.create_vbucket(1)
+    return made
+
+
+def client(laboratory: Laboratory, flags: int = BACKFILL | ACK, name: bytes = b"client", date: int = 0) -> TapPeer:
+    return TapPeer(laboratory, connect(name, flags | LIST, date, (1,)))
+
+
+# Connect
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        tap.Connect(name=b"n").encode() + b"rest",
+        tap.Connect(name=b"n", flags=ConnectFlag(1), backfill_date=0).encode()[:-3],
+        tap.Connect(name=b"n", flags=ConnectFlag(4), vbuckets=(1, 2, 3)).encode()[:-2],
+    ],
+    ids=["a value without a flag", "half a date", "half a list"],
+)
+def test_a_value_that_does_not_fit_its_flags_is_refused_and_closed(laboratory: Laboratory, packet: bytes) -> None:
+    body = len(packet) - 24
+    packet = packet[:8] + body.to_bytes(4, "big") + packet[12:]
+    peer = laboratory.connect()
+    (answer,) = peer.send(packet)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.EINVAL
+    assert peer.closed
+
+
+@pytest.mark.parametrize("request_", [connect(b"n", TAKEOVER), connect(b"", REGISTERED)])
+def test_what_makes_no_sense_is_refused_and_closed(laboratory: Laboratory, request_: tap.Connect) -> None:
+    peer = laboratory.connect()
+    (answer,) = peer.send(request_)
+    assert isinstance(answer, AnyResponse)
+    assert answer.status is Status.EINVAL
+    assert answer.text
+    assert peer.closed
+
+
+def test_extras_may_be_left_out(laboratory: Laboratory) -> None:
+    plain = tap.Connect(name=b"n").encode()
+    without = plain[:4] + b"\0" + plain[5:8] + (1).to_bytes(4, "big") + plain[12:24] + b"n"
+    peer = laboratory.connect()
+    assert peer.send(without) == []
+    laboratory.write(1, b"a")
+    laboratory.settle()
+    assert brief(peer.take()) == ["a=v"]
+
+
+def test_a_second_connect_on_the_same_connection_is_refused(laboratory: Laboratory) -> None:
+    peer = client(laboratory)
+    peer.run()
+    (answer,) = peer.peer.send(connect(b"other"))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.KEY_EEXISTS
+    assert peer.closed
+
+
+def test_other_requests_are_answered_beside_the_stream(laboratory: Laboratory) -> None:
+    peer = client(laboratory)
+    peer.run()
+    answers = peer.peer.send(memcached.Noop(opaque=5))
+    assert [(answer.code, answer.opaque) for answer in answers] == [(0x0A, 5)]  # type: ignore[attr-defined]
+    assert not peer.closed
+
+
+def test_a_client_has_nothing_to_say_but_answers(laboratory: Laboratory) -> None:
+    peer = client(laboratory)
+    peer.run()
+    peer.peer.send(tap.Mutation(vbucket=1, key=b"k", rev_seqno=1, nru=0))
+    assert peer.closed
+
+
+# Names
+
+
+def test_a_name_that_connects_again_takes_the_place_of_the_old_connection(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a")
+    old = client(laboratory)
+    old.run()
+    new = client(laboratory)
+    new.run()
+    assert (old.closed, new.closed) == (True, False)
+    assert len(list(laboratory.tap)) == 1
+    laboratory.write(1, b"b")
+    assert brief(new.run()) == ["b=v"]
+
+
+def test_within_its_keep_alive_a_client_gets_what_it_had_not_acknowledged(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a", b"b", b"c", b"d")
+    first = client(laboratory)
+
+    answered: list[Message] = []
+
+    def until_b(message: Message) -> Status | None:  # one answer covers all before it, so none comes after b
+        answered.append(message)
+        return None if any(getattr(each, "key", b"") > b"b" for each in answered) else Status.SUCCESS
+
+    first.judge = until_b
+    first.run()
+    first.leave()
+    laboratory.write(1, b"e")
+    laboratory.pass_by(50)
+    second = client(laboratory)
+    messages = second.run()
+    assert keys(messages) == ["c", "d", "e"]
+    assert "#initial_vbucket_stream" not in brief(messages)
+    assert {**state_of(first.received), **state_of(messages)} == dict.fromkeys((b"a", b"b", b"c", b"d", b"e"), b"v")
+
+
+def test_what_was_refused_for_the_moment_was_not_acknowledged(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a", b"b", b"c", b"d")
+    first = client(laboratory)
+    first.judge = lambda m: Status.ETMPFAIL if getattr(m, "key", b"") == b"b" else Status.SUCCESS
+    first.run()
+    first.leave()
+    assert "b" in keys(client(laboratory).run())
+
+
+def test_without_acknowledgements_nothing_counts_as_received(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a", b"b")
+    first = client(laboratory, BACKFILL)
+    assert len(keys(first.run())) == 2
+    first.leave()
+    assert brief(client(laboratory, BACKFILL).run()) == ["#initial_vbucket_stream", "a=v", "b=v", "#close_backfill"]
+
+
+def test_after_its_keep_alive_a_client_starts_anew(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a")
+    first = client(laboratory)
+    first.run()
+    first.leave()
+    laboratory.pass_by(101)
+    assert keys(client(laboratory).run()) == ["a"]
+
+
+def test_who_asked_for_what_comes_misses_nothing_between_two_connections(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"old")
+    first = client(laboratory, ACK)
+    first.run()
+    laboratory.write(1, b"a")
+    first.run()
+    first.leave()
+    laboratory.write(1, b"b")
+    assert keys(client(laboratory, ACK).run()) == ["b"]
+
+
+def test_a_history_that_broke_meanwhile_means_everything_again(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a")
+    first = client(laboratory)
+    first.run()
+    first.leave()
+    laboratory.bucket.flush()
+    laboratory.write(1, b"x", b"y")
+    messages = client(laboratory).run()
+    assert "#initial_vbucket_stream" in brief(messages)
+    assert state_of(messages) == {b"x": b"v", b"y": b"v"}
+
+
+def test_a_client_that_stopped_in_mid_snapshot_is_not_taken_for_whole(laboratory: Laboratory) -> None:
+    """It holds k@2 of a snapshot whose k@1 was left out; a history that ends before k@2 has k@1 again."""
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    for _ in range(2):
+        replica.receive(Event.MUTATION, b"k", b"v")
+    replica.receive(Event.MUTATION, b"l", b"v")
+    request = connect(b"client", BACKFILL | ACK | LIST, vbuckets=(2,))
+    first = TapPeer(laboratory, request)
+    first.judge = lambda m: None if getattr(m, "key", b"") == b"l" else Status.SUCCESS
+    first.run()
+    first.leave()
+    replica.roll_back(1)
+    again = TapPeer(laboratory, request).run()
+    assert state_of(again) == {b"k": b"v"}
+    assert "#initial_vbucket_stream" in brief(again)
+
+
+def test_anonymous_clients_are_not_remembered(laboratory: Laboratory) -> None:
+    peer = client(laboratory, name=b"")
+    peer.run()
+    assert [each.name for each in laboratory.tap.clients] == ["anon_1"]
+    peer.leave()
+    assert len(laboratory.tap.clients) == 0
+
+
+# Registration
+
+
+def test_a_registered_client_is_remembered_until_it_is_deregistered(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a")
+    first = client(laboratory, BACKFILL | ACK | REGISTERED)
+    first.run()
+    first.leave()
+    assert laboratory.bucket.vbucket(1).cursors == {}  # it pins nothing
+    laboratory.write(1, b"b")
+    laboratory.pass_by(10_000)
+    assert keys(client(laboratory, BACKFILL | ACK).run()) == ["b"]
+    ask = laboratory.connect()
+    (answer,) = ask.send(memcached.DeregisterTapClient(name=b"client"))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+    (answer,) = ask.send(memcached.DeregisterTapClient(name=b"client"))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.KEY_ENOENT
+
+
+def test_a_connected_client_that_is_deregistered_is_told_and_closed(laboratory: Laboratory) -> None:
+    peer = client(laboratory, BACKFILL | ACK | REGISTERED)
+    peer.run()
+    laboratory.tap.deregister("client")
+    assert brief(peer.run()) == ["#close_tap_stream"]
+    assert peer.closed
+    with pytest.raises(KeyNotFound):
+        laboratory.tap.deregister("client")
+    laboratory.write(1, b"a")
+    assert keys(client(laboratory).run()) == ["a"]
+
+
+def test_a_registered_client_survives_a_purge_by_starting_over(laboratory: Laboratory) -> None:
+    vbucket = laboratory.bucket.vbucket(1)
+    laboratory.write(1, b"a", b"b")
+    first = client(laboratory, BACKFILL | ACK | REGISTERED)
+    first.run()
+    first.leave()
+    vbucket.delete(b"a")
+    vbucket.table.purge_seqno = 3  # the tombstone is gone
+    messages = client(laboratory, BACKFILL | ACK).run()
+    assert "#initial_vbucket_stream" in brief(messages)
+    assert state_of(messages) == {b"b": b"v"}
+
+
+# The consumer
+
+
+def test_answers_come_when_asked_for_or_on_error(laboratory: Laboratory) -> None:
+    laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    peer = laboratory.connect()
+    assert peer.send(tap.Mutation(vbucket=2, key=b"k", value=b"v", rev_seqno=7, nru=0, cas=9, opaque=1)) == []
+    (answer,) = peer.send(tap.Delete(vbucket=2, key=b"l", rev_seqno=7, cas=9, opaque=2, tap_flags=TapFlag.ACK))
+    assert isinstance(answer, Response)
+    assert (answer.status, answer.opaque) == (Status.SUCCESS, 2)
+    (answer,) = peer.send(tap.Mutation(vbucket=60, key=b"k", rev_seqno=1, nru=0, opaque=3))
+    assert isinstance(answer, Response)
+    assert (answer.status, answer.opaque) == (Status.NOT_MY_VBUCKET, 3)
+    (answer,) = peer.send(tap.Mutation(vbucket=2, key=b"k", rev_seqno=1, nru=0, ttl=0))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.EINVAL
+    assert not peer.closed
+    item = laboratory.bucket.vbucket(2).table.find(b"k")
+    assert item is not None
+    assert (item.value, item.cas, item.rev_seqno) == (b"v", 9, 7)
+
+
+def test_a_state_is_answered_when_it_is_on_disk(laboratory: Laboratory) -> None:
+    laboratory.disk_works = False
+    peer = laboratory.connect()
+    peer.send(tap.Mutation(vbucket=1, key=b"k", value=b"v", rev_seqno=7, nru=0, cas=9))
+    request = tap.SetVbucket(vbucket=2, state=memcached.VbucketState.PENDING, tap_flags=TapFlag.ACK)
+    assert peer.send(request) == []
+    laboratory.disk_works = True
+    laboratory.settle()
+    (answer,) = peer.take()
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+    assert laboratory.bucket.vbucket(1).persisted_seqno == 1
+
+
+def test_a_message_that_cannot_be_read_is_answered(laboratory: Laboratory) -> None:
+    peer = laboratory.connect()
+    packet = tap.Opaque(control=Control.CLOSE_BACKFILL).encode()
+    broken = packet[:8] + (9).to_bytes(4, "big") + packet[12:33]
+    (answer,) = peer.send(broken)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.EINVAL
+    assert not peer.closed
+
+
+def test_an_answer_on_a_connection_that_only_receives_closes_it(laboratory: Laboratory) -> None:
+    peer = laboratory.connect()
+    peer.send(tap.Opaque(control=Control.ENABLE_AUTO_NACK))
+    peer.send(AnyResponse(opcode=0x41, opaque=1))
+    assert peer.closed
+
+
+def test_tap_messages_and_opened_streams_do_not_mix(laboratory: Laboratory) -> None:
+    peer = laboratory.connect().open()
+    peer.send(tap.Opaque(control=Control.ENABLE_AUTO_NACK))
+    assert peer.closed
+    other = client(laboratory)
+    other.run()
+    answers = other.peer.send(dcp.Open(name=b"x", flags=dcp.OpenFlag.PRODUCER))
+    assert [answer.status for answer in answers] == [Status.UNKNOWN_COMMAND]  # type: ignore[attr-defined]
+
+
+def test_both_sides_may_ask_for_an_online_update(laboratory: Laboratory, caplog: pytest.LogCaptureFixture) -> None:
+    sender, receiver = laboratory.connect(), client(laboratory, DUMP | ACK)
+    receiver.judge = lambda _: None
+    receiver.run()
+    with caplog.at_level(logging.WARNING):
+        (answer,) = sender.send(tap.Opaque(control=Control.START_ONLINEUPDATE, tap_flags=TapFlag.ACK))
+        assert isinstance(answer, Response)
+        assert answer.status is Status.SUCCESS
+        assert laboratory.tap.online_update.running
+        receiver.peer.send(tap.Opaque(control=Control.REVERT_ONLINEUPDATE))
+    assert not laboratory.tap.online_update.running
+    assert "tests" in caplog.text
+
+
+# Users
+
+
+def test_roles(laboratory: Laboratory) -> None:
+    laboratory.node.users = Users()
+
+    def status(roles: Role, request: Message) -> Status | None:
+        peer = laboratory.connect()
+        peer.session.user = User("somebody", roles, {})
+        answers = peer.send(request)
+        return answers[0].status if answers and isinstance(answers[0], Response) else None
+
+    denied, change = Status.EACCESS, tap.Mutation(vbucket=1, key=b"k", rev_seqno=1, nru=0, cas=1, tap_flags=TapFlag.ACK)
+    flush = tap.Flush(tap_flags=TapFlag.ACK)
+    update = tap.Opaque(control=Control.START_ONLINEUPDATE, tap_flags=TapFlag.ACK)
+    assert status(Role.READ, connect(b"n")) is denied
+    assert status(Role.STREAM, connect(b"n")) is None
+    assert status(Role.STREAM, change) is denied
+    assert status(Role.WRITE, change) is Status.SUCCESS
+    assert status(Role.WRITE, flush) is denied
+    assert status(Role.ADMIN, flush) is Status.SUCCESS
+    assert status(Role.WRITE, update) is denied

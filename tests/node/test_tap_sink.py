@@ -1,0 +1,126 @@
+"""What a received change does to active vbuckets, to copies, and to those that are neither."""
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from upriver.errors import NotMyVbucket, TemporaryFailure
+from upriver.model import Event, VbucketState
+from upriver.model.record import unpack
+from upriver.node.tap_sink import EngineTapSink
+from upriver.protocol.tap_consumer import ReceivedChange
+
+ACTIVE, REPLICA, PENDING, DEAD = 0, 1, 2, 3
+
+
+@pytest.fixture
+def laboratory() -> Laboratory:
+    made = Laboratory()
+    for number, state in enumerate(
+        (VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD)
+    ):
+        made.bucket.create_vbucket(number, state)
+    return made
+
+
+@pytest.fixture
+def sink(laboratory: Laboratory) -> EngineTapSink:
+    return laboratory.tap.sink
+
+
+def change(
+    vbucket: int, rev: int = 5, value: bytes = b"v", event: Event = Event.MUTATION, **others: int
+) -> ReceivedChange:
+    fields = {"cas": 100 + rev, "rev_seqno": rev, "ttl": 9, **others}
+    return ReceivedChange(vbucket=vbucket, event=event, key=b"k", value=value, **fields)
+
+
+def ttl_of(laboratory: Laboratory, vbucket: int) -> int:
+    with laboratory.bucket.vbucket(vbucket).open_cursor("look") as cursor:
+        cursor.next_snapshot()
+        return unpack(cursor.read_records()).ttl
+
+
+@pytest.mark.parametrize("vbucket", [ACTIVE, REPLICA, PENDING])
+def test_everything_is_kept(laboratory: Laboratory, sink: EngineTapSink, vbucket: int) -> None:
+    sink.store(change(vbucket, flags=7, expiry=2_000_000_000, datatype=1))
+    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    assert item is not None
+    assert (item.value, item.cas, item.rev_seqno) == (b"v", 105, 5)
+    assert (item.flags, item.expiry, item.datatype) == (7, 2_000_000_000, 1)
+    assert ttl_of(laboratory, vbucket) == 9
+    sink.store(change(vbucket, 6, b"", Event.DELETION))
+    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    assert item is not None
+    assert (item.event, item.cas, item.rev_seqno) == (Event.DELETION, 106, 6)
+
+
+def test_an_active_vbucket_keeps_what_is_newer(laboratory: Laboratory, sink: EngineTapSink) -> None:
+    sink.store(change(ACTIVE, 5))
+    high = laboratory.bucket.vbucket(ACTIVE).high_seqno
+    sink.store(change(ACTIVE, 5))  # its own change, come round
+    sink.store(change(ACTIVE, 4, b"older"))
+    sink.store(change(ACTIVE, 4, b"", Event.DELETION))
+    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == high
+    assert laboratory.bucket.vbucket(ACTIVE).get(b"k").value == b"v"
+
+
+@pytest.mark.parametrize("vbucket", [REPLICA, PENDING])
+def test_a_copy_takes_what_it_is_told(laboratory: Laboratory, sink: EngineTapSink, vbucket: int) -> None:
+    sink.store(change(vbucket, 5))
+    sink.store(change(vbucket, 4, b"older"))
+    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    assert item is not None
+    assert (item.value, item.rev_seqno) == (b"older", 4)
+
+
+@pytest.mark.parametrize("vbucket", [ACTIVE, REPLICA])
+def test_a_peer_that_tells_no_revision_wins(laboratory: Laboratory, sink: EngineTapSink, vbucket: int) -> None:
+    sink.store(change(vbucket, 5))
+    sink.store(change(vbucket, rev_seqno=0, cas=0, value=b"plain"))
+    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    assert item is not None
+    assert (item.value, item.rev_seqno) == (b"plain", 6)
+    assert item.cas
+
+
+def test_a_locked_key_is_tried_again_later(laboratory: Laboratory, sink: EngineTapSink) -> None:
+    vbucket = laboratory.bucket.vbucket(ACTIVE)
+    vbucket.set(b"k", b"v")
+    vbucket.get_and_lock(b"k")
+    with pytest.raises(TemporaryFailure):
+        sink.store(change(ACTIVE, 50))
+
+
+@pytest.mark.parametrize("vbucket", [DEAD, 40])
+def test_who_is_not_here_takes_nothing(sink: EngineTapSink, vbucket: int) -> None:
+    with pytest.raises(NotMyVbucket):
+        sink.store(change(vbucket))
+
+
+def test_starting_over_empties_copies_only(laboratory: Laboratory, sink: EngineTapSink) -> None:
+    for vbucket in (ACTIVE, REPLICA, PENDING):
+        sink.store(change(vbucket))
+        sink.start_over(vbucket)
+    found = [laboratory.bucket.vbucket(vbucket).table.find(b"k") is not None for vbucket in (ACTIVE, REPLICA, PENDING)]
+    assert found == [True, False, False]
+    with pytest.raises(NotMyVbucket):
+        sink.start_over(40)
+
+
+@pytest.mark.parametrize(
+    ("flushed", "left"), [(frozenset(), []), (frozenset({ACTIVE}), [REPLICA, PENDING]), (frozenset({REPLICA}), [0, 2])]
+)
+def test_a_flush_empties_what_is_named_or_everything(
+    laboratory: Laboratory, sink: EngineTapSink, flushed: frozenset[int], left: list[int]
+) -> None:
+    for vbucket in (ACTIVE, REPLICA, PENDING):
+        sink.store(change(vbucket))
+    sink.flush(flushed)
+    assert [v.number for v in laboratory.bucket if v.table.find(b"k") is not None] == left
+
+
+def test_a_state_makes_the_vbucket_if_need_be(laboratory: Laboratory, sink: EngineTapSink) -> None:
+    sink.set_state(9, VbucketState.PENDING)
+    assert laboratory.bucket.vbucket(9).state is VbucketState.PENDING
+    sink.set_state(9, VbucketState.ACTIVE)
+    assert laboratory.bucket.vbucket(9).state is VbucketState.ACTIVE

@@ -1,0 +1,98 @@
+"""The group `tap` of the statistics: its names, and that its numbers add up."""
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import ACK, BACKFILL, LIST, REGISTERED, TapPeer, connect
+from upriver.node.tap_statistics import tap_statistics
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import memcached, tap
+from upriver.wire.codes import Status
+
+ADDED = ("total_backlog_size", "rec_fetched", "qlen", "items_sent", "bytes_sent", "unacked", "retry_later")
+
+
+@pytest.fixture
+def laboratory() -> Laboratory:
+    made = Laboratory(tap_settings=TapSettings(ack_interval=1, window_messages_max=4))
+    for vbucket in (1, 2):
+        made.bucket.create_vbucket(vbucket)
+        made.write(vbucket, *(b"k%d" % i for i in range(10)))
+    return made
+
+
+def of(laboratory: Laboratory) -> dict[str, str]:
+    peer = laboratory.connect()
+    answers = peer.send(memcached.Stat(key=b"tap"))
+    assert all(isinstance(answer, memcached.StatResponse) for answer in answers)
+    return {
+        answer.key.decode(): answer.value.decode() for answer in answers if isinstance(answer, memcached.StatResponse)
+    }
+
+
+def test_every_client_and_peer_counts_once(laboratory: Laboratory) -> None:
+    assert of(laboratory)["ep_tap_count"] == "0"
+    plain = TapPeer(laboratory, connect(b"plain", BACKFILL))
+    slow = TapPeer(laboratory, connect(b"slow", BACKFILL | ACK | LIST | REGISTERED, vbuckets=(2,)))
+    slow.judge = lambda _: None
+    gone = TapPeer(laboratory, connect(b"gone", ACK))
+    for peer in (plain, slow, gone):
+        peer.run()
+    gone.leave()
+    laboratory.connect("sender").send(tap.Mutation(vbucket=1, key=b"k", cas=1, rev_seqno=1, nru=0))
+    found = of(laboratory)
+    assert found["ep_tap_count"] == "4"
+
+    assert found["eq_tapq:plain:type"] == "producer"
+    assert found["eq_tapq:plain:vb_filter"] == "{ 1 2 }"
+    assert found["eq_tapq:plain:rec_fetched"] == "21"
+    assert found["eq_tapq:plain:total_backlog_size"] == "0"
+    assert found["eq_tapq:plain:flags"] == str(BACKFILL)
+    assert found["eq_tapq:plain:connected"] == "true"
+    assert found["eq_tapq:plain:created"] == str(int(laboratory.clock()))
+
+    assert found["eq_tapq:slow:vb_filter"] == "{ 2 }"
+    assert found["eq_tapq:slow:ack_window_full"] == "true"
+    assert found["eq_tapq:slow:registered"] == "true"
+    assert found["eq_tapq:slow:unacked"] == "4"
+    assert int(found["eq_tapq:slow:rec_fetched"]) + int(found["eq_tapq:slow:total_backlog_size"]) == 10
+    assert found["eq_tapq:slow:qlen"] == "1"
+
+    assert found["eq_tapq:gone:connected"] == "false"
+    assert found["eq_tapq:gone:reconnects"] == "0"
+
+    assert found["eq_tapq:sender:type"] == "consumer"
+    assert (found["eq_tapq:sender:num_messages"], found["eq_tapq:sender:num_changes"]) == ("1", "1")
+    assert found["eq_tapq:sender:vb_filter"] == "{ 1 }"
+
+
+def test_the_numbers_add_up(laboratory: Laboratory) -> None:
+    refused = [Status.ETMPFAIL] * 2
+    peers = [TapPeer(laboratory, connect(b"c%d" % i, BACKFILL | (ACK if i else 0))) for i in range(3)]
+    peers[1].judge = lambda m: refused.pop() if refused and isinstance(m, tap.Mutation) else Status.SUCCESS
+    peers[2].judge = lambda _: None
+    for peer in peers:
+        peer.run()
+    laboratory.write(1, b"new")
+    for peer in peers:
+        peer.run()
+    found = of(laboratory)
+    for name in ADDED:
+        assert int(found[f"ep_tap_{name}"]) == sum(int(found[f"eq_tapq:c{i}:{name}"]) for i in range(3)), name
+    for i in range(3):
+        for total, each in (("rec_fetched", "items_sent"), ("total_backlog_size", "backlog")):
+            parts = sum(int(found[f"eq_tapq:c{i}:vb_{vbucket}:{each}"]) for vbucket in (1, 2))
+            waiting = int(found[f"eq_tapq:c{i}:retry_later"]) if each == "backlog" else 0
+            assert int(found[f"eq_tapq:c{i}:{total}"]) == parts + waiting
+    assert int(found["ep_tap_rec_fetched"]) == sum(isinstance(m, tap.Mutation) for peer in peers for m in peer.received)
+    assert int(found["ep_tap_items_sent"]) == sum(len(peer.received) for peer in peers)
+
+
+def test_a_reconnect_is_counted(laboratory: Laboratory) -> None:
+    for _ in range(3):
+        TapPeer(laboratory, connect(b"c", ACK)).run()
+    assert of(laboratory)["eq_tapq:c:reconnects"] == "2"
+
+
+def test_a_node_without_tap_has_no_connections() -> None:
+    assert dict(tap_statistics(None)) == {"ep_tap_count": 0}

@@ -1,0 +1,123 @@
+"""What the TAP tests share: a consumer that acknowledges as it is told to, and short names for messages."""
+
+from collections.abc import Callable
+
+from tests.node.laboratory import Laboratory, Peer
+from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import ConnectFlag, TapFlag
+
+BACKFILL, DUMP, LIST, TAKEOVER = 0x01, 0x02, 0x04, 0x08
+ACK, KEYS_ONLY, CHECKPOINT, REGISTERED, BYTE_ORDER = 0x10, 0x20, 0x40, 0x80, 0x100
+FUTURE = 2**64 - 1
+
+
+def connect(
+    name: bytes = b"",
+    flags: int = 0,
+    date: int = 0,
+    vbuckets: tuple[int, ...] = (),
+    checkpoints: tuple[tap.VbucketCheckpoint, ...] = (),
+) -> tap.Connect:
+    """A connect with the values that its flags ask for."""
+    return tap.Connect(
+        name=name,
+        flags=ConnectFlag(flags),
+        backfill_date=date if flags & BACKFILL else None,
+        vbuckets=vbuckets if flags & LIST else None,
+        checkpoints=checkpoints if flags & CHECKPOINT else None,
+    )
+
+
+def succeed(_: Message) -> Status | None:
+    """Every message can be taken."""
+    return Status.SUCCESS
+
+
+class TapPeer:
+    """A client of a TAP stream that answers each message that asks for it, until nothing more comes."""
+
+    def __init__(self, laboratory: Laboratory, request: tap.Connect) -> None:
+        self.laboratory = laboratory
+        self.peer: Peer = laboratory.connect()
+        self.received: list[Message] = []
+        #: What it answers to a message; None for nothing at all.
+        self.judge: Callable[[Message], Status | None] = succeed
+        self.peer.put(request)
+
+    @property
+    def closed(self) -> bool:
+        return self.peer.closed
+
+    def run(self) -> list[Message]:
+        """Everything that comes until the node is quiet."""
+        out: list[Message] = []
+        while True:
+            self.laboratory.settle()
+            messages = self.peer.take()
+            if not messages:
+                self.received += out
+                return out
+            out += messages
+            for message in messages:
+                self._answer(message)
+
+    def _answer(self, message: Message) -> None:
+        if not isinstance(message, Request):
+            return
+        asked = isinstance(message, memcached.Noop) or TapFlag.ACK in message.tap_flags  # type: ignore[attr-defined]
+        status = self.judge(message)
+        if status is not None and (asked or status is not Status.SUCCESS):
+            self.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=status))
+
+    def leave(self) -> None:
+        """The connection is cut."""
+        assert self.peer.session.stream is not None
+        self.peer.session.closing = True
+        self.peer.session.stream.lose()
+
+
+def brief(messages: list[Message]) -> list[str]:
+    """Messages as short texts: ``k=v`` a mutation, ``-k`` a deletion, ``#name`` a control."""
+    return [_brief(message) for message in messages]
+
+
+def _brief(message: Message) -> str:
+    match message:
+        case tap.Mutation():
+            return f"{message.key.decode()}={message.value.decode()}"
+        case tap.Delete():
+            return f"-{message.key.decode()}"
+        case tap.Opaque():
+            return f"#{message.control.name.lower()}"
+        case tap.SetVbucket():
+            return f"state {message.state.name.lower()}"
+        case tap.CheckpointEnd():
+            return f"end of {message.checkpoint}"
+        case tap.CheckpointStart():
+            return f"start of {message.checkpoint}"
+        case Response():
+            return message.status.name.lower()
+        case _:
+            return message.title()
+
+
+def keys(messages: list[Message]) -> list[str]:
+    """The keys of the changes, in their order."""
+    return [m.key.decode() for m in messages if isinstance(m, tap.Mutation | tap.Delete)]
+
+
+def state_of(messages: list[Message]) -> dict[bytes, bytes]:
+    """What a consumer holds that has taken all of it."""
+    out: dict[bytes, bytes] = {}
+    for message in messages:
+        match message:
+            case tap.Mutation():
+                out[message.key] = message.value
+            case tap.Delete():
+                out.pop(message.key, None)
+            case tap.Flush():
+                out.clear()
+            case tap.Opaque() if message.control.name == "INITIAL_VBUCKET_STREAM":
+                out.clear()
+    return out

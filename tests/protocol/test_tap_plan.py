@@ -1,0 +1,66 @@
+"""What the flags of a connect mean together."""
+
+import pytest
+
+from tests.protocol.tap_stage import ACK, BACKFILL, BYTE_ORDER, DUMP, FUTURE, KEYS_ONLY, LIST, REGISTERED, TAKEOVER
+from tests.protocol.tap_stage import connect as request
+from upriver.errors import InvalidArguments
+from upriver.protocol.tap_plan import plan_of
+from upriver.wire import tap
+from upriver.wire.tap import ConnectFlag
+from upriver.wire.tap_records import NETWORK_BYTE_ORDER, NO_VALUE
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "date", "full", "since", "future_only"),
+    [
+        (0, 0, False, 0, True),
+        (BACKFILL, 0, True, 0, False),
+        (BACKFILL, 5, False, 5, False),
+        (BACKFILL, int(NOW), False, int(NOW), False),
+        (BACKFILL, int(NOW) + 1, False, 0, True),
+        (BACKFILL, FUTURE, False, 0, True),
+        (DUMP, 0, True, 0, False),
+        (DUMP | BACKFILL, 0, True, 0, False),
+        (DUMP | BACKFILL, 5, False, 5, False),
+        (DUMP | BACKFILL, FUTURE, False, 0, True),
+        (TAKEOVER | LIST, 0, True, 0, False),
+        (TAKEOVER | LIST | BACKFILL, FUTURE, True, 0, False),
+        (TAKEOVER | LIST | BACKFILL, 5, True, 0, False),
+    ],
+)
+def test_where_a_stream_begins(flags: int, date: int, full: bool, since: int, future_only: bool) -> None:
+    plan = plan_of(request(b"n", flags, date), NOW)
+    assert (plan.full, plan.since, plan.future_only) == (full, since, future_only)
+
+
+def test_a_takeover_is_more_than_a_dump() -> None:
+    plan = plan_of(request(b"n", TAKEOVER | LIST | DUMP, vbuckets=(1,)), NOW)
+    assert (plan.takeover, plan.dump, plan.ends, plan.copies) == (True, False, True, True)
+
+
+def test_marks_of_mutations() -> None:
+    assert plan_of(request(b"n", 0), NOW).tap_flags == 0
+    assert plan_of(request(b"n", KEYS_ONLY), NOW).tap_flags == NO_VALUE
+    assert plan_of(request(b"n", BYTE_ORDER), NOW).tap_flags == NETWORK_BYTE_ORDER
+
+
+def test_an_empty_list_means_all() -> None:
+    assert plan_of(request(b"n", LIST), NOW).vbuckets is None
+    assert plan_of(request(b"n", LIST, vbuckets=(3, 1)), NOW).vbuckets == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("connect", "why"),
+    [
+        (request(b"n", TAKEOVER), "needs a list"),
+        (request(b"n", TAKEOVER | LIST | KEYS_ONLY), "lose"),
+        (request(b"", REGISTERED | ACK), "name"),
+        (tap.Connect(name=b"n", flags=ConnectFlag(0x200)), "0x200"),
+    ],
+)
+def test_contradictions_are_refused(connect: tap.Connect, why: str) -> None:
+    with pytest.raises(InvalidArguments, match=why):
+        plan_of(connect, NOW)

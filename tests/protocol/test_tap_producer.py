@@ -1,0 +1,240 @@
+"""Acknowledgements, refusals, windows and noops of a TAP connection."""
+
+import logging
+from collections import Counter
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import AnyResponse, Message, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import TapFlag
+
+ACKED = BACKFILL | LIST | ACK
+
+
+def stage(*written: bytes, settings: TapSettings | None = None, flags: int = ACKED) -> tuple[Laboratory, TapPeer]:
+    laboratory = Laboratory(tap_settings=settings)
+    for vbucket in (1, 2):
+        laboratory.bucket.create_vbucket(vbucket)
+    laboratory.write(1, *written)
+    return laboratory, TapPeer(laboratory, connect(b"client", flags, vbuckets=(1, 2)))
+
+
+def acks_asked(messages: list[Message]) -> list[bool]:
+    return [TapFlag.ACK in message.tap_flags for message in messages if isinstance(message, tap.Mutation)]
+
+
+def number(peer: TapPeer) -> int:
+    stream = peer.peer.session.stream
+    assert stream is not None
+    return stream.producer.window.messages  # type: ignore[attr-defined, no-any-return]
+
+
+# Acknowledgements
+
+
+def test_every_control_every_nth_and_the_last_message_ask_for_an_answer() -> None:
+    _, peer = stage(*(b"k%02d" % i for i in range(10)), settings=TapSettings(ack_interval=4))
+    messages = peer.run()
+    assert acks_asked(messages) == [False, False, False, True] * 2 + [False, True]
+    controls = [m for m in messages if isinstance(m, tap.Opaque)]
+    assert len(controls) == 5
+    assert all(TapFlag.ACK in control.tap_flags for control in controls)
+    opaques = [message.opaque for message in messages]  # type: ignore[attr-defined]
+    assert opaques == list(range(1, len(messages) + 1))
+
+
+def test_without_support_nobody_is_asked() -> None:
+    laboratory, peer = stage(b"a", flags=BACKFILL | LIST)
+    messages = peer.run()
+    assert not any(TapFlag.ACK in message.tap_flags for message in messages)  # type: ignore[attr-defined]
+    laboratory.write(1, *(b"n%d" % i for i in range(50)))
+    assert len(keys(peer.run())) == 50
+
+
+def test_the_window_of_unacknowledged_messages_is_bounded() -> None:
+    settings = TapSettings(ack_interval=5, window_messages_max=20)
+    laboratory, peer = stage(*(b"k%02d" % i for i in range(60)), settings=settings)
+    peer.judge = lambda _: None
+    first = peer.run()
+    assert len(first) == 20
+    assert number(peer) == 20
+    laboratory.write(1, b"new")
+    assert peer.run() == []
+    # One answer, to the last message, covers all of them.
+    peer.judge = lambda _: Status.SUCCESS
+    last = first[-1]
+    assert isinstance(last, tap.Mutation)
+    assert TapFlag.ACK in last.tap_flags
+    peer.peer.put(AnyResponse(opcode=last.code, opaque=last.opaque))
+    rest = peer.run()
+    assert Counter(keys(first + rest)) == Counter([f"k{i:02d}" for i in range(60)] + ["new"])
+    assert number(peer) == 0
+
+
+def test_the_window_counts_bytes_too() -> None:
+    laboratory = Laboratory(tap_settings=TapSettings(window_bytes_max=100_000))
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, *(b"k%d" % i for i in range(100)), value=bytes(40_000))
+    peer = TapPeer(laboratory, connect(b"c", ACKED, vbuckets=(1,)))
+    peer.judge = lambda _: None
+    assert 1 <= len(keys(peer.run())) <= 10
+    peer.judge = lambda _: Status.SUCCESS
+    for message in peer.received:
+        peer._answer(message)
+    peer.run()
+    assert len(set(keys(peer.received))) == 100
+
+
+def test_answers_to_nothing_are_ignored() -> None:
+    laboratory, peer = stage(b"a")
+    peer.run()
+    for opaque in (0, 999, 2**32 - 1, 3):
+        peer.peer.put(AnyResponse(opcode=0x41, opaque=opaque, status=Status.EINVAL))
+    laboratory.write(1, b"b")
+    assert brief(peer.run()) == ["b=v"]
+    assert not peer.closed
+
+
+# Refusals
+
+
+def test_a_temporary_failure_is_sent_again_later_and_the_rest_goes_on() -> None:
+    laboratory, peer = stage(*(b"k%d" % i for i in range(6)), settings=TapSettings(ack_interval=1))
+    refused = {b"k1": [Status.ETMPFAIL, Status.EBUSY], b"k3": [Status.ENOMEM]}
+
+    def judge(message: Message) -> Status:
+        left = refused.get(getattr(message, "key", b""))
+        return left.pop(0) if left else Status.SUCCESS
+
+    peer.judge = judge
+    first = peer.run()
+    assert keys(first) == [f"k{i}" for i in range(6)]
+    laboratory.write(1, b"live")
+    assert keys(peer.run()) == ["live"]
+    laboratory.pass_by(4.9)
+    assert peer.run() == []
+    laboratory.pass_by(0.2)
+    again = peer.run()
+    assert keys(again) == ["k1", "k3"]
+    highest = max(message.opaque for message in first)  # type: ignore[attr-defined]
+    assert all(message.opaque > highest for message in again)  # type: ignore[attr-defined]
+    laboratory.pass_by(5.1)
+    assert keys(peer.run()) == ["k1"]
+    laboratory.pass_by(60)
+    assert keys(peer.run()) == []
+    assert not peer.closed
+
+
+def test_a_message_in_the_middle_of_a_piece_can_be_refused() -> None:
+    laboratory, peer = stage(b"a", b"b", b"c")
+    tried: list[bytes] = []
+
+    def judge(message: Message) -> Status:
+        if getattr(message, "key", b"") == b"b" and not tried:
+            tried.append(b"b")
+            return Status.ETMPFAIL
+        return Status.SUCCESS
+
+    peer.judge = judge
+    assert keys(peer.run()) == ["a", "b", "c"]
+    laboratory.pass_by(6)
+    assert keys(peer.run()) == ["b"]
+
+
+def test_what_waits_never_overtakes_a_newer_change_of_its_key() -> None:
+    laboratory, peer = stage(b"k", b"l", settings=TapSettings(ack_interval=1))
+    refused = [Status.ETMPFAIL]
+    peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"k" else Status.SUCCESS
+    peer.run()
+    laboratory.write(1, b"k", value=b"newer")
+    assert brief(peer.run()) == ["k=newer"]
+    laboratory.pass_by(20)
+    assert keys(peer.run()) == []
+
+
+def test_a_refusal_that_comes_after_a_newer_change_went_out_is_settled() -> None:
+    laboratory, peer = stage(b"k")
+    peer.judge = lambda _: None
+    first = peer.run()
+    laboratory.write(1, b"k", value=b"newer")
+    second = peer.run()
+    peer.judge = lambda _: Status.SUCCESS
+    for message in first + second:
+        status = Status.ETMPFAIL if brief([message]) == ["k=v"] else Status.SUCCESS
+        peer.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=status))  # type: ignore[attr-defined]
+    laboratory.pass_by(20)
+    assert keys(peer.run()) == []
+    assert number(peer) == 0
+
+
+def test_not_my_vbucket_stops_that_vbucket_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory, peer = stage(b"a", b"b", settings=TapSettings(ack_interval=1))
+    peer.run()
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if getattr(m, "vbucket", 0) == 1 else Status.SUCCESS
+    with caplog.at_level(logging.WARNING):
+        laboratory.write(1, b"c")
+        peer.run()
+    assert [record.getMessage() for record in caplog.records] == [
+        "TAP client client: vbucket 1 is not sent any more: the consumer says that it does not own it"
+    ]
+    laboratory.write(1, b"d")
+    laboratory.write(2, b"e")
+    assert keys(peer.run()) == ["e"]
+    assert not peer.closed
+
+
+@pytest.mark.parametrize("status", [Status.EINVAL, Status.E2BIG, Status.UNKNOWN_COMMAND])
+@pytest.mark.parametrize("flags", [ACKED, BACKFILL | LIST])
+def test_another_failure_drops_the_connection(status: Status, flags: int) -> None:
+    _, peer = stage(b"a", flags=flags)
+    peer.judge = lambda m: status if isinstance(m, tap.Mutation) else Status.SUCCESS
+    peer.run()
+    assert peer.closed
+
+
+def test_a_dump_waits_for_what_was_refused() -> None:
+    laboratory, peer = stage(b"a", b"b", flags=DUMP | LIST | ACK)
+    refused = [Status.ETMPFAIL]
+    peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"b" else Status.SUCCESS
+    peer.run()
+    assert not peer.closed
+    laboratory.pass_by(6)
+    peer.run()
+    assert peer.closed
+    assert keys(peer.received) == ["a", "b", "b"]
+
+
+# Noops
+
+
+def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer() -> None:
+    laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=50))
+    peer.run()
+    for _ in range(3):
+        laboratory.pass_by(51)
+        assert [type(message) for message in peer.run()] == [memcached.Noop]
+    peer.judge = lambda _: None
+    laboratory.pass_by(101)
+    peer.run()
+    assert peer.closed
+
+
+def test_who_acknowledges_nothing_need_not_answer_noops() -> None:
+    laboratory, peer = stage(b"a", flags=BACKFILL | LIST, settings=TapSettings(noop_interval_s=50))
+    peer.judge = lambda _: None
+    peer.run()
+    laboratory.pass_by(500)
+    assert {type(message) for message in peer.run()} == {memcached.Noop}
+    assert not peer.closed
+
+
+def test_noops_can_be_switched_off() -> None:
+    laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=0))
+    peer.run()
+    laboratory.pass_by(10_000)
+    assert peer.run() == []
+    assert not peer.closed

@@ -1,0 +1,353 @@
+"""What a TAP connection sends of one vbucket: backfill, what follows, breaks in the history, takeover."""
+
+import logging
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import (
+    ACK,
+    BACKFILL,
+    BYTE_ORDER,
+    CHECKPOINT,
+    DUMP,
+    FUTURE,
+    KEYS_ONLY,
+    LIST,
+    REGISTERED,
+    TAKEOVER,
+    TapPeer,
+    brief,
+    connect,
+    keys,
+    state_of,
+)
+from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
+from upriver.wire import Message, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import TapFlag
+
+
+def stage(*written: bytes) -> Laboratory:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, *written)
+    return laboratory
+
+
+def follow(laboratory: Laboratory, flags: int, date: int = 0) -> TapPeer:
+    return TapPeer(laboratory, connect(b"client", flags | LIST, date, vbuckets=(1,)))
+
+
+# From where
+
+
+def test_everything_and_then_what_comes() -> None:
+    laboratory = stage(b"a", b"b", b"a")
+    laboratory.bucket.vbucket(1).delete(b"b")
+    peer = follow(laboratory, BACKFILL)
+    assert brief(peer.run()) == ["#initial_vbucket_stream", "a=v", "-b", "#close_backfill"]
+    laboratory.write(1, b"c", b"a")
+    assert brief(peer.run()) == ["c=v", "a=v"]
+
+
+def test_from_a_time_on() -> None:
+    laboratory = stage(b"old")
+    laboratory.pass_by(100)
+    since = int(laboratory.clock())
+    laboratory.write(1, b"new")
+    peer = follow(laboratory, BACKFILL, since)
+    # Not a whole copy: so nobody is told to start over.
+    assert brief(peer.run()) == ["new=v", "#close_backfill"]
+    laboratory.write(1, b"old")
+    assert brief(peer.run()) == ["old=v"]
+
+
+def test_what_comes_is_sent_even_if_the_clock_goes_back() -> None:
+    laboratory = stage(b"old")
+    peer = follow(laboratory, BACKFILL, int(laboratory.clock()))
+    peer.run()
+    laboratory.scheduler.now -= 1000
+    laboratory.write(1, b"new")
+    assert brief(peer.run()) == ["new=v"]
+
+
+@pytest.mark.parametrize(("flags", "date"), [(0, 0), (BACKFILL, FUTURE)])
+def test_only_what_comes(flags: int, date: int) -> None:
+    laboratory = stage(b"old")
+    peer = follow(laboratory, flags, date)
+    assert peer.run() == []
+    laboratory.write(1, b"new", b"old")
+    assert brief(peer.run()) == ["new=v", "old=v"]
+
+
+def test_a_dump_holds_what_is_there_and_ends() -> None:
+    laboratory = stage(b"a", b"b")
+    laboratory.disk_works = False  # nothing of it is on disk
+    peer = follow(laboratory, DUMP)
+    assert brief(peer.run()) == ["#initial_vbucket_stream", "a=v", "b=v", "#close_backfill", "#close_tap_stream"]
+    assert peer.closed
+
+
+def test_a_dump_of_nothing_ends_too() -> None:
+    laboratory = stage()
+    assert brief(follow(laboratory, DUMP).run()) == ["#initial_vbucket_stream", "#close_backfill", "#close_tap_stream"]
+    missing = TapPeer(laboratory, connect(b"", DUMP | LIST, vbuckets=(5,)))
+    assert brief(missing.run()) == ["#close_tap_stream"]
+    assert missing.closed
+
+
+def test_an_expiration_is_a_deletion() -> None:
+    laboratory = stage()
+    laboratory.bucket.vbucket(1).set(b"k", b"v", expiry=10)
+    peer = follow(laboratory, BACKFILL)
+    peer.run()
+    laboratory.pass_by(20)
+    laboratory.bucket.vbucket(1).table.expire(b"k")
+    assert brief(peer.run()) == ["-k"]
+
+
+def test_keys_only_sends_no_values_and_says_so() -> None:
+    laboratory = stage()
+    laboratory.bucket.vbucket(1).set(b"k", b"value", flags=0xABCD)
+    (message,) = [m for m in follow(laboratory, DUMP | KEYS_ONLY).run() if isinstance(m, tap.Mutation)]
+    assert (message.key, message.value, message.flags) == (b"k", b"", 0xABCD)
+    assert message.tap_flags == TapFlag.NO_VALUE
+
+
+def test_the_byte_order_of_flags_is_told_to_those_who_ask() -> None:
+    laboratory = stage()
+    laboratory.bucket.vbucket(1).set(b"k", b"value", flags=0x01020304)
+    for flags, mark in ((DUMP, TapFlag(0)), (DUMP | BYTE_ORDER, TapFlag.NETWORK_BYTE_ORDER)):
+        (message,) = [m for m in follow(laboratory, flags).run() if isinstance(m, tap.Mutation)]
+        assert (message.flags, message.tap_flags) == (0x01020304, mark)
+
+
+# Checkpoints
+
+
+def test_checkpoints_only_for_those_who_asked() -> None:
+    laboratory = stage(b"a")
+    plain, told = (
+        follow(laboratory, BACKFILL),
+        TapPeer(laboratory, connect(b"t", BACKFILL | CHECKPOINT | LIST, 0, (1,))),
+    )
+    assert brief(told.run()) == [
+        "#enable_checkpoint_sync",
+        "#initial_vbucket_stream",
+        "a=v",
+        "#close_backfill",
+        "start of 1",
+    ]
+    laboratory.write(1, b"b")
+    told.run()
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(1))
+    laboratory.write(1, b"c")
+    assert brief(told.run()) == ["end of 1", "start of 2", "c=v"]
+    assert not [m for m in plain.run() if isinstance(m, tap.CheckpointStart)]
+    assert keys(plain.received) == ["a", "b", "c"]
+
+
+def test_a_registered_client_learns_where_the_open_checkpoint_begins() -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, BACKFILL | REGISTERED)
+    assert brief(peer.run()) == ["#initial_vbucket_stream", "a=v", "#close_backfill", "#open_checkpoint"]
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(1))
+    laboratory.write(1, b"b")
+    assert brief(peer.run()) == ["#open_checkpoint", "b=v"]
+
+
+# Breaks
+
+
+def test_a_flush_is_one_message_and_then_everything_is_new() -> None:
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    laboratory.write(2, b"b")
+    peer = TapPeer(laboratory, connect(b"client", BACKFILL))
+    peer.run()
+    laboratory.bucket.flush()
+    laboratory.write(1, b"c")
+    laboratory.write(2, b"d")
+    messages = peer.run()
+    assert brief(messages)[0] == "flush"
+    assert sorted(brief(messages)[1:]) == ["c=v", "d=v"]
+    assert state_of(peer.received) == {b"c": b"v", b"d": b"v"}
+
+
+def test_who_asked_for_what_comes_hears_of_a_flush_too() -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, 0)
+    peer.run()
+    laboratory.bucket.flush()
+    laboratory.write(1, b"c")
+    assert brief(peer.run()) == ["flush", "c=v"]
+
+
+def test_where_only_some_vbuckets_were_flushed_the_copy_of_those_starts_over() -> None:
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    laboratory.write(2, b"b")
+    peer = TapPeer(laboratory, connect(b"client", BACKFILL))
+    peer.run()
+    laboratory.bucket.vbucket(1).flush()
+    laboratory.write(1, b"c")
+    messages = peer.run()
+    assert brief(messages) == ["#initial_vbucket_stream", "c=v", "#close_backfill"]
+    assert {message.vbucket for message in messages} == {1}  # type: ignore[attr-defined]
+
+
+def test_a_change_of_state_does_not_end_it() -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, BACKFILL)
+    peer.run()
+    vbucket = laboratory.bucket.vbucket(1)
+    vbucket.set_state(VbucketState.REPLICA)
+    assert peer.run() == []
+    vbucket.set_state(VbucketState.ACTIVE)
+    laboratory.write(1, b"b")
+    assert brief(peer.run()) == ["b=v"]
+
+
+def test_a_rollback_starts_the_copy_over(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory = Laboratory()
+    replica = laboratory.bucket.create_vbucket(1, VbucketState.REPLICA)
+    replica.replace_failover_log(FailoverLog((FailoverEntry(77, 0),)))
+    replica.begin_snapshot(0, 2)
+    for seqno, key in ((1, b"a"), (2, b"b")):
+        replica.apply(Change(vbucket=1, event=Event.MUTATION, seqno=seqno, key=key, value=b"v"))
+    replica.begin_snapshot(2, 3)
+    replica.apply(Change(vbucket=1, event=Event.MUTATION, seqno=3, key=b"lost", value=b"v"))
+    peer = follow(laboratory, BACKFILL)
+    assert keys(peer.run()) == ["a", "b", "lost"]
+    with caplog.at_level(logging.WARNING):
+        replica.roll_back(2)
+        assert brief(peer.run()) == ["#initial_vbucket_stream", "a=v", "b=v", "#close_backfill"]
+    assert "sent anew" in caplog.text
+    assert state_of(peer.received) == {b"a": b"v", b"b": b"v"}
+
+
+def test_a_vbucket_that_is_removed_stops_and_a_new_one_is_followed() -> None:
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    peer = TapPeer(laboratory, connect(b"client", BACKFILL))
+    peer.run()
+    laboratory.bucket.delete_vbucket(1)
+    assert peer.run() == []
+    laboratory.bucket.create_vbucket(1)
+    laboratory.bucket.create_vbucket(3)
+    laboratory.write(1, b"b")
+    laboratory.write(3, b"c")
+    laboratory.pass_by(2)
+    assert sorted(keys(peer.run())) == ["b", "c"]
+    assert not peer.closed
+
+
+# Hops
+
+
+def test_a_change_without_hops_left_is_not_passed_on_but_is_copied() -> None:
+    laboratory = stage()
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    replica.receive(Event.MUTATION, b"tired", b"v", ttl=0)
+    replica.receive(Event.MUTATION, b"fresh", b"v", ttl=1)
+    live = TapPeer(laboratory, connect(b"live", BACKFILL | LIST, vbuckets=(2,)))
+    dump = TapPeer(laboratory, connect(b"dump", DUMP | LIST, vbuckets=(2,)))
+    assert keys(live.run()) == ["fresh"]
+    dumped = [message for message in dump.run() if isinstance(message, tap.Mutation)]
+    assert [(message.key, message.ttl) for message in dumped] == [(b"tired", 1), (b"fresh", 1)]
+
+
+# Takeover
+
+
+def test_a_takeover_hands_everything_over_and_leaves_the_source_dead() -> None:
+    laboratory = stage(b"a", b"b")
+    vbucket = laboratory.bucket.vbucket(1)
+    peer = follow(laboratory, TAKEOVER | BACKFILL | ACK | CHECKPOINT)
+    states: list[tuple[str, VbucketState]] = []
+
+    def judge(message: Message) -> Status:
+        states.append((brief([message])[0], vbucket.state))
+        return Status.SUCCESS
+
+    peer.judge = judge
+    assert brief(peer.run()) == [
+        "#enable_auto_nack",
+        "#enable_checkpoint_sync",
+        "state pending",
+        "#initial_vbucket_stream",
+        "a=v",
+        "b=v",
+        "#close_backfill",
+        "start of 1",
+        "state active",
+        "#close_tap_stream",
+    ]
+    assert dict(states)["state pending"] is VbucketState.ACTIVE
+    assert dict(states)["state active"] is VbucketState.DEAD
+    assert peer.closed
+    assert vbucket.state is VbucketState.DEAD
+
+
+def test_active_is_not_sent_before_the_death_is_on_disk() -> None:
+    laboratory = stage(b"a")
+    laboratory.disk_works = False
+    peer = follow(laboratory, TAKEOVER)
+    assert "state active" not in brief(peer.run())
+    assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
+    laboratory.disk_works = True
+    assert brief(peer.run()) == ["state active", "#close_tap_stream"]
+    assert peer.closed
+
+
+def test_active_is_not_sent_before_everything_is_acknowledged() -> None:
+    laboratory = stage(b"a", b"b")
+    peer = follow(laboratory, TAKEOVER | ACK)
+    held: list[Message] = []
+
+    def judge(message: Message) -> Status | None:
+        if isinstance(message, tap.Mutation):
+            held.append(message)
+            return Status.ETMPFAIL if message.key == b"b" and len(held) < 3 else Status.SUCCESS
+        return Status.SUCCESS
+
+    peer.judge = judge
+    assert "state active" not in brief(peer.run())
+    laboratory.pass_by(6)
+    assert brief(peer.run()) == ["b=v", "state active", "#close_tap_stream"]
+
+
+def test_nobody_dies_before_the_other_side_is_pending() -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, TAKEOVER | ACK)
+    peer.judge = lambda _: None
+    peer.run()
+    assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
+    laboratory.write(1, b"still taken")
+    refuser = TapPeer(laboratory, connect(b"other", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    refuser.judge = lambda m: Status.NOT_MY_VBUCKET if isinstance(m, tap.SetVbucket) else Status.SUCCESS
+    refuser.run()
+    assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
+
+
+def test_a_consumer_that_is_lost_half_way_leaves_the_source_as_it_is() -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, TAKEOVER | ACK)
+    peer.judge = lambda m: None if brief([m]) == ["state active"] else Status.SUCCESS
+    peer.run()
+    peer.leave()
+    assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
+    again = follow(laboratory, TAKEOVER | ACK)
+    assert brief(again.run())[-2:] == ["state active", "#close_tap_stream"]
+
+
+def test_copies_are_not_handed_over(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory = stage()
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    replica.receive(Event.MUTATION, b"k")
+    with caplog.at_level(logging.WARNING):
+        peer = TapPeer(laboratory, connect(b"taker", TAKEOVER | LIST, vbuckets=(2,)))
+        assert brief(peer.run()) == ["#close_tap_stream"]
+    assert "replica" in caplog.text
+    assert replica.state is VbucketState.REPLICA
