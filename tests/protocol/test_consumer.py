@@ -217,6 +217,22 @@ def test_a_sink_that_cannot_take_more_ends_the_stream() -> None:
     assert "full" in stream.end_reason
 
 
+def test_who_left_a_stream_closes_it_over_there_before_asking_again() -> None:
+    stage = Stage()
+    stream = stage.open()
+    stage.tell(mutation(stream, 4))  # without a marker: the stream is over, and its producer does not know
+    assert stream.life.ended
+    stage.add()
+    close, request = stage.sent()
+    assert isinstance(close, upr.CloseStream)
+    assert isinstance(request, dcp.StreamRequest)
+    stage.tell(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))
+    stage.tell(of(stage.consumer.streams[0], dcp.StreamEnd(reason=dcp.EndReason.STATE_CHANGED)))
+    stage.add()
+    (request,) = stage.sent()
+    assert isinstance(request, dcp.StreamRequest)
+
+
 def test_states_are_answered_when_they_are_on_disk() -> None:
     stage = Stage()
     stream = stage.open()

@@ -1,88 +1,92 @@
-"""A machine's copy of a vbucket as the holder of a stream: a stand-in for the node's own consumer."""
+"""A machine that follows another: the project's own consumer, between its bucket and a link."""
 
-from tests.simulation.node import Machine
-from tests.simulation.truth import Version
-from upriver.engine import Vbucket
-from upriver.model import Change, FailoverLog, VbucketState
+from collections.abc import Callable, Sequence
+
+from tests.simulation.node import Link, Machine
+from upriver.protocol.consumer import ConsumerOptions
+from upriver.protocol.intake import Intake
+from upriver.protocol.replica import Replica
+from upriver.wire import Framer, Response, dcp, upr
+from upriver.wire.framing import MEMCACHED
 
 
-class Copy:
-    """Moves a replica by what a stream brings."""
+class Copies:
+    """All vbuckets of a machine that are not active there, fed over one link."""
 
-    failed = False
-
-    def __init__(self, machine: Machine, number: int) -> None:
+    def __init__(self, machine: Machine, options: ConsumerOptions, note: Callable[[str], None]) -> None:
+        self.name = f"replica-{machine}"
         self.machine = machine
-        self.number = number
+        self.options = options
+        self.note = note
+        self.link: Link | None = None
+        self.replica: Replica | None = None
+        self._opaque = 0
 
-    @property
-    def vbucket(self) -> Vbucket:
-        return self.machine.vbucket(self.number)
+    def __str__(self) -> str:
+        return self.name
 
-    @property
-    def ready(self) -> bool:
-        return self.machine.up and self.vbucket.state is not VbucketState.ACTIVE
-
-    @property
-    def log(self) -> FailoverLog:
-        return self.vbucket.failover_log
-
-    @log.setter
-    def log(self, _: None) -> None:
-        """The next answer brings another one."""
-
-    @property
-    def seqno(self) -> int:
-        return self.vbucket.position.seqno
-
-    @property
-    def start(self) -> int:
-        return self.vbucket.position.snapshot.start
-
-    @property
-    def end(self) -> int:
-        return self.vbucket.position.snapshot.end
-
-    @property
-    def whole(self) -> int:
-        return self.vbucket.whole_seqno
-
-    #: The world looks at all copies itself.
-    certain = False
-
-    def accept(self, log: FailoverLog) -> bool:
-        self.vbucket.replace_failover_log(log)
-        return True
-
-    def marker(self, start: int | None, end: int | None) -> None:
-        assert start is not None
-        assert end is not None
-        self.vbucket.begin_snapshot(start, end)
-
-    def change(self, found: Version, *, every_version: bool = False) -> None:
-        self.vbucket.apply(
-            Change(
-                vbucket=self.number,
-                event=found.event,
-                seqno=found.seqno,
-                rev_seqno=found.rev_seqno,
-                cas=found.cas,
-                flags=found.flags,
-                expiry=found.expiry,
-                key=found.key,
-                value=found.value,
-            )
+    def connect(self, source: Machine, wanted: Sequence[int] | None = None) -> None:
+        """Open a connection and ask for everything, or what is wanted."""
+        if self.link is not None:
+            self.link.cut()
+        self.link = Link(source, self, self.name)
+        self.link.send(dcp.Open(name=self.name.encode(), flags=dcp.OpenFlag.PRODUCER).encode())
+        self.replica = Replica(
+            self.machine.sink, self.name, self.machine.clock(), self.options, on_output=self._pass_on
         )
+        self._intake = Intake(self.replica)
+        self.ask_all(wanted)
 
-    def advanced(self, seqno: int) -> None:
-        self.vbucket.advance(seqno)
+    def ask_all(self, wanted: Sequence[int] | None = None) -> None:
+        """Ask for every stream that is not there."""
+        for number in self.idle:
+            if self.replica is not None and (wanted is None or number in wanted):
+                self._opaque += 1
+                self.replica.receive(upr.AddStream(vbucket=number, opaque=self._opaque), self.machine.clock())
+        self._pass_on()
 
-    def ended_ok(self, end: int) -> None:
-        """Only `upr` needs it."""
+    @property
+    def idle(self) -> list[int]:
+        """The vbuckets that could be fed and are not."""
+        if self.replica is None or not self.machine.up:
+            return []
+        streams = self.replica.consumer.streams
+        return [
+            number
+            for number in range(self.machine.vbuckets)
+            if not self.machine.owns(number) and ((stream := streams.get(number)) is None or stream.life.ended)
+        ]
 
-    def clear(self) -> None:
-        self.vbucket.clear()
+    def receive(self, link: Link, data: bytes) -> None:
+        """Bytes of the source have come, in whatever pieces."""
+        self._intake.feed(data, self.machine.clock())
+        self._pass_on()
 
-    def roll_back(self, seqno: int) -> bool:
-        self.vbucket.roll_back(seqno)
-        return True
+    def _pass_on(self) -> None:
+        """What the consumer says to its producer; its answers to *add stream* are for us."""
+        if self.replica is None or self.link is None:
+            return
+        framer = Framer(MEMCACHED)
+        framer.feed(self.replica.data_to_send())
+        while packet := framer.next_packet():
+            message = dcp.dcp.decode(packet)
+            if not isinstance(message, Response) or message.code != upr.AddStream.declaration.opcode:
+                self.link.send(packet)
+            elif isinstance(message, upr.AddStreamResponse):
+                self.note(f"{self}: a stream was accepted")
+            else:
+                self.note(f"{self}: a stream was refused, {message.status.label}")
+        if self.replica.closing:
+            self.note(f"{self}: closed, {self.replica.closing}")
+            self.link.cut()
+
+    def lost(self, link: Link) -> None:
+        """The connection is gone."""
+        if link is self.link:
+            self.link = None
+            if self.replica is not None:
+                self.replica.lose()
+                self.replica = None
+
+    def attend(self) -> None:
+        """Nobody has to look after a machine's own copies."""

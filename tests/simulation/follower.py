@@ -113,6 +113,17 @@ class Follower:
 
     # Asking.
 
+    @property
+    def idle(self) -> list[int]:
+        """The vbuckets that could be followed and are not."""
+        return [number for number, track in self.tracks.items() if track.phase == "idle" and track.holder.ready]
+
+    def attend(self) -> None:
+        """Somebody looks after what stopped at a rollback."""
+        for track in self.tracks.values():
+            if track.holder.failed:
+                track.holder.reset_by_operator()
+
     def ask_all(self, wanted: Sequence[int] | None = None) -> None:
         """Ask for every stream that is not there."""
         for number, track in self.tracks.items():

@@ -15,6 +15,7 @@ from upriver.model import VbucketState
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.session import Session
+from upriver.node.sink import EngineSink
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamConnection, StreamService
 
@@ -124,6 +125,7 @@ class Machine:
             commands=COMMANDS,
         )
         self.state.streams = StreamService(self.state)
+        self.sink = EngineSink(self.state)
         self.up = True
 
     def vbucket(self, number: int) -> Vbucket:
@@ -132,6 +134,10 @@ class Machine:
     def role(self, number: int) -> VbucketState | None:
         """What this copy is now; None while the machine is down."""
         return self.bucket.vbucket(number).state if self.up else None
+
+    def owns(self, number: int) -> bool:
+        """It believes to be active for this vbucket."""
+        return self.role(number) is VbucketState.ACTIVE
 
     def crash(self) -> None:
         """Everything that was not committed is gone."""

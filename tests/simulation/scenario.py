@@ -45,10 +45,12 @@ class Outcome:
 
     def __str__(self) -> str:
         consumers = ", ".join(f"{policy} {habits}" for policy, habits in self.plan.consumers)
-        lines = [f"seed {self.seed}: {self.problem or 'all hold the same'}"]
-        lines.append(
-            f"  {self.plan.machines} machines, {self.plan.vbuckets} vbuckets, consumers: {consumers or 'none'}"
-        )
+        plan = self.plan
+        lines = [
+            f"seed {self.seed}: {self.problem or 'all hold the same'}",
+            f"  {plan.machines} machines, {plan.vbuckets} vbuckets, replicas on {plan.replica_dialect}, "
+            f"consumers: {consumers or 'none'}",
+        ]
         return "\n".join([*lines, *(f"  {line}" for line in self.history)])
 
 
@@ -58,6 +60,8 @@ def plan_of(rng: random.Random) -> Plan:
         machines=rng.choice((2, 3, 3)),
         vbuckets=rng.choice((1, 1, 1, 2)),
         keys=rng.choice((2, 2, 3, 4)),
+        replica_dialect=rng.choice(("dcp", "dcp", "upr")),
+        replica_window_bytes=rng.choice((0, 1, 200)),
         consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
     )
 
@@ -147,7 +151,7 @@ class Author:
         if follower.link is None or rng.random() < 0.1:
             yield ("connect", f, world.owner[v] if rng.random() < 0.85 else rng.randrange(len(world.machines)))
             yield ("move", f, ALL, ALL, ALL)
-        elif any(track.phase == "idle" for track in follower.tracks.values()):
+        elif follower.idle:
             yield ("ask", f)
         if rng.random() < 0.2:
             yield ("operator", f)

@@ -129,6 +129,8 @@ class Consumer:
         #: Changes that came on streams which were replaced or closed since.
         self._changes_of_ended = 0
         self._out: deque[bytes] = deque()
+        #: Vbuckets whose stream we left, while it still stands at the producer as far as we know.
+        self._left: set[int] = set()
         self._opaque = 0
         self._settings_sent = False
         self._asking: dict[int, tuple[Negotiation, ReceivingStream, Answered]] = {}
@@ -153,6 +155,9 @@ class Consumer:
         stream = ReceivingStream(copy, opaque, flags=flags, starts_inclusive=self.options.starts_inclusive)
         self.streams[vbucket] = stream
         self._send_settings()
+        if vbucket in self._left:  # as long as the old one stands over there no other is accepted
+            self._left.discard(vbucket)
+            self._send(upr.CloseStream(vbucket=vbucket, opaque=self._next_opaque()))
         negotiation = Negotiation(copy, opaque, flags=flags, end_seqno=end_seqno, dialects=self.options.dialects)
         self._asking[opaque] = negotiation, stream, done
         self._send(negotiation.first())
@@ -256,6 +261,7 @@ class Consumer:
             case dcp.StreamEnd() | upr.StreamEnd():
                 reason = message.reason if stream.modern else upr.EndReason(int(message.reason))
                 self._close(stream, lambda: stream.end(reason))
+                self._left.discard(stream.vbucket)
             case dcp.SnapshotMarker() | upr.SnapshotMarker():
                 raise InvalidArguments("a marker of another dialect than the stream's", vbucket=stream.vbucket)
             case _:
@@ -389,6 +395,7 @@ class Consumer:
             self._tell_end(stream)
 
     def _tell_end(self, stream: ReceivingStream) -> None:
+        self._left.add(stream.vbucket)
         if self.on_end is not None:
             self.on_end(stream)
 
