@@ -1,19 +1,22 @@
 """How near a stream comes to sending the same bytes from a buffer.
 
-    python -m bench.streams [--megabytes N] [--rounds N]
+    python -m bench.streams [--megabytes N] [--rounds N] [--only memory|disk|latency]
 
 A reader in another process takes everything and throws it away, once from a thread that sends pre-encoded frames with a
 blocking ``sendall``, once from a node. Rounds alternate, the best of each counts, and the ratio is what matters: both
 share the machine with the reader. The last lines compare the way from a write to its delivery on another connection
-with a raw echo over TCP.
+with a raw echo over TCP, all of them between processes.
 """
 
 import argparse
+import asyncio
 import contextlib
 import socket
 import statistics
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -32,13 +35,15 @@ LATENCY_ROUNDS = 3000
 # The reader, in a process of its own
 
 
-def read_and_discard(host: str, port: int, total: int, vbuckets: int) -> None:
+def read_and_discard(port: int, total: int, vbuckets: int, first: int) -> None:
     """Ask for the streams, if there are any, and print how long all bytes took."""
-    with socket.create_connection((host, port)) as peer:
+    with socket.create_connection(("127.0.0.1", port)) as peer:
         if vbuckets:
             peer.sendall(dcp.Open(name=b"bench", flags=dcp.OpenFlag.PRODUCER).encode())
             peer.recv(24, socket.MSG_WAITALL)
-        requests = b"".join(dcp.StreamRequest(vbucket=vbucket, opaque=1).encode() for vbucket in range(vbuckets))
+        requests = b"".join(
+            dcp.StreamRequest(vbucket=vbucket, opaque=1).encode() for vbucket in range(first, first + vbuckets)
+        )
         buffer = bytearray(RECEIVE_BYTES)
         started = time.perf_counter()
         peer.sendall(requests or b"\0")
@@ -50,8 +55,8 @@ def read_and_discard(host: str, port: int, total: int, vbuckets: int) -> None:
         print(time.perf_counter() - started, flush=True)
 
 
-def timed(port: int, total: int, vbuckets: int) -> float:
-    command = [sys.executable, "-m", "bench.streams", "--read", f"127.0.0.1:{port}:{total}:{vbuckets}"]
+def timed(port: int, total: int, vbuckets: int, first: int = 0) -> float:
+    command = [sys.executable, "-m", "bench.streams", "--read", f"{port}:{total}:{vbuckets}:{first}"]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -118,7 +123,7 @@ def compare(value_size: int, vbuckets: int, megabytes: int, rounds: int) -> None
     )
 
 
-# The way of one change
+# The way of one change: the node, the echoes and this program each in a process of their own
 
 
 def next_packet(peer: socket.socket, framer: Framer) -> bytes:
@@ -127,20 +132,36 @@ def next_packet(peer: socket.socket, framer: Framer) -> bytes:
     return packet
 
 
-def deliveries(node: EmbeddedNode) -> Iterator[float]:
+def connected(port: int) -> socket.socket:
+    peer = socket.create_connection(("127.0.0.1", port))
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+@contextlib.contextmanager
+def other_process(*arguments: str) -> Iterator[int]:
+    """A process that serves; its port, which is the last number of the first line that it prints."""
+    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline().rstrip().rpartition(":")[2])
+        finally:
+            process.terminate()
+
+
+def deliveries(port: int) -> Iterator[float]:
     """Seconds from sending a set on one connection to having the mutation on another."""
-    with (
-        socket.create_connection((node.host, node.port)) as writer,
-        socket.create_connection((node.host, node.port)) as reader,
-    ):
-        for peer in (writer, reader):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connected(port) as writer, connected(port) as reader:
         framer, answers = Framer(MEMCACHED), Framer(MEMCACHED)
-        uuid, high = node.call(_position, node)
+        writer.sendall(memcached.GetAllVbucketSeqnos().encode())
+        ((_, high),) = struct.iter_unpack(">HQ", next_packet(writer, answers)[24:34])
+        reader.sendall(dcp.Open(name=b"latency", flags=dcp.OpenFlag.PRODUCER).encode())
+        reader.sendall(dcp.FailoverLogRequest().encode())
+        next_packet(reader, framer)
+        (uuid,) = struct.unpack_from(">Q", next_packet(reader, framer), 24)
         request = dcp.StreamRequest(start_seqno=high, vbucket_uuid=uuid, snapshot_start=high, snapshot_end=high)
-        reader.sendall(dcp.Open(name=b"latency", flags=dcp.OpenFlag.PRODUCER).encode() + request.encode())
-        for _ in range(2):
-            next_packet(reader, framer)
+        reader.sendall(request.encode())
+        next_packet(reader, framer)
         change = memcached.Set(key=b"key", value=b"v" * 64).encode()
         for _ in range(LATENCY_ROUNDS):
             started = time.perf_counter()
@@ -151,52 +172,78 @@ def deliveries(node: EmbeddedNode) -> Iterator[float]:
             next_packet(writer, answers)
 
 
-def _position(node: EmbeddedNode) -> tuple[int, int]:
-    vbucket = node.bucket.vbucket(0)
-    return vbucket.failover_log.newest.vbucket_uuid, vbucket.high_seqno
-
-
-def echoes() -> Iterator[float]:
-    """Seconds of a round trip to a thread that sends back what it gets."""
+def echo_server(kind: str) -> None:
+    """Send back what comes: from a blocking loop, or from asyncio, which is what a node can hope for at best."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def echo() -> None:
-            peer, _ = listener.accept()
-            with peer:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while data := peer.recv(4096):
-                    peer.sendall(data)
-
-        threading.Thread(target=echo, daemon=True).start()
-        with socket.create_connection(listener.getsockname()) as peer:
+        print(f"echo on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        if kind == "asyncio":
+            asyncio.run(_echo_asyncio(listener))
+            return
+        peer, _ = listener.accept()
+        with peer:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for _ in range(LATENCY_ROUNDS):
-                started = time.perf_counter()
-                peer.sendall(b"x" * 100)
-                peer.recv(4096)
-                yield time.perf_counter() - started
+            while data := peer.recv(4096):
+                peer.sendall(data)
+
+
+class _Echo(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)  # type: ignore[attr-defined]
+
+
+async def _echo_asyncio(listener: socket.socket) -> None:
+    server = await asyncio.get_running_loop().create_server(_Echo, sock=listener)
+    await server.serve_forever()
+
+
+def echoes(port: int) -> Iterator[float]:
+    """Seconds of round trips."""
+    with connected(port) as peer:
+        for _ in range(LATENCY_ROUNDS):
+            started = time.perf_counter()
+            peer.sendall(b"x" * 100)
+            peer.recv(4096)
+            yield time.perf_counter() - started
 
 
 def latency(megabytes: int) -> None:
-    raw = sorted(echoes())
-    with start(vbuckets=2) as node:
-        print_latency("a set to its mutation elsewhere", sorted(deliveries(node)), raw)
+    with contextlib.ExitStack() as stack:
+        me = "-m", "bench.streams"
+        raw_port = stack.enter_context(other_process(*me, "--echo", "raw"))
+        asyncio_port = stack.enter_context(other_process(*me, "--echo", "asyncio"))
+        serve = "-m", "upriver", "serve", "--port", "0", "--vbuckets", "2", "--log-level", "error"
+        node_port = stack.enter_context(other_process(*serve))
+        raw = sorted(echoes(raw_port))
+        print_latency("an echo by asyncio", sorted(echoes(asyncio_port)), raw)
+        print_latency("a set to its mutation elsewhere", sorted(deliveries(node_port)), raw)
         size = len(dcp.Mutation(by_seqno=1, key=KEY % 1, value=b"v" * 1024).encode())
         changes = megabytes * 10**6 // size
-        fill(node, 2, changes, b"v" * 1024)
+        write(node_port, 1, changes, b"v" * 1024)
         done = threading.Event()
 
         def read_again_and_again() -> None:
             while not done.is_set():
-                timed(node.port, 2 * (changes * size + 40 + 44), 2)
+                timed(node_port, changes * size + 40 + 44, 1, first=1)
 
         reader = threading.Thread(target=read_again_and_again)
         reader.start()
         try:
-            print_latency("the same beside a backfill", sorted(deliveries(node)), raw)
+            print_latency("the same beside a backfill", sorted(deliveries(node_port)), raw)
         finally:
             done.set()
             reader.join()
+
+
+def write(port: int, vbucket: int, changes: int, value: bytes) -> None:
+    """Fill a vbucket over the wire."""
+    with connected(port) as peer:
+        for number in range(changes):
+            peer.sendall(memcached.SetQ(vbucket=vbucket, key=KEY % number, value=value).encode())
+        peer.sendall(memcached.Noop().encode())
+        next_packet(peer, Framer(MEMCACHED))
 
 
 def print_latency(what: str, ours: list[float], raw: list[float]) -> None:
@@ -207,22 +254,43 @@ def print_latency(what: str, ours: list[float], raw: list[float]) -> None:
     print(f"{what}: {'; '.join(parts)}; mean {statistics.mean(ours) * 1e6:.0f} µs", flush=True)
 
 
+def from_disk(megabytes: int, rounds: int) -> None:
+    """A history whose values were evicted, read from disk and sent; the file is in the page cache."""
+    value = b"v" * 64
+    size = len(dcp.Mutation(by_seqno=1, key=KEY % 1, value=value).encode())
+    changes = megabytes * 10**6 // size
+    with tempfile.TemporaryDirectory() as path:
+        with start(vbuckets=1, data=path) as node:
+            fill(node, 1, changes, value)
+        with start(vbuckets=1, data=path, memory_quota="1MiB") as node:  # so that no value stays in memory
+            best = min(timed(node.port, changes * size + 40 + 44, 1) for _ in range(rounds))
+    print(f"    1 stream  of     64 B from disk: {changes / best / 1e6:6.2f} M changes/s", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.streams", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100, help="how much each stream sends")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--read", help=argparse.SUPPRESS)
+    parser.add_argument("--echo", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("memory", "disk", "latency"), help="measure only this")
     options = parser.parse_args()
-    if options.read:
-        host, port, total, vbuckets = options.read.split(":")
-        with contextlib.suppress(BrokenPipeError):
-            read_and_discard(host, int(port), int(total), int(vbuckets))
+    if options.echo:
+        echo_server(options.echo)
         return
-    for value_size in VALUE_SIZES:
-        compare(value_size, 1, options.megabytes, options.rounds)
-    # Asking for a thousand streams takes some 50 ms, which should not be what is measured.
-    compare(64, 1024, 2 * options.megabytes, options.rounds)
-    latency(options.megabytes)
+    if options.read:
+        with contextlib.suppress(BrokenPipeError):
+            read_and_discard(*map(int, options.read.split(":")))
+        return
+    if options.only in (None, "memory"):
+        for value_size in VALUE_SIZES:
+            compare(value_size, 1, options.megabytes, options.rounds)
+        # Asking for a thousand streams takes some 50 ms, which should not be what is measured.
+        compare(64, 1024, 2 * options.megabytes, options.rounds)
+    if options.only in (None, "disk"):
+        from_disk(options.megabytes, options.rounds)
+    if options.only in (None, "latency"):
+        latency(options.megabytes)
 
 
 if __name__ == "__main__":

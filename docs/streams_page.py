@@ -66,10 +66,17 @@ state, a flush (after a [flush](protocol/upr.md#flush-0x5a) message) and a rollb
 that it cannot follow any more."""
 
 _PACE = """\
-Streams take turns, so a large backfill does not hold up a live change elsewhere. Nothing is read from the history
-before it can be sent: with `connection_buffer_size` not before the consumer has acknowledged enough bytes, and never
-before the socket has taken what was sent before. The last packet may exceed the window. So a consumer that does not
-read costs no more than one piece of 256 KiB, however much is written meanwhile."""
+Streams take turns, so a large backfill does not hold up a live change elsewhere: who wakes up goes before those that
+are busy, and a change that a write has just made is sent in the same turn of the event loop, right after the write
+was answered. Nothing is read from the history before it can be sent: with `connection_buffer_size` not before the
+consumer has acknowledged enough bytes, and never before the socket has taken what was sent before. The last packet
+may exceed the window. So a consumer that does not read costs no more than one piece of 256 KiB, however much is
+written meanwhile.
+
+Connections take turns too, a piece each. With `set_priority` *low* a piece is a quarter as large, with *high* twice
+as large, and so is the share beside others. With `backfill_order` *sequential* a connection finishes the backfill of
+one stream before it begins the next, in the order of the requests; live changes of streams that have caught up still
+go first."""
 
 _TAKEOVER = """\
 With the flag *takeover* a stream hands its vbucket over. It sends everything, tells the consumer to be *pending* and

@@ -1,9 +1,12 @@
 """The groups `dcp` and `upr`."""
 
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
 from tests.node.laboratory import Laboratory, Peer
 from tests.protocol.stage import ask, ask_upr, control, stage
 from upriver.node.stream_statistics import stream_statistics
-from upriver.wire import dcp, memcached, upr
+from upriver.wire import Response, dcp, memcached, upr
 
 
 def group(laboratory: Laboratory, name: bytes) -> dict[str, str]:
@@ -79,3 +82,52 @@ def test_what_ended_streams_sent_still_counts() -> None:
     ask(peer, end=2)
     numbers = group(laboratory, b"dcp")
     assert (numbers["eq_dcpq:x:items_sent"], numbers["eq_dcpq:x:num_streams"]) == ("4", "0")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    writes=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"])), max_size=30),
+    asked=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4),
+    closed=st.sets(st.integers(0, 3)),
+    window=st.sampled_from([0, 200, 100_000]),
+)
+def test_they_add_up(
+    writes: list[tuple[int, bytes]], asked: list[tuple[int, bool]], closed: set[int], window: int
+) -> None:
+    laboratory = Laboratory(vbuckets=4)
+    laboratory.bucket.create_vbuckets()
+    peer = opened(laboratory, b"x")
+    bystander = opened(laboratory, b"bystander")
+    received = []
+    if window:
+        received += peer.send(dcp.Control(key=b"connection_buffer_size", value=b"%d" % window))
+    for vbucket, key in writes[::2]:
+        laboratory.write(vbucket, key)
+    for vbucket, old in asked:
+        message = upr.StreamRequest if old else dcp.StreamRequest
+        received += peer.send(message(vbucket=vbucket, opaque=vbucket))
+    for vbucket, key in writes[1::2]:
+        laboratory.write(vbucket, key)
+    laboratory.settle()
+    for vbucket in closed:
+        received += peer.send(upr.CloseStream(vbucket=vbucket))
+    acked = sum(len(message.encode()) for message in received) // 2
+    received += peer.send(dcp.BufferAck(bytes_processed=acked))
+    old_group, new_group = group(laboratory, b"upr"), group(laboratory, b"dcp")
+    assert int(old_group["ep_upr_count"]) + int(new_group["ep_dcp_count"]) == 2
+    name, numbers = ("upr", old_group) if asked[0][1] else ("dcp", new_group)
+    mine = {key.removeprefix(f"eq_{name}q:x:"): value for key, value in numbers.items() if "q:x:" in key}
+    changes = [message for message in received if hasattr(message, "by_seqno")]
+    streams = [key.split("_")[1] for key in mine if key.endswith("_opaque")]
+    still_there = {int(number) for number in streams}
+    assert int(mine["total_bytes_sent"]) == sum(len(message.encode()) for message in received)
+    assert int(mine["items_sent"]) == len(changes)
+    assert int(mine["num_streams"]) == len(streams)
+    assert sum(int(mine[f"stream_{number}_items_sent"]) for number in streams) == sum(
+        message.vbucket in still_there and message.vbucket not in closed  # type: ignore[attr-defined]
+        for message in changes
+    )
+    if window:
+        of_streams = sum(len(message.encode()) for message in received if not isinstance(message, Response))
+        assert int(mine["unacked_bytes"]) + int(mine["total_acked_bytes"]) == of_streams
+    assert bystander.session.stream is not None

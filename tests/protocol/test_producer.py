@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.laboratory import Laboratory
+from tests.node.laboratory import Laboratory, Peer
 from tests.protocol.stage import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
 from upriver.errors import InvalidArguments
 from upriver.model import FailoverLog, VbucketState
@@ -360,7 +360,7 @@ def test_each_of_many_streams_gets_its_share() -> None:
     laboratory = Laboratory(vbuckets=64)
     laboratory.bucket.create_vbuckets()
     for vbucket in range(64):
-        laboratory.write(vbucket, *(b"%d" % number for number in range(100)), value=b"v" * 2000)
+        laboratory.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 2000)
     peer = laboratory.connect().open()
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(64)))
     (connection,) = laboratory.service
@@ -376,7 +376,7 @@ def test_a_stream_that_wakes_up_does_not_wait_for_all_that_are_busy() -> None:
     laboratory = Laboratory(vbuckets=64)
     laboratory.bucket.create_vbuckets()
     for vbucket in range(1, 64):
-        laboratory.write(vbucket, *(b"%d" % number for number in range(100)), value=b"v" * 2000)
+        laboratory.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 2000)
     peer = laboratory.connect().open()
     ask(peer, vbucket=0, opaque=0)
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(1, 64)))
@@ -386,3 +386,58 @@ def test_a_stream_that_wakes_up_does_not_wait_for_all_that_are_busy() -> None:
         connection.produce()
     laboratory.write(0, b"live")
     assert b"live" in connection.produce(), "in the very next piece"
+
+
+def order_of_first_and_last(laboratory: Laboratory, peer: Peer) -> list[int]:
+    """The vbuckets of the changes that came, each run of them once."""
+    laboratory.settle()
+    runs: list[int] = []
+    for message in peer.take():
+        if isinstance(message, dcp.Mutation) and (not runs or runs[-1] != message.vbucket):
+            runs.append(message.vbucket)
+    return runs
+
+
+@pytest.mark.parametrize("order", ["round-robin", "sequential"])
+def test_backfills_take_turns_or_follow_each_other(order: str) -> None:
+    laboratory = Laboratory(vbuckets=4)
+    laboratory.bucket.create_vbuckets()
+    for vbucket in range(4):
+        laboratory.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 2000)
+    peer = laboratory.connect().open()
+    assert control(peer, b"backfill_order", order.encode()) is Status.SUCCESS
+    peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in (2, 0, 3, 1)))
+    runs = order_of_first_and_last(laboratory, peer)
+    if order == "sequential":
+        assert runs == [2, 0, 3, 1]
+    else:
+        assert len(runs) > 8, "none is finished before all have begun"
+        assert set(runs[:5]) == {0, 1, 2, 3}
+
+
+def test_a_live_change_does_not_wait_for_backfills_in_line() -> None:
+    laboratory = Laboratory(vbuckets=4)
+    laboratory.bucket.create_vbuckets()
+    for vbucket in range(1, 4):
+        laboratory.write(vbucket, *(b"%d" % number for number in range(600)), value=b"v" * 2000)
+    laboratory.write(0, b"first")
+    peer = laboratory.connect().open()
+    control(peer, b"backfill_order", b"sequential")
+    ask(peer, vbucket=0)
+    peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in (1, 2, 3)))
+    (connection,) = laboratory.service
+    connection.produce()
+    laboratory.write(0, b"live")
+    assert b"live" in connection.produce()
+
+
+def test_a_higher_priority_has_a_larger_share() -> None:
+    pieces = {}
+    for priority in (b"low", b"medium", b"high"):
+        laboratory, peer = stage(*(b"%d" % number for number in range(2000)))
+        assert control(peer, b"set_priority", priority) is Status.SUCCESS
+        laboratory.write(0, *(b"%d" % number for number in range(2000)), value=b"v" * 2000)
+        peer.put(dcp.StreamRequest())
+        (connection,) = laboratory.service
+        pieces[priority] = len(connection.produce())
+    assert pieces[b"low"] * 3 < pieces[b"medium"] < pieces[b"high"] / 1.5

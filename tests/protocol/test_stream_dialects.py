@@ -8,12 +8,13 @@ from upriver.protocol.stream_dialects import (
     DCP,
     FAILED,
     STREAM_DIALECTS,
+    UPR,
     StreamDialect,
     opaque_of,
     put_opaque,
     wire_log,
 )
-from upriver.wire import AnyResponse, Message, dcp, upr_draft1, upr_draft2
+from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft1, upr_draft2
 
 LOG = FailoverLog((FailoverEntry(7, 3), FailoverEntry(5, 0)))
 ALL = list(STREAM_DIALECTS.values())
@@ -27,12 +28,10 @@ def named(dialect: StreamDialect) -> str:
 def everything(dialect: StreamDialect) -> list[Message]:
     request = dialect.request(vbucket=3)  # type: ignore[call-arg]
     said = [
-        dialect.accepted(wire_log(LOG)),
         dialect.failover_log(wire_log(LOG)),
         dialect.rollback(9),
         dialect.refused(request, NotMyVbucket()),
         dialect.refused(request, KeyExists("there is one")),
-        dialect.marker(Snapshot(1, 4), lambda: 5),
         *(dialect.end(reason) for reason in dialect.end_reasons.values()),
     ]
     said += [make() for make in (dialect.start, dialect.snapshot_end, dialect.flush) if make is not None]
@@ -54,11 +53,14 @@ def test_its_own_dialect_reads_what_it_says(dialect: StreamDialect) -> None:
 
 @pytest.mark.parametrize("dialect", ALL, ids=named)
 def test_messages_of_a_stream_name_it(dialect: StreamDialect) -> None:
-    packet = dialect.addressed(dialect.marker(Snapshot(1, 4), lambda: 1), 0x0102, 0x0A0B0C0D)
-    read = dialect.wire.decode(packet)
-    assert opaque_of(read) == 0x0A0B0C0D
-    if not dialect.by_request_id:
-        assert read.vbucket == 0x0102  # type: ignore[attr-defined]
+    end = dialect.addressed(dialect.end(0), 0x0102, 0x0A0B0C0D)
+    marker = dialect.marker(0x0102, 0x0A0B0C0D)(Snapshot(1, 4), lambda: 5)
+    for packet in (end, marker):
+        read = dialect.wire.decode(packet)
+        assert read.encode() == packet
+        assert opaque_of(read) == 0x0A0B0C0D
+        if not dialect.by_request_id:
+            assert read.vbucket == 0x0102  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dialect", ALL, ids=named)
@@ -76,16 +78,18 @@ def test_what_the_texts_have_no_message_for() -> None:
     assert {dialect.name for dialect in ALL if dialect.snapshot_end is not None} == {d.name for d in DRAFTS}
 
 
-def test_a_marker_of_dcp_has_bounds_and_flags() -> None:
-    marker = DCP.marker(Snapshot(1, 4), lambda: 5)
-    assert isinstance(marker, dcp.SnapshotMarker)
-    assert (marker.start_seqno, marker.end_seqno, int(marker.flags)) == (1, 4, 5)
+def test_what_is_packed_by_hand_is_what_is_declared() -> None:
+    marker = dcp.SnapshotMarker(vbucket=3, opaque=9, start_seqno=1, end_seqno=2**60, flags=dcp.MarkerFlag(5))
+    assert DCP.marker(3, 9)(Snapshot(1, 2**60), lambda: 5) == marker.encode()
+    for dialect in (UPR, DCP):
+        answer = upr.StreamRequestResponse(opaque=9, log=wire_log(LOG))
+        assert dialect.accepted(LOG, 9) == answer.encode()
 
 
 @pytest.mark.parametrize("dialect", DRAFTS, ids=named)
 def test_an_accepted_request_of_a_draft_is_answered_without_a_log(dialect: StreamDialect) -> None:
-    answer = dialect.accepted(wire_log(LOG))
-    assert isinstance(answer, AnyResponse) or answer == upr_draft1.Ok()
+    answer = dialect.wire.decode(dialect.accepted(LOG, 9))
+    assert answer == AnyResponse(opcode=0x50, opaque=9) or answer == upr_draft1.Ok(request_id=9)
 
 
 @pytest.mark.parametrize("dialect", DRAFTS[:2], ids=named)

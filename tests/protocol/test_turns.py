@@ -47,3 +47,25 @@ def test_after_the_end_nobody_has_a_turn() -> None:
     turns.clear()
     assert not turns
     assert turns.next() is None
+
+
+def test_in_line_one_is_served_to_its_end_before_the_next() -> None:
+    turns: Turns[Stream] = Turns()
+    streams = [Stream("a"), Stream("b"), Stream("c")]
+    for stream in streams:
+        turns.wake(stream, last=True)
+    served = []
+    left = {"a": 3, "b": 2, "c": 1}
+    while (stream := turns.next()) is not None:  # type: ignore[assignment]
+        served.append(stream.name)
+        left[stream.name] -= 1
+        if left[stream.name]:
+            turns.again(stream, first=True)
+    assert "".join(served) == "aaabbc"
+
+
+def test_who_wakes_up_goes_before_those_in_line() -> None:
+    turns: Turns[Stream] = Turns()
+    turns.wake(Stream("backfill"), last=True)
+    turns.wake(Stream("live"))
+    assert [getattr(turns.next(), "name", None) for _ in range(3)] == ["live", "backfill", None]

@@ -94,7 +94,11 @@ class Checkpoints:
 
     def begins_at(self, vbucket: Vbucket, seqno: int) -> bool:
         """Does a checkpoint begin after this seqno? The first one begins with the history."""
-        return seqno == 0 or seqno in self._current(vbucket).ends
+        if seqno == 0:
+            return True
+        ends = self._current(vbucket).ends
+        at = bisect_right(ends, seqno)
+        return at > 0 and ends[at - 1] == seqno
 
     def _current(self, vbucket: Vbucket) -> _Ids:
         ids = self._by_vbucket.get(vbucket)

@@ -112,13 +112,20 @@ class Connection(asyncio.BufferedProtocol):
         node.counters.bytes_read += nbytes
         if node.limits.idle_s:
             self._last_active = asyncio.get_running_loop().time()
-        answers = session.answer_plain(self._buffer, nbytes)
-        if answers is None or self._transport is None:
-            session.put(answers or b"")  # TLS may bring requests before its handshake has ended here
-            self.flush()
-        elif answers:
-            node.counters.bytes_written += len(answers)
-            self._transport.write(answers)
+        woken = node.woken = []
+        try:
+            answers = session.answer_plain(self._buffer, nbytes)
+            node.woken = None
+            if answers is None or self._transport is None:
+                session.put(answers or b"")  # TLS may bring requests before its handshake has ended here
+                self.flush()
+            elif answers:
+                node.counters.bytes_written += len(answers)
+                self._transport.write(answers)
+        finally:
+            node.woken = None
+            for stream in woken:
+                stream.run()
 
     def eof_received(self) -> bool:
         """Whoever has said everything may still wait for answers; TLS knows no half-closed connections.

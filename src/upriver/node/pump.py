@@ -3,7 +3,9 @@
 Two things flow. Answers go out at once, before everything else. Changes are read from the history only when the
 transport's buffer is empty, one piece at a time, and the next piece waits for the event loop's next turn: so a consumer
 that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for the others. A stream
-that wakes up only takes note; it sends in the next turn, together with all that has come until then.
+that wakes up only takes note. If what some connection has received woke it, it sends as soon as that connection is
+answered, in the same turn: a live change is on its way before anything else is looked at. Otherwise it sends in the
+next turn, together with all that has come until then.
 """
 
 from typing import Final, Protocol
@@ -62,10 +64,13 @@ class Pump:
     # Going out
 
     def wake(self) -> None:
-        """There may be something to send: look in the next turn."""
+        """There may be something to send: look when this turn's requests are answered, or in the next turn."""
         if not self._woken and not self.lost:
             self._woken = True
-            self.node.scheduler.later(0.0, self.run)
+            if self.node.woken is not None:
+                self.node.woken.append(self)
+            else:
+                self.node.scheduler.later(0.0, self.run)
 
     def run(self) -> None:
         """Send what there is."""

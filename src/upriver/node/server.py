@@ -69,9 +69,9 @@ class LoopScheduler:
         self._soon: deque[Callable[[], object]] = deque()
         self._awake = False
 
-    def later(self, delay_s: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+    def later(self, delay_s: float, callback: Callable[[], object]) -> asyncio.Handle:
         """Call back after so many seconds."""
-        return self._loop.call_later(delay_s, callback)
+        return self._loop.call_later(delay_s, callback) if delay_s > 0 else self._loop.call_soon(callback)
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         """Run work that takes milliseconds in a thread, and hand its result over in the loop's."""

@@ -106,10 +106,12 @@ class EngineHistory:
 class EngineSource:
     """A node's bucket."""
 
-    __slots__ = ("_node",)
+    __slots__ = ("_last", "_node")
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
+        # A connection asks for many streams with the same options.
+        self._last = StreamOptions(), Options()
 
     def vbucket(self, number: int) -> Vbucket | None:
         """The vbucket in whatever state; None if there is none."""
@@ -125,7 +127,11 @@ class EngineSource:
 
     def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> EngineHistory:
         """Open a cursor."""
-        cursor = self._node.bucket.vbucket(vbucket).open_cursor(name, start, end, engine_options(options))
+        known, wanted = self._last
+        if options is not known:
+            wanted = engine_options(options)
+            self._last = options, wanted
+        cursor = self._node.bucket.vbucket(vbucket).open_cursor(name, start, end, wanted)
         return EngineHistory(cursor, self._node)
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:

@@ -17,6 +17,7 @@ from upriver.wire.framing import BODY_BYTES_MAX
 if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.connection import Connection
+    from upriver.node.pump import Pump
     from upriver.node.session import Command
     from upriver.node.streams import StreamService
     from upriver.node.tap import TapService
@@ -123,6 +124,8 @@ class NodeState:
     tap: "TapService | None" = None
     #: Every connection that is open, in its handshake or on its way out.
     connections: "set[Connection]" = field(default_factory=set)
+    #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
+    woken: "list[Pump] | None" = None
     #: No more connections are taken.
     stopping: bool = False
     #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.

@@ -13,7 +13,7 @@ from typing import Final
 from upriver.errors import NotSupported, StatusError, WireError
 from upriver.node import drafts
 from upriver.node.authentication import Role
-from upriver.node.pump import PIECE_BYTES, Pump
+from upriver.node.pump import Pump
 from upriver.node.session import Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
@@ -92,7 +92,9 @@ class StreamConnection(Pump):
 
     def produce(self) -> bytes:
         """The next piece of the streams; empty if there is nothing to send, or no window."""
-        return b"" if self.producer is None or self.session.closing else self.producer.produce(PIECE_BYTES)
+        return (
+            b"" if self.producer is None or self.session.closing else self.producer.produce(self.producer.piece_bytes)
+        )
 
     @property
     def has_output(self) -> bool:
@@ -148,7 +150,7 @@ class StreamService:
             return True
         wire = session.stream.wire if isinstance(session.stream, StreamConnection) else dcp.dcp
         try:
-            message = wire.decode(packet)
+            message = wire.class_of(packet).decode(packet)
         except WireError as error:
             self._refuse(session, packet, error)
             return True

@@ -1,8 +1,7 @@
 """The settings that a consumer may send to its producer: one table, each with its check.
 
 A setting counts for the streams that are asked for after it; those of the connection itself (window, noops) at once.
-What a filter means only the store knows, so the producer has it look at one before it is taken. Priority and order are
-hints, checked and not followed: all streams take turns, so none of them can be in another's way.
+What a filter means only the store knows, so the producer has it look at one before it is taken.
 """
 
 from collections.abc import Callable
@@ -52,6 +51,9 @@ class Control(NamedTuple):
     meaning: str
 
 
+_PRIORITY: Final = "its share beside other connections: a quarter with *low*, twice as much with *high*"
+_ORDER: Final = "whether backfills take turns or each is finished before the next begins; live changes wait for neither"
+
 #: Every setting by name.
 CONTROLS: Final[dict[str, Control]] = {
     "enable_noop": Control(_flag, False, "send noops, and give up on a consumer that stays silent"),
@@ -59,8 +61,8 @@ CONTROLS: Final[dict[str, Control]] = {
     "connection_buffer_size": Control(_size, 0, "how many bytes may be unacknowledged; 0 for any number"),
     "enable_expiry_opcode": Control(_flag, False, "tell expirations as such, not as deletions"),
     "send_stream_end_on_client_close_stream": Control(_flag, False, "end a stream that the consumer closes"),
-    "set_priority": Control(_one_of("low", "medium", "high"), "medium", "a hint: all streams take turns alike"),
-    "backfill_order": Control(_one_of("round-robin", "sequential"), "round-robin", "a hint, as well"),
+    "set_priority": Control(_one_of("low", "medium", "high"), "medium", _PRIORITY),
+    "backfill_order": Control(_one_of("round-robin", "sequential"), "round-robin", _ORDER),
     # Our own: nobody else understands them.
     "key_filter": Control(str, "", "a regular expression (RE2) that is searched in each key"),
     "value_filter": Control(str, "", 'a field of a JSON value: `{"field": "a.b", "equals": 1}`, or `"contains"`'),

@@ -2,9 +2,10 @@
 
 Theory of operation. Answers to requests stand in a queue of their own and go out first. Streams that have something to
 send take turns: each turn sends at most one piece of a snapshot, so a backfill of millions of changes does not hold up
-a live change on another stream. Nothing is read from the history before there is room for it, in the window that the
-consumer granted and in the buffer that the shell hands out, so a consumer that does not read costs nothing but its
-place in the history.
+a live change on another stream. The settings of the consumer may bend that: a higher priority sends larger pieces, and
+with a sequential order one backfill is finished before the next begins; live changes go before both. Nothing is read
+from the history before there is room for it, in the window that the consumer granted and in the buffer that the shell
+hands out, so a consumer that does not read costs nothing but its place in the history.
 
 What is said in which words a stream's dialect knows. After an open a connection speaks `upr` and `dcp`, each stream as
 its request does; a connection of a draft speaks nothing else.
@@ -37,9 +38,11 @@ from upriver.protocol.turns import Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 
 #: What a stream gets at least when its turn comes: less would cost more than it sends.
-TURN_BYTES_MIN: Final = 32 * 1024
+TURN_BYTES_MIN: Final = 128 * 1024
 #: What one call hands out unless told otherwise.
 PIECE_BYTES: Final = 256 * 1024
+#: How much of that each priority gets.
+SHARES: Final = {"low": 0.25, "medium": 1.0, "high": 2.0}
 #: The drafts' name for a stream may be as long as a key.
 GROUP_ID_BYTES_MAX: Final = 250
 
@@ -75,6 +78,8 @@ class Producer:
         self.controls = Controls()
         self.window = SendWindow()
         self.noops = NoopSender(now)
+        #: One backfill is finished before the next begins.
+        self.sequential = False
         self.streams: dict[int, ProducerStream] = {}
         #: The connection is to be closed; why, for the log.
         self.closing = ""
@@ -85,6 +90,8 @@ class Producer:
         #: Whatever of these is not expected ends the connection.
         self._of_streams = frozenset(message for dialect in speaks for message in dialect.wire.stream_messages())
         self._last_asked: int | None = None
+        #: What streams that are asked for now shall hold.
+        self._options_now: dict[tuple[str, bool], StreamOptions] = {}
         self.bytes_sent_total = 0
         #: Changes that were sent by streams which have ended since.
         self._changes_of_ended = 0
@@ -158,8 +165,11 @@ class Producer:
         if name in ("key_filter", "value_filter"):
             self.source.check(StreamOptions(**{name: value}))
         self.controls.set(name, value)
+        self._options_now.clear()
         if name == "connection_buffer_size":
             self.window.size_bytes = value
+        elif name == "backfill_order":
+            self.sequential = value == "sequential"
         elif name == "enable_noop":
             self.noops.enabled = value
             self.noops.restart(now)
@@ -195,13 +205,13 @@ class Producer:
         # A takeover ends when it is done, whatever end the request names: so do deployed servers.
         end = NO_END if takeover else _end_seqno(request, vbucket, flags)
         disk_only = bool(flags & _DISK_ONLY)
-        options = self._options(dialect, persisted_only=disk_only)
+        options = self._options_now.get((dialect.name, disk_only))
+        if options is None:  # the same for a thousand streams, unless a setting comes in between
+            options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
         history = self.open_history(vbucket, request.start_seqno, end, options)
         stream = ProducerStream(self, vbucket, dialect, request, history, options, end_seqno=end, disk_only=disk_only)
         self.streams[vbucket.number] = stream
-        answer = dialect.accepted(wire_log(vbucket.failover_log))
-        put_opaque(answer, stream.opaque)
-        self._send(answer)
+        self._answers.append(dialect.accepted(vbucket.failover_log, stream.opaque))
         self.ready(stream)
         return None
 
@@ -247,8 +257,17 @@ class Producer:
     def ready(self, stream: ProducerStream) -> None:
         """The stream may have something to send."""
         known = self.streams.get(stream.vbucket.number) is stream
-        if known and self._turns.wake(stream) and self.on_ready is not None:
+        if known and self._turns.wake(stream, last=self._in_line(stream)) and self.on_ready is not None:
             self.on_ready()
+
+    def _in_line(self, stream: ProducerStream) -> bool:
+        """One backfill after the other was asked for, and this stream has not finished its own."""
+        return self.sequential and stream.backfilling
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much it sends at once: connections take turns, so a larger piece is a larger share."""
+        return int(PIECE_BYTES * SHARES[self.controls["set_priority"]])
 
     def tick(self, now: float) -> None:
         """Time has passed: ask whether the consumer is there, or give up on it."""
@@ -277,12 +296,13 @@ class Producer:
         """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
         pieces = [self.answers()]
         size = len(pieces[0])
-        while not size or max_bytes - size >= TURN_BYTES_MIN:
+        least = min(TURN_BYTES_MIN, max_bytes)
+        while not size or max_bytes - size >= least:
             room = self.window.room_bytes
             stream = None if room == 0 else self._turns.next()
             if stream is None:
                 break
-            share = max(TURN_BYTES_MIN, (max_bytes - size) // (len(self._turns) + 1))
+            share = max(least, (max_bytes - size) // (len(self._turns) + 1))
             piece = stream.turn(share if room is None else min(share, room))
             self.window.sent(len(piece))
             self.bytes_sent_total += len(piece)
@@ -291,7 +311,7 @@ class Producer:
             if stream.finished:
                 self._forget(stream)
             elif stream.has_more:
-                self._turns.again(stream)
+                self._turns.again(stream, first=self._in_line(stream))
         return b"".join(pieces) if len(pieces) != 2 or pieces[0] else pieces[1]
 
     def _forget(self, stream: ProducerStream) -> None:

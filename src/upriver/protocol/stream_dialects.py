@@ -5,6 +5,7 @@ frame a snapshot with a start and an end where `upr` and `dcp` send one marker, 
 the memcached header carries a vbucket's change of state. What the texts leave open is filled as the errata say.
 """
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,13 +14,16 @@ from typing import Any, Final
 from upriver.errors import NotMyVbucket, StatusError
 from upriver.model import FailoverLog, Snapshot, VbucketState
 from upriver.wire import AnyResponse, Dialect, Message, dcp, memcached, upr, upr_draft1, upr_draft2, upr_draft3
-from upriver.wire.codes import Status
+from upriver.wire.codes import Magic, Status
+from upriver.wire.framing import MEMCACHED
 from upriver.wire.message import DraftMessage
 
 #: A stream that failed because its history could not be read.
 FAILED: Final = "failed"
 
 _WireLog = tuple[memcached.FailoverEntry, ...]
+#: The packet that announces a snapshot; the second argument tells the flags, if the message has room for them.
+MarkerWriter = Callable[[Snapshot, Callable[[], int]], bytes]
 
 _DCP_REASONS: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -46,15 +50,15 @@ class StreamDialect:
     #: What a consumer asks with.
     request: type[Message]
     failover_log_request: type[Message]
-    #: The answers: accepted, the log that was asked for, roll back to this seqno, and everything else.
-    accepted: Callable[[_WireLog], Message]
+    #: The answers: accepted (a whole packet), the log that was asked for, roll back to this seqno, and everything else.
+    accepted: Callable[[FailoverLog, int], bytes]
     failover_log: Callable[[_WireLog], Message]
     rollback: Callable[[int], Message]
     refused: Callable[[Message, StatusError], Message]
     #: The first message of a stream.
     start: Callable[[], Message] | None = None
-    #: A snapshot begins; its second argument tells the flags if the message has room for them.
-    marker: Callable[[Snapshot, Callable[[], int]], Message]
+    #: A snapshot begins: what writes that for the stream of a vbucket with an opaque.
+    marker: Callable[[int, int], MarkerWriter]
     snapshot_end: Callable[[], Message] | None = None
     #: The end of a snapshot did not pass a filter.
     advanced: Callable[[int], Message] | None = None
@@ -86,10 +90,14 @@ class StreamDialect:
 
     def addressed(self, message: Message, vbucket: int, opaque: int) -> bytes:
         """The message as one of this stream's."""
-        put_opaque(message, opaque)
-        if not isinstance(message, DraftMessage):
-            message.vbucket = vbucket  # type: ignore[attr-defined]
-        return message.encode()
+        return _addressed(message, vbucket, opaque)
+
+
+def _addressed(message: Message, vbucket: int, opaque: int) -> bytes:
+    put_opaque(message, opaque)
+    if not isinstance(message, DraftMessage):
+        message.vbucket = vbucket  # type: ignore[attr-defined]
+    return message.encode()
 
 
 def opaque_of(message: Message) -> int:
@@ -127,8 +135,34 @@ def _draft_refusal(_: Message, error: StatusError) -> Message:
     return upr_draft1.RequestError(status=Status(error.status), text=text_of(error))
 
 
-def _dcp_marker(snapshot: Snapshot, flags: Callable[[], int]) -> Message:
-    return dcp.SnapshotMarker(start_seqno=snapshot.start, end_seqno=snapshot.end, flags=dcp.MarkerFlag(flags()))
+# A connection may ask for a thousand streams at once, and live changes come one to a snapshot: what is sent for each of
+# them is packed here; a test holds it against the declared messages.
+
+_MARKER_BODY: Final = dcp.SnapshotMarker.layout.parts[20].struct
+_DRAFT3_REQUEST: Final = upr_draft3.StreamRequest.declaration.opcode
+_LOG_ENTRY: Final = struct.Struct(">QQ")
+
+
+def _dcp_marker(vbucket: int, opaque: int) -> MarkerWriter:
+    code, size = dcp.SnapshotMarker.declaration.opcode, _MARKER_BODY.size
+    head = MEMCACHED.header.pack(Magic.REQUEST, code, 0, size, 0, vbucket, size, opaque, 0)
+    return lambda snapshot, flags: head + _MARKER_BODY.pack(snapshot.start, snapshot.end, flags())
+
+
+def _always(make: Callable[[], Message]) -> Callable[[int, int], MarkerWriter]:
+    """A marker that says nothing but that a snapshot begins."""
+
+    def marker(vbucket: int, opaque: int) -> MarkerWriter:
+        packet = _addressed(make(), vbucket, opaque)
+        return lambda _, __: packet
+
+    return marker
+
+
+def _accepted_with_log(log: FailoverLog, opaque: int) -> bytes:
+    entries = [_LOG_ENTRY.pack(entry.vbucket_uuid, entry.seqno) for entry in log]
+    code, size = upr.StreamRequestResponse.declaration.opcode, _LOG_ENTRY.size * len(entries)
+    return b"".join((MEMCACHED.header.pack(Magic.RESPONSE, code, 0, 0, 0, 0, size, opaque, 0), *entries))
 
 
 def _upr_state(state: VbucketState) -> upr.VbucketState:
@@ -139,7 +173,7 @@ DCP: Final = StreamDialect(
     wire=dcp.dcp,
     request=dcp.StreamRequest,
     failover_log_request=upr.FailoverLogRequest,
-    accepted=lambda log: upr.StreamRequestResponse(log=log),
+    accepted=_accepted_with_log,
     failover_log=lambda log: upr.FailoverLogResponse(log=log),
     rollback=lambda seqno: dcp.RollbackRequired(seqno=seqno),
     refused=_memcached_refusal,
@@ -161,11 +195,11 @@ UPR: Final = StreamDialect(
     wire=upr.upr,
     request=upr.StreamRequest,
     failover_log_request=upr.FailoverLogRequest,
-    accepted=DCP.accepted,
+    accepted=_accepted_with_log,
     failover_log=DCP.failover_log,
     rollback=lambda seqno: upr.RollbackRequired(seqno=seqno),
     refused=_memcached_refusal,
-    marker=lambda _, __: upr.SnapshotMarker(),
+    marker=_always(upr.SnapshotMarker),
     flush=upr.Flush,
     end=lambda reason: upr.StreamEnd(reason=upr.EndReason(reason)),
     end_reasons=_UPR_REASONS,
@@ -178,12 +212,12 @@ DRAFT3: Final = StreamDialect(
     request=upr_draft3.StreamRequest,
     failover_log_request=upr_draft3.FailoverLogRequest,
     # As drawn: nothing but the status. Who wants the log asks for it.
-    accepted=lambda _: AnyResponse(opcode=upr_draft3.StreamRequest.declaration.opcode),
+    accepted=lambda _, opaque: AnyResponse(opcode=_DRAFT3_REQUEST, opaque=opaque).encode(),
     failover_log=lambda log: upr_draft3.FailoverLogResponse(log=log),
     rollback=lambda seqno: upr_draft3.RollbackRequired(seqno=seqno),
     refused=_memcached_refusal,
     start=upr_draft3.StreamStart,
-    marker=lambda _, __: upr_draft3.SnapshotStart(),
+    marker=_always(upr_draft3.SnapshotStart),
     snapshot_end=upr_draft3.SnapshotEnd,
     flush=upr_draft3.Flush,
     end=lambda reason: upr_draft3.StreamEnd(reason=upr.EndReason(reason)),
@@ -195,12 +229,12 @@ DRAFT1: Final = StreamDialect(
     wire=upr_draft1.upr_draft1,
     request=upr_draft1.StreamRequest,
     failover_log_request=upr_draft1.FailoverLogRequest,
-    accepted=lambda _: upr_draft1.Ok(),
+    accepted=lambda _, opaque: upr_draft1.Ok(request_id=opaque).encode(),
     failover_log=lambda log: upr_draft1.Ok(log=log),
     rollback=lambda seqno: upr_draft1.RollbackRequired(seqno=seqno),
     refused=_draft_refusal,
     start=upr_draft1.StreamStart,
-    marker=lambda _, __: upr_draft1.SnapshotStart(),
+    marker=_always(upr_draft1.SnapshotStart),
     snapshot_end=upr_draft1.SnapshotEnd,
     flush=None,
     end=lambda reason: upr_draft1.StreamEnd(reason=upr.EndReason(reason)),

@@ -88,6 +88,7 @@ class ProducerStream:
         self._state_asked: int | None = None
         self._handover = Handover(connection.source, vbucket.number, self._wake)
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
+        self._marker = dialect.marker(vbucket.number, self.opaque)
         self._encoder = None if self._sends_frames else self._new_encoder()
         if dialect.start is not None:
             self.life.move(StreamEvent.START)
@@ -99,6 +100,11 @@ class ProducerStream:
     def has_more(self) -> bool:
         """It did not run dry in its last turn."""
         return not self._waiting
+
+    @property
+    def backfilling(self) -> bool:
+        """Its first snapshot, which holds all that was there when it was asked for, is not sent to its end."""
+        return not self._snapshots or (self._snapshots == 1 and self.history.snapshot is not None)
 
     @property
     def finished(self) -> bool:
@@ -118,7 +124,20 @@ class ProducerStream:
                 break
             pieces.append(piece)
             size += len(piece)
+            if self._may_have_caught_up:
+                # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
+                self._wait()
+                break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @property
+    def _may_have_caught_up(self) -> bool:
+        """A snapshot is sent, and nothing has to be decided before the next."""
+        return (
+            self.history.snapshot is None
+            and not self._control
+            and not (self.takeover or self.options.exact_end or self.life.ended)
+        )
 
     def _piece(self, max_bytes: int) -> bytes | None:
         """What comes next, empty if a filter let nothing pass; None if there is nothing to send."""
@@ -187,7 +206,7 @@ class ProducerStream:
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)
         self._snapshots += 1
-        self._queue(self.dialect.marker(snapshot, self._marker_flags))
+        self._control.append(self._marker(snapshot, self._marker_flags))
         self._markers_unacked += self.takeover and self.dialect.marker_answer is not None
 
     def _marker_flags(self) -> int:

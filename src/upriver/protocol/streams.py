@@ -15,6 +15,8 @@ from upriver.errors import ProtocolViolation
 class StreamState(enum.Enum):
     """Where a stream stands."""
 
+    __hash__ = object.__hash__  # an enumeration's own is slow, and each change looks into the table
+
     REQUESTED = "requested"  #: asked for, not answered yet
     OPEN = "open"  #: accepted; between two snapshots
     SNAPSHOT = "in a snapshot"  #: a marker came; changes follow
@@ -26,6 +28,8 @@ class StreamState(enum.Enum):
 
 class StreamEvent(enum.Enum):
     """What moves a stream on."""
+
+    __hash__ = object.__hash__
 
     ACCEPT = "accept"
     REFUSE = "refuse"

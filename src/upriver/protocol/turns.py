@@ -31,13 +31,19 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return len(self._woken) + len(self._busy)
 
-    def wake(self, stream: T) -> bool:
-        """It may have something to send; False if it stands in the queue already."""
-        return self._enter(self._woken, stream)
+    def wake(self, stream: T, *, last: bool = False) -> bool:
+        """It may have something to send; False if it stands in the queue already.
 
-    def again(self, stream: T) -> bool:
-        """It had more to send than its turn had room for."""
-        return self._enter(self._busy, stream)
+        With ``last`` it waits for all that are busy, instead of going before them.
+        """
+        return self._enter(self._busy if last else self._woken, stream)
+
+    def again(self, stream: T, *, first: bool = False) -> bool:
+        """It had more to send than its turn had room for; with ``first`` it goes on before the others that are busy."""
+        entered = self._enter(self._busy, stream)
+        if entered and first:
+            self._busy.rotate(1)
+        return entered
 
     def next(self) -> T | None:
         """Whose turn it is; None if nobody has anything to send."""
