@@ -261,7 +261,7 @@ class TapService:
         else:
             answer = TapConsumer(self.sink, self.node.clock()).receive(message)
         if answer is not None and (isinstance(message, tap.SetVbucket | tap.Flush) or self.node.bucket.ack == "disk"):
-            return when_all_durable(session, answer)
+            return when_all_durable(session, message, answer)
         return answer
 
     # Time, and the end

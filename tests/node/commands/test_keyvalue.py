@@ -4,6 +4,7 @@ import pytest
 
 from tests.node.peer import ABSENT, Peer, Rig, assert_refusal, encoded
 from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
+from upriver.errors import StorageError
 from upriver.wire import AnyResponse, Request
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
@@ -43,7 +44,9 @@ from upriver.wire.memcached import (
     Set,
     SetQ,
     SetResponse,
+    SetVbucket,
     Touch,
+    VbucketState,
 )
 
 #: Every request of one key, ready to be sent with a key of one's choice.
@@ -593,3 +596,36 @@ def test_a_pipeline_is_answered_in_order(peer: Peer) -> None:
     answers = peer.send(encoded(*requests))
     assert [answer.opaque for answer in answers] == list(range(1000))
     assert all(answer.status is Status.SUCCESS for answer in answers)
+
+
+# A disk that fails
+
+
+def test_who_waits_for_a_disk_that_fails_is_told(disk_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The change may still be stored later: it is no success, and not undone."""
+
+    def full(batch: object) -> None:
+        raise StorageError("store", "No space left on device")
+
+    peer = disk_rig.peer()
+    peer.put(
+        Set(key=b"k", value=b"v", opaque=1),
+        SetQ(key=b"l", opaque=2),
+        SetVbucket(vbucket=1, state=VbucketState.DEAD, opaque=3),
+    )
+    with monkeypatch.context() as broken:
+        broken.setattr(disk_rig.bucket.storage, "commit", full)
+        with pytest.raises(StorageError):
+            disk_rig.commit()
+    answers = peer.receive()
+    assert [answer.opaque for answer in answers] == [1, 2, 3]
+    for answer in answers:
+        assert_refusal(answer, Status.ETMPFAIL)
+        assert isinstance(answer, AnyResponse)
+        assert "No space left on device" in answer.text
+    disk_rig.commit()
+    assert peer.receive() == []
+    assert disk_rig.bucket.vbucket(0).get(b"k").value == b"v"
+    peer.put(Set(key=b"k", value=b"w", opaque=4))
+    disk_rig.commit()
+    assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(4, Status.SUCCESS)]

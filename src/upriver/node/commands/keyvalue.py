@@ -6,7 +6,7 @@ from upriver.engine import Vbucket
 from upriver.engine.backend import Item
 from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
 from upriver.engine.table import KEY_BYTES_MAX
-from upriver.errors import InvalidArguments, KeyNotFound, StatusError
+from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
@@ -70,25 +70,35 @@ def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqn
     if isinstance(request, Touch):
         token = {}
     answer = None if isinstance(request, QUIET_SUCCESS) else success(request, cas=cas, **token, **values)
-    return when_durable(session, vbucket, seqno, answer)
+    return when_durable(session, request, vbucket, seqno, answer)
 
 
-def when_durable(session: Session, vbucket: Vbucket, seqno: int, answer: Response | None) -> Answer:
-    """Hold the answer back until the change is as safe as the node promises."""
-    bucket = session.node.bucket
+def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: int, answer: Response | None) -> Answer:
+    """Hold the answer back until the change is as safe as the node promises; if the disk fails first, say so."""
+    bucket, soon = session.node.bucket, session.node.scheduler.from_thread
     if bucket.ack == "memory":
         return answer
     place = Deferred(session)
     answers = () if answer is None else (answer,)
-    bucket.acknowledge(vbucket, seqno, lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers)))
+    bucket.acknowledge(
+        vbucket,
+        seqno,
+        lambda: soon(lambda: place.complete(*answers)),
+        lambda error: soon(lambda: place.fail(request, error)),
+    )
     return place
 
 
-def when_all_durable(session: Session, answer: Response | None) -> Answer:
-    """Hold the answer back until everything that was done before is on disk."""
-    place = Deferred(session)
+def when_all_durable(session: Session, request: Request, answer: Response | None) -> Answer:
+    """Hold the answer back until everything that was done before is on disk; if the disk fails first, say so."""
+    place, soon = Deferred(session), session.node.scheduler.from_thread
     answers = () if answer is None else (answer,)
-    session.node.bucket.flusher.barrier(lambda: session.node.scheduler.from_thread(lambda: place.complete(*answers)))
+
+    def failed(error: StorageError) -> None:
+        why = f"the disk does not take writes: {error.why}; what was asked for may still be stored later"
+        soon(lambda: place.fail(request, TemporaryFailure(why)))
+
+    session.node.bucket.flusher.barrier(lambda: soon(lambda: place.complete(*answers)), failed)
     return place
 
 
@@ -214,7 +224,7 @@ def get_and_touch(session: Session, request: Gat) -> Answer:
         item = vbucket.get_and_touch(checked_key(request.key), request.expiration)
     except KeyNotFound as error:
         return _miss(request, error)
-    return when_durable(session, vbucket, item.seqno, hit(session, request, item))
+    return when_durable(session, request, vbucket, item.seqno, hit(session, request, item))
 
 
 @command(Flush, FlushQ, role=Role.ADMIN)
@@ -238,4 +248,4 @@ def flush(session: Session, request: Flush) -> Answer:
         node.flush_timer = node.scheduler.later(wait_s, run)
         return answer
     run()
-    return answer if node.bucket.ack == "memory" else when_all_durable(session, answer)
+    return answer if node.bucket.ack == "memory" else when_all_durable(session, request, answer)

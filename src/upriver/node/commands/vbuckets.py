@@ -43,7 +43,7 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     else:
         vbucket.set_state(state)
     _tell_cluster(session)
-    return when_all_durable(session, success(request))
+    return when_all_durable(session, request, success(request))
 
 
 @command(DeleteVbucket, role=Role.ADMIN)
@@ -54,7 +54,7 @@ def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
         raise InvalidArguments(f"the vbucket is {vbucket.state.value}: make it dead first", vbucket=vbucket.number)
     session.node.bucket.delete_vbucket(request.vbucket)
     _tell_cluster(session)
-    return when_all_durable(session, success(request))
+    return when_all_durable(session, request, success(request))
 
 
 def _tell_cluster(session: Session) -> None:
