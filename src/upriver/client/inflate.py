@@ -3,6 +3,7 @@
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from upriver.errors import WireError
 from upriver.wire.framing import VALUE_BYTES_MAX
@@ -27,9 +28,12 @@ def inflated(value: bytes, limit: int = VALUE_BYTES_MAX) -> bytes:
 
 def inflated_batch(records: pa.RecordBatch, limit: int = VALUE_BYTES_MAX) -> pa.RecordBatch:
     """A batch of changes in which no value is compressed any more."""
-    datatypes = records.column("datatype").to_pylist()
-    if not any(datatype & SNAPPY for datatype in datatypes):
+    if "datatype" not in records.schema.names:
         return records
+    compressed = pc.bit_wise_and(records.column("datatype"), pa.scalar(SNAPPY, pa.uint8()))
+    if not pc.max(compressed).as_py():
+        return records
+    datatypes = records.column("datatype").to_pylist()
     values = [
         inflated(value, limit) if datatype & SNAPPY else value
         for datatype, value in zip(datatypes, records.column("value").to_pylist(), strict=True)

@@ -83,6 +83,8 @@ class ConsumerOptions:
     dialects: Sequence[str] = DIALECTS
     #: Marker starts are the first seqno of the snapshot, as deployed servers print them.
     starts_inclusive: bool = False
+    #: Changes are acknowledged when whoever uses them says so (``processed``), not when they have come.
+    acks_late: bool = False
     #: Further settings for the producer.
     controls: Mapping[str, str] = field(default_factory=dict)
 
@@ -210,7 +212,10 @@ class Consumer:
                 return at
             if end == at:
                 return at
-            self._processed(end - at, now)
+            if self.options.acks_late:
+                self.bytes_received_total += end - at
+            else:
+                self._processed(end - at, now)
             self._answer_marker(stream)
             at = end
         return at
@@ -347,6 +352,10 @@ class Consumer:
 
     def _processed(self, size_bytes: int, now: float) -> None:
         self.bytes_received_total += size_bytes
+        self.processed(size_bytes, now)
+
+    def processed(self, size_bytes: int, now: float) -> None:
+        """So many bytes take no room any more; only with ``acks_late`` there is somebody who must say so."""
         due = self.window.processed(size_bytes)
         if due:
             self._acknowledge(due, now)

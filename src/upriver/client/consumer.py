@@ -1,0 +1,453 @@
+"""A consumer of change streams: batches of changes of all vbuckets, wherever these are, for as long as wanted.
+
+Theory of operation. One *feed* for each node brings the streams of its vbuckets. What it receives goes into one queue,
+which hands it out in order. A vbucket without a stream is *wanted*: a supervising task looks up in the newest cluster
+map who has it and asks there, after a pause that grows with each attempt. Streams end because a connection is lost, a
+vbucket moves or the source falls back; in every case the vbucket is wanted again, from exactly where its copy stands,
+and the protocol finds out whether it may go on from there.
+
+Changes are acknowledged to the source when they are handed out and the next are asked for, so what waits here is
+bounded by the window, while noops are still answered. Where a source knows no window the connection is not read
+meanwhile.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from upriver.client.acknowledgements import Acknowledgements
+from upriver.client.address import Address, Endpoint
+from upriver.client.backoff import Backoff
+from upriver.client.batches import Batch, Run, VbucketEvent
+from upriver.client.checkpoint import Checkpoint
+from upriver.client.cluster import Cluster
+from upriver.client.copies import Copies
+from upriver.client.feed import RECEIVE_BYTES, Feed
+from upriver.client.inflate import inflated_batch
+from upriver.client.placing import open_feed, opening_progress, range_ends, seqnos_in
+from upriver.client.progress import Progress
+from upriver.client.settings import ConsumerSettings
+from upriver.client.sync import Synchronous
+from upriver.errors import (
+    Busy,
+    KeyExists,
+    KeyNotFound,
+    NodeUnavailable,
+    NotMyVbucket,
+    StatusError,
+    StreamRefused,
+    TemporaryFailure,
+    UpriverError,
+)
+from upriver.model import Change
+from upriver.model.position import NO_END
+from upriver.protocol.receiving import ReceivingStream
+from upriver.wire.memcached import Feature, GetAllVbucketSeqnos
+
+LOG: Final = logging.getLogger("upriver.client")
+#: Refusals of a stream that may be different next time.
+_PASSING: Final = (NotMyVbucket, TemporaryFailure, Busy, KeyExists, KeyNotFound)
+
+
+class Consumer:
+    """The changes of a cluster, batch by batch.
+
+    ::
+
+        async with Consumer("127.0.0.1:11210", start="earliest") as consumer:
+            async for batch in consumer:
+                print(len(batch), batch.records)
+    """
+
+    def __init__(self, address: str | Address, *, checkpoint: Checkpoint | None = None, **settings: Any) -> None:
+        """``settings`` are those of ``ConsumerSettings``. A checkpoint that has progress wins over ``start``."""
+        self.settings = ConsumerSettings(**settings)
+        self.cluster = Cluster(address)
+        #: Vbuckets that do not move although they should, each with the reason.
+        self.stalled: dict[int, str] = {}
+        self.changes_received = 0
+        self.reconnects = 0
+        self._checkpoint = checkpoint
+        self._saved: dict[int, Progress] = {}
+        self._acknowledgements = Acknowledgements()
+        self._copies: Copies
+        self._ends: dict[int, int] = {}
+        self._unfinished: set[int] = set()
+        self._feeds: dict[Endpoint, Feed] = {}
+        self._queue: deque[tuple[Batch | None, Feed | None, dict[int, Progress]]] = deque()
+        self._queued_bytes = 0
+        self._paused: set[Feed] = set()
+        self._arrived = asyncio.Event()
+        self._wanted: set[int] = set()
+        self._wants = asyncio.Event()
+        self._backoffs: dict[object, Backoff] = {}
+        self._suspect = False
+        self._number = 0
+        self._last: Batch | None = None
+        self._last_feed: Feed | None = None
+        self._failure: BaseException | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watched: dict[int, int] = {}
+        self._started = False
+        self._closed = False
+
+    @classmethod
+    def sync(cls, address: str | Address, **settings: Any) -> "Synchronous[Consumer]":
+        """The same as an ordinary iterator, in a ``with``."""
+        return Synchronous(lambda: cls(address, **settings))
+
+    # Beginning and end
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Find the cluster and ask for all streams; iterating does so too."""
+        if self._started:
+            return
+        self._started = True
+        known = await self.cluster.open()
+        vbuckets = self._chosen(known.vbuckets, known.owners)
+        self._saved = {} if self._checkpoint is None else dict(await self._checkpoint.load())
+        progress = await opening_progress(self.cluster, vbuckets, self.settings.start, self._saved)
+        self._ends = await range_ends(self.cluster, vbuckets, self.settings.end)
+        self._copies = Copies(progress, self.settings.on_rollback, on_event=self._happened, on_move=self._moved)
+        self._unfinished = set(vbuckets)
+        self._want(vbuckets)
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+
+    def _chosen(self, count: int, owners: tuple[int, ...]) -> list[int]:
+        chosen = self.settings.vbuckets
+        if chosen is None:
+            # A range of a vbucket that nobody has would never end.
+            return [number for number in range(count) if self.settings.end == "never" or owners[number] >= 0]
+        for number in chosen:
+            if self.cluster.map.owner(number) is None:
+                raise StreamRefused(number, "no node of the cluster has it; look at the cluster map")
+        return list(chosen)
+
+    async def close(self) -> None:
+        """Stop, save the progress that was acknowledged, close all connections."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for feed in list(self._feeds.values()):
+            await feed.close()
+        await self.cluster.close()
+        try:
+            await self.save()
+        finally:
+            self._arrived.set()
+
+    # Handing out
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self
+
+    async def __anext__(self) -> Batch:
+        await self.start()
+        self._done_with_last()
+        while True:
+            while self._queue:
+                batch = self._take()
+                if batch is not None:
+                    return batch
+            if self._failure is not None:
+                raise self._failure
+            if self._closed or not self._unfinished:
+                await self.save()
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def changes(self) -> AsyncIterator[Change | VbucketEvent]:
+        """Single changes, and what happened to whole vbuckets, for comfort."""
+        async for batch in self:
+            if batch.event is not None:
+                yield batch.event
+            else:
+                for change in batch.changes():
+                    yield change
+
+    def _take(self) -> Batch | None:
+        """The next of the queue; None if it was only a movement."""
+        batch, feed, progress = self._queue.popleft()
+        self._number += 1
+        if batch is None:
+            self._acknowledgements.hand_out(self._number, progress)
+            self._acknowledgements.done(self._number)
+            return None
+        object.__setattr__(batch, "number", self._number)
+        self._acknowledgements.hand_out(self._number, progress)
+        self._queued_bytes -= batch.wire_bytes
+        self._last, self._last_feed = batch, feed
+        return batch
+
+    def _done_with_last(self) -> None:
+        batch, feed = self._last, self._last_feed
+        self._last = self._last_feed = None
+        if batch is None:
+            return
+        if feed is not None:
+            feed.processed(batch.wire_bytes)
+        if self.settings.auto_acknowledge:
+            self.acknowledge(batch)
+        if self._paused and self._queued_bytes < self.settings.window_bytes:
+            for each in self._paused:
+                each.connection.resume()
+            self._paused.clear()
+
+    # Progress
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        """How far everything that was acknowledged without a gap leads: where another consumer may go on."""
+        return {**self._saved, **self._acknowledgements.progress}
+
+    def acknowledge(self, batch: Batch) -> None:
+        """This batch is done. Progress follows when all before it are done too."""
+        self._acknowledgements.done(batch.number)
+
+    async def save(self) -> None:
+        """Write the progress to the checkpoint, if there is one and it moved."""
+        moved = self._acknowledgements.progress
+        if self._checkpoint is None or all(self._saved.get(number) == each for number, each in moved.items()):
+            return
+        self._saved = {**self._saved, **moved}
+        await self._checkpoint.save(self._saved)
+
+    # What feeds tell
+
+    def received(self, feed: Feed, records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
+        """Changes came."""
+        if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
+            records = inflated_batch(records)
+        progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
+        batch = Batch(records, runs, None, progress, wire_bytes)
+        if self._ends and not feed.connection.is_ours:
+            batch = self._cut(feed, batch)
+        self.changes_received += len(batch)
+        self._queue.append((batch, feed, batch.progress))
+        self._queued_bytes += wire_bytes
+        if self._queued_bytes > 2 * self.settings.window_bytes:  # somebody who does not keep to the window
+            feed.connection.pause()
+            self._paused.add(feed)
+        self._arrived.set()
+
+    def _cut(self, feed: Feed, batch: Batch) -> Batch:
+        """Leave out what lies beyond the end of a range, and close a stream that has gone so far."""
+        beyond = [run.vbucket for run in batch.runs if run.position.seqno > self._ends.get(run.vbucket, NO_END)]
+        if not beyond:
+            return batch
+        pieces, runs, at = [], [], 0
+        for run in batch.runs:
+            rows = batch.records.slice(at, run.rows)
+            at += run.rows
+            end = self._ends.get(run.vbucket, NO_END)
+            if run.position.seqno > end:
+                kept = sum(seqno <= end for seqno in rows.column("seqno").to_pylist())
+                rows = rows.slice(0, kept)
+                self._finished(run.vbucket)
+                asyncio.get_running_loop().call_soon(feed.close_stream, run.vbucket)
+            if rows.num_rows:
+                pieces.append(rows)
+                runs.append(Run(run.vbucket, rows.num_rows, run.position))
+        table = pa.Table.from_batches(pieces, batch.records.schema).combine_chunks().to_batches()
+        records = table[0] if table else batch.records.slice(0, 0)
+        progress = {number: each for number, each in batch.progress.items() if number not in beyond}
+        return Batch(records, tuple(runs), None, progress, batch.wire_bytes)
+
+    def _happened(self, event: VbucketEvent, progress: Progress) -> None:
+        LOG.warning("vbucket %d: %s", event.vbucket, event)
+        self._queue.append((Batch.of_event(event, progress), None, {event.vbucket: progress}))
+        self._arrived.set()
+
+    def _moved(self, vbucket: int, progress: Progress) -> None:
+        self._queue.append((None, None, {vbucket: progress}))
+        self._arrived.set()
+
+    def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:
+        """A stream is over: done, or wanted again."""
+        vbucket = stream.vbucket
+        if vbucket not in self._unfinished or stream.end_reason == "closed":
+            return
+        if stream.end_reason == "ok" and vbucket in self._ends:
+            self._finished(vbucket)
+            return
+        if stream.end_reason != "disconnected":
+            LOG.info("vbucket %d: the stream from %s ended: %s", vbucket, feed.endpoint, stream.end_reason)
+            self._suspect = True
+            self._want_later([vbucket], vbucket)
+
+    def feed_lost(self, feed: Feed, error: UpriverError) -> None:
+        """A connection is gone: everything that it brought is wanted again."""
+        if self._feeds.get(feed.endpoint) is feed:
+            del self._feeds[feed.endpoint]
+        self._paused.discard(feed)
+        if self._closed:
+            return
+        self.reconnects += 1
+        self._suspect = True
+        LOG.warning("%s", error)
+        self._want_later([number for number in feed.carried if number in self._unfinished], feed.endpoint)
+
+    def failed(self, error: BaseException) -> None:
+        """Nothing more can be done."""
+        if self._failure is None:
+            self._failure = error
+            self._arrived.set()
+
+    def _finished(self, vbucket: int) -> None:
+        self._unfinished.discard(vbucket)
+        self.stalled.pop(vbucket, None)
+        if not self._unfinished:
+            self._arrived.set()
+
+    # Finding streams
+
+    def _want(self, vbuckets: "list[int] | set[int]") -> None:
+        self._wanted.update(number for number in vbuckets if number in self._unfinished)
+        self._wants.set()
+
+    def _want_later(self, vbuckets: list[int], what: object) -> None:
+        """Ask again after a pause that grows with each attempt for the same."""
+        if vbuckets and not self._closed:
+            pause_s = self._backoffs.setdefault(what, Backoff()).pause_s()
+            asyncio.get_running_loop().call_later(pause_s, self._want, vbuckets)
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._wants.wait()
+            self._wants.clear()
+            wanted, self._wanted = sorted(self._wanted), set()
+            try:
+                await self._place(wanted)
+            except NodeUnavailable as error:
+                LOG.warning("%s", error)
+                self._suspect = True
+                self._want_later(wanted, None)
+            except Exception as error:
+                self.failed(error)
+                return
+
+    async def _place(self, wanted: list[int]) -> None:
+        """Ask whoever has the vbuckets now."""
+        if self._suspect:
+            self._suspect = False
+            await self.cluster.refresh(self.cluster.map)
+        by_node: dict[Endpoint, list[int]] = {}
+        homeless: list[int] = []
+        for number in wanted:
+            owner = self.cluster.map.owner(number)
+            (homeless if owner is None else by_node.setdefault(owner, [])).append(number)
+        if homeless:
+            self._suspect = True
+            self._want_later(homeless, "homeless")
+        for endpoint, numbers in by_node.items():
+            try:
+                feed = await self._feed(endpoint)
+            except NodeUnavailable as error:
+                LOG.warning("%s", error)
+                self._suspect = True
+                self._want_later(numbers, endpoint)
+                continue
+            for number in numbers:
+                self._ask(feed, number)
+
+    async def _feed(self, endpoint: Endpoint) -> Feed:
+        known = self._feeds.get(endpoint)
+        if known is None or not known.connection.is_open:
+            known = await open_feed(self.cluster, endpoint, self.settings, self._copies, self, RECEIVE_BYTES)
+            self._feeds[endpoint] = known
+        return known
+
+    def _ask(self, feed: Feed, vbucket: int) -> None:
+        def answered(stream: ReceivingStream, error: StatusError | None) -> None:  # noqa: ARG001
+            if error is None:
+                if end_seqno > self._end_of(vbucket):
+                    # The source went back behind the end that we had to name: now the right one can be named.
+                    feed.close_stream(vbucket)
+                    self._want([vbucket])
+                for what in (vbucket, feed.endpoint, "homeless", None):
+                    self._backoffs.pop(what, None)
+                return
+            if not feed.connection.is_open:
+                return  # ``feed_lost`` wants it again
+            if isinstance(error, _PASSING):
+                LOG.info("%s: %s", feed.endpoint, error)
+                self._suspect = True
+                self._want_later([vbucket], vbucket)
+            else:
+                self.failed(StreamRefused(vbucket, f"{feed.endpoint} gives no stream: {error}"))
+
+        end_seqno = self._end_of(vbucket)
+        with contextlib.suppress(KeyExists):  # it has one already
+            feed.add_stream(vbucket, answered, end_seqno=end_seqno)
+
+    def _end_of(self, vbucket: int) -> int:
+        """Where its stream ends: not before where we stand, which no source would accept."""
+        return max(self._ends.get(vbucket, NO_END), self._copies[vbucket].position.seqno)
+
+    # Watching
+
+    async def _watch(self) -> None:
+        """Save progress, and complain about vbuckets that stand still."""
+        looked_at = asyncio.get_running_loop().time()
+        while True:
+            await asyncio.sleep(min(self.settings.checkpoint_interval_s, self.settings.stall_s))
+            try:
+                await self.save()
+            except UpriverError as error:
+                self.failed(error)
+            now = asyncio.get_running_loop().time()
+            if now - looked_at >= self.settings.stall_s:
+                looked_at = now
+                with contextlib.suppress(UpriverError):
+                    await self._look_for_stalled()
+
+    async def _look_for_stalled(self) -> None:
+        """A vbucket that stands where it stood last time although its source is further has stopped moving."""
+        if self._queue:
+            return  # we are the ones who are slow
+        high = await self._high_seqnos()
+        for number in sorted(self._unfinished):
+            seqno = self._copies[number].position.seqno
+            before, self._watched[number] = self._watched.get(number), seqno
+            if number not in high:
+                self._complain(number, "no node says that it has it")
+            elif before == seqno < min(high[number], self._ends.get(number, NO_END)):
+                self._complain(number, f"it stands at {seqno}, its source at {high[number]}")
+            else:
+                self.stalled.pop(number, None)
+
+    def _complain(self, vbucket: int, why: str) -> None:
+        if vbucket not in self.stalled:
+            LOG.warning("vbucket %d has stopped moving: %s", vbucket, why)
+        self.stalled[vbucket] = why
+
+    async def _high_seqnos(self) -> dict[int, int]:
+        out: dict[int, int] = {}
+        for endpoint in self.cluster.map.owned():
+            try:
+                connection = await self.cluster.connection(endpoint)
+                reply = await connection.ask(GetAllVbucketSeqnos())
+            except UpriverError:
+                continue
+            out.update(seqnos_in(reply.value))
+        return out

@@ -1,0 +1,193 @@
+"""One connection that feeds a consumer: received bytes become batches, whatever else comes goes to the protocol.
+
+The socket reads into a buffer that is used again and again. Runs of changes are checked and noted by the protocol's
+consumer without an object for each; then all of them that lie next to each other are decoded at once, whichever
+vbuckets they belong to. Only the rest of a packet that is not whole yet is moved, to the front of the buffer.
+"""
+
+import asyncio
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from upriver.client.batches import Run
+from upriver.client.connection import Connection
+from upriver.client.copies import Copies
+from upriver.errors import UpriverError, WireError
+from upriver.protocol.consumer import Answered, Consumer, ConsumerOptions
+from upriver.protocol.intake import packet_size
+from upriver.protocol.receiving import ReceivingStream
+from upriver.wire import Dialect, dcp
+from upriver.wire.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.message import AnyRequest
+
+#: How much is read at once. More would outgrow the cache between reading and decoding.
+RECEIVE_BYTES: Final = 512 * 1024
+
+
+class Owner(Protocol):
+    """Whom a feed belongs to."""
+
+    def received(self, feed: "Feed", records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
+        """Changes came."""
+
+    def stream_ended(self, feed: "Feed", stream: ReceivingStream) -> None:
+        """A stream that was accepted is over."""
+
+    def feed_lost(self, feed: "Feed", error: UpriverError) -> None:
+        """The connection is gone, and all its streams with it."""
+
+    def failed(self, error: BaseException) -> None:
+        """Something went wrong that no other attempt would change."""
+
+
+class Feed:
+    """The streams of one node to one consumer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        copies: Copies,
+        owner: Owner,
+        options: ConsumerOptions,
+        *,
+        columns: tuple[str, ...],
+        dialect: Dialect = dcp.dcp,
+    ) -> None:
+        self.connection = connection
+        self.endpoint = connection.endpoint
+        self._loop = asyncio.get_running_loop()
+        self._copies = copies
+        self._owner = owner
+        self._protocol = Consumer(copies, self._loop.time(), options, on_output=self._send, on_end=self._ended)
+        self._decoder = ChangeDecoder(dialect, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
+        self._partial = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost = False
+        #: The vbuckets that were asked for here.
+        self.carried: set[int] = set()
+        connection.stream_to(self)
+
+    # Asking
+
+    def add_stream(self, vbucket: int, done: Answered, *, end_seqno: int, flags: int = 0) -> None:
+        """Ask for the changes of a vbucket from where its copy stands."""
+        self._protocol.add_stream(vbucket, done, flags=flags, end_seqno=end_seqno)
+        self.carried.add(vbucket)
+        self._send()
+
+    def close_stream(self, vbucket: int) -> None:
+        """Take no more of it, and tell the node so."""
+        stream = self._protocol.streams.get(vbucket)
+        if stream is not None and not stream.life.ended:
+            self.connection.write(dcp.CloseStream(vbucket=vbucket, opaque=stream.opaque).encode())
+            self._protocol.close_stream(vbucket)
+
+    def processed(self, wire_bytes: int) -> None:
+        """Whoever uses the changes is done with so many bytes of them."""
+        if not self._lost:
+            self._protocol.processed(wire_bytes, self._loop.time())
+            self._send()
+
+    def _ended(self, stream: ReceivingStream) -> None:
+        self._owner.stream_ended(self, stream)
+
+    # The connection's receiver
+
+    def receive(self, data: memoryview) -> None:
+        """Take bytes from the socket."""
+        now = self._loop.time()
+        try:
+            if self._partial:
+                data = self._completed(data, now)
+            at = self._receive_whole(data, now)
+            if at < len(data):
+                self._partial += data[at:]
+        except WireError:
+            raise
+        except Exception as error:
+            self._owner.failed(error)
+            return
+        self._protocol.silence.heard(now)
+        self._send()
+
+    def _completed(self, data: memoryview, now: float) -> memoryview:
+        """Take the packet whose first bytes came last time; what is left of the new bytes."""
+        partial = self._partial
+        for _ in range(2):  # first the header, which tells how long the whole is
+            size = packet_size(partial, 0)
+            missing = (24 if size is None else size) - len(partial)
+            if missing > 0:
+                partial += data[:missing]
+                data = data[missing:]
+            if size is not None and len(partial) >= size:
+                break
+        size = packet_size(partial, 0)
+        if size is None or len(partial) < size:
+            return data[len(data) :]
+        whole, self._partial = bytes(partial), bytearray()
+        self._receive_whole(memoryview(whole), now)
+        return data
+
+    def _receive_whole(self, data: memoryview, now: float) -> int:
+        """Take everything that is whole; where the rest begins."""
+        at = 0
+        while True:
+            end = self._protocol.receive_run(data, at, now)
+            if end > at:
+                self._decode(data[at:end])
+                at = end
+            size = packet_size(data, at)
+            if size is None or len(data) - at < size:
+                return at
+            message = self._decoder.dialect.decode(bytes(data[at : at + size]))
+            at += size
+            if not self._protocol.receive(message, now) and isinstance(message, AnyRequest):
+                continue  # nothing of ours: whoever sends it wants no answer from a consumer
+            if self._copies.runs:  # a change that no run has taken, alone
+                self._decode(data[at - size : at])
+
+    def _decode(self, region: memoryview) -> None:
+        decoder = self._decoder
+        decoder.feed(region)
+        batch = decoder.next()
+        assert isinstance(batch, ChangeBatch)
+        runs = self._copies.take_runs()
+        assert len(batch) == sum(run.rows for run in runs)
+        self._owner.received(self, batch.records, runs, batch.wire_bytes)
+
+    def lost(self, error: UpriverError) -> None:
+        """The connection is gone."""
+        if self._lost:
+            return
+        self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._protocol.lose()
+        self._owner.feed_lost(self, error)
+
+    # Going out, and time
+
+    def _send(self) -> None:
+        data = self._protocol.data_to_send()
+        if data:
+            self.connection.write(data)
+        if self._timer is None and self._protocol.deadline is not None and not self._lost:
+            self._timer = self._loop.call_at(self._protocol.deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._lost:
+            return
+        self._protocol.tick(self._loop.time())
+        if self._protocol.closing:
+            self.connection.abort()
+        else:
+            self._send()
+
+    async def close(self) -> None:
+        """Close the connection; nobody is told."""
+        self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.connection.close()

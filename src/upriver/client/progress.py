@@ -1,0 +1,65 @@
+"""How far a consumer is with a vbucket: all that is needed to go on from there, in this process or another.
+
+Beside the position this is the failover log of the branch that was followed, because `upr` and the drafts must name an
+entry of it, and the first seqno that was held whole since the start at 0: whoever is sent back behind that has never
+held a state to go back to, and starts over.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from upriver.errors import PositionError
+from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
+from upriver.model.position import NO_END
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a consumer stands in one vbucket."""
+
+    position: StreamPosition
+    failover_log: FailoverLog
+    #: The first seqno held whole since the start at 0; None while there was none.
+    whole_from: int | None = None
+
+    @classmethod
+    def beginning(cls) -> "Progress":
+        """Nothing received yet."""
+        return _BEGINNING
+
+    @classmethod
+    def at(cls, position: StreamPosition, whole_from: int | None = None) -> "Progress":
+        """At a position whose history before it is not known."""
+        if position.seqno == 0:
+            return _BEGINNING
+        log = FailoverLog((FailoverEntry(position.vbucket_uuid, 0),))
+        return cls(position, log, position.whole_seqno if whole_from is None else whole_from)
+
+    def moved(self, position: StreamPosition) -> "Progress":
+        """Further on, on the same branch."""
+        whole_from = self.whole_from
+        if whole_from is None and position.seqno and position.whole_seqno == position.seqno:
+            whole_from = position.seqno
+        return replace(self, position=position, whole_from=whole_from)
+
+    def as_json(self) -> list[Any]:
+        """In a form that JSON can hold."""
+        position, snapshot = self.position, self.position.snapshot
+        entries = [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log]
+        whole_from = -1 if self.whole_from is None else self.whole_from
+        return [position.vbucket_uuid, position.seqno, snapshot.start, snapshot.end, whole_from, entries]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Progress":
+        """What ``as_json`` gave; a PositionError if it cannot be right."""
+        try:
+            uuid, seqno, start, end, whole_from, entries = value
+            if not all(type(number) is int and -1 <= number <= NO_END for number in value[:5]):
+                raise PositionError(f"{value!r} are no numbers of a position")
+            log = FailoverLog(tuple(FailoverEntry(int(entry[0]), int(entry[1])) for entry in entries))
+            return cls(StreamPosition(uuid, seqno, Snapshot(start, end)), log, None if whole_from < 0 else whole_from)
+        except (TypeError, ValueError, IndexError) as error:
+            raise PositionError(f"{value!r} is no position: {error}") from None
+
+
+_BEGINNING: Final = Progress(StreamPosition.beginning(), FailoverLog.fresh(0))

@@ -1,0 +1,107 @@
+"""What a consumer may be told, checked before anything is connected."""
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from upriver.client.copies import POLICIES, Policy
+from upriver.client.progress import Progress
+from upriver.errors import InvalidArguments, NotSupported
+from upriver.model import CHANGES, StreamPosition
+
+Start = Literal["earliest", "latest"] | Mapping[int, StreamPosition | Progress]
+End = Literal["never", "latest"] | Mapping[int, int]
+
+DIALECTS: Final = ("dcp", "upr")
+WINDOW_BYTES: Final = 16 * 1024 * 1024
+NOOP_INTERVAL_S: Final = 30.0
+STALL_S: Final = 60.0
+
+
+def default_name() -> str:
+    """A name that no other consumer has."""
+    return f"upriver:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """The options of a ``Consumer``."""
+
+    #: Which of the protocols to speak.
+    dialect: str = "dcp"
+    #: Which vbuckets to follow; None for all.
+    vbuckets: Iterable[int] | None = None
+    #: From the beginning, from now on, or from a position for each vbucket.
+    start: Start = "earliest"
+    #: Go on for ever, stop at what is there now, or after a seqno for each vbucket.
+    end: End = "never"
+    #: What to do when the source has lost changes that were handed out already.
+    on_rollback: Policy = "fail"
+    #: Leave out the values.
+    keys_only: bool = False
+    #: A regular expression (RE2) that is searched in each key.
+    key_filter: str | None = None
+    #: A condition on a field of a JSON value, as the node's setting `value_filter` takes it.
+    value_filter: str | None = None
+    #: Only what is on the source's disk.
+    persisted_only: bool = False
+    #: Every retained version of a key.
+    history: bool = False
+    #: Which columns of the changes to decode; all unless told otherwise.
+    columns: tuple[str, ...] = tuple(CHANGES.names)
+    #: What the connections are called in the source's statistics.
+    name: str = field(default_factory=default_name)
+    #: How much may be on its way or waiting here, per node.
+    window_bytes: int = WINDOW_BYTES
+    #: How often the source shall say that it is there; after two intervals of silence it is given up.
+    noop_interval_s: float = NOOP_INTERVAL_S
+    #: After how long a vbucket that does not move is complained about.
+    stall_s: float = STALL_S
+    #: Whether asking for the next batch says that the one before is done; else ``acknowledge`` says so.
+    auto_acknowledge: bool = True
+    #: How often progress is saved, at most.
+    checkpoint_interval_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dialect not in DIALECTS:
+            raise InvalidArguments(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
+        if self.on_rollback not in POLICIES:
+            raise InvalidArguments(f"there is no policy {self.on_rollback!r}; known are {', '.join(POLICIES)}")
+        if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
+            raise InvalidArguments(f"start is earliest, latest or positions, not {self.start!r}")
+        if isinstance(self.end, str) and self.end not in ("never", "latest"):
+            raise InvalidArguments(f"end is never, latest or seqnos, not {self.end!r}")
+        unknown = [name for name in self.columns if name not in CHANGES.names]
+        if unknown or not self.columns:
+            raise InvalidArguments(f"there is no column {', '.join(unknown)}; known are {', '.join(CHANGES.names)}")
+        if self.window_bytes < 0 or self.noop_interval_s < 0 or self.stall_s <= 0:
+            raise InvalidArguments("window, noop interval and stall time are not negative")
+        if self.vbuckets is not None:
+            wanted = sorted(set(self.vbuckets))
+            if not wanted or wanted[0] < 0 or wanted[-1] > 0xFFFF:
+                raise InvalidArguments("name at least one vbucket, by numbers from 0")
+            object.__setattr__(self, "vbuckets", tuple(wanted))
+
+    def own_controls(self, *, ours: bool, node: str) -> dict[str, str]:
+        """The settings that only nodes of ours understand; refuses to leave out one that changes what comes."""
+        wanted: dict[str, str] = {}
+        if self.key_filter is not None:
+            wanted["key_filter"] = self.key_filter
+        if self.value_filter is not None:
+            wanted["value_filter"] = self.value_filter
+        if self.persisted_only:
+            wanted["persisted_only"] = "true"
+        if self.history:
+            wanted["history"] = "true"
+        if wanted and not ours:
+            raise NotSupported(f"{node} is no node of Upriver and has no {', '.join(wanted)}")
+        if not ours:
+            return {}
+        if self.keys_only:
+            wanted["keys_only"] = "true"
+        if self.end != "never":
+            wanted["exact_end"] = "true"
+        return wanted
