@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,3 +240,17 @@ def test_what_was_not_read_is_skipped(vbucket: Vbucket) -> None:
     assert vbucket.cursors == {}
     (snapshot,) = [list(s.frames(1)) for s in vbucket.changes()]
     assert len(snapshot) == 2
+
+
+def test_persisted_only_changes_end_at_what_is_on_disk(quick_disk: Path, clock: Clock) -> None:
+    with Bucket.open(quick_disk, vbuckets=2, clock=clock, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        options = Options(persisted_only=True)
+        vbucket.set(b"a", b"1")
+        assert list(vbucket.changes(options=options)) == []
+        vbucket.set(b"b", b"1")
+        bucket.flusher.step()
+        vbucket.set(b"a", b"2")
+        found = [[(each.seqno, each.key) for each in reader] for reader in vbucket.changes(options=options)]
+        assert found == [[(1, b"a"), (2, b"b")]]
+        assert list(vbucket.changes(2, options=options)) == []

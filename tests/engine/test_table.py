@@ -752,16 +752,17 @@ def test_keys_are_found_while_the_index_grows(table: Any) -> None:
 def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock: Clock) -> None:
     """What a sweep keeps moves between chunks; contents, order and index stay those of the plain table."""
     own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
-    random_numbers = random.Random(5)
+    random_numbers, held = random.Random(5), set[bytes]()
     for step in range(6):
         for _ in range(3000):
             key, size = b"key%d" % random_numbers.randrange(4000), random_numbers.choice((5, 90, 300))
             for each in (own, model):
                 each.active = True
-                if size == 5 and each.find(key) is not None and each.find(key).event == Event.MUTATION:
+                if size == 5 and key in held:
                     each.delete(key)
                 else:
                     each.set(key, bytes(size))
+            held ^= {key} if size == 5 or key not in held else set()
         # All up to there is on disk, the rest is not.
         checkpointed = own.high_seqno - 1000
         before = own.memory_bytes
@@ -821,3 +822,37 @@ def test_memory_taken_stays_close_to_memory_counted(vbuckets: int) -> None:
         [sys.executable, "-c", MEMORY_SCRIPT, str(vbuckets)], check=True, capture_output=True, text=True, timeout=120
     )
     assert 0.8 < float(done.stdout) < 1.15
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, 31, 100, 2**31, 2**32 - 1])
+def test_a_damaged_block_is_an_error_and_never_read_beyond(backend: ModuleType, clock: Clock, length: int) -> None:
+    table = backend.Table(3, backend.Ledger(clock))
+    table.active = True
+    for i in range(4):
+        table.set(b"key%d" % i, b"value" * 9)
+    stored = bytearray(table.records(0, 4, 10**6)[0])
+    sweep(table, 0, 0, 0, 4)
+    assert table.evicted == 4
+    second = len(stored) // 4
+    struct.pack_into(">I", stored, second + PREFIX.size + 8, length)
+    damaged, cut = bytes(stored), bytes(stored[: second - 8])
+    with pytest.raises(CorruptData):
+        backend.stored_value(damaged, 4)
+    with pytest.raises(CorruptData):
+        backend.stored_value(cut, 1)
+    with pytest.raises(CorruptData):
+        table.retain(damaged, 0)
+    with pytest.raises(CorruptData):
+        table.read(0, 4, 4, 10**6, block=damaged)
+    with pytest.raises(CorruptData):
+        table.read_columns(0, 4, 4, 10**6, block=damaged)
+
+
+def test_locks_end_without_anybody_asking(table: Any, clock: Clock) -> None:
+    table.set(b"k", b"v")
+    table.locks[b"k"] = (5, clock.now + 10)
+    table.end_locks()
+    assert b"k" in table.locks
+    clock.pass_by(11)
+    table.end_locks()
+    assert not table.locks

@@ -190,9 +190,9 @@ class Model:
                 raise Refused(Status.KEY_ENOENT)
             number, flags, expires = operation.initial, 0, self._expires(operation.expiration)
         else:
+            self._check_cas(operation, item)
             if not item.value.isdigit():
                 raise Refused(Status.DELTA_BADVAL)
-            self._check_cas(operation, item)
             flags, expires = item.flags, item.expires
             if operation.name == "increment":
                 number = (int(item.value) + operation.delta) % 2**64

@@ -1,12 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """The items of one vbucket and their history, compiled: table.py says what everything means.
 
-Theory of operation. Records stand in chunks of 16, 64 and then 256 KiB, in the order of their seqnos; a record never
-moves but in a sweep, which rewrites one chunk in place. An open-addressing index of 8-byte slots leads from a key to
+Theory of operation. Records stand in chunks of 16 to 256 KiB, in the order of their seqnos; a record never
+moves but in a sweep, which rewrites one chunk and fills up the one before. An open-addressing index of 8-byte slots leads from a key to
 its newest record. Reading history walks the chunks and looks at `superseded_by` only, never at the index.
 
-Everything runs under the interpreter's lock and calls no Python code while it holds a pointer into a chunk, with one
-exception that is marked; so a call is atomic for the flusher's thread.
+Everything runs under the interpreter's lock, and no Python code runs while a pointer into a chunk is held: the clock is
+asked and buffers are acquired before records are picked, and objects that the collector tracks are made afterwards. So a
+call is atomic for the flusher's thread, unless it asks the disk or makes room, which happens before or after its work.
 """
 
 import os
@@ -26,9 +27,7 @@ from upriver.errors import (
 )
 from upriver.model.batch import CHANGES
 
-COLUMN_TYPES = [field.type for field in CHANGES]
-from_buffers = pa.Array.from_buffers
-from_arrays = pa.RecordBatch.from_arrays
+import_batch = pa.RecordBatch._import_from_c
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -63,6 +62,15 @@ cdef extern from "_arena.h" nogil:
     enum:
         PIECE_MIN, PIECE_MAX
 
+cdef extern from "_arrow.h" nogil:
+    struct ArrowArray:
+        void (*release)(ArrowArray *)
+    struct ChangeColumns:
+        pass
+    ChangeColumns *allocate_columns(size_t, char **)
+    void describe_column(ChangeColumns *, int, int64_t, const char *, const char *)
+    void describe_columns(ChangeColumns *, ArrowArray *, int64_t)
+
 cdef enum:
     KEY_BYTES_MAX = 250
     VALUE_BYTES_MAX = 20 * 1024 * 1024
@@ -90,7 +98,7 @@ cdef uint64_t LOCKED_CAS = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t FOLLOWED_CAS_MAX = <uint64_t>1 << 63
 cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
 
-# What a read has picked, in order. One for all tables: reads do not nest.
+# What a read has picked, in order. One for all tables: nothing else runs between picking and copying.
 cdef const char **picked = NULL
 cdef size_t picked_room = 0
 
@@ -248,8 +256,8 @@ cdef class Table:
         cdef Chunk *chunk
         cdef char *record
         cdef list keys = []
-        if not after and self.locks:
-            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
+        if not after:
+            self.end_locks()
         i = seek_chunk(self, after)
         while i < self.order_count:
             chunk = &self.chunks[self.order[i]]
@@ -269,6 +277,12 @@ cdef class Table:
                         keys.append(key_of(record))
             return keys, chunk.last_seqno if i < self.order_count else 0
         return keys, 0
+
+    def end_locks(self):
+        """Forget the locks that have ended."""
+        if self.locks:
+            now = self.ledger.clock()
+            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
 
     def live_keys(self):
         """The keys of all live items, in no particular order."""
@@ -363,29 +377,32 @@ cdef class Table:
         bint keys_only=False, bytes prefix=b"", block=None,
     ):
         """Frames of the changes in (after, upto] that are visible at snapshot ``at``, or of every version."""
+        cdef const uint8_t[::1] stored = block if block else None
+        cdef double now = self.ledger.clock() if self.locks else 0
         cdef uint64_t done
         cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, &done)
         cdef size_t i, total = 0
         cdef bytes out
         if not keys_only:
-            restore(self, count, block)
+            restore(self, count, stored)
         for i in range(count):
             total += frame_size(picked[i], keys_only)
         out = PyBytes_FromStringAndSize(NULL, total)
-        copy_frames(self, PyBytes_AS_STRING(out), count, opaque, keys_only)
+        copy_frames(self, PyBytes_AS_STRING(out), count, opaque, keys_only, now)
         return out, count, done
 
     def read_records(
         self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint keys_only=False, block=None,
     ):
         """The same as ``read`` as records, one behind the other: what a frame has no room for is there too."""
+        cdef const uint8_t[::1] stored = block if block else None
         cdef uint64_t done
         cdef size_t count = select(self, after, upto, at, max_bytes, False, b"", &done)
         cdef size_t i, total = 0, size
         cdef bytes out
         cdef char *to
         if not keys_only:
-            restore(self, count, block)
+            restore(self, count, stored)
         for i in range(count):
             total += R_FRAME + frame_size(picked[i], keys_only)
         out = PyBytes_FromStringAndSize(NULL, total)
@@ -407,6 +424,8 @@ cdef class Table:
     ):
         """The same as ``read`` into a buffer: (bytes used, how many frames, how far). A buffer that is too small
         for even one record stays empty."""
+        cdef const uint8_t[::1] stored = block if block else None
+        cdef double now = self.ledger.clock() if self.locks else 0
         cdef uint64_t done
         cdef size_t count, size
         if not (keys_only or prefix or self.evicted or self.locks) and buffer.shape[0]:
@@ -416,21 +435,22 @@ cdef class Table:
             return size, count, done
         count = select(self, after, upto, at, buffer.shape[0], every, prefix, &done)
         if not keys_only:
-            restore(self, count, block)
+            restore(self, count, stored)
         if count == 1 and frame_size(picked[0], keys_only) > <size_t>buffer.shape[0]:
             return 0, 0, after
-        return copy_frames(self, <char *>&buffer[0] if count else NULL, count, opaque, keys_only), count, done
+        return copy_frames(self, <char *>&buffer[0] if count else NULL, count, opaque, keys_only, now), count, done
 
     def read_columns(
         self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every=False, bint keys_only=False,
         bytes prefix=b"", block=None,
     ):
         """The same as ``read`` as an Arrow batch, with the seqno up to which the range is done."""
+        cdef const uint8_t[::1] stored = block if block else None
         cdef uint64_t done
         cdef double now = self.ledger.clock() if self.locks else 0
         cdef size_t count = select(self, after, upto, at, min(max_bytes, <size_t>1 << 30), every, prefix, &done)
         if not keys_only:
-            restore(self, count, block)
+            restore(self, count, stored)
         return columns(self, count, keys_only, now), done
 
     def first_evicted(self, uint64_t after, uint64_t upto):
@@ -513,13 +533,17 @@ cdef class Table:
         cdef bytes out
         if not size:
             return b""
+        if not stored_step(<const char *>&data[0], size):
+            raise_corrupt(self.vbucket)
         out = PyBytes_FromStringAndSize(NULL, size)
         to = PyBytes_AS_STRING(out)
         i = seek_chunk(self, load_be64(<const char *>&data[0] + R_SEQNO) - 1)
         place = 0
         while offset < size:
             record = <const char *>&data[offset]
-            step = full_size(record)
+            step = stored_step(record, size - offset)
+            if not step:
+                raise_corrupt(self.vbucket)
             seqno = load_be64(record + R_SEQNO)
             # Both run in the order of seqnos.
             while i < self.order_count:
@@ -1698,9 +1722,10 @@ cdef size_t stream_frames(
     return to - start
 
 
-cdef size_t copy_frames(Table self, char *to, size_t count, uint32_t opaque, bint keys_only) except? 9999:
+cdef size_t copy_frames(
+    Table self, char *to, size_t count, uint32_t opaque, bint keys_only, double now
+) except? 9999:
     """Lay the picked frames out one behind the other."""
-    cdef double now = self.ledger.clock() if self.locks else 0
     cdef size_t i
     cdef uint32_t size
     cdef char *start = to
@@ -1780,26 +1805,51 @@ cdef size_t select(
     return count
 
 
-cdef int restore(Table self, size_t count, object block) except -1:
+cdef inline uint32_t stored_step(const char *data, size_t rest) noexcept:
+    """The size of the stored record at ``data``, 0 if none that can be right stands there."""
+    cdef uint64_t body, head
+    if rest < <size_t>R_EXTRAS + DELETION_EXTRAS:
+        return 0
+    body = load_be32(data + R_BODY_LENGTH)
+    head = <uint64_t><uint8_t>data[R_EXTRAS_LENGTH] + load_be16(data + R_KEY_LENGTH)
+    if head > body or ((body + R_EXTRAS + 7) & ~<uint64_t>7) > rest:
+        return 0
+    return full_size(data)
+
+
+cdef int raise_corrupt(uint16_t vbucket) except -1:
+    raise CorruptData("", f"a record of vbucket {vbucket} cannot be read")
+
+
+cdef int restore(Table self, size_t count, const uint8_t[::1] block) except -1:
     """Replace picked records whose value was evicted by the stored ones; both run in the order of seqnos."""
     cdef size_t i, offset = 0, size = 0
     cdef uint64_t seqno
-    cdef const uint8_t[::1] view
+    cdef uint32_t step = 0
     cdef const char *data = NULL
     if not self.evicted:
         return 0
-    if block is not None and len(block):
-        view = block
-        size = view.shape[0]
-        data = <const char *>&view[0]  # the caller holds the block while the frames are made
+    if block is not None:
+        size = block.shape[0]
+        data = <const char *>&block[0]  # the caller holds the block while the frames are made
     for i in range(count):
         if not picked[i][R_MARKS] & MARK_EVICTED:
             continue
         seqno = load_be64(picked[i] + R_SEQNO)
-        while offset < size and load_be64(data + offset + R_SEQNO) < seqno:
-            offset += full_size(data + offset)
+        while offset < size:
+            step = stored_step(data + offset, size - offset)
+            if not step:
+                raise_corrupt(self.vbucket)
+            if load_be64(data + offset + R_SEQNO) >= seqno:
+                break
+            offset += step
         if offset >= size or load_be64(data + offset + R_SEQNO) != seqno:
             raise CorruptData("", f"the value of change {seqno} is not on disk")
+        # It must be what memory remembers in all but the value: a mutation of this key.
+        if memcmp(data + offset + R_FRAME, picked[i] + R_FRAME, <size_t>(R_LOCK_TIME - R_FRAME)) or memcmp(
+            record_key(data + offset), record_key(picked[i]), load_be16(picked[i] + R_KEY_LENGTH)
+        ):
+            raise CorruptData("", f"change {seqno} of vbucket {self.vbucket} is another one on disk")
         picked[i] = data + offset
     return 0
 
@@ -1827,8 +1877,11 @@ cdef object columns(Table self, size_t count, bint keys_only, double now):
     for i in range(13):
         places[i] = total
         total += (sizes[i] + 63) & ~<size_t>63
-    memory = pa.allocate_buffer(total)
-    cdef char *base = <char *><uintptr_t>memory.address
+    cdef char *base
+    cdef ArrowArray batch
+    cdef ChangeColumns *block = allocate_columns(total, &base)
+    if block == NULL:
+        raise MemoryError
     cdef uint16_t *p_vbucket = <uint16_t *>(base + places[0])
     cdef uint8_t *p_event = <uint8_t *>(base + places[1])
     cdef uint64_t *p_seqno = <uint64_t *>(base + places[2])
@@ -1878,11 +1931,16 @@ cdef object columns(Table self, size_t count, bint keys_only, double now):
             memcpy(p_value, key + key_size, value_size)
             p_value += value_size
         p_value_end[i + 1] = p_value_end[i] + value_size
-    parts = [memory.slice(places[i], sizes[i]) for i in range(13)]
-    arrays = [from_buffers(COLUMN_TYPES[i], count, [None, parts[i]]) for i in range(9)]
-    arrays.append(from_buffers(COLUMN_TYPES[9], count, [None, parts[9], parts[10]]))
-    arrays.append(from_buffers(COLUMN_TYPES[10], count, [None, parts[11], parts[12]]))
-    return from_arrays(arrays, schema=CHANGES)
+    for i in range(9):
+        describe_column(block, <int>i, count, base + places[i], NULL)
+    describe_column(block, 9, count, base + places[9], base + places[10])
+    describe_column(block, 10, count, base + places[11], base + places[12])
+    describe_columns(block, &batch, count)
+    try:
+        return import_batch(<size_t>&batch, CHANGES)
+    finally:
+        if batch.release != NULL:  # Arrow did not take it
+            batch.release(&batch)
 
 
 # Storage.
@@ -1957,16 +2015,20 @@ cdef object load_records(Table self, const char *data, size_t size):
 def stored_value(const uint8_t[::1] block not None, uint64_t seqno):
     """The value of one change in a stored block."""
     cdef size_t offset = 0, size = block.shape[0]
+    cdef uint32_t step
     cdef const char *record
     cdef const char *value
     while offset < size:
         record = <const char *>&block[offset]
+        step = stored_step(record, size - offset)
+        if not step:
+            raise CorruptData("", "a stored record cannot be read")
         if load_be64(record + R_SEQNO) == seqno:
             value = record_key(record) + load_be16(record + R_KEY_LENGTH)
             return PyBytes_FromStringAndSize(
                 value, record + R_EXTRAS + load_be32(record + R_BODY_LENGTH) - value
             )
-        offset += full_size(record)
+        offset += step
     return None
 
 

@@ -116,6 +116,11 @@ class Cursor:
         """How many seqnos lie before the end of the history."""
         return max(0, min(self.end_seqno, self.vbucket.high_seqno) - self.seqno)
 
+    def settle_for(self, seqno: int) -> None:
+        """The first snapshot may end there already: who reads it does not go on to live changes."""
+        if self._first_end is not None:
+            self._first_end = min(self._first_end, seqno)
+
     def close(self) -> None:
         self.end(CursorEnd.CLOSED)
 

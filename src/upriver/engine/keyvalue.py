@@ -235,9 +235,9 @@ class KeyValue:
                 raise KeyNotFound(vbucket=self.table.vbucket)
             number = initial % 2**64
             return number, *self.table.store(Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry))
+        self._writable(key, item, cas)
         if not (item.value.isdigit() and len(item.value) <= 20 and int(item.value) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
-        self._writable(key, item, cas)
         number = max(0, int(item.value) + delta) % 2**64
         return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype)
 

@@ -93,6 +93,7 @@ class Maintenance:
         """The pager: items of active vbuckets that nobody reads expire too."""
         for vbucket in self.vbuckets():
             if vbucket.state is not VbucketState.ACTIVE:
+                vbucket.table.end_locks()  # those that came with changes end here too
                 continue
             position, upto = 0, vbucket.high_seqno
             while True:

@@ -321,13 +321,18 @@ class Table:
 
         From the beginning, it drops the locks that have ended too.
         """
-        if not after and self.locks:
-            now = self.ledger.clock()
-            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
+        if not after:
+            self.end_locks()
         first = self._place(after)
         window = self._records[first : first + SWEEP_RECORDS]
         keys = [e.key for e in window if not e.superseded_by and self._is_expired(e)]
         return keys, window[-1].seqno if first + SWEEP_RECORDS < len(self._records) else 0
+
+    def end_locks(self) -> None:
+        """Forget the locks that have ended."""
+        if self.locks:
+            now = self.ledger.clock()
+            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
 
     def live_keys(self) -> list[bytes]:
         """The keys of all live items, in no particular order."""
@@ -530,8 +535,7 @@ class Table:
         out: list[bytes] = []
         offset = 0
         while offset < len(data):
-            record = unpack(data, offset)
-            size = _Entry(record).size
+            record, size = stored_record(data, offset)
             seqno = record.change.seqno
             place = self._place(seqno) - 1
             held = place >= 0 and self._records[place].seqno == seqno
@@ -948,10 +952,22 @@ def stored_values(block: bytes | memoryview) -> dict[int, bytes]:
     """The values in a stored block by seqno."""
     found, offset = {}, 0
     while offset < len(block):
-        record = unpack(block, offset)
+        record, size = stored_record(block, offset)
         found[record.change.seqno] = record.change.value
-        offset += _Entry(record).size
+        offset += size
     return found
+
+
+def stored_record(block: bytes | memoryview, offset: int) -> tuple[Record, int]:
+    """The record at that place of a stored block, and the room that it takes."""
+    try:
+        size = aligned(size_at(block, offset))
+        record = unpack(block, offset)
+    except (struct.error, KeyError):
+        raise CorruptData("", "a stored record cannot be read") from None
+    if offset + size > len(block):
+        raise CorruptData("", "a stored record cannot be read")
+    return record, size
 
 
 def stored_value(block: bytes | memoryview, seqno: int) -> bytes | None:

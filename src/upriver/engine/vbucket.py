@@ -385,9 +385,18 @@ class Vbucket(KeyValue):
     def changes(
         self, start_seqno: int = 0, end_seqno: int | None = None, options: Options | None = None
     ) -> Iterator[SnapshotReader]:
-        """The snapshots that lead from ``start_seqno`` to ``end_seqno``, or to where the history ends now."""
-        end = self.whole_seqno if end_seqno is None else end_seqno
+        """The snapshots that lead from ``start_seqno`` to ``end_seqno``, or to where the history ends now.
+
+        With ``persisted_only`` it ends at the last whole state that is on disk now.
+        """
+        reached = self.whole_seqno
+        if options is not None and options.persisted_only:
+            reached = self.whole_at_or_below(min(reached, self.persisted_seqno))
+            if reached <= start_seqno:
+                return
+        end = reached if end_seqno is None else end_seqno
         with self.open_cursor(f"changes-{secrets.token_hex(4)}", start_seqno, end, options) as cursor:
+            cursor.settle_for(reached)
             while (snapshot := cursor.next_snapshot()) is not None:
                 reader = SnapshotReader(cursor, snapshot)
                 yield reader
