@@ -7,7 +7,7 @@ extra.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -402,6 +402,55 @@ FAULTS = (
 )
 
 
+def mid_snapshot(
+    rng: random.Random, do: Callable[..., None], keys: int, owner: int, replica: int, outside: int
+) -> None:
+    """What chance alone seldom brings together: a key that changes on both sides of where the disk ends, a
+    replica cut off between the two, and then a loss, while somebody follows that replica."""
+    twice, once = rng.sample(range(keys), 2)
+    do("connect", replica, owner, 0, 9)
+    do("deliver", replica, 20)
+    if rng.random() < 0.5:
+        do("connect", outside, owner, 0, 9)
+        do("deliver", outside, 20)
+    do("cut", replica)
+    do("set", owner, twice)
+    do("persist", owner)
+    do("set", owner, once)
+    do("set", owner, twice)
+    do("connect", replica, owner, rng.randrange(2), 9)
+    do("deliver", replica, 2)
+    if rng.random() < 0.5:
+        do("persist", replica)
+    what = rng.randrange(3)
+    if what == 0:
+        do("crash", owner)
+    elif what == 1:
+        do("deliver", replica, rng.choice((0, 4)))
+        do("promote", replica, rng.randrange(3))
+        do("crash", replica)
+    do("connect", outside, replica, rng.randrange(3), 9)
+    do("deliver", outside, rng.choice((2, 3, 20)))
+
+
+def filled_late(rng: random.Random, do: Callable[..., None], keys: int, outside: int) -> None:
+    """A replica that never heard of a deletion takes over, and somebody comes back who had not heard of it either."""
+    gone, other = rng.sample(range(keys), 2)
+    do("set", 0, gone)
+    do("connect", outside, 0, 0, 9)
+    do("deliver", outside, 20)
+    do("cut", outside)
+    do("delete", 0, gone)
+    for _ in range(rng.randint(1, 3)):
+        do("set", 0, other)
+    do("purge", 0, 0)
+    do("connect", 1, 0, rng.randrange(2), 9)
+    do("deliver", 1, 20)
+    do("promote", 1, rng.randrange(3))
+    do("connect", outside, 1, rng.randrange(2), 9)
+    do("deliver", outside, 20)
+
+
 def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]:
     """Writes, streams that get somewhere, and some sorts of faults, applied as they are made up."""
     script: list[tuple[Any, ...]] = []
@@ -409,6 +458,8 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
     outside = rng.choice(([3], [4], [4]))
     faults = rng.sample(FAULTS, rng.randrange(2, 5))
     rush, habit, patience = rng.choice((2, 3, 5)), rng.choice((0.1, 0.3, 0.6)), rng.choice((0.1, 0.5, 0.9))
+    # How often somebody outside follows a replica, which may stand in mid-snapshot itself.
+    chained = rng.choice((0.1, 0.1, 0.8))
 
     def do(*event: Any) -> None:
         script.append(event)
@@ -423,11 +474,15 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
             do("deliver", f, 20)
             if rng.random() < 0.5:
                 do("persist", f if f < 3 else 0)
+    elif rng.random() < 0.3:
+        filled_late(rng, do, keys, rng.choice(outside))
     for _ in range(rng.randrange(5, 25)):
         owner = cluster.nodes.index(cluster.active())
         replicas = [n for n in range(nodes) if cluster.nodes[n].role == "replica"]
         turn = rng.random()
-        if turn < 0.35:
+        if turn < 0.06 and replicas:
+            mid_snapshot(rng, do, keys, owner, rng.choice(replicas), rng.choice(outside))
+        elif turn < 0.35:
             writer = rng.choice([n for n in range(nodes) if cluster.nodes[n].role == "active"] or [owner])
             for _ in range(rng.randint(1, rush)):
                 do(rng.choice(("set", "set", "delete")), writer, rng.randrange(keys))
@@ -437,6 +492,8 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
             f = rng.choice(replicas + outside + outside)
             if not cluster.followers[f].stream or rng.random() < 0.2:
                 source = owner if rng.random() < 0.85 else rng.randrange(nodes)
+                if f in outside and replicas and rng.random() < chained:
+                    source = rng.choice(replicas)
                 do("connect", f, source, rng.randrange(3), rng.choice((1, 9, 9)))
             do("deliver", f, rng.choice((1, 2, 2, 3, 4, 20)))
             if f < 3 and rng.random() < habit:

@@ -19,6 +19,9 @@ set 0 2, connect 1 0 1 9, deliver 1 9, connect 4 0 1 9, deliver 4 9, set 0 0, se
 deliver 4 9, deliver 1 2, promote 1 0, set 1 1, connect 4 1 1 9, deliver 4 9""",
     "a snapshot ends only where the sender is whole": """\
 set 0 1, persist 0, set 0 0, set 0 1, connect 1 0 1 1, deliver 1 2, crash 0, connect 4 1 2 9, deliver 4 2""",
+    "the same behind a replica that was filled before": """\
+set 0 1, connect 4 0 0 9, deliver 4 9, connect 1 0 0 9, deliver 1 9, cut 4, cut 1, set 0 1, persist 0, set 0 0
+set 0 1, connect 1 0 0 9, deliver 1 2, crash 0, connect 4 1 0 9, deliver 4 3""",
     "the first snapshot reaches the high seqno": """\
 set 0 1, connect 2 0 2 1, deliver 2 20, delete 0 0, set 0 0, delete 0 0, connect 4 0 0 9, deliver 4 3
 promote 2 1, set 2 0, connect 1 2 2 9, deliver 1 2, connect 4 2 2 1, promote 1 0""",
