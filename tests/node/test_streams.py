@@ -99,11 +99,6 @@ def test_a_consumer_is_asked_for_nothing(message: Message) -> None:
     assert peer.closed
 
 
-def test_a_consumer_says_that_it_does_not_consume_yet() -> None:
-    peer = Laboratory().connect().open(flags=0)
-    assert brief(peer.send(upr.AddStream())) == ["not_supported"]
-
-
 def test_other_requests_stay_with_the_sessions_commands() -> None:
     _, peer = stage(b"a")
     ask(peer)

@@ -122,7 +122,10 @@ class BackToBack:
 
     def work(self) -> bool:
         """Let the nodes run what is due, disks included; False if there was nothing."""
-        worked = [node.scheduler.step() or node.bucket.flusher.step() for node in (self.source, self.destination)]
+        worked = [
+            node.scheduler.step() or node.bucket.flusher.step() or node.scheduler.step()
+            for node in (self.source, self.destination)
+        ]
         return any(worked)
 
     def pass_by(self, seconds: float) -> None:

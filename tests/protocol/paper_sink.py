@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from upriver.errors import NotMyVbucket
+from upriver.errors import NotMyVbucket, TemporaryFailure
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.wire import Dialect, Framer
 from upriver.wire.framing import MEMCACHED
@@ -21,6 +21,8 @@ class PaperCopy:
         self.closed = False
         #: Raised by the next change.
         self.failure: Exception | None = None
+        #: How many more changes there is room for.
+        self.room: int | None = None
 
     def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:
         self.position = self.position.announced(snapshot)
@@ -31,6 +33,7 @@ class PaperCopy:
         self.told.append(f"whole at {self.position.seqno}")
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:
+        """Keys are named for their seqnos."""
         if self.failure is not None:
             raise self.failure
         framer = Framer(MEMCACHED)
@@ -39,8 +42,15 @@ class PaperCopy:
         while packet := framer.next_packet():
             keys.append(dialect.decode(packet).key.decode())  # type: ignore[attr-defined]
         assert len(keys) == changes
-        self.position = StreamPosition(self.position.vbucket_uuid, last_seqno, self.position.snapshot)
-        self.told.append(" ".join(keys))
+        full = self.room is not None and len(keys) > self.room
+        if self.room is not None:
+            keys, self.room = keys[: self.room], max(0, self.room - len(keys))
+        if keys:
+            last_seqno = int(keys[-1].removeprefix("k"))
+            self.position = StreamPosition(self.position.vbucket_uuid, last_seqno, self.position.snapshot)
+            self.told.append(" ".join(keys))
+        if full:
+            raise TemporaryFailure("no room")
 
     def advance(self, seqno: int) -> None:
         self.position = self.position.advanced(seqno)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.protocol.paper_sink import PaperCopy, PaperSink
-from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, TemporaryFailure
+from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, TemporaryFailure, TooBig
 from upriver.model import VbucketState
 from upriver.protocol.consumer import Consumer, ConsumerOptions
 from upriver.protocol.receiving import ReceivingStream
@@ -205,16 +205,44 @@ def test_a_marker_in_the_wrong_place_or_dialect_ends_its_stream() -> None:
     assert stage.ended[-1] is stream
 
 
-def test_a_sink_that_cannot_take_more_ends_the_stream() -> None:
+def test_a_sink_without_room_gets_the_rest_again() -> None:
     stage = Stage()
     stream = stage.open()
     stage.tell(marker(stream))
-    stage.copies[0].failure = TemporaryFailure("full")
+    data = b"".join(mutation(stream, seqno).encode() for seqno in (1, 2, 3))
+    size = len(data) // 3
+    stage.copies[0].room = 2
+    assert stage.consumer.receive_run(data, 0, 0.0) == 2 * size
+    assert stage.consumer.full
+    assert not stream.life.ended
+    assert stage.consumer.receive_run(data, 2 * size, 0.0) == 2 * size  # still
+    stage.copies[0].room = None
+    stage.consumer.go_on()
+    assert stage.consumer.receive_run(data, 2 * size, 0.0) == 3 * size
+    assert not stage.consumer.full
+    assert stage.copies[0].told[1:] == ["k1 k2", "k3"]
+    assert stream.changes_received == 3
+
+
+def test_a_single_change_without_room_ends_its_stream() -> None:
+    stage = Stage()
+    stream = stage.open()
+    stage.tell(marker(stream))
+    stage.copies[0].room = 0
+    assert status_of(stage.tell(mutation(stream, 1))) is Status.ETMPFAIL
+    assert stream.life.ended
+
+
+def test_a_sink_that_refuses_a_change_ends_the_stream() -> None:
+    stage = Stage()
+    stream = stage.open()
+    stage.tell(marker(stream))
+    stage.copies[0].failure = TooBig("much too big")
     change = mutation(stream, 1)
     assert stage.consumer.receive_run(change.encode(), 0, 0.0) == 0
     assert stream.life.ended
     assert status_of(stage.tell(change)) is Status.KEY_ENOENT
-    assert "full" in stream.end_reason
+    assert "much too big" in stream.end_reason
 
 
 def test_who_left_a_stream_closes_it_over_there_before_asking_again() -> None:
@@ -287,7 +315,7 @@ def test_bytes_are_acknowledged_when_a_part_of_the_window_is_used_or_after_some_
     (ack,) = stage.sent()
     assert isinstance(ack, dcp.BufferAck)
     assert ack.bytes_processed == size
-    change = of(stream, dcp.Mutation(by_seqno=1, key=b"k", value=b"v" * 300)).encode()
+    change = of(stream, dcp.Mutation(by_seqno=1, key=b"k1", value=b"v" * 300)).encode()
     stage.consumer.receive_run(change, 0, 6.0)
     (ack,) = stage.sent()
     assert isinstance(ack, dcp.BufferAck)

@@ -142,3 +142,17 @@ def test_a_run_ends_where_something_does_not_belong_to_it(run: Run) -> None:
     assert run(b"x" * 10 + one, 10, 0, 9, True) == (10 + size, 5, 1)
     assert run(b"", 0, 0, 9, True) == (0, 0, 0)
     assert run(one, 0, 0, 9, True, 10) == (0, 0, 0)  # too large
+
+
+@pytest.mark.parametrize("end", [frames.changes_end, frames.plain_changes_end])
+@given(changes=st.lists(CHANGES, max_size=6), cut=st.integers(0, 200))
+def test_changes_end_where_something_else_begins_even_if_the_last_is_not_whole(
+    end: Callable[[bytes, int], int], changes: list[Change], cut: int
+) -> None:
+    data = b"".join(map(frame, changes))
+    marker = dcp.SnapshotMarker(start_seqno=0, end_seqno=9).encode()
+    assert end(data + marker, 0) == end(b"\x81" * 24 + data, 24) - 24 == len(data)
+    sizes = [len(frame(change)) for change in changes]
+    whole = data[: max(0, len(data) - cut)]
+    begun = sum(size for at, size in enumerate(sizes) if sum(sizes[:at]) + 24 <= len(whole))
+    assert end(whole, 0) == begun

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.wire import Message
+from upriver.wire.layout import Buffer
 
 #: What is read from the history at once, at most.
 PIECE_BYTES: Final = 256 * 1024
@@ -36,6 +37,8 @@ class Pump:
         self.session = session
         #: The transport has not sent yet what it was given.
         self.blocked = False
+        #: There is no room for what comes: nothing more is taken until there is.
+        self.full = False
         #: The connection is gone.
         self.lost = False
         self._pumped = False
@@ -43,6 +46,10 @@ class Pump:
         self._timer_at: float | None = None
 
     # What the kinds of connections differ in
+
+    def receive_run(self, data: Buffer, at: int) -> int:  # noqa: ARG002
+        """Take at once what needs no message for each packet; where that ends."""
+        return at
 
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""

@@ -274,6 +274,7 @@ class Session:
         return (
             self.paused
             or self.logging_in
+            or (self.stream is not None and self.stream.full)
             or len(self._waiting) >= limits.waiting_answers_max
             or self._waiting_bytes >= limits.unread_answer_bytes_max
         )
@@ -325,6 +326,9 @@ class Session:
             at = self._answer_run(data, at)
             if at == len(data):
                 break
+            if self.stream is not None and self.stream.full:
+                self.stalled = True
+                return at
             try:
                 size = self._packet_size(data, at)
             except WireError as error:
@@ -340,6 +344,8 @@ class Session:
     def _answer_run(self, data: Buffer, at: int) -> int:
         """Let the compiled loop answer what is plain; where it stopped."""
         node = self.node
+        if self.stream is not None:
+            at = self.stream.receive_run(data, at)
         if node.fast_path is None or self._waiting or self.framing is DRAFT:
             return at
         may_read, may_write = self._plain_rights()

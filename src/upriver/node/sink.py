@@ -7,12 +7,12 @@ writes its own history.
 from collections.abc import Callable
 
 from upriver.engine import Vbucket
-from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, OutOfRange
-from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState, changes_in
+from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, OutOfRange, WireError
+from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
-from upriver.wire import Dialect
+from upriver.wire import Dialect, dcp
 from upriver.wire.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.layout import Buffer
 
@@ -62,15 +62,19 @@ class EngineCopy:
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:  # noqa: ARG002
         """Changes that follow, in their order."""
-        decoder = ChangeDecoder(dialect)
-        decoder.feed(frames)
         try:
+            if dialect is dcp.dcp:
+                self._vbucket.apply_frames(frames)
+                return
+            decoder = ChangeDecoder(dialect)
+            decoder.feed(frames)
             for batch in decoder:
                 assert isinstance(batch, ChangeBatch)
-                for change in changes_in(batch.records):
-                    self._vbucket.apply(change)
+                self._vbucket.apply_batch(batch.records)
         except OutOfOrder as error:
             raise OutOfRange(str(error), vbucket=self.number) from None
+        except WireError as error:
+            raise InvalidArguments(str(error), vbucket=self.number) from None
 
     def advance(self, seqno: int) -> None:
         """Nothing more comes up to here."""

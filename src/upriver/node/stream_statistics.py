@@ -2,7 +2,8 @@
 
 A connection belongs to the group of the dialect that its first stream request spoke, to `dcp` before that, and those of
 the drafts to `upr`; so the two groups together hold every connection once. What was sent and is not acknowledged adds
-up with what was acknowledged to all that the window has counted.
+up with what was acknowledged to all that the window has counted; on a connection of the consumer type, what was
+received.
 """
 
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from upriver.node.replicas import ReplicaConnection
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
 from upriver.node.streams import StreamConnection, StreamService
@@ -56,14 +58,40 @@ def stream_statistics(service: StreamService | None, group: Literal["dcp", "upr"
         yield f"{prefix}:type", connection.type
         yield f"{prefix}:created", int(connection.created)
         yield f"{prefix}:connected", "true"
-        if connection.producer is not None:
-            for name, value in _producer(connection.producer):
-                yield f"{prefix}:{name}", value
+        given = _producer(connection.producer) if isinstance(connection, StreamConnection) else _replica(connection)
+        for name, value in given:
+            yield f"{prefix}:{name}", value
 
 
-def _group(connection: StreamConnection) -> str:
-    dialect = "" if connection.producer is None else connection.producer.dialect
+def _group(connection: StreamConnection | ReplicaConnection) -> str:
+    if isinstance(connection, ReplicaConnection):
+        dialect = connection.replica.consumer.dialect
+    else:
+        dialect = connection.producer.dialect
     return "dcp" if dialect in ("", "dcp") else "upr"
+
+
+def _replica(connection: ReplicaConnection) -> Pairs:
+    consumer = connection.replica.consumer
+    window = consumer.window
+    yield "max_buffer_bytes", window.size_bytes
+    yield "unacked_bytes", window.unacked_bytes
+    yield "total_acked_bytes", window.acked_bytes_total
+    yield "total_bytes_received", consumer.bytes_received_total
+    yield "total_bytes_sent", connection.replica.bytes_sent_total
+    yield "items_received", consumer.changes_received
+    yield "num_streams", sum(not stream.life.ended for stream in consumer.streams.values())
+    for number, stream in sorted(consumer.streams.items()):
+        position = stream.position
+        yield f"stream_{number}_opaque", stream.opaque
+        yield f"stream_{number}_start_seqno", stream.start_seqno
+        yield f"stream_{number}_state", stream.life.state.value
+        yield f"stream_{number}_items_received", stream.changes_received
+        yield f"stream_{number}_last_received_seqno", position.seqno
+        yield f"stream_{number}_snap_start_seqno", position.snapshot.start
+        yield f"stream_{number}_snap_end_seqno", position.snapshot.end
+        yield f"stream_{number}_vb_uuid", position.vbucket_uuid
+        yield f"stream_{number}_flags", stream.flags
 
 
 def _producer(producer: Producer) -> Pairs:

@@ -2,7 +2,8 @@
 
 Theory of operation. A session hands every packet here before its own commands see it. Until an open comes, a packet of
 a stream closes the connection, because nobody could say whose it is. After it the packets of the streams go to the
-connection's producer, and all others stay with the session's commands: whoever streams may also ask for statistics.
+connection's producer or replica, and all others stay with the session's commands: whoever streams may also ask for
+statistics.
 
 How the changes reach the peer is the pump's business.
 """
@@ -10,16 +11,18 @@ How the changes reach the peer is the pump's business.
 from collections.abc import Iterator
 from typing import Final
 
-from upriver.errors import NotSupported, StatusError, WireError
+from upriver.errors import StatusError, WireError
 from upriver.node import drafts
 from upriver.node.authentication import Role
 from upriver.node.pump import Pump
+from upriver.node.replicas import ReplicaConnection
 from upriver.node.session import Session, malformed, refusal
+from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.protocol.producer import Producer, checked_name
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
-from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft3
+from upriver.wire import AnyResponse, Message, dcp, upr_draft3
 from upriver.wire.codes import Magic
 from upriver.wire.detect import detect
 from upriver.wire.framing import DRAFT, Framing
@@ -30,7 +33,7 @@ _OPEN: Final = dcp.Open.declaration.opcode
 
 
 class StreamConnection(Pump):
-    """A session that was opened for streams, in either role."""
+    """A session on which the node produces."""
 
     def __init__(
         self,
@@ -49,33 +52,20 @@ class StreamConnection(Pump):
         self.wire = speaks[-1].wire
         #: How many bytes of the 12-byte drafts were understood.
         self.bytes_taken = 0
-        self.producer: Producer | None = None
-        if flags & (dcp.OpenFlag.PRODUCER | dcp.OpenFlag.NOTIFIER):
-            self.producer = Producer(service.source, name, flags, self.created, self.wake, speaks)
+        self.producer = Producer(service.source, name, flags, self.created, self.wake, speaks)
 
     @property
     def type(self) -> str:
         """What the statistics call it."""
-        if self.flags & dcp.OpenFlag.NOTIFIER:
-            return "notifier"
-        return "consumer" if self.producer is None else "producer"
+        return "notifier" if self.flags & dcp.OpenFlag.NOTIFIER else "producer"
 
     # Coming in
 
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""
-        if self.producer is None:
-            return self._receive_as_consumer(message)
         if not self.producer.receive(message, self.service.node.clock()):
             return False
         self._settle(self.producer)
-        return True
-
-    def _receive_as_consumer(self, message: Message) -> bool:
-        if isinstance(message, upr.AddStream | upr.CloseStream):
-            self.session.put(refusal(message, NotSupported("the node does not consume streams yet")).encode())
-        else:
-            self.service.close(self.session, f"{message.title()} on a connection of the consumer type")
         return True
 
     def _settle(self, producer: Producer) -> None:
@@ -92,29 +82,25 @@ class StreamConnection(Pump):
 
     def produce(self) -> bytes:
         """The next piece of the streams; empty if there is nothing to send, or no window."""
-        return (
-            b"" if self.producer is None or self.session.closing else self.producer.produce(self.producer.piece_bytes)
-        )
+        return b"" if self.session.closing else self.producer.produce(self.producer.piece_bytes)
 
     @property
     def has_output(self) -> bool:
         """May there be something to send?"""
-        return self.producer is not None and self.producer.has_output
+        return self.producer.has_output
 
     def on_time(self, now: float) -> None:
         """A noop is due, or was not answered."""
-        if self.producer is not None:
-            self.producer.tick(now)
-            self._settle(self.producer)
-            self.run()
+        self.producer.tick(now)
+        self._settle(self.producer)
+        self.run()
 
     def lose(self) -> None:
         """The connection is gone."""
         if self.lost:
             return
         super().lose()
-        if self.producer is not None:
-            self.producer.lose()
+        self.producer.lose()
         self.service.forget(self)
 
 
@@ -124,12 +110,13 @@ class StreamService:
     def __init__(self, node: NodeState) -> None:
         self.node = node
         self.source = EngineSource(node)
-        self._by_name: dict[str, StreamConnection] = {}
+        self.sink = EngineSink(node)
+        self._by_name: dict[str, StreamConnection | ReplicaConnection] = {}
         #: What connections sent that are gone.
         self.bytes_sent_before = 0
         self.changes_sent_before = 0
 
-    def __iter__(self) -> Iterator[StreamConnection]:
+    def __iter__(self) -> Iterator[StreamConnection | ReplicaConnection]:
         return iter(list(self._by_name.values()))
 
     def take(self, session: Session, packet: bytes) -> bool:
@@ -200,6 +187,9 @@ class StreamService:
     def _open(self, session: Session, request: dcp.Open) -> None:
         try:
             session.authorize(Role.STREAM)
+            produces = bool(request.flags & (dcp.OpenFlag.PRODUCER | dcp.OpenFlag.NOTIFIER))
+            if not produces:  # whoever feeds replicas writes, and decides who is active
+                session.authorize(Role.ADMIN)
             name = checked_name(request.name)
         except StatusError as error:
             session.put(refusal(request, error).encode())
@@ -210,7 +200,10 @@ class StreamService:
             old.lose()
             if old.session.on_output is not None:
                 old.session.on_output()
-        session.stream = self._by_name[name] = StreamConnection(self, session, name, request.flags)
+        if produces:
+            session.stream = self._by_name[name] = StreamConnection(self, session, name, request.flags)
+        else:
+            session.stream = self._by_name[name] = ReplicaConnection(self, session, name)
         session.put(AnyResponse(opcode=request.code, opaque=request.opaque).encode())
 
     def close(self, session: Session, why: str) -> None:
@@ -218,7 +211,7 @@ class StreamService:
         session.log.info("closed: %s", why)
         session.closing = True
 
-    def forget(self, connection: StreamConnection) -> None:
+    def forget(self, connection: StreamConnection | ReplicaConnection) -> None:
         """The connection is gone; its name is free, unless somebody has taken it already."""
         if connection.producer is not None:
             self.bytes_sent_before += connection.producer.bytes_sent_total

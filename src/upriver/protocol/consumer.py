@@ -23,6 +23,7 @@ from upriver.errors import (
     PositionError,
     ProtocolViolation,
     StatusError,
+    TemporaryFailure,
 )
 from upriver.model import FailoverLog, VbucketState
 from upriver.model.position import NO_END
@@ -123,6 +124,8 @@ class Consumer:
         self.streams: dict[int, ReceivingStream] = {}
         self.window = ReceiveWindow()
         self.silence = SilenceWatch(0.0, now)
+        #: There was no room for the last run: whoever feeds it waits, says ``go_on`` and gives the rest again.
+        self.full = False
         #: The connection is to be closed; why, for the log.
         self.closing = ""
         #: What its first stream speaks.
@@ -165,13 +168,18 @@ class Consumer:
         self._send(negotiation.first())
         return stream
 
-    def close_stream(self, vbucket: int) -> None:
-        """Take no more of a stream; raises a StatusError if there is none."""
+    def close_stream(self, vbucket: int, *, told: bool = False) -> None:
+        """Take no more of a stream; raises a StatusError if there is none.
+
+        ``told`` is for who closes it at the producer too; otherwise that is done before the next one is asked for.
+        """
         stream = self.streams.get(vbucket)
         if stream is None:
             raise KeyNotFound("there is no stream for this vbucket", vbucket=vbucket)
         asking = self._asking.pop(stream.opaque, None)
         self.forget(vbucket)
+        if told:
+            self._left.discard(vbucket)
         if asking is not None:
             asking[2](stream, KeyNotFound("the stream was closed before its producer answered", vbucket=vbucket))
 
@@ -210,15 +218,24 @@ class Consumer:
             except StatusError as error:
                 self._abandon(stream, error)
                 return at
+            if end > at:
+                self.silence.heard(now)
+                if self.options.acks_late:
+                    self.bytes_received_total += end - at
+                else:
+                    self._processed(end - at, now)
+                self._answer_marker(stream)
+            if stream.full:
+                stream.full, self.full = False, True
+                return end
             if end == at:
                 return at
-            if self.options.acks_late:
-                self.bytes_received_total += end - at
-            else:
-                self._processed(end - at, now)
-            self._answer_marker(stream)
             at = end
         return at
+
+    def go_on(self) -> None:
+        """There may be room again."""
+        self.full = False
 
     def receive(self, message: Message, now: float) -> bool:
         """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
@@ -278,6 +295,8 @@ class Consumer:
         if stream.run(packet, 0) == len(packet):
             self._answer_marker(stream)
             return
+        if stream.full:
+            raise TemporaryFailure("there is no room for the change", vbucket=stream.vbucket)
         error = stream.refuse(message.by_seqno)  # type: ignore[attr-defined]
         self._refuse(message, error)
         if stream.life.ended:

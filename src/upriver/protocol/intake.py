@@ -10,6 +10,10 @@ from upriver.wire.layout import Buffer
 class Receiver(Protocol):
     """Who takes runs and messages: a ``Consumer`` or a ``Replica``."""
 
+    @property
+    def full(self) -> bool:
+        """There was no room for the last run."""
+
     def receive_run(self, data: Buffer, at: int, now: float) -> int:
         """Take the run of changes that stands next; where it ends."""
 
@@ -27,7 +31,10 @@ class Intake:
         self._partial = bytearray()
 
     def feed(self, data: Buffer, now: float) -> list[Message]:
-        """Take bytes; the messages that are none of a stream's, for whoever may want them."""
+        """Take bytes; the messages that are none of a stream's, for whoever may want them.
+
+        Where the receiver is ``full`` the rest is kept: say ``go_on`` to it and feed nothing, or more.
+        """
         if self._partial:
             self._partial += data
             data, self._partial = bytes(self._partial), bytearray()
@@ -36,7 +43,7 @@ class Intake:
         while True:
             at = self._receiver.receive_run(data, at, now)
             size = packet_size(data, at)
-            if size is None or len(data) - at < size:
+            if self._receiver.full or size is None or len(data) - at < size:
                 self._partial += data[at:]
                 return left
             message = dcp.dcp.decode(bytes(data[at : at + size]))

@@ -10,7 +10,16 @@ on from there.
 snapshot, whose rest comes first; so do an end with *ok* and a change of state in a takeover.
 """
 
-from upriver.errors import InvalidArguments, KeyNotFound, OutOfRange, PositionError, ProtocolViolation, StatusError
+from upriver.errors import (
+    InvalidArguments,
+    KeyNotFound,
+    OutOfMemory,
+    OutOfRange,
+    PositionError,
+    ProtocolViolation,
+    StatusError,
+    TemporaryFailure,
+)
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.sink import SinkVbucket
@@ -37,6 +46,8 @@ class ReceivingStream:
         self.modern = True
         self.changes_received = 0
         self.markers_received = 0
+        #: The last run was not taken whole, because there was no room for it.
+        self.full = False
         #: Why it is over, in words; empty before.
         self.end_reason = ""
         #: A marker that wants an answer when everything up to here has come.
@@ -97,10 +108,16 @@ class ReceivingStream:
             return at
         position = self.position
         end, last, count = change_run(data, at, position.seqno, position.snapshot.end, self.modern)
-        if count:
+        if not count:
+            return at
+        try:
             self.copy.apply(memoryview(data)[at:end], self.dialect, last, count)
-            self.position = StreamPosition(position.vbucket_uuid, last, position.snapshot)
-            self.changes_received += count
+        except (TemporaryFailure, OutOfMemory):
+            # No room, which is nobody's fault: what is left comes again, once there is.
+            self.full = True
+            end, last, count = change_run(data, at, position.seqno, self.copy.position.seqno, self.modern)
+        self.position = StreamPosition(position.vbucket_uuid, last, position.snapshot)
+        self.changes_received += count
         return end
 
     def refuse(self, seqno: int) -> StatusError:
@@ -145,10 +162,14 @@ class ReceivingStream:
 
     def handed_over(self, state: VbucketState) -> None:
         """The producer hands its vbucket over: everything that it had announced has come."""
-        if state is VbucketState.PENDING:
+        now = self.copy.state
+        if state is VbucketState.PENDING and now is not VbucketState.ACTIVE:
             self.life.move(StreamEvent.SET_PENDING)
-        elif state is VbucketState.ACTIVE:
+        elif state is VbucketState.ACTIVE and now is VbucketState.PENDING:
             self.life.move(StreamEvent.SET_ACTIVE)
+        elif state in (VbucketState.PENDING, VbucketState.ACTIVE):
+            # Somebody has decided otherwise meanwhile, and the source may be active again because of that.
+            raise InvalidArguments(f"this copy is {now.value}: it cannot become {state.value}", vbucket=self.vbucket)
         else:
             raise InvalidArguments(f"no takeover makes a vbucket {state.value}", vbucket=self.vbucket)
         if not self.modern:

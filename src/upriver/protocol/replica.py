@@ -43,6 +43,15 @@ class Replica:
         """Why the connection is to be closed; empty if it is not."""
         return self._closing or self.consumer.closing
 
+    @property
+    def full(self) -> bool:
+        """There was no room for the last run: wait, say ``go_on`` and give the rest again."""
+        return self.consumer.full
+
+    def go_on(self) -> None:
+        """There may be room again."""
+        self.consumer.go_on()
+
     # Coming in
 
     def receive_run(self, data: Buffer, at: int, now: float) -> int:
@@ -78,7 +87,7 @@ class Replica:
 
     def _close_stream(self, request: upr.CloseStream) -> None:
         try:
-            self.consumer.close_stream(request.vbucket)
+            self.consumer.close_stream(request.vbucket, told=True)
         except StatusError as error:
             self._refuse(request, error)
         else:

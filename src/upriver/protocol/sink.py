@@ -34,7 +34,10 @@ class SinkVbucket(Protocol):
         """The copy is whole where it stands; told on `upr` only, where the bounds of a snapshot do not show it."""
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:
-        """Changes that follow, in their order: whole packets of this vbucket. They are only lent."""
+        """Changes that follow, in their order: whole packets of this vbucket. They are only lent.
+
+        A TemporaryFailure or OutOfMemory says that there is no room now; ``position`` tells how far it came.
+        """
 
     def advance(self, seqno: int) -> None:
         """Nothing more comes up to here: what stood there did not pass a filter."""

@@ -120,3 +120,11 @@ def change_run(
         count += 1
         at += HEADER + body
     return at, after, count
+
+
+def changes_end(const uint8_t[::1] data not None, size_t at):
+    """Where the changes that stand at ``at`` end, whosever they are; beyond the data if the last one is not whole."""
+    cdef size_t length = data.shape[0]
+    while at + HEADER <= length and data[at] == REQUEST and MUTATION <= data[at + OPCODE] <= EXPIRATION:
+        at += HEADER + <size_t> load_u32(&data[at] + BODY_LENGTH)
+    return at

@@ -4,7 +4,8 @@ A store's frames are what a `dcp` stream sends, but for two things. Expirations 
 has asked for them, and a stream must know the last seqno that it sent. Both are a walk over the headers, compiled where
 that is possible; frames without an expiration, nearly all of them, are handed back as they are.
 
-A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow.
+A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow. Who only
+passes them on must just know where they end.
 """
 
 import struct
@@ -14,6 +15,7 @@ from upriver.model import Event
 from upriver.model.record import (
     BODY_LENGTH_OFFSET,
     DELETION_EXTRAS,
+    EVENTS,
     EXPIRATION_EXTRAS,
     HEADER,
     MAGIC,
@@ -95,10 +97,17 @@ def plain_change_run(
     return at, after, count
 
 
+def plain_changes_end(data: Buffer, at: int) -> int:
+    """Where the changes that stand at ``at`` end, whosever they are; beyond the data if the last one is not whole."""
+    while len(data) - at >= HEADER.size and data[at] == MAGIC and data[at + 1] in EVENTS:
+        at += HEADER.size + _BODY_LENGTH.unpack_from(data, at + BODY_LENGTH_OFFSET)[0]
+    return at
+
+
 try:
-    from upriver.wire._frames import change_run, expirations_as_deletions, last_seqno
+    from upriver.wire._frames import change_run, changes_end, expirations_as_deletions, last_seqno
 except ImportError:  # built where there was no C compiler
     expirations_as_deletions, last_seqno = plain_expirations_as_deletions, plain_last_seqno
-    change_run = plain_change_run
+    change_run, changes_end = plain_change_run, plain_changes_end
 
-__all__ = ["change_run", "expirations_as_deletions", "last_seqno"]
+__all__ = ["change_run", "changes_end", "expirations_as_deletions", "last_seqno"]

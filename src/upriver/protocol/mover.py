@@ -1,0 +1,474 @@
+"""Moving vbuckets from one node to another: the steps, without I/O.
+
+Theory of operation. A mover holds two connections, one of the producer type to the source and one of the consumer type
+to the destination, and passes on what the two say to each other (``relay``). It tells the destination which streams to
+add; the takeover itself is a matter between the two (docs/semantics.md). What is left to the mover is to know how it
+ended, whatever fails.
+
+Nothing is remembered across a cut. Whenever both connections stand, every vbucket that is not done begins with the same
+question to both sides: who is what? To open a connection closes the one that had its name before, together with all
+that was on its way there; so the answer stands, and nobody but this mover can change it. (Movers between the same two
+nodes must therefore bear the same name.) Then follows:
+
+============  ===========  =============================================================
+source        destination  what is done
+============  ===========  =============================================================
+whatever      active       it is taken over: have that confirmed from disk, push the map
+active        not active   take over; or, if it shall be undone, nothing is left to do
+dead          pending      a takeover was interrupted: go on with it, or undo it, the
+                           destination first: replica there, then active here
+dead          other        undone if that is wanted; else failed, for somebody else may
+                           have taken it over
+other         not active   the source does not own the vbucket: failed
+active        active       somebody else has meddled: failed, and nothing is touched
+============  ===========  =============================================================
+
+If the destination cannot be reached a dead source stays dead: the other side may be active. A source that is still
+active has sent nothing that could make the destination active, so there nothing needs to be undone.
+
+When the destination has answered *active* the mover pushes the new map to both before it passes the answer on, which
+ends the stream: who looks for the new owner then finds it.
+"""
+
+import copy
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from upriver.errors import WireError
+from upriver.model import VbucketState
+from upriver.protocol.relay import Cutter, decoded, is_for_mover
+from upriver.wire import Request, Response, dcp, memcached, upr
+from upriver.wire.codes import Status
+from upriver.wire.layout import Buffer
+
+#: A takeover that breaks off for a reason other than a lost connection is begun so often.
+ATTEMPTS_MAX: Final = 3
+
+_SET_STATE: Final = upr.SetVbucketState.declaration.opcode
+
+
+class Link(enum.Enum):
+    """One of the two connections."""
+
+    SOURCE = "source"
+    DESTINATION = "destination"
+
+
+class Goal(enum.Enum):
+    """What shall become of a vbucket."""
+
+    REPLICATE = "replicate"
+    TAKE_OVER = "take over"
+    UNDO = "undo"
+
+
+class Phase(enum.Enum):
+    """How far a vbucket is."""
+
+    WAITING = "waiting for the connections"
+    ASKING = "asking both sides who they are"
+    PREPARING = "preparing the destination"
+    STREAMING = "streaming"
+    ANNOUNCING = "pushing the new map"
+    ENDING = "waiting for the end of the stream"
+    CONFIRMING = "having the destination's state confirmed"
+    UNDOING = "making the source active again"
+    MOVED = "moved"
+    UNDONE = "undone"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        """Nothing more happens."""
+        return self in (Phase.MOVED, Phase.UNDONE, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connect to this side and say ``connected``, or ``lost`` if that fails; not before some time after a loss."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the connection to this side; it is not ``lost`` then."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these bytes."""
+
+    link: Link
+    data: Buffer
+
+
+Action = Connect | Disconnect | Send
+
+
+class Move:
+    """One vbucket on its way."""
+
+    def __init__(self, vbucket: int, goal: Goal) -> None:
+        self.vbucket = vbucket
+        self.goal = goal
+        self.phase = Phase.WAITING
+        #: Why it failed, or what it is waiting for.
+        self.reason = ""
+        self.attempts = 0
+        #: Who is what, as far as was answered since the connections stand; None for no such vbucket.
+        self.states: dict[Link, VbucketState | None] = {}
+        #: The destination's answer to *active*, until the map is pushed.
+        self.held: bytes = b""
+        #: The state that the source has told the destination to take on, until that is answered.
+        self.told: upr.VbucketState | None = None
+
+
+class Mover:
+    """Moves vbuckets from one node to another, over one pair of connections."""
+
+    def __init__(
+        self,
+        name: str,
+        vbuckets: Iterable[int],
+        goal: Goal = Goal.TAKE_OVER,
+        *,
+        new_map: Callable[[int], bytes] | None = None,
+        on_phase: Callable[[Move], object] | None = None,
+    ) -> None:
+        """``new_map`` gives the cluster map to push once a vbucket is taken over."""
+        self.name = name
+        self.moves = {vbucket: Move(vbucket, goal) for vbucket in vbuckets}
+        self.new_map = new_map
+        self.on_phase = on_phase
+        self.bytes_passed_on = 0
+        self._actions: deque[Action] = deque()
+        self._open: set[Link] = set()
+        self._cutters: dict[Link, Cutter] = {}
+        #: Questions by link and opaque: what to do with the answer.
+        self._questions: dict[tuple[Link, int], Callable[[Response], object]] = {}
+        self._opaque = 0
+        #: Takeovers by the opaque of their stream.
+        self._by_opaque: dict[int, Move] = {}
+        #: Streams were added on these connections.
+        self._begun = False
+
+    # What the shell does and tells
+
+    def start(self) -> None:
+        """Begin: connect to both sides."""
+        for link in Link:
+            self._actions.append(Connect(link))
+
+    def actions(self) -> list[Action]:
+        """What is to be done now, in this order; each is given once."""
+        actions = list(self._actions)
+        self._actions.clear()
+        return actions
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to do. Replication goes on until it is stopped."""
+        return all(move.phase.over for move in self.moves.values())
+
+    def connected(self, link: Link) -> None:
+        """A connection stands: take the name, and with it end whatever an earlier connection had begun."""
+        self._cutters[link] = Cutter()
+        flags = dcp.OpenFlag.PRODUCER if link is Link.SOURCE else dcp.OpenFlag.CONSUMER
+        self._ask(link, dcp.Open(name=self.name.encode(), flags=flags), lambda answer: self._opened(link, answer))
+
+    def lost(self, link: Link, why: str = "") -> None:
+        """A connection is gone, or did not come about. If streams had begun on the two, both begin again."""
+        if self.over:
+            return
+        other = Link.DESTINATION if link is Link.SOURCE else Link.SOURCE
+        if self._begun and other in self._cutters:
+            self._actions.append(Disconnect(other))
+        lost = set(Link) if self._begun else {link}
+        self._forget(lost)
+        for move in self._unfinished():
+            self._set(move, Phase.WAITING, f"the {link.value} cannot be reached{why and ': '}{why}")
+        for each in Link:
+            if each in lost:
+                self._actions.append(Connect(each))
+        self._ask_source_alone()
+
+    def undo(self, vbucket: int) -> None:
+        """Take a takeover back, as far as that is still possible: everything begins again, under that goal."""
+        move = self.moves[vbucket]
+        if move.phase.over:
+            return
+        move.goal = Goal.UNDO
+        for link in list(self._cutters):
+            self._actions.append(Disconnect(link))
+        self._forget(set(Link))
+        for each in self._unfinished():
+            self._set(each, Phase.WAITING)
+        self.start()
+
+    def _forget(self, links: set[Link]) -> None:
+        """These connections are no more; nothing that was asked on either counts."""
+        self._open -= links
+        for link in links:
+            self._cutters.pop(link, None)
+        self._questions = {
+            question: then
+            for question, then in self._questions.items()
+            if question[0] not in links and question[0] not in self._open  # its open is still awaited
+        }
+        self._by_opaque.clear()
+        self._begun = False
+        for move in self._unfinished():
+            move.states.clear()
+            move.held, move.told = b"", None
+
+    def received(self, link: Link, data: Buffer) -> None:
+        """Bytes came: pass them on, except what is for the mover. They are only lent until the actions are taken."""
+        cutter = self._cutters.get(link)
+        if cutter is None:
+            return
+        other = Link.DESTINATION if link is Link.SOURCE else Link.SOURCE
+        try:
+            for piece, is_packet in cutter.cut(data):
+                if not is_packet or self._look_at(link, bytes(piece)):
+                    self.bytes_passed_on += len(piece)
+                    self._actions.append(Send(other, piece))
+        except WireError as error:
+            self._actions.append(Disconnect(link))
+            self.lost(link, str(error))
+
+    def _look_at(self, link: Link, packet: bytes) -> bool:
+        """Look at a packet; whether it is to be passed on."""
+        if is_for_mover(packet):
+            answer = decoded(packet)
+            assert isinstance(answer, Response)
+            question = self._questions.pop((link, answer.opaque), None)
+            if question is not None:
+                question(answer)
+            return False
+        if link is Link.SOURCE:
+            return self._look_at_producer(packet)
+        return self._look_at_consumer(packet)
+
+    # Opening
+
+    def _opened(self, link: Link, answer: Response) -> None:
+        if answer.status is not Status.SUCCESS:
+            self._actions.append(Disconnect(link))
+            self.lost(link, f"the open was refused: {answer.status.label}")
+            return
+        self._open.add(link)
+        if self._open == set(Link):
+            for move in self._unfinished():
+                self._ask_states(move)
+        else:
+            self._ask_source_alone()
+
+    def _ask_source_alone(self) -> None:
+        """A source that is still active has sent nothing that would have to be undone on the other side."""
+        if self._open == {Link.SOURCE}:
+            for move in self._unfinished():
+                if move.goal is Goal.UNDO:
+                    self._ask_states(move, Link.SOURCE)
+
+    def _unfinished(self) -> list[Move]:
+        return [move for move in self.moves.values() if not move.phase.over]
+
+    def _ask(self, link: Link, request: Request, then: Callable[[Response], object]) -> None:
+        self._opaque = self._opaque % 0xFFFFFFFF + 1
+        request.opaque = self._opaque
+        self._questions[link, request.opaque] = then
+        self._actions.append(Send(link, request.encode()))
+
+    def _ask_states(self, move: Move, *links: Link) -> None:
+        self._set(move, Phase.ASKING)
+        for link in links or tuple(Link):
+            self._ask(link, memcached.GetVbucket(vbucket=move.vbucket), self._heard_state(move, link))
+
+    def _heard_state(self, move: Move, link: Link) -> Callable[[Response], object]:
+        def heard(answer: Response) -> None:
+            if isinstance(answer, memcached.GetVbucketResponse) and answer.state.known:
+                move.states[link] = VbucketState[answer.state.name]
+            elif answer.status is Status.NOT_MY_VBUCKET:
+                move.states[link] = None
+            else:
+                self._fail(move, f"the {link.value} does not say who it is: {answer.status.label}")
+                return
+            if len(move.states) == len(Link):
+                self._decide(move, move.states[Link.SOURCE], move.states[Link.DESTINATION])
+            elif move.goal is Goal.UNDO and move.states.get(Link.SOURCE) is VbucketState.ACTIVE:
+                self._set(move, Phase.UNDONE)
+
+        return heard
+
+    # Deciding
+
+    def _decide(self, move: Move, source: VbucketState | None, destination: VbucketState | None) -> None:
+        move.states.clear()
+        taken = destination is VbucketState.ACTIVE
+        # The destination is pending, on disk, before the source dies: who is not has nothing to do with its death.
+        interrupted = source is VbucketState.DEAD and destination is VbucketState.PENDING
+        if taken and source is VbucketState.ACTIVE:
+            self._fail(move, "both nodes are active: make one of them dead, whichever has no newer writes")
+        elif taken and move.goal is Goal.REPLICATE:
+            self._fail(move, "the destination is active: it does not receive")
+        elif taken:
+            self._confirm(move)
+        elif source is VbucketState.ACTIVE and move.goal is Goal.UNDO:
+            self._demote(move, destination, lambda: self._set(move, Phase.UNDONE))
+        elif source is VbucketState.DEAD and move.goal is Goal.UNDO:
+            self._demote(move, destination, lambda: self._revive(move))
+        elif source is VbucketState.ACTIVE or (interrupted and move.goal is Goal.TAKE_OVER):
+            self._prepare(move, destination)
+        elif source is VbucketState.DEAD:
+            self._fail(move, "the source is dead and the destination not pending: whoever took it over may be active")
+        else:
+            self._fail(move, f"the source does not own the vbucket: it is {source.value if source else 'not there'}")
+
+    def _set_state(self, move: Move, link: Link, state: VbucketState, then: Callable[[], object]) -> None:
+        def answered(answer: Response) -> None:
+            if answer.status is Status.SUCCESS:
+                then()
+            else:
+                self._fail(move, f"the {link.value} does not become {state.value}: {answer.status.label}")
+
+        request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState[state.name])
+        self._ask(link, request, answered)
+
+    def _demote(self, move: Move, destination: VbucketState | None, then: Callable[[], object]) -> None:
+        """A pending copy waits for a takeover that will not come."""
+        self._set(move, Phase.UNDOING)
+        if destination is VbucketState.PENDING:
+            self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, then)
+        else:
+            then()
+
+    def _revive(self, move: Move) -> None:
+        self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._set(move, Phase.UNDONE))
+
+    def _prepare(self, move: Move, destination: VbucketState | None) -> None:
+        self._set(move, Phase.PREPARING)
+        if destination in (VbucketState.REPLICA, VbucketState.PENDING):
+            self._add_stream(move)
+        else:
+            self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, lambda: self._add_stream(move))
+
+    def _confirm(self, move: Move) -> None:
+        """Active it says. Once more, because this is answered only when it is on disk."""
+        self._set(move, Phase.CONFIRMING)
+        self._set_state(move, Link.DESTINATION, VbucketState.ACTIVE, lambda: self._announce(move))
+
+    # Streaming
+
+    def _add_stream(self, move: Move) -> None:
+        move.attempts += 1
+        self._begun = True
+        self._set(move, Phase.STREAMING)
+        flags = upr.AddStreamFlag.TAKEOVER if move.goal is Goal.TAKE_OVER else upr.AddStreamFlag(0)
+
+        def answered(answer: Response) -> None:
+            if isinstance(answer, upr.AddStreamResponse):
+                self._by_opaque[answer.stream_opaque] = move
+            elif not move.phase.over:
+                self._fail(move, f"no stream: {answer.status.label} {getattr(answer, 'text', '')}".rstrip())
+
+        self._ask(Link.DESTINATION, upr.AddStream(vbucket=move.vbucket, flags=flags), answered)
+
+    def _look_at_producer(self, packet: bytes) -> bool:
+        """What the source tells the destination, as far as it concerns the mover."""
+        if packet[0] == 0x80 and packet[1] == _SET_STATE:
+            message = decoded(packet)
+            assert isinstance(message, upr.SetVbucketState)
+            move = self.moves.get(message.vbucket)
+            if move is not None:
+                move.told = message.state
+                self._by_opaque[message.opaque] = move
+        elif packet[0] == 0x80 and packet[1] == dcp.StreamEnd.declaration.opcode:
+            message = decoded(packet)
+            assert isinstance(message, dcp.StreamEnd | upr.StreamEnd)
+            move = self.moves.get(message.vbucket)
+            if move is not None and not move.phase.over:
+                self._ended(move, message.reason.label)
+        return True
+
+    def _look_at_consumer(self, packet: bytes) -> bool:
+        """What the destination answers: *active* is kept back until the map is pushed."""
+        if packet[0] != 0x81 or packet[1] != _SET_STATE:
+            return True
+        answer = decoded(packet)
+        assert isinstance(answer, Response)
+        move = self._by_opaque.get(answer.opaque)
+        if move is None:
+            return True
+        told, move.told = move.told, None
+        if told != upr.VbucketState.ACTIVE or answer.status is not Status.SUCCESS:
+            return True
+        move.held = packet
+        self._announce(move)
+        return False
+
+    def _announce(self, move: Move) -> None:
+        """Push the new map to both, then let the stream end."""
+        self._set(move, Phase.ANNOUNCING)
+        if self.new_map is None:
+            self._announced(move)
+            return
+        encoded = self.new_map(move.vbucket)
+        waiting = set(Link)
+
+        def pushed(link: Link) -> Callable[[Response], object]:
+            def answered(_: Response) -> None:
+                # A node that knows a newer map already refuses ours, and is right.
+                waiting.discard(link)
+                if not waiting:
+                    self._announced(move)
+
+            return answered
+
+        for link in Link:
+            self._ask(link, memcached.SetClusterConfig(config=encoded), pushed(link))
+
+    def _announced(self, move: Move) -> None:
+        if not move.held:
+            self._set(move, Phase.MOVED)
+            return
+        self._set(move, Phase.ENDING)
+        held, move.held = move.held, b""
+        self._actions.append(Send(Link.SOURCE, held))
+
+    def _ended(self, move: Move, reason: str) -> None:
+        if move.phase is Phase.ENDING:
+            self._set(move, Phase.MOVED)
+        elif move.goal is Goal.REPLICATE or move.attempts >= ATTEMPTS_MAX:
+            self._fail(move, f"the stream has ended: {reason}")
+        else:
+            self._ask_states(move)
+
+    def _fail(self, move: Move, reason: str) -> None:
+        self._set(move, Phase.FAILED, reason)
+
+    def _set(self, move: Move, phase: Phase, reason: str = "") -> None:
+        move.phase, move.reason = phase, reason
+        if self.on_phase is not None:
+            self.on_phase(move)
+
+
+def moved_map(config: Mapping[str, Any], vbucket: int, server: int) -> dict[str, Any]:
+    """A cluster map in which the vbucket belongs to another server, by its place in the map's list: one revision on."""
+    moved = copy.deepcopy(dict(config))
+    servers = moved["vBucketServerMap"]
+    old = servers["vBucketMap"][vbucket]
+    # Who held a copy there holds the active one now; the old owner is left out, for it is dead.
+    servers["vBucketMap"][vbucket] = [server, *(-1 if place == server else place for place in old[1:])]
+    moved["rev"] = int(moved["rev"]) + 1
+    # Maps that nodes made up for themselves have the epoch 1: a pushed one is newer than all of them.
+    moved["revEpoch"] = max(2, int(moved.get("revEpoch", 0)))
+    return moved
+
+
+__all__ = ["Action", "Connect", "Disconnect", "Goal", "Link", "Move", "Mover", "Phase", "Send", "moved_map"]

@@ -1,0 +1,180 @@
+"""Connections of the consumer type on the node: what goes into the engine, when it is held back, what is told of it."""
+
+import pytest
+
+from tests.node.laboratory import Laboratory, Peer
+from upriver.errors import TemporaryFailure
+from upriver.model import VbucketState
+from upriver.node.stream_statistics import stream_statistics
+from upriver.wire import AnyResponse, Message, Request, Response, dcp, memcached, upr
+from upriver.wire.codes import Status
+
+LOG = (memcached.FailoverEntry(vbucket_uuid=0xABC, seqno=0),)
+
+
+@pytest.fixture
+def laboratory() -> Laboratory:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(0, VbucketState.REPLICA)
+    laboratory.bucket.create_vbucket(1, VbucketState.ACTIVE)
+    return laboratory
+
+
+def opened(laboratory: Laboratory, dialect: str = "dcp") -> tuple[Peer, int]:
+    """A peer that plays mover and producer, and the opaque of its stream."""
+    peer = laboratory.connect().open(b"move", flags=0)
+    request = peer.send(upr.AddStream(opaque=1))[-1]
+    assert isinstance(request, dcp.StreamRequest)
+    if dialect == "upr":
+        refused = AnyResponse(opcode=0x53, opaque=request.opaque, status=Status.EINVAL)
+        (asked,) = peer.send(refused)
+        assert isinstance(asked, upr.FailoverLogRequest)
+        (again,) = peer.send(upr.FailoverLogResponse(log=LOG, opaque=asked.opaque))
+        assert isinstance(again, upr.StreamRequest)
+    (answer,) = peer.send(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))
+    assert isinstance(answer, upr.AddStreamResponse)
+    assert answer.stream_opaque == request.opaque
+    return peer, request.opaque
+
+
+def of(opaque: int, *messages: Request) -> list[Message]:
+    for message in messages:
+        message.opaque = opaque
+    return list(messages)
+
+
+def told(laboratory: Laboratory, group: str = "dcp") -> dict[str, object]:
+    pairs = stream_statistics(laboratory.service, group)  # type: ignore[arg-type]
+    return {name.removeprefix(f"eq_{group}q:move:"): value for name, value in pairs}
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+def test_a_replica_is_fed(laboratory: Laboratory, dialect: str) -> None:
+    peer, opaque = opened(laboratory, dialect)
+    if dialect == "dcp":
+        messages = of(
+            opaque,
+            dcp.SnapshotMarker(start_seqno=0, end_seqno=3),
+            dcp.Mutation(by_seqno=1, key=b"a", value=b"1", cas=5),
+            dcp.Mutation(by_seqno=2, key=b"b", value=b"2", cas=6),
+            dcp.Expiration(by_seqno=3, key=b"a", cas=7, delete_time=9),
+        )
+    else:
+        messages = of(
+            opaque,
+            upr.SnapshotMarker(),
+            upr.Mutation(by_seqno=1, key=b"a", value=b"1", cas=5),
+            upr.Mutation(by_seqno=2, key=b"b", value=b"2", cas=6),
+            upr.Expiration(by_seqno=3, key=b"a", cas=7),
+        )
+    assert peer.send(*messages) == []
+    vbucket = laboratory.bucket.vbucket(0)
+    assert list(vbucket.table.live_keys()) == [b"b"]
+    assert vbucket.failover_log.newest.vbucket_uuid == 0xABC
+    assert vbucket.position.seqno == 3
+    statistics = told(laboratory, dialect)
+    assert statistics[f"ep_{dialect}_count"] == 1
+    assert statistics["type"] == "consumer"
+    assert statistics["stream_0_state"] == "in a snapshot"
+    assert statistics["stream_0_last_received_seqno"] == statistics["items_received"] == 3
+    size = sum(len(message.encode()) for message in messages)
+    assert statistics["total_bytes_received"] == statistics["unacked_bytes"] == size
+
+
+def test_what_was_received_is_acknowledged_after_some_seconds(laboratory: Laboratory) -> None:
+    peer, opaque = opened(laboratory)
+    (marker,) = of(opaque, dcp.SnapshotMarker(start_seqno=0, end_seqno=3))
+    assert peer.send(marker) == []
+    laboratory.pass_by(5.0)
+    (ack,) = peer.take()
+    assert isinstance(ack, dcp.BufferAck)
+    assert ack.bytes_processed == len(marker.encode())
+    statistics = told(laboratory)
+    assert statistics["total_acked_bytes"] == statistics["total_bytes_received"]
+    assert statistics["unacked_bytes"] == 0
+
+
+def test_a_full_disk_queue_holds_the_producer_back_and_loses_nothing(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, opaque = opened(laboratory)
+    table = laboratory.bucket.vbucket(0)
+    real, calls = type(table).apply_frames, 0
+
+    def flaky(vbucket: object, frames: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            raise TemporaryFailure("the queue to disk is full")
+        return real(vbucket, frames)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(table), "apply_frames", flaky)
+    peer.put(
+        *of(
+            opaque,
+            dcp.SnapshotMarker(start_seqno=0, end_seqno=4),
+            dcp.Mutation(by_seqno=1, key=b"a"),
+            dcp.Mutation(by_seqno=2, key=b"b"),
+        )
+    )
+    peer.put(*of(opaque, dcp.SnapshotMarker(start_seqno=2, end_seqno=4), dcp.Mutation(by_seqno=4, key=b"c")))
+    assert laboratory.bucket.vbucket(0).high_seqno == 0
+    assert peer.session.stalled
+    laboratory.pass_by(0.1)
+    assert sorted(laboratory.bucket.vbucket(0).table.live_keys()) == [b"a", b"b", b"c"]
+    assert peer.take() == []
+    assert not peer.closed
+
+
+def test_a_takeover_is_answered_from_disk(laboratory: Laboratory) -> None:
+    peer, opaque = opened(laboratory)
+    laboratory.disk_works = False
+    for state in (upr.VbucketState.PENDING, upr.VbucketState.ACTIVE):
+        (message,) = of(opaque, upr.SetVbucketState(state=state))
+        assert peer.send(message) == []
+        laboratory.disk_works = True
+        laboratory.settle()
+        (answer,) = peer.take()
+        assert isinstance(answer, Response)
+        assert answer.status is Status.SUCCESS
+        laboratory.disk_works = False
+    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+
+
+def test_a_second_connection_cannot_feed_the_same_vbucket(laboratory: Laboratory) -> None:
+    peer, _ = opened(laboratory)
+    other = laboratory.connect().open(b"other", flags=0)
+    (answer,) = other.send(upr.AddStream(opaque=9))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.KEY_EEXISTS
+    peer.send(dcp.Open(name=b"again"))  # closes it
+    assert peer.closed
+    assert isinstance(other.send(upr.AddStream(opaque=9))[-1], dcp.StreamRequest)
+
+
+def test_to_open_the_name_again_ends_what_the_old_connection_had_begun(laboratory: Laboratory) -> None:
+    old, opaque = opened(laboratory)
+    old.send(*of(opaque, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
+    laboratory.connect().open(b"move", flags=0)
+    assert old.closed
+    old.put(*of(opaque, upr.SetVbucketState(state=upr.VbucketState.ACTIVE)))
+    laboratory.settle()
+    assert laboratory.bucket.vbucket(0).state is VbucketState.PENDING
+
+
+def test_other_commands_are_answered_as_everywhere(laboratory: Laboratory) -> None:
+    peer, _ = opened(laboratory)
+    (answer,) = peer.send(memcached.GetVbucket(vbucket=1))
+    assert isinstance(answer, memcached.GetVbucketResponse)
+    assert answer.state is memcached.VbucketState.ACTIVE
+
+
+def test_a_silent_producer_is_given_up(laboratory: Laboratory) -> None:
+    peer = laboratory.connect().open(b"move", flags=0)
+    for message in peer.send(upr.AddStream(opaque=1)):
+        if isinstance(message, dcp.Control):
+            peer.put(AnyResponse(opcode=message.code, opaque=message.opaque))
+    laboratory.pass_by(359.0)
+    assert not peer.closed
+    laboratory.pass_by(2.0)
+    assert peer.closed

@@ -1,0 +1,148 @@
+"""Two nodes without sockets and a mover between them; connections can be cut, and nodes be out of reach."""
+
+import json
+from collections import deque
+
+from tests.node.laboratory import Laboratory, Peer
+from upriver.model import VbucketState
+from upriver.protocol.mover import Action, Connect, Disconnect, Goal, Link, Move, Mover, Phase, Send, moved_map
+
+
+class Wire:
+    """One connection of the mover: a session and what is on its way."""
+
+    def __init__(self, node: Laboratory) -> None:
+        self.peer = Peer(node, "mover")
+        self.to_node = bytearray()
+
+    def take(self) -> bytes:
+        session = self.peer.session
+        if session.stalled and not session.blocked:
+            session.resume()
+        data = session.data_to_send()
+        if session.stream is not None:
+            data += session.stream.produce()
+        return data
+
+    def deliver(self) -> None:
+        data, self.to_node = bytes(self.to_node), bytearray()
+        if data and not self.peer.session.closing:
+            self.peer.session.receive(data)
+
+    def cut(self) -> None:
+        session = self.peer.session
+        if session.stream is not None:
+            session.stream.lose()
+        session.end()
+
+
+class MovingWorld:
+    """What a mover meets."""
+
+    def __init__(self, goal: Goal = Goal.TAKE_OVER, vbuckets: tuple[int, ...] = (0,)) -> None:
+        self.nodes = {Link.SOURCE: Laboratory(vbuckets=4), Link.DESTINATION: Laboratory(vbuckets=4)}
+        for vbucket in vbuckets:
+            self.source.bucket.create_vbucket(vbucket)
+        self.wires: dict[Link, Wire] = {}
+        self.reachable = {Link.SOURCE: True, Link.DESTINATION: True}
+        self.phases: list[Phase] = []
+        self.pushed: list[Link] = []
+        self.most_active = 0
+        self._pending: deque[Action] = deque()
+        config = json.loads(self.source.node.cluster.encoded())
+        config["vBucketServerMap"]["serverList"] = ["a:1", "b:1"]
+        config["vBucketServerMap"]["vBucketMap"] = [[0]] * 4
+        self.config = config
+        self.mover = Mover("a->b", vbuckets, goal, new_map=self._new_map, on_phase=self._note)
+        self.mover.start()
+
+    @property
+    def source(self) -> Laboratory:
+        return self.nodes[Link.SOURCE]
+
+    @property
+    def destination(self) -> Laboratory:
+        return self.nodes[Link.DESTINATION]
+
+    @property
+    def move(self) -> Move:
+        return self.mover.moves[0]
+
+    def _note(self, move: Move) -> None:
+        self.phases.append(move.phase)
+
+    def _new_map(self, vbucket: int) -> bytes:
+        self.config = moved_map(self.config, vbucket, 1)
+        return json.dumps(self.config).encode()
+
+    def states(self, vbucket: int = 0) -> tuple[VbucketState | None, VbucketState | None]:
+        source, destination = (node.bucket.existing(vbucket) for node in self.nodes.values())
+        return (source.state if source else None), (destination.state if destination else None)
+
+    # Steps, one at a time, so that something may happen between any two
+
+    def step(self) -> bool:
+        """Do one thing that can be done; False if there is none."""
+        self.most_active = max(self.most_active, sum(state is VbucketState.ACTIVE for state in self.states()))
+        self._pending += self.mover.actions()
+        if self._pending:
+            self._act(self._pending.popleft())
+            return True
+        for link, wire in list(self.wires.items()):
+            if wire.to_node:
+                wire.deliver()
+                return True
+            if data := wire.take():
+                self.mover.received(link, data)
+                return True
+            if wire.peer.session.finished:
+                self.cut(link)
+                return True
+        return any(
+            # What waited for the disk is called back even if nothing had to be written.
+            node.scheduler.step() or node.bucket.flusher.step() or node.scheduler.step()
+            for node in self.nodes.values()
+        )
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Connect(link):
+                if self.reachable[link]:
+                    self.wires[link] = Wire(self.nodes[link])
+                    self.mover.connected(link)
+            case Disconnect(link):
+                self._drop(link)
+            case Send(link, data):
+                if link in self.wires:
+                    self.wires[link].to_node += data
+
+    def _drop(self, link: Link) -> None:
+        if link in self.wires:
+            self.wires.pop(link).cut()
+
+    def cut(self, link: Link) -> None:
+        """The connection breaks; what was on its way is lost."""
+        if link in self.wires:
+            self._drop(link)
+            self._pending = deque(
+                action for action in self._pending if not isinstance(action, Send) or action.link is not link
+            )
+            self.mover.lost(link, "cut")
+
+    def settle(self, steps_max: int = 5000) -> None:
+        """Go on until nothing happens any more."""
+        for _ in range(steps_max):
+            if not self.step():
+                return
+        raise AssertionError(f"no end: {self.phases[-10:]}")
+
+    def come_back(self) -> None:
+        """Both nodes can be reached again."""
+        self.reachable = dict.fromkeys(Link, True)
+        for link in Link:
+            if link not in self.wires:
+                self._pending.append(Connect(link))
+
+    def contents(self, link: Link, vbucket: int = 0) -> dict[bytes, bytes]:
+        table = self.nodes[link].bucket.vbucket(vbucket).table
+        return {key: item.value for key in table.live_keys() if (item := table.find(key)) is not None}

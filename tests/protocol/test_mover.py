@@ -1,0 +1,233 @@
+"""A mover between two nodes: it ends in one of few ways, and never with two active nodes, whatever breaks when."""
+
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from tests.protocol.moving_world import MovingWorld
+from upriver.model import VbucketState
+from upriver.protocol.mover import Goal, Link, Mover, Phase, Send, moved_map
+
+ACTIVE, DEAD, PENDING, REPLICA = VbucketState.ACTIVE, VbucketState.DEAD, VbucketState.PENDING, VbucketState.REPLICA
+
+
+def written(goal: Goal = Goal.TAKE_OVER, count: int = 20) -> MovingWorld:
+    world = MovingWorld(goal)
+    world.source.write(0, *(b"k%d" % number for number in range(count)))
+    return world
+
+
+def test_a_takeover_from_beginning_to_end() -> None:
+    world = written()
+    world.settle()
+    assert world.phases == [
+        Phase.ASKING,
+        Phase.PREPARING,
+        Phase.STREAMING,
+        Phase.ANNOUNCING,
+        Phase.ENDING,
+        Phase.MOVED,
+    ]
+    assert world.states() == (DEAD, ACTIVE)
+    assert world.most_active == 1
+    assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+    source, destination = (node.bucket.vbucket(0) for node in world.nodes.values())
+    assert destination.failover_log.entries[1:] == source.failover_log.entries
+    assert world.mover.over
+
+
+def test_the_new_map_is_there_before_the_old_stream_ends() -> None:
+    world = written()
+    while Phase.ENDING not in world.phases:
+        assert world.step()
+    for node in world.nodes.values():
+        config = json.loads(node.node.cluster.encoded())
+        assert config["vBucketServerMap"]["vBucketMap"][0] == [1]
+        assert config["revEpoch"] == 2
+    world.settle()
+    assert world.move.phase is Phase.MOVED
+
+
+def test_replication_goes_on() -> None:
+    world = written(Goal.REPLICATE)
+    world.settle()
+    assert world.states() == (ACTIVE, REPLICA)
+    world.source.write(0, b"later")
+    world.settle()
+    assert b"later" in world.contents(Link.DESTINATION)
+    world.cut(Link.SOURCE)
+    world.source.write(0, b"even later")
+    world.settle()
+    assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+    assert not world.mover.over
+
+
+def test_several_vbuckets_over_one_pair_of_connections() -> None:
+    world = MovingWorld(vbuckets=(0, 1, 3))
+    for vbucket in (0, 1, 3):
+        world.source.write(vbucket, *(b"%d-%d" % (vbucket, number) for number in range(10)))
+    world.settle()
+    assert [world.states(vbucket) for vbucket in (0, 1, 3)] == [(DEAD, ACTIVE)] * 3
+    assert all(len(world.contents(Link.DESTINATION, vbucket)) == 10 for vbucket in (0, 1, 3))
+    assert world.mover.over
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "reason"),
+    [
+        (ACTIVE, ACTIVE, "both nodes are active"),
+        (REPLICA, REPLICA, "does not own"),
+        (PENDING, None, "does not own"),
+        (DEAD, REPLICA, "not pending"),
+        (DEAD, None, "not pending"),
+    ],
+)
+def test_what_cannot_be_moved(source: VbucketState, destination: VbucketState | None, reason: str) -> None:
+    world = written()
+    world.source.bucket.vbucket(0).set_state(source)
+    if destination is not None:
+        world.destination.bucket.create_vbucket(0, destination)
+    before = world.states()
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert reason in world.move.reason
+    assert world.states() == before
+
+
+def test_a_source_that_is_not_there() -> None:
+    world = MovingWorld(vbuckets=())
+    world.mover = Mover("a->b", [0])
+    world.mover.start()
+    world.settle()
+    assert "not there" in world.move.reason
+
+
+def test_what_is_moved_already_is_confirmed_from_disk() -> None:
+    world = written()
+    world.source.bucket.vbucket(0).set_state(DEAD)
+    world.destination.bucket.create_vbucket(0, ACTIVE)
+    world.settle()
+    assert Phase.CONFIRMING in world.phases
+    assert world.move.phase is Phase.MOVED
+
+
+def test_an_interrupted_takeover_goes_on() -> None:
+    world = written()
+    while world.states() != (DEAD, PENDING):
+        assert world.step()
+    world.cut(Link.SOURCE)
+    world.settle()
+    assert world.states() == (DEAD, ACTIVE)
+    assert world.move.phase is Phase.MOVED
+    assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+
+
+def test_an_interrupted_takeover_is_undone_after_the_destination_was_asked() -> None:
+    world = written()
+    while world.states() != (DEAD, PENDING):
+        assert world.step()
+    world.reachable[Link.DESTINATION] = False
+    world.cut(Link.DESTINATION)
+    world.mover.undo(0)
+    world.settle()
+    assert world.states() == (DEAD, PENDING)  # the other side may be active, for all we know
+    assert not world.mover.over
+    world.come_back()
+    world.settle()
+    assert world.states() == (ACTIVE, REPLICA)
+    assert world.move.phase is Phase.UNDONE
+    assert world.most_active == 1
+
+
+def test_a_takeover_that_has_not_killed_the_source_needs_nobody_to_be_undone() -> None:
+    world = written()
+    world.reachable[Link.DESTINATION] = False
+    world.mover.undo(0)
+    world.settle()
+    assert world.states() == (ACTIVE, None)
+    assert world.move.phase is Phase.UNDONE
+
+
+def test_what_is_taken_over_cannot_be_undone() -> None:
+    world = written()
+    while world.states() != (DEAD, ACTIVE):
+        assert world.step()
+    world.mover.undo(0)
+    world.settle()
+    assert world.states() == (DEAD, ACTIVE)
+    assert world.move.phase is Phase.MOVED
+
+
+def test_a_promotion_behind_the_movers_back_is_not_overruled() -> None:
+    """Who was made replica while *active* was on its way stays that: the source may be active again."""
+    world = written()
+    while world.states() != (DEAD, PENDING):
+        assert world.step()
+    world.destination.bucket.vbucket(0).set_state(REPLICA)
+    world.settle()
+    assert world.states() == (DEAD, REPLICA)
+    assert world.move.phase is Phase.FAILED
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    cuts=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(list(Link))), max_size=6),
+    undo_after=st.none() | st.integers(0, 80),
+    writes=st.integers(0, 5),
+)
+def test_whatever_is_cut_when(cuts: list[tuple[int, Link]], undo_after: int | None, writes: int) -> None:
+    world = written(count=5)
+    number = 0
+    for steps, link in [*cuts, (200, Link.SOURCE)]:
+        for _ in range(steps):
+            if undo_after is not None and number >= undo_after:
+                world.mover.undo(0)
+                undo_after = None
+            if world.states()[0] is ACTIVE and number < writes * 10 and number % 10 == 0:
+                world.source.write(0, b"w%d" % number)
+            number += 1
+            if not world.step():
+                break
+        world.cut(link)
+    world.settle()
+    assert world.most_active == 1
+    assert world.move.phase in (Phase.MOVED, Phase.UNDONE)
+    if world.move.phase is Phase.MOVED:
+        assert world.states() == (DEAD, ACTIVE)
+        assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+    else:
+        assert world.states()[0] is ACTIVE
+
+
+def test_bytes_that_make_no_sense_cut_the_connection() -> None:
+    world = written()
+    world.settle()
+    world = written(Goal.REPLICATE)
+    world.settle()
+    world.mover.received(Link.SOURCE, b"GET / HTTP/1.1\r\n\r\n      ")
+    assert world.phases[-1] is Phase.WAITING
+    world.settle()
+    assert world.move.phase is Phase.STREAMING
+
+
+def test_a_refused_open_is_tried_again() -> None:
+    mover = Mover("", [0])
+    mover.start()
+    mover.actions()
+    mover.connected(Link.SOURCE)
+    (send,) = mover.actions()
+    assert isinstance(send, Send)
+    refusal = bytes([0x81, 0x50, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]) + bytes(send.data)[12:16] + bytes(8)
+    mover.received(Link.SOURCE, refusal)
+    assert mover.moves[0].phase is Phase.WAITING
+    assert "refused" in mover.moves[0].reason
+
+
+def test_the_map_after_a_move() -> None:
+    config = {"rev": 7, "vBucketServerMap": {"vBucketMap": [[0, 1], [0, 1]], "serverList": ["a", "b"]}}
+    moved = moved_map(config, 1, 1)
+    assert (moved["rev"], moved["revEpoch"]) == (8, 2)
+    assert moved["vBucketServerMap"]["vBucketMap"] == [[0, 1], [1, -1]]
+    assert config["rev"] == 7
