@@ -37,8 +37,8 @@ from upriver.protocol.stream_output import TAKEOVER, ProducerStream
 from upriver.protocol.turns import Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 
-#: What a stream gets at least when its turn comes: less would cost more than it sends.
-TURN_BYTES_MIN: Final = 128 * 1024
+#: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
+TURN_BYTES_MIN: Final = 256 * 1024
 #: What one call hands out unless told otherwise.
 PIECE_BYTES: Final = 256 * 1024
 #: How much of that each priority gets.
@@ -296,13 +296,14 @@ class Producer:
         """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
         pieces = [self.answers()]
         size = len(pieces[0])
-        least = min(TURN_BYTES_MIN, max_bytes)
-        while not size or max_bytes - size >= least:
+        # Half of it is enough: to put another large piece behind the first would cost more than it brings.
+        while size < max(1, max_bytes // 2):
             room = self.window.room_bytes
             stream = None if room == 0 else self._turns.next()
             if stream is None:
                 break
-            share = max(least, (max_bytes - size) // (len(self._turns) + 1))
+            left = max_bytes - size
+            share = min(left, max(TURN_BYTES_MIN, left // (len(self._turns) + 1)))
             piece = stream.turn(share if room is None else min(share, room))
             self.window.sent(len(piece))
             self.bytes_sent_total += len(piece)
