@@ -119,7 +119,7 @@ def main() -> None:
     elif options.read:
         mode, port, total, vbuckets = options.read.split(":")
         if mode == "discard":
-            read_and_discard("127.0.0.1", int(port), int(total), int(vbuckets))
+            read_and_discard(int(port), int(total), int(vbuckets), 0)
         else:
             consume(int(port), int(total), mode == "sync")
     else:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -86,6 +87,7 @@ class FileCheckpoint:
         self.path = Path(path)
         self.source = source
         self.generations = generations
+        self._writing = threading.Lock()
 
     async def load(self) -> dict[int, Progress]:
         """The newest generation that is whole; empty if there is none at all."""
@@ -118,7 +120,8 @@ class FileCheckpoint:
     def write(self, progress: Mapping[int, Progress]) -> None:
         """As ``save``, at once."""
         try:
-            self._write(encoded(progress, self.source))
+            with self._writing:
+                self._write(encoded(progress, self.source))
         except OSError as error:
             raise CheckpointError(str(self.path), f"cannot be written: {error.strerror}") from None
 

@@ -74,6 +74,7 @@ class Consumer:
         self.reconnects = 0
         self._checkpoint = checkpoint
         self._saved: dict[int, Progress] = {}
+        self._saving = asyncio.Lock()
         self._acknowledgements = Acknowledgements()
         self._copies: Copies
         self._ends: dict[int, int] = {}
@@ -157,6 +158,11 @@ class Consumer:
 
     # Handing out
 
+    @property
+    def queued_bytes(self) -> int:
+        """How many received bytes wait to be handed out."""
+        return self._queued_bytes
+
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self
 
@@ -226,11 +232,13 @@ class Consumer:
 
     async def save(self) -> None:
         """Write the progress to the checkpoint, if there is one and it moved."""
-        moved = self._acknowledgements.progress
-        if self._checkpoint is None or all(self._saved.get(number) == each for number, each in moved.items()):
-            return
-        self._saved = {**self._saved, **moved}
-        await self._checkpoint.save(self._saved)
+        async with self._saving:  # one after the other, or an older state could be written last
+            moved = self._acknowledgements.progress
+            if self._checkpoint is None or all(self._saved.get(number) == each for number, each in moved.items()):
+                return
+            progress = {**self._saved, **moved}
+            await self._checkpoint.save(progress)
+            self._saved = progress
 
     # What feeds tell
 
@@ -412,7 +420,7 @@ class Consumer:
         while True:
             await asyncio.sleep(min(self.settings.checkpoint_interval_s, self.settings.stall_s))
             try:
-                await self.save()
+                await asyncio.shield(self.save())  # what has begun to be written is written
             except UpriverError as error:
                 self.failed(error)
             now = asyncio.get_running_loop().time()

@@ -1,0 +1,267 @@
+"""Whatever fails, a consumer ends with exactly the source's contents: nothing missing, nothing extra."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.clusters import push_map, two_nodes
+from tests.client.contents import Mirror, contents_of, follow
+from tests.client.proxy import Proxy
+from tests.client.test_consumer import DIALECTS, fill, run
+from tests.node.probes import Client, Served
+from upriver.client import Consumer, FileCheckpoint, KvClient, SyncKvClient
+from upriver.errors import StreamRolledBack
+from upriver.model import vbucket_of
+from upriver.node import EmbeddedNode
+from upriver.wire.memcached import SetVbucket, StopPersistence, VbucketState
+
+POLICIES = ("rewind", "emit")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.upriver(vbuckets=8)
+def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, dialect: str) -> None:
+    """Nothing is lost and nothing comes twice: the position is right at whatever byte the cut was."""
+
+    async def follow_through() -> None:
+        mirror = Mirror()
+        fill(upriver_node, 0, 2000)
+        async with Proxy(upriver_node.port, seed=7) as proxy, KvClient(upriver_node.address) as kv:
+            push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
+            proxy.cut_after_bytes = 2000
+            settings: dict[str, Any] = {"dialect": dialect, "on_rollback": "fail", "window_bytes": 100_000}
+            async with Consumer(f"127.0.0.1:{upriver_node.port}", **settings) as consumer:
+                for turn in range(40):
+                    proxy.cut_after_bytes = 1500 + 37 * turn
+                    await kv.set(f"turn{turn % 7}", str(turn))
+                    if turn % 5 == 0:
+                        proxy.cut()
+                    seen = b"turn%d" % (turn % 7)
+                    wanted = b"%d" % turn
+                    await follow(consumer, mirror, lambda: mirror.contents.get(seen) == wanted)  # noqa: B023
+                proxy.cut_after_bytes = None
+                proxy.cut()
+                source = contents_of(upriver_node)
+                await follow(consumer, mirror, lambda: mirror.contents == source)
+                assert consumer.changes_received <= 2000 + 286 + 40
+                assert consumer.reconnects > 5
+        assert proxy.cuts > 5
+        assert mirror.events == []
+
+    run(follow_through())
+
+
+@pytest.mark.upriver(vbuckets=8)
+def test_a_partition_that_heals(upriver_node: EmbeddedNode) -> None:
+    async def through_the_dark() -> None:
+        mirror = Mirror()
+        async with Proxy(upriver_node.port, seed=3) as proxy, KvClient(upriver_node.address) as kv:
+            push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
+            async with Consumer(f"127.0.0.1:{proxy.port}") as consumer:
+                await kv.set("a", "1")
+                await follow(consumer, mirror, lambda: mirror.contents == {b"a": b"1"})
+                proxy.refusing = True
+                proxy.cut()
+                await kv.set("a", "2")
+                await kv.set("b", "3")
+                await kv.delete("a")
+                before = consumer.reconnects
+                await follow(consumer, mirror, lambda: consumer.reconnects > before or proxy.cuts > 6)
+                proxy.refusing = False
+                await follow(consumer, mirror, lambda: mirror.contents == {b"b": b"3"})
+
+    run(through_the_dark())
+
+
+class Killed:
+    """A node process that can be killed and started again on the same port."""
+
+    def __init__(self, path: Path, ack: str = "memory") -> None:
+        self.arguments = ("--data", str(path), "--vbuckets", "4", "--ack", ack)
+        self.served = Served("--port", "0", *self.arguments)
+        self.port = self.served.port
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        os.kill(self.served.pid, signal.SIGKILL)
+        self.served.process.communicate()
+
+    def start(self) -> None:
+        self.served = Served("--port", str(self.port), *self.arguments)
+
+    def stop_persistence(self) -> None:
+        with Client(self.port) as client:
+            assert client.ask(StopPersistence()).status == 0
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: str) -> None:
+    """Killed before its changes were on disk, it comes back without them and writes others in their place."""
+    node = Killed(tmp_path / "data")
+
+    async def through_the_crash() -> None:
+        mirror = Mirror()
+        async with (
+            KvClient(node.address, timeout_s=60) as kv,
+            Consumer(node.address, dialect=dialect, on_rollback=policy) as consumer,
+        ):
+            await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
+            await follow(consumer, mirror, lambda: len(mirror.contents) == 100)
+            await _persisted(kv)
+            await kv.set("last before", "the stop")
+            await _persisted(kv)
+            await asyncio.to_thread(node.stop_persistence)
+            # These are told and then lost: overwritten, deleted and new keys.
+            await kv.set_many({b"k%d" % n: b"lost" for n in range(50)})
+            for n in range(50, 60):
+                await kv.delete(f"k{n}")
+            await kv.set_many({b"new%d" % n: b"lost" for n in range(20)})
+            await follow(consumer, mirror, lambda: len(mirror.contents) == 111)
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+            await kv.set_many({b"k%d" % n: b"right" for n in range(90, 100)})
+            expected = {b"k%d" % n: b"old" for n in range(90)} | {b"k%d" % n: b"right" for n in range(90, 100)}
+            expected[b"last before"] = b"the stop"
+            await follow(consumer, mirror, lambda: mirror.contents == expected, kv)
+        assert mirror.events
+        assert set(mirror.events) <= ({"Reset"} if policy == "rewind" else {"Rollback", "Reset"})
+
+    try:
+        run(through_the_crash())
+    finally:
+        node.kill()
+
+
+async def _persisted(kv: KvClient) -> None:
+    from upriver.client.placing import high_seqnos
+    from upriver.wire.memcached import SeqnoPersistence
+
+    high = await high_seqnos(kv.cluster, range(4))
+    connection = await kv.cluster.connection(kv.cluster.map.endpoints[0])
+    for vbucket, seqno in high.items():
+        await connection.ask(SeqnoPersistence(vbucket=vbucket, seqno=seqno))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
+    node = Killed(tmp_path / "data")
+
+    async def through_the_crash() -> None:
+        mirror = Mirror()
+        async with KvClient(node.address, timeout_s=60) as kv, Consumer(node.address, dialect=dialect) as consumer:
+            await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
+            await _persisted(kv)
+            await asyncio.to_thread(node.stop_persistence)
+            await kv.set_many({b"k%d" % n: b"lost" for n in range(100)})
+            await follow(
+                consumer, mirror, lambda: set(mirror.contents.values()) == {b"lost"} and len(mirror.contents) == 100
+            )
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+            with pytest.raises(StreamRolledBack) as caught:
+                await follow(consumer, mirror, lambda: False)
+            assert caught.value.seqno < caught.value.position.seqno  # type: ignore[attr-defined]
+
+    try:
+        run(through_the_crash())
+    finally:
+        node.kill()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: str) -> None:
+    """From its checkpoint a consumer repeats at most what it had not acknowledged."""
+    node = Killed(tmp_path / "data", ack="disk")
+    mirror = Mirror()
+    rng = random.Random(5)
+
+    async def some_of_it(turn: int) -> None:
+        checkpoint = FileCheckpoint(tmp_path / "progress", "me")
+        # On `upr` a source that was killed is a new branch, on which nobody may go on inside a snapshot.
+        policy = "fail" if dialect == "dcp" else "rewind"
+        settings: dict[str, Any] = {"dialect": dialect, "checkpoint": checkpoint, "on_rollback": policy}
+        async with KvClient(node.address, timeout_s=60) as kv:
+            await kv.set_many({b"k%d" % rng.randrange(300): b"%d" % turn for n in range(100)})
+        seen = 0
+        async with Consumer(node.address, checkpoint_interval_s=0.01, **settings) as consumer:
+            async for batch in consumer:
+                await mirror.apply(batch)
+                seen += 1
+                if seen > turn % 3:
+                    break
+
+    async def the_rest() -> None:
+        checkpoint = FileCheckpoint(tmp_path / "progress", "me")
+        settings: dict[str, Any] = {"dialect": dialect, "end": "latest", "on_rollback": "rewind"}
+        async with Consumer(node.address, checkpoint=checkpoint, **settings) as consumer:
+            async for batch in consumer:
+                await mirror.apply(batch)
+        fresh = Mirror()
+        async with Consumer(node.address, dialect=dialect, end="latest") as consumer:
+            async for batch in consumer:
+                await fresh.apply(batch)
+        assert mirror.contents == fresh.contents
+
+    try:
+        for turn in range(6):
+            run(some_of_it(turn))
+            if turn % 2:
+                node.kill()
+                node.start()
+        run(the_rest())
+    finally:
+        node.kill()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_vbucket_that_moves_is_followed(dialect: str) -> None:
+    async def follow_it() -> None:
+        mirror = Mirror()
+        key = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
+        with two_nodes() as (first, second):
+            async with (
+                KvClient(first.address) as kv,
+                Consumer(first.address, dialect=dialect, on_rollback="rewind") as consumer,
+            ):
+                await kv.set(key, "at the first")
+                await follow(consumer, mirror, lambda: mirror.contents.get(key) == b"at the first")
+                _set_state(first, VbucketState.DEAD)
+                _set_state(second, VbucketState.ACTIVE)
+                push_map([first, second], [1, 0, 0, 0, 1, 1, 1, 1], rev=2)
+                await kv.set(key, "at the second")
+                await follow(consumer, mirror, lambda: mirror.contents.get(key) == b"at the second")
+
+    run(follow_it())
+
+
+def _set_state(node: EmbeddedNode, state: VbucketState) -> None:
+    with Client(node.port) as client:
+        assert client.ask(SetVbucket(vbucket=0, state=state)).status == 0
+
+
+@pytest.mark.upriver(vbuckets=2)
+def test_memory_is_bounded_by_the_window(upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        for turn in range(20):
+            kv.set_many({b"%d-%d" % (turn, n): bytes(1000) for n in range(1000)})
+
+    async def read_slowly() -> None:
+        async with Consumer(upriver_node.address, window_bytes=200_000, end="latest") as consumer:
+            rows = 0
+            async for batch in consumer:
+                rows += len(batch)
+                await asyncio.sleep(0.001)
+                # The last packet may exceed the window, and one read was under way.
+                assert consumer.queued_bytes <= 200_000 + 600_000
+            assert rows == 20_000
+
+    run(read_slowly())
