@@ -319,7 +319,9 @@ class Session:
         if self.framing is None and len(data) and self.node.streams is not None:
             self.framing = self.node.streams.begin(self, data[0])
         while not self.closing and at < len(data):
-            if self._work >= limits.turn_work_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+            # The request behind a run of plain ones belongs to the same turn, however much these have answered.
+            full = self._work and len(self._out) >= limits.unread_answer_bytes_max
+            if full or self._work >= limits.turn_work_max or self.blocked:
                 self.stalled = True
                 return at
             self._work += 1
