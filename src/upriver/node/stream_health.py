@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from upriver.node.replicas import ReplicaConnection
     from upriver.node.state import NodeState
     from upriver.node.streams import StreamConnection
     from upriver.protocol.stream_output import ProducerStream
@@ -62,7 +63,7 @@ def backlog(node: "NodeState", stream: "ProducerStream") -> int:
     return max(0, min(high, stream.end_seqno) - stream.history.seqno)
 
 
-def _sentence(connection: "StreamConnection", still: list[tuple[int, float]]) -> str:
+def _sentence(connection: "StreamConnection | ReplicaConnection", still: list[tuple[int, float]]) -> str:
     number, age_s = max(still, key=lambda each: each[1])
     what = f"{len(still)} streams of {connection.name!r} stall, that of vbucket {number} for {age_s:.1f} s"
     return f"{what}: {'its consumer stopped reading' if connection.blocked else 'they have changes to send'}"
