@@ -11,6 +11,7 @@ from upriver.model import Change, Event, change_batch
 from upriver.spark.rows import FIELDS, Bounds, RowMaker, rollback_value, signed, unsigned
 
 BOUNDS = Bounds(2**47 + 1, 3, 4, 9)
+RUNS = [(4, BOUNDS)]
 CHANGES = [
     Change(
         vbucket=7, event=Event.MUTATION, seqno=5, key=b"a", value=b"x", cas=2**64 - 1, flags=2**32 - 1, expiry=2**32 - 1
@@ -22,7 +23,7 @@ CHANGES = [
 
 
 def test_all_columns() -> None:
-    rows = RowMaker(tuple(FIELDS)).rows(change_batch(CHANGES), BOUNDS)
+    rows = RowMaker(tuple(FIELDS)).rows(change_batch(CHANGES), RUNS)
     assert rows.schema == pa.schema([pa.field(name, kind) for name, kind in FIELDS.items()])
     assert rows.column("event").to_pylist() == ["mutation", "mutation", "deletion", "expiration"]
     assert rows.column("value").to_pylist() == [b"x", b"", None, None]
@@ -34,10 +35,17 @@ def test_all_columns() -> None:
     rows.validate(full=True)
 
 
+def test_runs_have_their_own_bounds() -> None:
+    other = Bounds(2**64 - 1, 0, 9, 12)
+    rows = RowMaker(["vbucket_uuid", "branch"]).rows(change_batch(CHANGES), [(3, BOUNDS), (1, other)])
+    assert rows.column("vbucket_uuid").to_pylist() == [2**47 + 1] * 3 + [-1]
+    assert rows.column("branch").to_pylist() == [3, 3, 3, 0]
+
+
 def test_a_slice_is_no_different() -> None:
     maker = RowMaker(tuple(FIELDS))
-    whole = maker.rows(change_batch(CHANGES), BOUNDS)
-    assert maker.rows(change_batch(CHANGES).slice(1), BOUNDS).to_pylist() == whole.to_pylist()[1:]
+    whole = maker.rows(change_batch(CHANGES), RUNS)
+    assert maker.rows(change_batch(CHANGES).slice(1), [(3, BOUNDS)]).to_pylist() == whole.to_pylist()[1:]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -45,21 +53,21 @@ def test_each_column_alone(name: str) -> None:
     maker = RowMaker([name])
     batch = change_batch(CHANGES).select(maker.to_decode)
     assert (
-        maker.rows(batch, BOUNDS)
+        maker.rows(batch, RUNS)
         .column(name)
-        .equals(RowMaker(tuple(FIELDS)).rows(change_batch(CHANGES), BOUNDS).column(name))
+        .equals(RowMaker(tuple(FIELDS)).rows(change_batch(CHANGES), RUNS).column(name))
     )
 
 
 def test_keys_only_needs_no_values() -> None:
     maker = RowMaker(["key", "value"], keys_only=True)
     assert "value" not in maker.to_decode
-    assert maker.rows(change_batch(CHANGES).select(maker.to_decode), BOUNDS).column("value").null_count == 4
+    assert maker.rows(change_batch(CHANGES).select(maker.to_decode), RUNS).column("value").null_count == 4
 
 
 def test_values_as_text() -> None:
     maker = RowMaker(["value"], value_as_text=True)
-    assert maker.rows(change_batch(CHANGES), BOUNDS).column("value").to_pylist() == ["x", "", None, None]
+    assert maker.rows(change_batch(CHANGES), RUNS).column("value").to_pylist() == ["x", "", None, None]
 
 
 def test_a_row_of_a_vbucket() -> None:

@@ -6,10 +6,12 @@ Spark's options are text and know no case. Names that Spark's Kafka source has m
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from upriver.client.address import Address
+from upriver.client.settings import ConsumerSettings
 from upriver.errors import AddressError, OffsetError, OptionError
 from upriver.spark.offsets import read_offset
 from upriver.spark.plan import POLICIES, Policy, Rules
@@ -202,6 +204,20 @@ class ReadOptions(ConnectionOptions):
             assert self.max_rows_per_trigger is not None
             if self.min_rows_per_trigger > self.max_rows_per_trigger:
                 raise OptionError("minRowsPerTrigger", str(self.min_rows_per_trigger), "it exceeds maxRowsPerTrigger")
+
+    def consumer_settings(self, columns: tuple[str, ...]) -> ConsumerSettings:
+        """What the connections of this query are told."""
+        prefix = None if self.key_prefix is None else "^" + re.escape(self.key_prefix)
+        return ConsumerSettings(
+            dialect=self.dialect,
+            keys_only=self.keys_only,
+            key_filter=prefix or self.key_filter,
+            value_filter=self.value_filter,
+            persisted_only=self.persisted_only,
+            history=self.history,
+            columns=columns,
+            exact_end=True,
+        )
 
     @property
     def rules(self) -> Rules:

@@ -65,10 +65,10 @@ class RowMaker:
         types = FIELDS | {"value": self._value_type}
         self.schema = pa.schema([pa.field(name, types[name]) for name in columns])
 
-    def rows(self, changes: pa.RecordBatch, bounds: Bounds) -> pa.RecordBatch:
-        """The rows of Spark for these changes, which all lie in the same snapshot of one vbucket."""
+    def rows(self, changes: pa.RecordBatch, runs: Sequence[tuple[int, Bounds]]) -> pa.RecordBatch:
+        """The rows of Spark for these changes: so many of them with these bounds, so many with those."""
         return pa.RecordBatch.from_arrays(
-            [self._column(name, changes, bounds) for name in self.columns], schema=self.schema
+            [self._column(name, changes, runs) for name in self.columns], schema=self.schema
         )
 
     def row(self, event: Event, vbucket: int, seqno: int, bounds: Bounds, value: bytes | None = None) -> pa.RecordBatch:
@@ -77,10 +77,12 @@ class RowMaker:
         known |= {name: signed(number) for name, number in bounds._asdict().items()}
         return pa.RecordBatch.from_pylist([{name: known.get(name) for name in self.columns}], schema=self.schema)
 
-    def _column(self, name: str, changes: pa.RecordBatch, bounds: Bounds) -> pa.Array:
+    def _column(self, name: str, changes: pa.RecordBatch, runs: Sequence[tuple[int, Bounds]]) -> pa.Array:
         kind = self.schema.field(name).type
         if name in _SHARED:
-            return _constant(signed(getattr(bounds, name)), kind, changes.num_rows)
+            numbers = [signed(getattr(bounds, name)) for _, bounds in runs]
+            dtype = np.int32 if kind == pa.int32() else np.int64
+            return pa.array(np.repeat(np.array(numbers, dtype), [count for count, _ in runs]))
         if name == "value":
             return self._values(changes, kind)
         column = changes.column(name)
@@ -115,7 +117,3 @@ def unsigned(number: int) -> int:
 def rollback_value(old_uuid: int, new_uuid: int) -> bytes:
     """What a rollback's row says in its value."""
     return json.dumps({"old_uuid": f"{old_uuid:#x}", "new_uuid": f"{new_uuid:#x}"}).encode()
-
-
-def _constant(value: int, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.array(np.full(count, value, dtype=np.int32 if kind == pa.int32() else np.int64))

@@ -1,0 +1,98 @@
+"""What the driver knows of the cluster: who has which vbucket, and where each stands."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from upriver.client.address import Address, Endpoint
+from upriver.client.cluster import Cluster
+from upriver.client.inquiry import VbucketStatus, active_vbuckets, failover_logs, owners, statistics
+from upriver.errors import NodeUnavailable
+from upriver.model import FailoverLog
+from upriver.spark.offsets import Offset
+from upriver.spark.plan import SourceState
+
+T = TypeVar("T")
+#: How often an answer is sought from a cluster that has just lost a node.
+_ATTEMPTS_MAX = 5
+
+
+class ClusterView:
+    """Questions of a driver to a cluster, asked one after the other."""
+
+    def __init__(self, address: Address, vbuckets: tuple[int, ...] | None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._cluster = Cluster(address)
+        self._vbuckets = vbuckets
+
+    def vbuckets(self) -> list[int]:
+        """Which vbuckets the query reads: those that were chosen, or all that there are."""
+        if self._vbuckets is not None:
+            return list(self._vbuckets)
+        return list(range(self._run(self._cluster.open()).vbuckets))
+
+    def states(self, known: Offset | None = None) -> dict[int, SourceState]:
+        """Where the active copies stand. Their failover logs are fetched only where ``known`` is of another branch."""
+        return self._run(self._states(known))
+
+    def owners(self, numbers: Iterable[int]) -> dict[Endpoint, list[int]]:
+        """Who has which of these vbuckets."""
+        return self._run(owners(self._cluster, list(numbers)))
+
+    def bytes_per_change(self) -> int:
+        """How large a change is on average, by what the nodes hold: an estimate."""
+        return self._run(self._bytes_per_change())
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if not self._loop.is_closed():
+            self._run(self._cluster.close())
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+    async def _states(self, known: Offset | None) -> dict[int, SourceState]:
+        await self._cluster.open()
+        wanted = None if self._vbuckets is None else list(self._vbuckets)
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                found = await active_vbuckets(self._cluster, wanted)
+                expected = set(range(self._cluster.map.vbuckets) if wanted is None else wanted)
+                if found.keys() == expected or attempt:
+                    return await self._with_logs(found, known)
+            except NodeUnavailable:
+                if attempt + 1 == _ATTEMPTS_MAX:
+                    raise
+            # Somebody is gone or has moved: a newer map may say whither.
+            await asyncio.sleep(0.1 * attempt)
+            await self._cluster.refresh(self._cluster.map)
+        raise AssertionError
+
+    async def _with_logs(self, found: dict[int, VbucketStatus], known: Offset | None) -> dict[int, SourceState]:
+        places = {} if known is None else known.places
+        branched = [
+            number
+            for number, status in found.items()
+            if number in places and places[number].seqno and places[number].vbucket_uuid != status.vbucket_uuid
+        ]
+        logs: dict[int, FailoverLog] = {}
+        for endpoint, numbers in (await owners(self._cluster, branched)).items():
+            logs |= await failover_logs(await self._cluster.connection(endpoint), numbers)
+        return {
+            number: SourceState(
+                logs.get(number) or FailoverLog.fresh(status.vbucket_uuid),
+                status.high_seqno,
+                status.purge_seqno,
+                status.exact_from,
+            )
+            for number, status in found.items()
+        }
+
+    async def _bytes_per_change(self) -> int:
+        items = size = 0
+        for endpoint in await owners(self._cluster):
+            numbers = await statistics(await self._cluster.connection(endpoint))
+            items += int(numbers.get("curr_items", 0))
+            size += int(numbers.get("mem_used", 0))
+        return max(1, size // items) if items else 1
