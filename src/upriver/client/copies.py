@@ -118,14 +118,21 @@ class Copies:
         on_event: Callable[[VbucketEvent, Progress], object],
         on_move: Callable[[int, Progress], object],
     ) -> None:
-        self._copies = {number: Copy(number, each, policy, self) for number, each in progress.items()}
+        self._policy: Policy = policy
+        self._copies: dict[int, Copy] = {}
         self._on_event = on_event
         self._on_move = on_move
         #: Noted since they were last taken.
         self.runs: list[Run] = []
+        for number, each in progress.items():
+            self.put(number, each)
 
     def __getitem__(self, number: int) -> Copy:
         return self._copies[number]
+
+    def put(self, number: int, progress: Progress) -> None:
+        """Have a copy that stands here, instead of one that stood elsewhere."""
+        self._copies[number] = Copy(number, progress, self._policy, self)
 
     def take_runs(self) -> tuple[Run, ...]:
         """The runs that were noted since the last time."""

@@ -50,6 +50,8 @@ class ConsumerSettings:
     persisted_only: bool = False
     #: Every retained version of a key.
     history: bool = False
+    #: Ranges shall end with the state that was current there; None: if ``end`` is given and the source can.
+    exact_end: bool | None = None
     #: Which columns of the changes to decode; all unless told otherwise.
     columns: tuple[str, ...] = tuple(CHANGES.names)
     #: What the connections are called in the source's statistics.
@@ -102,6 +104,6 @@ class ConsumerSettings:
             return {}
         if self.keys_only:
             wanted["keys_only"] = "true"
-        if self.end != "never":
+        if self.exact_end or (self.exact_end is None and self.end != "never"):
             wanted["exact_end"] = "true"
         return wanted

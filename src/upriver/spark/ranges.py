@@ -10,6 +10,7 @@ is cut off: deployed servers send a snapshot to its end.
 """
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
@@ -26,7 +27,15 @@ from upriver.client.feed import Feed
 from upriver.client.placing import open_feed
 from upriver.client.progress import Progress
 from upriver.client.settings import ConsumerSettings
-from upriver.errors import ClusterMapError, DataLoss, NodeUnavailable, OutOfRange, StatusError, StreamRefused, UpriverError
+from upriver.errors import (
+    ClusterMapError,
+    DataLoss,
+    NodeUnavailable,
+    OutOfRange,
+    StatusError,
+    StreamRefused,
+    UpriverError,
+)
 from upriver.model import Event, FailoverEntry, FailoverLog
 from upriver.protocol.receiving import ReceivingStream
 from upriver.spark.plan import GoBack, Range
@@ -66,7 +75,7 @@ class RangeReader:
         self._reading = reading
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(reading.address)
-        self._copies = Copies({}, reading.policy, on_event=self._happened, on_move=lambda number, progress: None)
+        self._copies = Copies({}, reading.policy, on_event=self._happened, on_move=lambda *_: None)
         self._feeds: dict[tuple[Endpoint, bool], Feed] = {}
         self._open: dict[int, Range] = {}
         self._inexact: set[int] = set()
@@ -154,7 +163,7 @@ class RangeReader:
     async def _feed(self, endpoint: Endpoint, *, exact: bool) -> Feed:
         feed = self._feeds.get((endpoint, exact))
         if feed is None or not feed.connection.is_open:
-            settings = self._reading.settings if exact else self._reading.settings.without_exact_end()
+            settings = self._reading.settings if exact else dataclasses.replace(self._reading.settings, exact_end=False)
             feed = await open_feed(self._cluster, endpoint, settings, self._copies, self, RECEIVE_BYTES)
             self._feeds[endpoint, exact] = feed
         return feed
@@ -236,7 +245,7 @@ class RangeReader:
         branch = 0 if asked is None else asked.place.branch
         return Bounds(position.vbucket_uuid, branch, position.snapshot.start, position.snapshot.end)
 
-    def _happened(self, event: VbucketEvent, progress: Progress) -> None:
+    def _happened(self, event: VbucketEvent, progress: Progress) -> None:  # noqa: ARG002
         """The source went back after the range was planned; or it was flushed, which the next plan will see."""
         asked = self._open.get(event.vbucket)
         if asked is None or isinstance(event, Flush):
@@ -246,7 +255,7 @@ class RangeReader:
         if event.new_uuid != asked.place.vbucket_uuid:
             self._finish(event.vbucket, None)
 
-    def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:
+    def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:  # noqa: ARG002
         """A stream is over: because everything came, or because something happened."""
         number = stream.vbucket
         if number not in self._open:

@@ -97,7 +97,13 @@ class _Ranges:
     def _new_reader(self) -> RangeReader:
         rows = self._rows()
         return RangeReader(
-            Reading(self.options.cluster, self.options.consumer_settings(rows.to_decode), self.options.on_rollback, rows, self.options.rows_per_batch)
+            Reading(
+                self.options.cluster,
+                self.options.consumer_settings(rows.to_decode),
+                self.options.on_rollback,
+                rows,
+                self.options.rows_per_batch,
+            )
         )
 
 
