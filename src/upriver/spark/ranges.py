@@ -78,6 +78,7 @@ class RangeReader:
         self._copies = Copies({}, reading.policy, on_event=self._happened, on_move=lambda *_: None)
         self._feeds: dict[tuple[Endpoint, bool], Feed] = {}
         self._open: dict[int, Range] = {}
+        self._asked_of: dict[int, Feed] = {}
         self._inexact: set[int] = set()
         self._lost: set[int] = set()
         self._backoff = Backoff()
@@ -158,6 +159,7 @@ class RangeReader:
                     self._retry(number, error)
                 continue
             for number in numbers:
+                self._asked_of[number] = feed
                 feed.add_stream(number, self._answered, end_seqno=self._open[number].end_seqno)
 
     async def _feed(self, endpoint: Endpoint, *, exact: bool) -> Feed:
@@ -170,6 +172,8 @@ class RangeReader:
 
     def _answered(self, stream: ReceivingStream, error: StatusError | None) -> None:
         if error is None:
+            if stream.vbucket not in self._open:  # accepted on another branch: the next plan begins there
+                self._asked_of[stream.vbucket].close_stream(stream.vbucket)
             return
         if isinstance(error, OutOfRange) and stream.vbucket not in self._inexact:
             self._inexact.add(stream.vbucket)  # the state at the end is not kept any more
@@ -228,7 +232,8 @@ class RangeReader:
         if beyond or stray:
             rows = rows.filter(self._within(records, runs))
             for run in beyond:
-                self._finish(run.vbucket, feed)
+                self._finish(run.vbucket)
+                feed.close_stream(run.vbucket)
         self._queue.append(_Arrived(rows, feed, wire_bytes))
         self._arrived.set()
 
@@ -253,7 +258,7 @@ class RangeReader:
         seqno = 0 if isinstance(event, Reset) else event.seqno
         self._tell(event.vbucket, GoBack(seqno, event.old_uuid, event.new_uuid), asked.place.branch)
         if event.new_uuid != asked.place.vbucket_uuid:
-            self._finish(event.vbucket, None)
+            self._finish(event.vbucket)
 
     def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:  # noqa: ARG002
         """A stream is over: because everything came, or because something happened."""
@@ -261,7 +266,7 @@ class RangeReader:
         if number not in self._open:
             return
         if stream.end_reason == "ok" or stream.position.seqno >= self._end(number):
-            self._finish(number, None)
+            self._finish(number)
         else:
             self._retry(number, StreamRefused(number, f"its stream ended: {stream.end_reason}"))
 
@@ -273,10 +278,8 @@ class RangeReader:
         self._failure = self._failure or error
         self._arrived.set()
 
-    def _finish(self, number: int, feed: Feed | None) -> None:
-        del self._open[number]
-        if feed is not None:
-            feed.close_stream(number)
+    def _finish(self, number: int) -> None:
+        self._open.pop(number, None)
         self._arrived.set()
 
     def _tell(self, number: int, back: GoBack, branch: int) -> None:

@@ -1,0 +1,44 @@
+"""The data source inside a real Spark."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from upriver.client import SyncKvClient
+from upriver.node import EmbeddedNode
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def fill(node: EmbeddedNode, count: int, value: bytes = b"v") -> None:
+    with SyncKvClient(node.address) as kv:
+        kv.set_many({f"k{n}": value for n in range(count)})
+
+
+def test_a_batch_read_has_every_change_once(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
+    fill(upriver_node, 1000)
+    frame = spark.read.format("upriver").option("address", upriver_node.address).load()
+    rows = frame.select("key", "event", "value").collect()
+    assert {bytes(row.key) for row in rows} == {b"k%d" % n for n in range(1000)}
+    assert len(rows) == 1000
+    assert {(row.event, bytes(row.value)) for row in rows} == {("mutation", b"v")}
+
+
+def test_a_stream_read_with_a_limit_reads_what_is_there(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    fill(upriver_node, 1000)
+    query = (
+        spark.readStream.format("upriver")
+        .option("address", upriver_node.address)
+        .option("maxRowsPerTrigger", "400")
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "table"))
+    )
+    assert query.awaitTermination(240)
+    assert [progress["numInputRows"] for progress in query.recentProgress] == [400, 400, 200]
+    assert spark.read.parquet(str(tmp_path / "table")).select("key").distinct().count() == 1000

@@ -1,0 +1,48 @@
+"""What the driver sees of a cluster."""
+
+from tests.client.clusters import two_nodes
+from upriver.client import SyncKvClient
+from upriver.client.address import Address
+from upriver.model import VbucketState, vbucket_of
+from upriver.node import EmbeddedNode
+from upriver.spark.offsets import Offset, Place
+from upriver.spark.view import ClusterView
+
+
+def test_where_the_active_copies_stand(upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        written = kv.set("a", "1")
+    number = vbucket_of(b"a", 64)
+    view = ClusterView(Address.parse(upriver_node.address), None)
+    assert view.vbuckets() == list(range(64))
+    states = view.states()
+    assert len(states) == 64
+    assert (states[number].vbucket_uuid, states[number].high_seqno) == (written.vbucket_uuid, 1)
+    assert states[number].exact_from == 0
+    assert view.bytes_per_change() > 1
+    view.close()
+
+
+def test_the_branches_are_told_where_they_matter(upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        written = kv.set("a", "1")
+    number = vbucket_of(b"a", 64)
+    vbucket = upriver_node.bucket.vbucket(number)
+    upriver_node.call(vbucket.set_state, VbucketState.REPLICA)
+    upriver_node.call(vbucket.set_state, VbucketState.ACTIVE)
+    view = ClusterView(Address.parse(upriver_node.address), (number,))
+    state = view.states(Offset([Place.whole_at(number, written.vbucket_uuid, 1)]))[number]
+    assert state.failover_log == vbucket.failover_log
+    assert len(state.failover_log) == 2
+    view.close()
+
+
+def test_two_nodes() -> None:
+    with two_nodes() as (one, other):
+        view = ClusterView(Address.parse(one.address), None)
+        assert {str(endpoint): numbers for endpoint, numbers in view.owners([1, 2, 7]).items()} == {
+            one.address: [1, 2],
+            other.address: [7],
+        }
+        assert sorted(view.states()) == list(range(8))
+        view.close()
