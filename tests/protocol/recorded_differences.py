@@ -110,3 +110,32 @@ DIFFERENCES = (
         "The acknowledgement that the early build refused counts, so there is room for one packet more.",
     ),
 )
+
+_BRANCH = "Whoever becomes active starts a branch of its own, also after a takeover; the source's log is kept below it."
+_EXPIRATIONS = (
+    "We also ask to be told expirations as such, with `enable_expiry_opcode`, which that server did not know."
+)
+
+#: The same where the recorded server consumed.
+CONSUMER_DIFFERENCES = (
+    Difference("cons_01_add_stream", "k", 0, ("+ control",), _EXPIRATIONS),
+    Difference(
+        "cons_01_add_stream",
+        "ctl",
+        41,
+        ("- 0x3e success, state 2", "+ 0x3e success, state 3"),
+        "State 2 is *pending* in a stream and *replica* in the memcached commands: each keeps its own codes.",
+    ),
+    Difference("cons_01_add_stream", "q", 41, ("- 0x54 success, log [0]", "+ 0x54 success, log [8, 0]"), _BRANCH),
+    Difference(
+        "cons_01_add_stream",
+        "k",
+        41,
+        ("+ 0x5a key_enoent",),
+        "After a close a message for that vbucket is answered, to let the producer know.",
+    ),
+    Difference("cons_01_add_stream", "k", None, ("- closed",), "So the connection need not be closed for it."),
+    Difference("cons_03_relay_takeover", "consB", 0, ("+ control",), _EXPIRATIONS),
+    Difference("cons_03_relay_takeover", "qB", 34, ("- 0x54 success, log [0]", "+ 0x54 success, log [6, 0]"), _BRANCH),
+    Difference("cons_03_relay_takeover", "qB2", 34, ("- 0x53 success, log [0]", "+ 0x53 success, log [6, 0]"), _BRANCH),
+)

@@ -220,3 +220,121 @@ class Replay:
                 if found:
                     out[place] = found
         return out
+
+
+def consumer_recordings() -> list[str]:
+    """Those in which the node consumes."""
+    return sorted(path.stem for path in FOLDER.glob("cons_*.txt"))
+
+
+class ConsumerReplay:
+    """A recording of one or two servers; each connection's name ends with its server, if there are two."""
+
+    def __init__(self, recording: str) -> None:
+        self.recorded: dict[str, Conversation] = {}
+        self.ours: dict[str, Conversation] = {}
+        self._laboratories: dict[str, Laboratory] = {}
+        self._peers: dict[str, Peer] = {}
+        #: What our node calls what the recorded one called otherwise, by connection.
+        self._opaques: dict[str, dict[bytes, bytes]] = defaultdict(dict)
+        self._uuids: dict[int, int] = {}
+        self._now = 0.0
+        lines = list(lines_of(recording))
+        for line in lines:
+            conversation = self.recorded.setdefault(line.connection, Conversation(line.connection))
+            self.ours.setdefault(line.connection, Conversation(line.connection))
+            if line.from_client:
+                self.pass_by(max(0.0, line.at - self._now))
+                self._send(line)
+            elif line.data:
+                conversation.messages += [dcp.dcp.decode(packet) for packet in packets_of(line.data)]
+            else:
+                conversation.closed = True
+            self._learn(line.connection)
+        self.pass_by(0.0)
+
+    def _laboratory(self, connection: str) -> Laboratory:
+        server = connection.rstrip("0123456789")[-1:] if connection.rstrip("0123456789")[-1:].isupper() else ""
+        if server not in self._laboratories:
+            self._laboratories[server] = Laboratory(vbuckets=64)
+        return self._laboratories[server]
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass on all servers."""
+        self._now += seconds
+        for laboratory in self._laboratories.values():
+            laboratory.pass_by(seconds)
+        for name, peer in self._peers.items():
+            self.ours[name].messages += peer.take()
+            self.ours[name].closed = peer.closed
+
+    def _send(self, line: Line) -> None:
+        laboratory = self._laboratory(line.connection)
+        if line.connection not in self._peers:
+            self._peers[line.connection] = laboratory.connect(line.connection)
+        for packet in packets_of(line.data):
+            key = packet[1], int.from_bytes(packet[12:16], "big")
+            self.recorded[line.connection].asked[key].append(int.from_bytes(packet[6:8], "big"))
+            ours = self._translated(line.connection, packet)
+            key = ours[1], int.from_bytes(ours[12:16], "big")
+            self.ours[line.connection].asked[key].append(int.from_bytes(ours[6:8], "big"))
+            self._peers[line.connection].put(ours)
+        self.pass_by(0.0)
+
+    def _translated(self, connection: str, packet: bytes) -> bytes:
+        """The packet with our opaque in the place of the recorded server's, and our uuid in a request for a stream."""
+        known = self._opaques[connection]
+        # What a relay passes on comes from the other server's side of the recording.
+        for others in self._opaques.values():
+            known = {**others, **known}
+        packet = packet[:12] + known.get(packet[12:16], packet[12:16]) + packet[16:]
+        if packet[:2] == b"\x80\x53":
+            place = slice(24 + 24, 24 + 32)
+            theirs = int.from_bytes(packet[place], "big")
+            packet = packet[: place.start] + self._uuids.get(theirs, theirs).to_bytes(8, "big") + packet[place.stop :]
+        return packet
+
+    def _learn(self, connection: str) -> None:
+        """Match what the two servers have asked so far, kind by kind, and what they told of their uuids."""
+        recorded, ours = self.recorded[connection].messages, self.ours[connection].messages
+        for kind in (dcp.StreamRequest, dcp.Control):
+            pairs = zip(_of(kind, recorded), _of(kind, ours), strict=False)
+            for one, other in pairs:
+                if kind is dcp.Control and one.key != other.key:  # type: ignore[attr-defined]
+                    continue
+                theirs, our_own = (m.opaque.to_bytes(4, "big") for m in (one, other))  # type: ignore[attr-defined]
+                self._opaques[connection][theirs] = our_own
+        told = zip(self.recorded[connection].uuids(), self.ours[connection].uuids(), strict=False)
+        self._uuids |= dict(told)
+
+    def differences(self) -> dict[Place, list[str]]:
+        """What the two do not have in common, without the acknowledgements: ``-`` was recorded, ``+`` is ours."""
+        out: dict[Place, list[str]] = {}
+        for name, conversation in self.recorded.items():
+            recorded, ours = without_acks(conversation).lines(), without_acks(self.ours[name]).lines()
+            for place in {**recorded, **ours}:
+                compared = difflib.ndiff(recorded.get(place, []), ours.get(place, []))
+                found = [line for line in compared if line.startswith(("-", "+"))]
+                if found:
+                    out[place] = found
+        return out
+
+    def acknowledged(self) -> Iterator[tuple[int, int]]:
+        """How many bytes the recorded server acknowledged on each connection, and ours."""
+        for name, conversation in self.recorded.items():
+            recorded, ours = (
+                sum(m.bytes_processed for m in one.messages if isinstance(m, dcp.BufferAck))
+                for one in (conversation, self.ours[name])
+            )
+            if recorded:
+                yield recorded, ours
+
+
+def _of(kind: type[Message], messages: list[Message]) -> list[Message]:
+    return [message for message in messages if type(message) is kind]
+
+
+def without_acks(conversation: Conversation) -> Conversation:
+    """The same, but for acknowledgements of bytes."""
+    kept = [message for message in conversation.messages if not isinstance(message, dcp.BufferAck)]
+    return Conversation(conversation.name, kept, conversation.closed, conversation.asked)

@@ -1,0 +1,168 @@
+"""A producer and a replica back to back: whatever happens and however bytes are cut, both end with the same contents.
+
+Every transition of the stream table is taken by both sides on the way, in `upr` and in `dcp`.
+"""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.protocol.back_to_back import BackToBack, statuses
+from upriver.model import VbucketState
+from upriver.protocol.consumer import ConsumerOptions
+from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamLife, StreamState
+
+OPTIONS = {
+    "dcp": ConsumerOptions(window_bytes=0),
+    "narrow": ConsumerOptions(window_bytes=150),
+    "upr": ConsumerOptions(dialects=("upr",)),
+}
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+STEPS = st.one_of(
+    st.tuples(st.just("write"), KEYS),
+    st.tuples(st.just("write"), KEYS),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.just("deliver"), st.integers(0, 300), st.integers(0, 200)),
+    st.tuples(st.just("deliver"), st.integers(0, 300), st.integers(0, 200)),
+    st.tuples(st.just("work")),
+    st.tuples(st.sampled_from(["cut", "cut", "close", "branch", "flush", "checkpoint", "settle", "time"])),
+)
+
+
+class World(BackToBack):
+    """What can happen, by name."""
+
+    def write(self, key: bytes) -> None:
+        self.here.set(key, b"%d" % self.here.high_seqno)
+
+    def delete(self, key: bytes) -> None:
+        if key in self.contents(self.here):
+            self.here.delete(key)
+
+    def deliver(self, to_consumer: int, to_producer: int) -> None:
+        self.wires.collect()
+        self.wires.deliver(to_consumer, to_producer)
+
+    def close(self) -> None:
+        if 0 in self.wires.producer.streams and 0 in self.wires.replica.consumer.streams:
+            self.close_stream()
+
+    def branch(self) -> None:
+        """The source goes on under a new uuid, as after a failover."""
+        self.here.set_state(VbucketState.REPLICA)
+        self.here.set_state(VbucketState.ACTIVE)
+
+    def flush(self) -> None:
+        self.here.flush()
+
+    def checkpoint(self) -> None:
+        self.source.node.checkpoints.create(self.here)
+
+    def time(self) -> None:
+        self.pass_by(6.0)
+
+    def follow(self) -> None:
+        """Ask for a stream if there is none."""
+        stream = self.wires.replica.consumer.streams.get(0)
+        if stream is None or stream.life.ended:
+            self.add_stream()
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, max_size=50), options=st.sampled_from(sorted(OPTIONS)))
+def test_a_replica_ends_with_what_its_source_holds(steps: list[tuple[str, ...]], options: str) -> None:
+    world = World(OPTIONS[options])
+    for name, *arguments in steps:
+        world.follow()
+        getattr(world, name)(*arguments)
+    for _ in range(3):  # the first may find the old stream at its end
+        world.settle()
+        world.pass_by(6.0)  # small windows wait for an acknowledgement
+        world.follow()
+    world.settle()
+    assert world.same()
+    assert world.there.failover_log == world.here.failover_log
+    assert not world.receiving.life.ended
+    assert not world.wires.replica.closing
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    writes=st.lists(KEYS, max_size=20),
+    pieces=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), max_size=60),
+    options=st.sampled_from(sorted(OPTIONS)),
+)
+def test_a_takeover_in_any_pieces(writes: list[bytes], pieces: list[tuple[int, int]], options: str) -> None:
+    world = World(OPTIONS[options])
+    for key in writes:
+        world.write(key)
+    world.add_stream(takeover=True)
+    for at, (to_consumer, to_producer) in enumerate(pieces):
+        world.deliver(to_consumer, to_producer)
+        world.work()
+        if at % 7 == 0 and world.here.state is VbucketState.ACTIVE:
+            world.write(b"a")
+        active = [copy.state for copy in (world.here, world.there)].count(VbucketState.ACTIVE)
+        assert active <= 1
+    for _ in range(6):
+        world.settle()
+        world.pass_by(6.0)
+    assert (world.here.state, world.there.state) == (VbucketState.DEAD, VbucketState.ACTIVE)
+    assert world.same()
+    if world.here.high_seqno:  # an empty copy has no history to remember branches of
+        assert world.there.failover_log.entries[1:] == world.here.failover_log.entries
+
+
+def moved_through(monkeypatch: pytest.MonkeyPatch) -> set[tuple[StreamState, StreamEvent]]:
+    """Note each transition that any stream takes."""
+    taken: set[tuple[StreamState, StreamEvent]] = set()
+    move = StreamLife.move
+
+    def noting(life: StreamLife, event: StreamEvent) -> None:
+        before = life.state
+        move(life, event)
+        taken.add((before, event))
+
+    monkeypatch.setattr(StreamLife, "move", noting)
+    return taken
+
+
+@pytest.mark.parametrize("options", ["dcp", "upr"])
+def test_the_ways_of_the_table(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replication, a flush, a close, a cut, a takeover with changes in between, and a refusal."""
+    taken = moved_through(monkeypatch)
+    world = World(OPTIONS[options])
+    for last in ("flush", "close", "cut", "settle"):
+        world.write(b"a")
+        world.follow()
+        world.settle()
+        world.write(b"b")
+        world.settle()
+        getattr(world, last)()
+        world.settle()
+    world.cut()
+    world.add_stream(takeover=True)
+    world.settle(lambda: world.there.state is VbucketState.PENDING)
+    world.write(b"late")
+    world.settle()
+    world.add_stream(opaque=77)
+    world.settle()
+    assert statuses(world.wires.answers)[-1:] != ["SUCCESS"]
+    assert world.same()
+    expected = {
+        (StreamState.REQUESTED, StreamEvent.ACCEPT),
+        (StreamState.OPEN, StreamEvent.MARKER),
+        (StreamState.SNAPSHOT, StreamEvent.MARKER),
+        (StreamState.SNAPSHOT, StreamEvent.CHANGE),
+        (StreamState.SNAPSHOT, StreamEvent.FLUSH),
+        (StreamState.OPEN, StreamEvent.END),
+        (StreamState.SNAPSHOT, StreamEvent.CLOSE),
+        (StreamState.SNAPSHOT, StreamEvent.LOSE),
+        (StreamState.PENDING, StreamEvent.PENDING_ANSWERED),
+        (StreamState.DRAINING, StreamEvent.MARKER),
+        (StreamState.DRAINING, StreamEvent.CHANGE),
+        (StreamState.DRAINING, StreamEvent.SET_ACTIVE),
+        (StreamState.ACTIVATING, StreamEvent.END),
+    }
+    assert expected <= taken
+    assert all(event in TRANSITIONS[state] for state, event in taken)
