@@ -254,6 +254,8 @@ class Follower:
                     track.may_bound = False  # the state at the end is not there any more
                     track.phase = "idle"
                     self.ask(track)
+                elif self.habits.dialect == "dcp":
+                    raise Violation(f"a position inside its snapshot was answered with {answer.status.label}")
                 else:
                     self._told_to_roll_back(track, 0)
             case _ if answer.status in (Status.ETMPFAIL, Status.NOT_MY_VBUCKET):

@@ -60,7 +60,7 @@ def plan_of(rng: random.Random) -> Plan:
         machines=rng.choice((2, 3, 3)),
         vbuckets=rng.choice((1, 1, 1, 2)),
         keys=rng.choice((2, 2, 3, 4)),
-        replica_dialect=rng.choice(("dcp", "dcp", "upr")),
+        replica_dialect=rng.choice(("dcp", "dcp", "dcp", "upr", "upr")),
         replica_window_bytes=rng.choice((0, 1, 200)),
         consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
     )
@@ -69,7 +69,7 @@ def plan_of(rng: random.Random) -> Plan:
 def _consumer(rng: random.Random) -> tuple[Policy, Habits]:
     policy = rng.choice(POLICIES)
     habits = Habits(
-        dialect=rng.choice(("dcp", "dcp", "upr")),
+        dialect=rng.choice(("dcp", "dcp", "dcp", "upr", "upr")),
         keys_only=rng.random() < 0.05,
         persisted_only=rng.random() < 0.1,
         history=rng.random() < 0.05,
@@ -92,6 +92,7 @@ class Author:
         self.rush = rng.choice((2, 3, 5))
         self.habit = rng.choice((0.1, 0.3, 0.6))
         self.patience = rng.choice((0.1, 0.3, 0.8))
+        self.loyalty = rng.choice((0.4, 0.7, 0.9))
         self.expiring = rng.random() < 0.3
         self.length = rng.randrange(6, 40)
 
@@ -141,7 +142,7 @@ class Author:
             yield ("write", n, v, kind, rng.randrange(self.world.plan.keys), expiry)
             if rng.random() < self.habit:
                 yield ("disk", n)
-            if rng.random() < self.habit / 4:
+            if rng.random() < self.habit / 2:
                 yield ("close_checkpoint", n, v)
 
     def _streams(self) -> Iterator[Action]:
@@ -149,8 +150,9 @@ class Author:
         f, v = rng.randrange(len(world.followers)), self._vbucket()
         follower = world.followers[f]
         if follower.link is None or rng.random() < 0.1:
-            yield ("connect", f, world.owner[v] if rng.random() < 0.85 else rng.randrange(len(world.machines)))
-            yield ("move", f, ALL, ALL, ALL)
+            yield ("connect", f, world.owner[v] if rng.random() < self.loyalty else rng.randrange(len(world.machines)))
+            yield ("move", f, ALL, 0, ALL)
+            yield ("move", f, ALL, rng.choice((1, 1, ALL)), ALL)
         elif follower.idle:
             yield ("ask", f)
         if rng.random() < 0.2:
@@ -161,6 +163,10 @@ class Author:
                 yield ("disk", f - len(world.consumers))
         if rng.random() < self.patience:
             yield ("cut", f)
+            if rng.random() < 0.4:  # and goes on somewhere
+                yield ("connect", f, rng.randrange(len(world.machines)))
+                yield ("move", f, ALL, ALL, ALL)
+                yield ("move", f, ALL, 1, ALL)
 
     def _fault(self) -> Iterator[Action]:
         rng, world = self.rng, self.world
