@@ -17,12 +17,13 @@ def laboratory() -> Laboratory:
     laboratory = Laboratory(vbuckets=4)
     laboratory.bucket.create_vbucket(0, VbucketState.REPLICA)
     laboratory.bucket.create_vbucket(1, VbucketState.ACTIVE)
+    laboratory.bucket.create_vbucket(3, VbucketState.DEAD)
     return laboratory
 
 
-def test_only_copies_that_are_there_and_not_active_are_fed_by_one_stream(laboratory: Laboratory) -> None:
+def test_only_copies_that_are_there_and_neither_active_nor_dead_are_fed_by_one_stream(laboratory: Laboratory) -> None:
     sink = EngineSink(laboratory.node)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         with pytest.raises(NotMyVbucket):
             sink.open(number)
     copy = sink.open(0)

@@ -32,7 +32,7 @@ class Copies:
         self.link = Link(source, self, self.name)
         self.link.send(dcp.Open(name=self.name.encode(), flags=dcp.OpenFlag.PRODUCER).encode())
         self.replica = Replica(
-            self.machine.sink, self.name, self.machine.clock(), self.options, on_output=self._pass_on
+            self.machine.service.sink, self.name, self.machine.clock(), self.options, on_output=self._pass_on
         )
         self._intake = Intake(self.replica)
         self.ask_all(wanted)

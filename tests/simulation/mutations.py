@@ -59,27 +59,6 @@ def ignore_snapshot_bounds() -> list[Change]:
 
 
 @mutation
-def only_next_entry_counts() -> list[Change]:
-    """The shared history ends with the next newer entry, not with the smallest of all newer ones."""
-
-    def upper(self: FailoverLog, place: int, high_seqno: int) -> int:
-        return min(high_seqno, self.entries[place - 1].seqno) if place else high_seqno
-
-    return [(FailoverLog, "upper", upper)]
-
-
-@mutation
-def upper_above_high() -> list[Change]:
-    """A consumer may stand beyond what the producer itself holds."""
-
-    def upper(self: FailoverLog, place: int, high_seqno: int) -> int:
-        newer = [entry.seqno for entry in self.entries[:place]]
-        return min(newer) if newer else high_seqno
-
-    return [(FailoverLog, "upper", upper)]
-
-
-@mutation
 def ignore_purge() -> list[Change]:
     """Who stands below the purge seqno may go on, without the deletions that he missed."""
 
@@ -122,17 +101,6 @@ def inclusive_marker_start() -> list[Change]:
 
 
 @mutation
-def forget_unfinished_end() -> list[Change]:
-    """A receiver in mid-snapshot takes the end of the next marker, though the older one reached further."""
-
-    def announced(self: StreamPosition, marker: Snapshot) -> StreamPosition:
-        start = min(marker.start, self.whole_seqno)
-        return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(start, marker.end))
-
-    return [(StreamPosition, "announced", announced)]
-
-
-@mutation
 def forget_kept_start() -> list[Change]:
     """A receiver in mid-snapshot takes the start of the next marker, though it was last whole before it."""
 
@@ -141,18 +109,6 @@ def forget_kept_start() -> list[Change]:
         return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(min(marker.start, self.seqno), end))
 
     return [(StreamPosition, "announced", announced)]
-
-
-@mutation
-def first_snapshot_ends_anywhere() -> list[Change]:
-    """The first snapshot of a stream does not reach the high seqno at the time of the request."""
-    start = Cursor.__init__
-
-    def begin(self: Cursor, *arguments: Any) -> None:
-        start(self, *arguments)
-        self._first_end = None
-
-    return [(Cursor, "__init__", begin)]
 
 
 @mutation

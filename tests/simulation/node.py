@@ -4,6 +4,8 @@ Everything but sockets and threads is the real thing: engine, flusher, maintenan
 flusher steps and callbacks run when the scheduler says so, in its thread.
 """
 
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, TypeVar
@@ -15,7 +17,6 @@ from upriver.model import VbucketState
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.session import Session
-from upriver.node.sink import EngineSink
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamConnection, StreamService
 
@@ -51,16 +52,17 @@ class Errand:
 
 
 class Errands:
-    """What a node's sessions want done later: in their order, when the node gets a turn."""
+    """What a node's sessions want done later: when it is due, and the node gets a turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._soon: deque[Callable[[], object]] = deque()
+        self._due: list[tuple[float, int, Errand]] = []
+        self._order = itertools.count()
 
-    def later(self, delay_s: float, callback: Callable[[], object]) -> "Errand":
-        """Timers of liveness are not simulated: only what is due at once is kept."""
+    def later(self, delay_s: float, callback: Callable[[], object]) -> Errand:
         errand = Errand(callback)
-        if delay_s <= 0:
-            self._soon.append(errand)
+        heapq.heappush(self._due, (self._clock() + delay_s, next(self._order), errand))
         return errand
 
     def from_thread(self, callback: Callable[[], object]) -> None:
@@ -72,9 +74,11 @@ class Errands:
 
     def run(self) -> bool:
         """Do all that is due; False if nothing was."""
-        found = bool(self._soon)
-        while self._soon:
-            self._soon.popleft()()
+        found = False
+        while self._soon or (self._due and self._due[0][0] <= self._clock()):
+            found = True
+            callback = self._soon.popleft() if self._soon else heapq.heappop(self._due)[2]
+            callback()
         return found
 
 
@@ -104,7 +108,7 @@ class Machine:
 
     def _start(self) -> None:
         self.starts += 1
-        self.errands = Errands()
+        self.errands = Errands(self.clock)
         self.bucket = Bucket(
             self.disk,
             vbuckets=self.vbuckets,
@@ -124,8 +128,7 @@ class Machine:
             cluster=ClusterConfig(config),
             commands=COMMANDS,
         )
-        self.state.streams = StreamService(self.state)
-        self.sink = EngineSink(self.state)
+        self.service = self.state.streams = StreamService(self.state)
         self.up = True
 
     def vbucket(self, number: int) -> Vbucket:
@@ -243,7 +246,7 @@ class Link:
             return False
         data = self.session.data_to_send()
         stream = self.session.stream
-        if isinstance(stream, StreamConnection) and stream.producer is not None and not self.session.closing:
+        if isinstance(stream, StreamConnection) and not self.session.closing:
             data += stream.producer.produce(size)
         self.down += data
         return bool(data)

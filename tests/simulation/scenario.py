@@ -11,8 +11,13 @@ from tests.simulation.holders import Policy
 from tests.simulation.truth import Violation
 from tests.simulation.world import ALL, Action, Plan, Script, World
 
-FAULTS: Final = (
-    *(
+#: As often as each is named.
+FAULTS: Final = tuple(
+    [
+        "takeover",
+        "takeover",
+        "takeover",
+        "takeover",
         "crash",
         "crash",
         "crash",
@@ -25,8 +30,16 @@ FAULTS: Final = (
         "purge",
         "purge",
         "purge",
-    ),
-    *("compact", "cut", "cut", "trouble", "reach", "close_checkpoint", "expire", "evict", "time"),
+        "compact",
+        "cut",
+        "cut",
+        "trouble",
+        "reach",
+        "close_checkpoint",
+        "expire",
+        "evict",
+        "time",
+    ]
 )
 POLICIES: Final[tuple[Policy, ...]] = ("rewind", "emit", "emit", "fail")
 PIECES: Final = (1, 7, 24, 60, 200, ALL, ALL, ALL)
@@ -104,7 +117,7 @@ class Author:
             if turn < 0.33:
                 yield from self._writes()
             elif turn < 0.72:
-                yield from self._streams()
+                yield from self._relays() if self.world.moving and self.rng.random() < 0.6 else self._streams()
             else:
                 yield from self._fault()
 
@@ -168,6 +181,24 @@ class Author:
                 yield ("move", f, ALL, ALL, ALL)
                 yield ("move", f, ALL, 1, ALL)
 
+    def _relays(self) -> Iterator[Action]:
+        """A mover gets somewhere, perhaps not far."""
+        rng, world = self.rng, self.world
+        for _ in range(rng.choice((2, 6, 12, 20))):
+            if not world.moving:
+                return
+            v, moving = rng.choice(sorted(world.moving.items()))
+            yield ("relay", v, rng.choice(("source", "destination")), ALL, rng.choice((1, ALL)), rng.choice((30, ALL)))
+            if rng.random() < 0.3:
+                yield ("disk", world.machines.index(rng.choice(list(moving.machines.values()))))
+            if len(moving.links) < 2 and rng.random() < 0.5:
+                yield ("mover", v, "connect")
+            if rng.random() < 0.05 * self.patience:
+                what = ("source", "destination", "undo", "replaced", "replaced to undo")
+                yield ("mover", v, rng.choice(what))
+            if rng.random() < 0.1:
+                yield ("write", world.owner[v], v, "set", rng.randrange(world.plan.keys))
+
     def _fault(self) -> Iterator[Action]:
         rng, world = self.rng, self.world
         v, fault = self._vbucket(), rng.choice(self.faults)
@@ -180,6 +211,9 @@ class Author:
             case "promote":
                 others = [m for m in range(len(world.machines)) if m != world.owner[v]]
                 yield ("promote", v, rng.choice(others), rng.choice(("down", "told", "stale")))
+            case "takeover":
+                yield ("takeover", v, rng.randrange(len(world.machines)))
+                yield from self._relays()
             case "flush":
                 yield ("flush", v)
             case "purge" | "compact" | "evict":

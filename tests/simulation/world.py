@@ -11,6 +11,7 @@ from typing import Any, Final
 from tests.simulation.copies import Copies
 from tests.simulation.follower import Follower, Habits
 from tests.simulation.holders import Holder, Policy
+from tests.simulation.moves import DESTINATION, SOURCE, Moving
 from tests.simulation.node import Clock, Duty, Link, Machine
 from tests.simulation.truth import (
     Contents,
@@ -26,10 +27,12 @@ from upriver.engine import Vbucket
 from upriver.errors import StatusError
 from upriver.model import Event, VbucketState
 from upriver.protocol.consumer import ConsumerOptions
+from upriver.protocol.mover import Goal, Phase
 
 Action = tuple[Any, ...]
 Script = Sequence[Action]
 ALL: Final = 2**30
+SIDES: Final = {"source": SOURCE, "destination": DESTINATION}
 ACTIVE, REPLICA, DEAD = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.DEAD
 
 
@@ -74,6 +77,8 @@ class World:
         self.consumers = [self._consumer(n, policy, habits) for n, (policy, habits) in enumerate(plan.consumers)]
         self.replicas = [self._replica(machine) for machine in self.machines]
         self.followers: list[Follower | Copies] = [*self.consumers, *self.replicas]
+        #: Takeovers that are not over, by vbucket.
+        self.moving: dict[int, Moving] = {}
         self.check()
 
     def _consumer(self, number: int, policy: Policy, habits: Habits) -> Follower:
@@ -113,6 +118,7 @@ class World:
         self.note(f"[{' '.join(map(str, action))}]")
         self.clock.now += 0.25
         getattr(self, f"do_{name}")(*arguments)
+        self._follow_moves()
         self.check()
 
     def do_write(self, n: int, v: int, kind: str, key: int, expiry: int = 0) -> None:
@@ -253,6 +259,8 @@ class World:
             return
         for v in range(self.plan.vbuckets):
             self.stale.discard((n, v))
+            if v in self.moving and machine in self.moving[v].machines.values():
+                continue  # what the disk says counts until the mover has finished
             if self.owner[v] == n:
                 if machine.role(v) is not ACTIVE:
                     self._ordered.add((n, v))
@@ -264,7 +272,7 @@ class World:
     def do_promote(self, v: int, n: int, old: str) -> None:
         """An operator gives a vbucket to another copy; the old one is *down*, *told*, or *stale*: goes on unaware."""
         machine, before = self.machines[n], self.owner[v]
-        if not machine.up or n == before or machine.role(v) is ACTIVE:
+        if not machine.up or n == before or machine.role(v) is ACTIVE or v in self.moving:
             return
         left = self._last_uuid[v]
         if old == "down":
@@ -280,6 +288,67 @@ class World:
         machine.vbucket(v).set_state(ACTIVE)
         self._watch(n, v)
         self._give_up(v, left)
+
+    def do_takeover(self, v: int, n: int) -> None:
+        """An operator lets a mover carry a vbucket to another machine; ordinary replication to it stops."""
+        machines = {SOURCE: self.machines[self.owner[v]], DESTINATION: self.machines[n]}
+        for machine in set(machines.values()):  # who was told something has it on disk before anything is moved
+            if machine.up:
+                machine.write()
+        settled = all(machine.up and not machine.bucket.journal.changed for machine in machines.values())
+        if settled and v not in self.moving and n != self.owner[v] and not any(number == v for _, number in self.stale):
+            self._lose_receiver(n)
+            self.moving[v] = Moving(v, machines, self.note)
+            self.moving[v].connect()
+
+    def do_relay(self, v: int, side: str, up: int, pump: int, down: int) -> None:
+        """Bytes move on one of a mover's links."""
+        moving = self.moving.get(v)
+        if moving is None:
+            return
+        for work, size in (("deliver_up", up), ("pump", pump), ("deliver_down", down)):
+            link = moving.links.get(SIDES[side])
+            if link is not None and size:
+                getattr(link, work)(size)
+
+    def do_mover(self, v: int, what: str) -> None:
+        """Something happens to a mover: it connects, loses a side, changes its mind, or dies and is replaced."""
+        moving = self.moving.get(v)
+        if moving is None:
+            return
+        if what == "connect":
+            moving.connect()
+        elif what in SIDES:
+            link = moving.links.get(SIDES[what])
+            if link is not None:
+                link.cut()
+        elif what == "undo":
+            moving.undo()
+        else:
+            moving.begin(Goal.UNDO if what == "replaced to undo" else Goal.TAKE_OVER)
+
+    def _follow_moves(self) -> None:
+        """Who is active now is the owner; a mover that is done has no more to do."""
+        for v, moving in list(self.moving.items()):
+            destination = moving.machines[DESTINATION]
+            if destination.role(v) is ACTIVE:
+                self.owner[v] = self.machines.index(destination)
+            if moving.phase.over and all(machine.up for machine in moving.machines.values()):
+                del self.moving[v]
+                moving.close()
+                self._after_move(v, moving)
+
+    def _after_move(self, v: int, moving: Moving) -> None:
+        """Both sides can be reached and no mover is at work: the operator knows what to make of it."""
+        source, destination = moving.machines[SOURCE], moving.machines[DESTINATION]
+        if destination.role(v) is ACTIVE:
+            source.vbucket(v).set_state(REPLICA)
+            return
+        destination.vbucket(v).set_state(REPLICA)
+        if source.role(v) is not ACTIVE:
+            if moving.phase is Phase.MOVED:
+                raise Violation(f"{moving} says moved, but {destination} is not active")
+            source.vbucket(v).set_state(ACTIVE)
 
     def do_reach(self, n: int) -> None:
         """A machine that was replaced unawares is reached and told."""
@@ -390,6 +459,8 @@ class World:
             self.do_start(n)
             self.do_reach(n)
         self.check()
+        for v in range(self.plan.vbuckets):
+            self._finish_move(v)
         for f in range(len(self.followers)):
             self.do_operator(f)
             for n in sorted(set(self.owner)):
@@ -403,6 +474,22 @@ class World:
         self.check()
         for v in range(self.plan.vbuckets):
             self._check_machines(v)
+
+    def _finish_move(self, v: int) -> None:
+        for _ in range(300):
+            if v not in self.moving:
+                return
+            self.clock.now += 0.25
+            self.moving[v].connect()
+            for link in list(self.moving[v].links.values()):
+                link.deliver_up(ALL)
+                link.pump(ALL)
+                link.deliver_down(ALL)
+            for machine in self.machines:
+                machine.rest()
+            self._follow_moves()
+            self.check()
+        raise Violation(f"{self.moving[v]} never comes to an end: {self.moving[v].phase.value}")
 
     def _catch_up(self, f: int, n: int) -> None:
         if f - len(self.consumers) == n:
@@ -427,6 +514,7 @@ class World:
             moved = [link.deliver_up(ALL), link.pump(ALL), link.deliver_down(ALL)]
             if not any(moved) and not sum(machine.rest() for machine in self.machines):
                 return
+            self.clock.now += 0.25
             self.check()
         raise Violation(f"{self.followers[f]} never comes to rest")
 

@@ -112,6 +112,8 @@ class EngineSink:
             raise NotMyVbucket(vbucket=number)
         if vbucket.state is VbucketState.ACTIVE:
             raise NotMyVbucket("an active vbucket writes its own history", vbucket=number)
+        if vbucket.state is VbucketState.DEAD:  # it may be all that an interrupted takeover has left
+            raise NotMyVbucket("a dead vbucket receives nothing: make it a replica first", vbucket=number)
         if number in self._fed:
             raise KeyExists("another stream feeds this vbucket already", vbucket=number)
         self._fed.add(number)
