@@ -1,0 +1,142 @@
+"""How fast one node fills another: two node processes, and a mover between them that passes everything on.
+
+    python -m bench.replication [--changes N] [--value BYTES] [--vbuckets N]
+
+The source is filled first; then the clock runs until the replica has applied the last change. What a mover costs shows
+in the second line: the same bytes from the source, thrown away as they come.
+"""
+
+import argparse
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from upriver.client.mover import MoverShell
+from upriver.model import VbucketState
+from upriver.node import start
+from upriver.protocol.mover import Goal, Link, Mover
+from upriver.wire import Framer, Message, dcp, memcached
+from upriver.wire.framing import MEMCACHED
+
+HOST = "127.0.0.1"
+WAIT_S = 120.0
+
+
+def serve(vbuckets: int, changes: int, value_bytes: int) -> None:
+    """A node in a process of its own; filled if it shall hold something, else full of replicas."""
+    with start(vbuckets=vbuckets) as node:
+        value = b"v" * value_bytes
+        for number in range(vbuckets):
+            vbucket = node.bucket.vbucket(number)
+            if not changes:
+                vbucket.set_state(VbucketState.REPLICA)
+            for key in range(changes // vbuckets):
+                vbucket.set(b"key:%012d" % key, value)
+        print(node.port, flush=True)
+        sys.stdin.read()
+
+
+@contextlib.contextmanager
+def node_process(vbuckets: int, changes: int, value_bytes: int) -> Iterator[int]:
+    """The port of a node that runs until the block is left."""
+    arguments = ["--serve", f"{vbuckets}:{changes}:{value_bytes}"]
+    command = [sys.executable, "-m", "bench.replication", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.stdin.close()
+            process.wait(WAIT_S)
+
+
+class Asker:
+    """Asks a node how far it is."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection((HOST, port))
+        self._framer = Framer(MEMCACHED)
+
+    def changes(self) -> int:
+        """The sum of all high seqnos."""
+        self._socket.sendall(memcached.GetAllVbucketSeqnos().encode())
+        answer = self._next()
+        assert isinstance(answer, memcached.GetAllVbucketSeqnosResponse), answer
+        return sum(entry.seqno for entry in answer.seqnos)
+
+    def _next(self) -> Message:
+        while (packet := self._framer.next_packet()) is None:
+            self._framer.feed(self._socket.recv(65536))
+        return dcp.dcp.decode(packet)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def replicate(source: int, destination: int, vbuckets: int, changes: int) -> float:
+    """Seconds until the replica has everything."""
+    mover = Mover("bench", range(vbuckets), Goal.REPLICATE)
+    shell = MoverShell(mover, {Link.SOURCE: (HOST, source), Link.DESTINATION: (HOST, destination)})
+    asker, asked_at = Asker(destination), 0.0
+
+    def done() -> bool:
+        nonlocal asked_at
+        if time.perf_counter() - asked_at < 0.02:
+            return False
+        asked_at = time.perf_counter()
+        return asker.changes() >= changes
+
+    started = time.perf_counter()
+    assert shell.run(WAIT_S, done), "the replica did not catch up"
+    took = time.perf_counter() - started
+    asker.close()
+    shell.close()
+    return took
+
+
+def discard(source: int, vbuckets: int, total_bytes: int) -> float:
+    """Seconds that the same bytes take if nobody applies them."""
+    with socket.create_connection((HOST, source)) as peer:
+        peer.sendall(dcp.Open(name=b"discard", flags=dcp.OpenFlag.PRODUCER).encode())
+        peer.recv(24, socket.MSG_WAITALL)
+        started, received, buffer = time.perf_counter(), 0, bytearray(512 * 1024)
+        peer.sendall(b"".join(dcp.StreamRequest(vbucket=number, opaque=1).encode() for number in range(vbuckets)))
+        while received < total_bytes:
+            received += peer.recv_into(buffer)
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--value", type=int, default=64)
+    parser.add_argument("--vbuckets", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(*map(int, given.serve.split(":")))
+        return
+    changes = given.changes // given.vbuckets * given.vbuckets
+    size = len(dcp.Mutation(by_seqno=1, key=b"key:%012d" % 0, value=b"v" * given.value).encode())
+    with node_process(given.vbuckets, changes, given.value) as source:
+        times = []
+        for _ in range(given.rounds):
+            with node_process(given.vbuckets, 0, 0) as destination:
+                times.append(replicate(source, destination, given.vbuckets, changes))
+        thrown_away = min(discard(source, given.vbuckets, changes * size) for _ in range(given.rounds))
+    best = min(times)
+    print(f"{changes:,} changes of {given.value} bytes in {given.vbuckets} vbuckets")
+    print(f"applied by the other node   {changes / best / 1e6:6.2f} M changes/s   goal 0.80")
+    print(
+        f"read and thrown away        {changes / thrown_away / 1e6:6.2f} M changes/s   {thrown_away / best:.2f} of it"
+    )
+
+
+if __name__ == "__main__":
+    main()
