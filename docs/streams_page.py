@@ -86,6 +86,44 @@ seqno does not count. If the consumer is lost after the death, the vbucket stays
 already, and whoever moves vbuckets must ask it."""
 
 
+_CONSUMING = """\
+A connection that is opened without the flag *producer* makes the node a consumer: whoever opened it, a mover, says with
+[add stream](protocol/upr.md#add-stream-0x51) which of its copies shall be fed, and passes on what the producer says.
+With users configured this needs the role *admin* beside *stream*, because it writes and decides who is active. An
+active vbucket, and one that another stream feeds already, is refused.
+
+Before its first stream the node sends its settings: a window of 10 MiB, noops, expirations as such. Then it asks with
+48 bytes of extras and, refused with `EINVAL`, in `upr` with 40; there it first asks for the failover log and decides by
+itself where it may go on. Told to roll back, it restores a whole state at or below that seqno and asks again. *Add
+stream* is answered when the producer has answered: with its status, or with the opaque that the stream's messages bear.
+
+Runs of changes go to the engine as they came. A change that is there already is answered with `ERANGE` and left out.
+One that lies beyond its snapshot, or comes without one, ends the stream here, because something may be missing; so does
+whatever the table below does not allow. What comes for a stream that is not, or no longer, there is answered with
+`KEY_ENOENT`. If the engine has no room the connection reads no more until there is. Processed bytes are acknowledged
+after a fifth of the window, or after five seconds.
+
+*Pending* and *active* are answered when they, and everything received before, are on disk. A copy becomes active only
+from pending: if somebody has made it something else meanwhile, that stands."""
+
+_MOVING = """\
+A mover opens a connection of the producer type to the source and one of the consumer type to the destination, under one
+name, and passes on everything but the answers to its own questions. Whenever both connections stand it asks both sides
+who they are; to open the name has closed whatever an earlier connection had begun, so the answers stand.
+
+| source | destination | what is done |
+|---|---|---|
+| any | active | it is taken over: have that confirmed from disk, push the new map |
+| active | not active | take over; nothing if it shall be undone |
+| dead | pending | go on with the interrupted takeover; or undo it: replica there, then active here |
+| dead | other | undo it if that is wanted; else fail, for somebody else may have taken it over |
+| other | not active | fail: the source does not own it |
+| active | active | fail, and touch nothing |
+
+If the destination cannot be reached a dead source stays dead. The new cluster map is pushed to both before the
+destination's *active* is passed on, so whoever sees the old stream end finds the new owner."""
+
+
 def streams_page() -> str:
     """The whole page."""
     return page(
@@ -104,6 +142,10 @@ def streams_page() -> str:
         _PACE,
         "## Taking over",
         _TAKEOVER,
+        "## The node as a consumer",
+        _CONSUMING,
+        "## Moving a vbucket",
+        _MOVING,
         "## Settings",
         "Sent with [control](protocol/dcp.md#control-0x5e), before the streams that they are meant for. An unknown name"
         " or value is refused with `EINVAL`.",
