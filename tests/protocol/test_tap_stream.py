@@ -351,3 +351,34 @@ def test_copies_are_not_handed_over(caplog: pytest.LogCaptureFixture) -> None:
         assert brief(peer.run()) == ["#close_tap_stream"]
     assert "replica" in caplog.text
     assert replica.state is VbucketState.REPLICA
+
+
+# Vbuckets that come to be
+
+
+def test_who_asked_for_what_comes_gets_all_of_what_was_not_there_yet() -> None:
+    laboratory = stage(b"old")
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    everything = TapPeer(laboratory, connect(b"all"))
+    named = TapPeer(laboratory, connect(b"named", LIST, vbuckets=(1, 2, 3)))
+    for peer in (everything, named):
+        assert peer.run() == []
+    replica.receive(Event.MUTATION, b"copied", b"v")
+    laboratory.bucket.create_vbucket(3)
+    laboratory.write(3, b"new")
+    laboratory.pass_by(2)
+    assert keys(everything.run()) == ["new"]
+    assert sorted(keys(named.run())) == ["copied", "new"]
+
+
+def test_who_asked_for_what_comes_gets_a_promoted_copy_from_where_it_stood() -> None:
+    laboratory = stage()
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    replica.receive(Event.MUTATION, b"old", b"v")
+    peer = TapPeer(laboratory, connect(b"all"))
+    peer.run()
+    replica.receive(Event.MUTATION, b"meanwhile", b"v")
+    replica.set_state(VbucketState.ACTIVE)
+    laboratory.write(2, b"new")
+    laboratory.pass_by(2)
+    assert keys(peer.run()) == ["meanwhile", "new"]

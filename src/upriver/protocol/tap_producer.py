@@ -75,6 +75,13 @@ class TapProducer:
         self._now = now
         self._said_goodbye = False
         self._positions = dict(positions or {})
+        #: Where each vbucket stood at the connect: what comes later is new.
+        self._began_at = {
+            number: vbucket.whole_seqno
+            for number in plan.vbuckets or source.vbuckets()
+            if (vbucket := source.vbucket(number)) is not None
+        }
+        self._warned: set[int] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -91,15 +98,20 @@ class TapProducer:
         """Begin to send a vbucket. Who names it gets it in whatever state, who asks for all gets the active ones."""
         vbucket = self.source.vbucket(number)
         named = self.plan.vbuckets is not None
-        if vbucket is None or not (named or vbucket.state is VbucketState.ACTIVE):
-            return
+        active = vbucket is not None and vbucket.state is VbucketState.ACTIVE
+        if vbucket is None or not (active or (named and vbucket.streamable)):
+            return  # it may come to be
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self.warn(f"vbucket {number} is not handed over: it is a {vbucket.state.value} copy")
             return
         try:
-            stream = TapStream(self, vbucket, self._positions.pop(number, None))
+            stream = TapStream(
+                self, vbucket, self._positions.pop(number, None), future_from=self._began_at.get(number, 0)
+            )
         except StatusError as error:
-            self.warn(f"vbucket {number} is not sent: {error}")
+            if number not in self._warned:
+                self._warned.add(number)
+                self.warn(f"vbucket {number} is not sent: {error}")
             return
         if number in self.streams:
             self._changes_of_ended += self.streams[number].changes_sent

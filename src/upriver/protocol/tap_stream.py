@@ -50,10 +50,12 @@ class TapStream:
         resume: StreamPosition | None = None,
         *,
         flushed: bool = False,
+        future_from: int | None = None,
     ) -> None:
         """Go on from a place where the consumer stood, if the history still leads on from there.
 
-        After a flush, which the consumer was told of, everything that comes is new.
+        After a flush, which the consumer was told of, everything that comes is new. What comes begins after the seqno
+        ``future_from``: of a vbucket that was not there yet, with the first change.
         """
         self.connection = connection
         self.vbucket = vbucket
@@ -89,6 +91,8 @@ class TapStream:
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
         #: What counts as backfill.
         self.backfill_end = 0 if flushed else vbucket.whole_seqno
+        if self.plan.future_only and future_from is not None:
+            self.backfill_end = min(self.backfill_end, future_from)
         self.history = self._begin(resume, flushed=flushed)
 
     @property
