@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -33,6 +34,16 @@ def contents(which: EmbeddedNode, vbucket: int = 1) -> dict[bytes, tuple[bytes, 
         return {key: (i.value, i.flags, i.cas, i.rev_seqno) for key, i in found.items() if i is not None}
 
     return which.call(read)
+
+
+def clients_of(which: EmbeddedNode) -> int:
+    """How many TAP clients are connected."""
+    return which.call(lambda: len(list(which.node.state.tap or ())))
+
+
+def stands_at(nodes: list[EmbeddedNode], total: int) -> bool:
+    """Have all of them together seen so many changes?"""
+    return sum(ask(each, lambda vbucket: vbucket.high_seqno) for each in nodes) == total
 
 
 def ask(which: EmbeddedNode, function: Callable[[Vbucket], int], vbucket: int = 1) -> int:
@@ -75,7 +86,7 @@ def test_replication(source: EmbeddedNode, writer: Client) -> None:
 def test_observation(source: EmbeddedNode, writer: Client) -> None:
     writer.set(b"old:1", b"v", vbucket=1)
     with Listener(source.port, connect(b"observer", BACKFILL, FUTURE)) as listener:
-        wait_until(lambda: source.call(lambda: len(list(source.node.state.tap or ()))), "the observer is connected")
+        wait_until(partial(clients_of, source), "the observer is connected")
         for number in range(300):
             writer.set(b"%s:%d" % ((b"user", b"order", b"session")[number % 3], number), b"v", vbucket=number % 4)
         assert writer.ask(Delete(key=b"old:1", vbucket=1)).status == 0
@@ -92,7 +103,7 @@ def test_cache_invalidation(source: EmbeddedNode, writer: Client) -> None:
     for key in cache:
         writer.set(key, b"v" * 1000, vbucket=1)
     with Listener(source.port, connect(b"cache", KEYS_ONLY)) as listener:
-        wait_until(lambda: source.call(lambda: len(list(source.node.state.tap or ()))), "the cache is connected")
+        wait_until(partial(clients_of, source), "the cache is connected")
         writer.set(b"k3", b"changed", vbucket=1)
         assert writer.ask(Delete(key=b"k4", vbucket=1)).status == 0
         for message in listener.until(is_key(b"k4")):
@@ -159,7 +170,7 @@ def ring() -> Iterator[list[EmbeddedNode]]:
         for place, each in enumerate(nodes):
             request = connect(b"ring", ACK | LIST, vbuckets=(1,))
             relays.append(Relay(each.port, nodes[(place + 1) % 3].port, request))
-            wait_until(lambda each=each: each.call(lambda: len(list(each.node.state.tap or ()))), "connected")
+            wait_until(partial(clients_of, each), "connected")
         yield nodes
         assert not any(relay.ended for relay in relays)
     finally:
@@ -192,10 +203,7 @@ def test_a_change_makes_so_many_hops_in_a_ring_and_no_more(ring: list[EmbeddedNo
         for number, hops in enumerate((5, 1, 7)):
             before = sum(ask(each, lambda v: v.high_seqno) for each in ring)
             peer.send(tap.Mutation(vbucket=1, key=b"k", value=b"%d" % number, ttl=hops, cas=9, rev_seqno=9, nru=0))
-            wait_until(
-                lambda before=before, hops=hops: sum(ask(e, lambda v: v.high_seqno) for e in ring) == before + hops,
-                f"{hops} hops",
-            )
+            wait_until(partial(stands_at, ring, before + hops), f"{hops} hops")
             value, *_ = contents(ring[0])[b"k"]
             assert value == b"%d" % number
         # One more that goes all the way round proves that nothing is on its way any more.
