@@ -13,7 +13,18 @@ import sys
 import time
 from collections.abc import Iterator
 
-from bench.streams import KEY, LATENCY_ROUNDS, echoes, fill, next_packet, print_latency, timed, timed_sendall
+from bench.streams import (
+    KEY,
+    LATENCY_ROUNDS,
+    connected,
+    echoes,
+    fill,
+    next_packet,
+    other_process,
+    print_latency,
+    timed,
+    timed_sendall,
+)
 from upriver.node import EmbeddedNode, start
 from upriver.wire import Framer, dcp, memcached, tap
 from upriver.wire.framing import MEMCACHED
@@ -71,14 +82,9 @@ def compare(value_size: int, vbuckets: int, items: int, rounds: int) -> None:
     )
 
 
-def deliveries(node: EmbeddedNode) -> Iterator[float]:
+def deliveries(port: int) -> Iterator[float]:
     """Seconds from sending a set on one connection to having its TAP mutation on another."""
-    with (
-        socket.create_connection((node.host, node.port)) as writer,
-        socket.create_connection((node.host, node.port)) as reader,
-    ):
-        for peer in (writer, reader):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connected(port) as writer, connected(port) as reader:
         framer, answers = Framer(MEMCACHED), Framer(MEMCACHED)
         reader.sendall(tap.Connect(name=b"latency").encode() + memcached.Noop().encode())
         next_packet(reader, framer)
@@ -107,9 +113,10 @@ def main() -> None:
         (1024, 1, options.items // 5),
     ):
         compare(value_size, vbuckets, items, options.rounds)
-    raw = sorted(echoes())
-    with start(vbuckets=1) as node:
-        print_latency("a set to its TAP mutation elsewhere", sorted(deliveries(node)), raw)
+    serve = "-m", "upriver", "serve", "--port", "0", "--vbuckets", "1", "--log-level", "error"
+    with other_process("-m", "bench.streams", "--echo", "raw") as raw_port, other_process(*serve) as node_port:
+        raw = sorted(echoes(raw_port))
+        print_latency("a set to its TAP mutation elsewhere", sorted(deliveries(node_port)), raw)
 
 
 if __name__ == "__main__":

@@ -347,7 +347,9 @@ class TapProducer:
     @property
     def _finishing(self) -> bool:
         """Everything that was asked for is sent, and there is a step to take: to say so, or to go."""
-        if not self.plan.ends or self.done or not all(stream.ended for stream in self.streams.values()):
+        if not self.plan.ends or self.done or self._turns:
+            return False
+        if not all(stream.ended for stream in self.streams.values()):
             return False
         return not self._said_goodbye or not (self.window.messages or self._retries)
 

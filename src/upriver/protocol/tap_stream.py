@@ -162,8 +162,10 @@ class TapStream:
         """Send about so many bytes, as far as the window has room."""
         self.has_more = True
         connection, until = self.connection, self.connection.size + max_bytes
+        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        enough = until - max_bytes // 2
         try:
-            while connection.size < until and connection.room and not self.ended:
+            while connection.size < enough and connection.room and not self.ended:
                 if self._at < len(self._records):
                     self._send_records()
                 elif self._control:
