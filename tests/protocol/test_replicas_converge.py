@@ -166,3 +166,38 @@ def test_the_ways_of_the_table(options: str, monkeypatch: pytest.MonkeyPatch) ->
     }
     assert expected <= taken
     assert all(event in TRANSITIONS[state] for state, event in taken)
+
+
+@pytest.mark.parametrize("options", sorted(OPTIONS))
+def test_the_old_owner_goes_back_to_where_its_promoted_replica_branched(options: str) -> None:
+    world = World(OPTIONS[options])
+    for number in range(10):
+        world.write(b"k%d" % number)
+    world.follow()
+    for _ in range(3):
+        world.settle()
+        world.pass_by(6.0)
+    shared = world.contents(world.here)
+    assert world.same()
+    world.cut()
+    for key in (b"k1", b"lost"):  # nobody but the old owner ever sees these
+        world.write(key)
+    world.delete(b"k2")
+    if options == "upr":
+        # Without bounds the replica knows only by the next marker, or the end, that it was whole.
+        world.there.complete_snapshot()
+    world.there.set_state(VbucketState.ACTIVE)
+    world.here.set_state(VbucketState.REPLICA)
+    assert world.there.failover_log.newest.seqno == 10
+    world.source, world.destination = world.destination, world.source
+    world.here, world.there = world.there, world.here
+    world.cut()
+    world.follow()
+    world.settle(lambda: world.there.high_seqno == 10)
+    assert world.contents(world.there) == shared
+    world.write(b"new")
+    for _ in range(3):
+        world.settle()
+        world.pass_by(6.0)
+    assert world.same()
+    assert world.there.failover_log == world.here.failover_log
