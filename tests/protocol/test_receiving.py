@@ -177,6 +177,7 @@ def test_upr_that_ends_ok_where_it_was_resumed_is_not_whole() -> None:
 def test_a_takeover(modern: bool) -> None:
     stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)) if not modern else None, modern=modern)
     stream.handed_over(VbucketState.PENDING)
+    copy.state = VbucketState.PENDING
     assert stream.life.state.value == StreamState.PENDING.value
     if not modern:
         assert copy.position.whole_seqno == 5  # there was nothing more to send
