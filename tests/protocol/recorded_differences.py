@@ -26,7 +26,7 @@ DIFFERENCES = (
         7,
         ("- 0x53 einval", "+ 0x53 success, log [0]", "+ stream end 0"),
         "A stream request of 40 bytes is `upr`, which that server no longer spoke; from 0 to 0 it ends at once "
-        "(DESIGN §2).",
+        "(docs/semantics.md).",
     ),
     Difference(
         "dcp_09_state_change",
@@ -48,14 +48,14 @@ DIFFERENCES = (
         "p",
         18,
         ("+ flush", "+ stream end 2"),
-        "So there was none to tell: open streams get the flush message, then stream end (DESIGN §4).",
+        "So there was none to tell: open streams get the flush message, then stream end (docs/semantics.md).",
     ),
     Difference(
         "dcp_14_backfill_disk",
         "p",
         25,
         ("- whole at 7, flags 0x1 0x2", "+ whole at 7, flags 0x1 0x5"),
-        "That server drops closed checkpoints from memory and reads them from disk; ours still holds them (DESIGN §4).",
+        "That server drops closed checkpoints from memory and reads them from disk; ours still holds them (docs/semantics.md).",
     ),
     Difference(
         "dcp_14_backfill_disk",
@@ -83,8 +83,8 @@ DIFFERENCES = (
             "+ mutation 1 rev 1 flags deadbeef lock 0 a=1",
             '+ mutation 2 rev 1 flags 0 lock 0 b={"j":2}',
         ),
-        "Item flags go out in network order; every UPR dialect tells an expiration (DESIGN §3); and a stream that ends "
-        "at 3 holds the state that was current at 3, because a consumer takes its end for a whole state (DESIGN §5). "
+        "Item flags go out in network order; every UPR dialect tells an expiration (docs/semantics.md); and a stream that ends "
+        "at 3 holds the state that was current at 3, because a consumer takes its end for a whole state (docs/semantics.md). "
         "The early build left out what had been superseded since.",
     ),
     Difference(
@@ -100,7 +100,7 @@ DIFFERENCES = (
         "p",
         31,
         ("- stream end 2", "+ stream end 1"),
-        "The text says 1 for a changed state (DESIGN §3).",
+        "The text says 1 for a changed state (docs/semantics.md).",
     ),
     Difference(
         "upr2014_03_state_takeover",

@@ -112,7 +112,7 @@ class Vbucket(KeyValue):
     # Roles.
 
     def set_state(self, state: VbucketState) -> None:
-        """Take on a role. Who becomes active starts a new branch where others can be sure to share (§4)."""
+        """Take on a role. Who becomes active starts a new branch where others can be sure to share."""
         with self.journal.lock:
             self._check_here()
             if state is self.state:
@@ -128,7 +128,7 @@ class Vbucket(KeyValue):
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def branch_after_crash(self) -> None:
-        """An unclean stop may have lost changes that consumers saw: go on under a new uuid (§4)."""
+        """An unclean stop may have lost changes that consumers saw: go on under a new uuid."""
         if self.state is VbucketState.ACTIVE:
             with self.journal.lock:
                 self._branch(
