@@ -48,14 +48,14 @@ DIFFERENCES = (
         "p",
         18,
         ("+ flush", "+ stream end 2"),
-        "So there was none to tell: open streams get the flush message, then stream end (docs/semantics.md).",
+        "So there was none to tell: open streams get the flush message, then stream end.",
     ),
     Difference(
         "dcp_14_backfill_disk",
         "p",
         25,
         ("- whole at 7, flags 0x1 0x2", "+ whole at 7, flags 0x1 0x5"),
-        "That server drops closed checkpoints from memory and reads them from disk; ours still holds them (docs/semantics.md).",
+        "That server drops closed checkpoints from memory and reads them from disk; ours still holds them.",
     ),
     Difference(
         "dcp_14_backfill_disk",
@@ -83,8 +83,8 @@ DIFFERENCES = (
             "+ mutation 1 rev 1 flags deadbeef lock 0 a=1",
             '+ mutation 2 rev 1 flags 0 lock 0 b={"j":2}',
         ),
-        "Item flags go out in network order; every UPR dialect tells an expiration (docs/semantics.md); and a stream that ends "
-        "at 3 holds the state that was current at 3, because a consumer takes its end for a whole state (docs/semantics.md). "
+        "Item flags go out in network order; every UPR dialect tells an expiration; and a stream that ends "
+        "at 3 holds the state that was current at 3, because a consumer takes its end for a whole state. "
         "The early build left out what had been superseded since.",
     ),
     Difference(
@@ -100,7 +100,7 @@ DIFFERENCES = (
         "p",
         31,
         ("- stream end 2", "+ stream end 1"),
-        "The text says 1 for a changed state (docs/semantics.md).",
+        "The text says 1 for a changed state.",
     ),
     Difference(
         "upr2014_03_state_takeover",
