@@ -1,0 +1,165 @@
+"""Whatever is written, refused, cut off and tried again: in the end a consumer of TAP holds what the node holds.
+
+The consumer here is a dictionary for each vbucket that follows the messages to the letter. It takes or refuses them at
+will, acknowledges late or not at all, loses its connection with messages on the way, and comes back under its name.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.node.laboratory import Laboratory, Peer
+from tests.protocol.tap_stage import ACK, BACKFILL, CHECKPOINT, LIST, REGISTERED, connect
+from upriver.errors import KeyNotFound
+from upriver.model import VbucketState
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import AnyResponse, Message, Request, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import Control, TapFlag
+
+VBUCKETS = (1, 2)
+KEYS = [b"a", b"b", b"c", b"d"]
+SETTINGS = TapSettings(ack_interval=2, window_messages_max=5, backoff_s=5, keep_alive_s=30, noop_interval_s=0)
+
+
+@dataclass
+class Consumer:
+    """Follows the messages; what it refuses it does not do."""
+
+    laboratory: Laboratory
+    request: tap.Connect
+    acks: bool
+    held: dict[int, dict[bytes, bytes]] = field(default_factory=lambda: {vbucket: {} for vbucket in VBUCKETS})
+    peer: Peer | None = None
+
+    def connect(self) -> None:
+        self.peer = self.laboratory.connect()
+        self.peer.put(self.request)
+
+    def cut(self, kept: int) -> None:
+        """The connection breaks; only so many of the messages on the way still arrive."""
+        if self.peer is None:
+            return
+        self.laboratory.settle()
+        for message in self.peer.take()[:kept]:
+            self._apply(message)
+        self.peer.session.closing = True
+        if self.peer.session.stream is not None:
+            self.peer.session.stream.lose()
+        self.peer = None
+
+    def read(self, verdicts: list[Status | None]) -> None:
+        """Take what comes, and answer with these verdicts, then with success."""
+        if self.peer is None or self.peer.closed:
+            self.connect()
+        assert self.peer is not None
+        self.laboratory.settle()
+        while messages := self.peer.take():
+            for message in messages:
+                self._judge(message, verdicts.pop(0) if verdicts and self.acks else Status.SUCCESS)
+            self.laboratory.settle()
+
+    def _judge(self, message: Message, verdict: Status | None) -> None:
+        assert self.peer is not None
+        if verdict is None or verdict is Status.SUCCESS or not isinstance(message, tap.Mutation | tap.Delete):
+            self._apply(message)
+            if verdict is not None:
+                verdict = Status.SUCCESS
+        asked = isinstance(message, memcached.Noop) or TapFlag.ACK in getattr(message, "tap_flags", TapFlag(0))
+        if verdict is not None and (asked or verdict is not Status.SUCCESS):
+            assert isinstance(message, Request)
+            self.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=verdict))
+
+    def _apply(self, message: Message) -> None:
+        match message:
+            case tap.Mutation():
+                self.held[message.vbucket][message.key] = message.value
+            case tap.Delete():
+                self.held[message.vbucket].pop(message.key, None)
+            case tap.Flush():
+                for held in self.held.values():
+                    held.clear()
+            case tap.Opaque() if message.control is Control.INITIAL_VBUCKET_STREAM:
+                self.held[message.vbucket].clear()
+
+
+def contents(laboratory: Laboratory) -> dict[int, dict[bytes, bytes]]:
+    out: dict[int, dict[bytes, bytes]] = {}
+    for vbucket in VBUCKETS:
+        table = laboratory.bucket.vbucket(vbucket).table
+        found = {key: table.find(key) for key in table.live_keys()}
+        out[vbucket] = {key: item.value for key, item in found.items() if item is not None}
+    return out
+
+
+VERDICTS = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY, None]), max_size=6)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+        st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+        st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
+        st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
+        st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
+        st.tuples(st.just("roll back"), st.sampled_from(VBUCKETS), st.integers(0, 6)),
+        st.tuples(st.just("read"), VERDICTS),
+        st.tuples(st.just("read"), VERDICTS),
+        st.tuples(st.just("cut"), st.integers(0, 8)),
+        st.tuples(st.just("time"), st.sampled_from([1.0, 6.0, 40.0])),
+    ),
+    max_size=30,
+)
+
+
+def take(laboratory: Laboratory, consumer: Consumer, step: tuple[object, ...], number: int) -> None:
+    """Do one step."""
+    match step:
+        case ("set", int(vbucket), bytes(key)):
+            laboratory.bucket.vbucket(vbucket).set(key, b"%d" % number)
+        case ("delete", int(vbucket), bytes(key)):
+            with contextlib.suppress(KeyNotFound):
+                laboratory.bucket.vbucket(vbucket).delete(key)
+        case ("flush", 0):
+            laboratory.bucket.flush()
+        case ("flush", int(vbucket)):
+            laboratory.bucket.vbucket(vbucket).flush()
+        case ("checkpoint", int(vbucket)):
+            laboratory.node.checkpoints.create(laboratory.bucket.vbucket(vbucket))
+        case ("role", int(vbucket)):
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
+        case ("roll back", int(vbucket), int(seqno)):
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
+            laboratory.bucket.vbucket(vbucket).roll_back(seqno)
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
+        case ("read", list(verdicts)):
+            consumer.read(list(verdicts))
+        case ("cut", int(kept)):
+            consumer.cut(kept)
+        case ("time", float(seconds)):
+            laboratory.pass_by(seconds)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS, more=st.sampled_from([0, ACK, ACK, ACK | CHECKPOINT, ACK | REGISTERED]), listed=st.booleans())
+def test_in_the_end_the_consumer_holds_what_the_node_holds(
+    steps: list[tuple[object, ...]], more: int, listed: bool
+) -> None:
+    laboratory = Laboratory(tap_settings=SETTINGS)
+    for vbucket in VBUCKETS:
+        laboratory.bucket.create_vbucket(vbucket)
+    request = connect(b"client", BACKFILL | more | (LIST if listed else 0), vbuckets=VBUCKETS)
+    consumer = Consumer(laboratory, request, bool(more & ACK))
+    consumer.connect()
+    for number, step in enumerate(steps):
+        take(laboratory, consumer, step, number)
+    for _ in range(4):  # what was refused is tried again, and what was not answered is sent again after a reconnect
+        consumer.read([])
+        laboratory.pass_by(6)
+    consumer.cut(100)
+    consumer.read([])
+    laboratory.pass_by(6)
+    consumer.read([])
+    assert consumer.held == contents(laboratory)
