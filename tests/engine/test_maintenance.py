@@ -1,4 +1,5 @@
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,37 @@ def test_hot_keys_are_overwritten_for_ever(quick_disk: Path, clock: Clock, on_di
         assert slow.ended is CursorEnd.TOO_SLOW
         assert vbucket.table.items == 100
         assert bucket.ledger.memory_bytes <= quota + 1000
+
+
+def test_whoever_finds_no_room_where_there_is_none_is_refused_at_once(
+    quick_disk: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bucket.open(quick_disk / "data", vbuckets=1, clock=clock, quota_bytes=4 * 2**20, background=False) as bucket:
+        vbucket, rounds = bucket.create_vbucket(0), list[int]()
+
+        def fill() -> None:
+            for _ in range(10**6):
+                vbucket.set(b"key%d" % vbucket.high_seqno, b"x" * 1000)
+
+        with pytest.raises(OutOfMemory):
+            fill()
+        begin = bucket.maintenance._relief_round
+
+        def counted() -> Iterator[None]:
+            rounds.append(1)
+            return begin()
+
+        monkeypatch.setattr(bucket.maintenance, "_relief_round", counted)
+        monkeypatch.setattr("upriver.engine.maintenance.LOOK_AGAIN_S", 3600.0)
+        for _ in range(1000):
+            with pytest.raises(OutOfMemory):
+                vbucket.set(b"key", b"x")
+        assert len(rounds) <= 2, "nothing is on disk, so nothing can go"
+        checkpoint(bucket)
+        high = vbucket.high_seqno
+        with pytest.raises(OutOfMemory):
+            fill()
+        assert vbucket.high_seqno > high + 1000, "values that are on disk make room"
 
 
 def test_short_memory_spares_a_cursor_that_holds_little(clock: Clock) -> None:

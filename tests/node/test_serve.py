@@ -163,7 +163,9 @@ def answers(burst_: Burst, rig: Rig, peer: SessionPeer) -> bytes:
 def state(rig: Rig) -> list[object]:
     ledger = rig.bucket.ledger
     counted = [ledger.gets, ledger.get_misses, ledger.sets, ledger.deletes, ledger.expirations, ledger.last_cas]
-    return [*counted, *((v.high_seqno, v.table.items, v.table.tombstones) for v in rig.bucket)]
+    tables = [v.table for v in rig.bucket]
+    # The records, byte for byte: flags, expiry, times and all that no answer shows.
+    return [*counted, *((t.high_seqno, t.items, t.tombstones, t.records(0, t.high_seqno, 2**40)) for t in tables)]
 
 
 @settings(max_examples=150, deadline=None)

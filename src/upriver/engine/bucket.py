@@ -277,10 +277,8 @@ class Bucket:
         return vbucket
 
     def _read_block(self, number: int, seqno: int) -> tuple[bytes, int]:
-        blocks = self.storage.blocks(number, seqno - 1, 1)
-        if not blocks:
-            raise CorruptData(self.storage.path, f"change {seqno} of vbucket {number} is not on disk")
-        return blocks[0].records, blocks[0].upto
+        block = self.flusher.blocks.block(number, seqno)
+        return block.records, block.upto
 
     def _fetch(self, number: int, seqno: int) -> bytes:
         value = stored_value(self._read_block(number, seqno)[0], seqno)

@@ -28,6 +28,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from upriver.engine.backend import Ledger, Table, collect
+from upriver.engine.block_cache import BlockCache
 from upriver.engine.journal import Journal
 from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
@@ -114,6 +115,8 @@ class Flusher:
         slice_bytes: int = SLICE_BYTES,
     ) -> None:
         self.storage = storage
+        #: Where evicted values are read from.
+        self.blocks = BlockCache(storage)
         self.ledger = ledger
         self.journal = journal
         self.vbuckets = vbuckets
@@ -183,7 +186,10 @@ class Flusher:
                 self._gather(gathered)
                 if gathered.batch:
                     began = perf_counter()
-                    self.storage.commit(gathered.batch)
+                    try:
+                        self.storage.commit(gathered.batch)
+                    finally:
+                        self.blocks.forget(gathered.batch.rewritten())
                     self._adapt(gathered.batch, perf_counter() - began)
             except BaseException as error:  # whatever it was, nothing that was taken may be lost
                 self._failed(gathered, error)

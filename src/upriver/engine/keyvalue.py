@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Final
 
 from upriver.engine.backend import Item, Table
+from upriver.engine.key_scan import KeyScan
 from upriver.errors import (
     InvalidArguments,
     KeyExists,
@@ -35,6 +36,7 @@ class KeyValue:
         self.table = table
         #: How often each of the rarer operations ran; the table's ledger counts the frequent ones.
         self.operations = operations
+        self.scanned = KeyScan(table)
         self.get = table.get
         self.set = table.set
         self.delete = table.delete
@@ -154,7 +156,7 @@ class KeyValue:
     def scan(self, start: bytes = b"", limit: int = 1000) -> list[bytes]:
         """Live keys from ``start`` on, in order."""
         self._check_active("scan")
-        return sorted(key for key in self.table.live_keys() if key >= start)[:limit]
+        return self.scanned.page(start, limit)
 
     def random_key(self) -> bytes:
         """Some live key."""

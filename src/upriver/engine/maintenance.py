@@ -15,7 +15,7 @@ blocks on disk is dropped or evicted, so the disk can always replace what memory
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import thread_time
+from time import monotonic, thread_time
 from typing import Final
 
 from upriver.engine.backend import Ledger, Table
@@ -32,6 +32,9 @@ PINNED_SHARE: Final = 0.125
 #: Blocks on disk are rewritten when about this share of them is garbage.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
+#: How long a write that found no room looks for some, and after what time it looks again where there was none.
+RELIEF_S: Final = 0.01
+LOOK_AGAIN_S: Final = 0.05
 #: Later than any time that a record can have.
 ANY_TIME: Final = 2**32
 
@@ -61,6 +64,11 @@ class Maintenance:
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._duties = self._rounds()
+        #: The round under way for those who found no room, what it has freed, and when the last one freed nothing.
+        self._relief = self._relief_round()
+        self._relieved_bytes = 0
+        self._fruitless_at = -1
+        self._look_again_s = 0.0
 
     def run(self, budget_s: float = 0.01) -> None:
         """Do what is due for about this long."""
@@ -288,11 +296,25 @@ class Maintenance:
                 return
 
     def relieve(self) -> None:
-        """A write found no room: drop and evict some now, a bounded amount."""
-        for duty in (self.compact, self.evict):
-            began = thread_time()
-            for _ in duty():
-                if self.ledger.memory_bytes < self.ledger.quota_bytes * HIGH_WATER:
+        """A write found no room: drop and evict some now, a bounded amount, beginning where the last one ended.
+
+        When a whole round has freed nothing there is nothing to free, until something more is on disk or some time
+        has passed: those who are refused meanwhile are refused at once.
+        """
+        if self._fruitless_at == self.flusher.commits and monotonic() < self._look_again_s:
+            return
+        ledger, began = self.ledger, thread_time()
+        while ledger.memory_bytes >= ledger.quota_bytes * HIGH_WATER and thread_time() - began < RELIEF_S:
+            before = ledger.memory_bytes
+            ended = next(self._relief, True)
+            self._relieved_bytes += max(0, before - ledger.memory_bytes)
+            if ended:
+                freed, self._relieved_bytes = self._relieved_bytes, 0
+                self._relief = self._relief_round()
+                if not freed:
+                    self._fruitless_at, self._look_again_s = self.flusher.commits, monotonic() + LOOK_AGAIN_S
                     return
-                if thread_time() - began > 0.01:
-                    break
+
+    def _relief_round(self) -> Iterator[None]:
+        yield from self.compact()
+        yield from self.evict()

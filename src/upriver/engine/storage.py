@@ -52,6 +52,10 @@ class Batch:
             or self.facts
         )
 
+    def rewritten(self) -> set[int]:
+        """The vbuckets of which it changes blocks that were there before."""
+        return {*self.trims, *(vbucket for vbucket, _ in self.removed)}
+
 
 class Storage(abc.ABC):
     """One data directory, or the lack of one. Failures are raised as ``StorageError``."""

@@ -12,6 +12,8 @@ one writer at a time; the flusher's thread only calls ``collect`` and ``records`
 """
 
 import dataclasses
+import functools
+import heapq
 import random
 import struct
 from bisect import bisect_right
@@ -337,6 +339,15 @@ class Table:
     def live_keys(self) -> list[bytes]:
         """The keys of all live items, in no particular order."""
         return [e.key for e in self._index.values() if e.event == Event.MUTATION and not self._is_expired(e)]
+
+    def smallest_keys(self, start: bytes, limit: int) -> list[bytes]:
+        """The first ``limit`` keys of live items from ``start`` on, in order."""
+        return heapq.nsmallest(limit, (key for key in self.live_keys() if key >= start))
+
+    def holds(self, key: bytes) -> bool:
+        """Whether there is a live item of that key."""
+        entry = self._index.get(key)
+        return entry is not None and entry.event == Event.MUTATION and not self._is_expired(entry)
 
     def random_key(self) -> bytes | None:
         """The key of some live item."""
@@ -860,7 +871,7 @@ class Table:
         return chosen, upto
 
     def _restored(self, chosen: Sequence[_Entry], block: bytes | memoryview | None, keys_only: bool) -> Iterable[bytes]:
-        values = stored_values(block) if block is not None else {}
+        values = stored_values(bytes(block)) if block is not None else {}
         for entry in chosen:
             value = b"" if keys_only else entry.value
             if value is None:
@@ -948,8 +959,9 @@ def len_of_evicted(entry: _Entry) -> int:
     return entry.size - aligned(PREFIX.size + HEADER.size + 31 + len(entry.key))
 
 
-def stored_values(block: bytes | memoryview) -> dict[int, bytes]:
-    """The values in a stored block by seqno."""
+@functools.lru_cache(maxsize=8)
+def stored_values(block: bytes) -> dict[int, bytes]:
+    """The values in a stored block by seqno; those of the last few blocks are remembered, for they come in runs."""
     found, offset = {}, 0
     while offset < len(block):
         record, size = stored_record(block, offset)
@@ -970,7 +982,7 @@ def stored_record(block: bytes | memoryview, offset: int) -> tuple[Record, int]:
     return record, size
 
 
-def stored_value(block: bytes | memoryview, seqno: int) -> bytes | None:
+def stored_value(block: bytes, seqno: int) -> bytes | None:
     """The value of one change in a stored block."""
     return stored_values(block).get(seqno)
 

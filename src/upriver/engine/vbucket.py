@@ -139,6 +139,7 @@ class Vbucket(KeyValue):
                 self.journal.change(self.number)
 
     def _branch(self, seqno: int) -> None:
+        self.scanned.forget()
         fresh = self.high_seqno == 0 and not self.streamable
         uuid = new_uuid()
         self.failover_log = FailoverLog.fresh(uuid) if fresh else self.failover_log.branch(uuid, seqno)
@@ -342,6 +343,7 @@ class Vbucket(KeyValue):
 
     def _clear(self) -> None:
         self.table.clear()
+        self.scanned.forget()
         self.whole = WholeStates()
         self.floor_seqno = self.purged_seqno = 0
         self.journal.trim(self.number, 0)
