@@ -21,7 +21,9 @@ from upriver.errors import (
 from upriver.model import Change, Event, Snapshot, StreamPosition
 from upriver.node import EmbeddedNode, start
 
-DIALECTS = ("dcp", "upr")
+DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3")
+#: Those in which a connection can be told settings.
+TOLD = ("dcp", "upr")
 T = TypeVar("T")
 
 
@@ -122,7 +124,7 @@ def test_the_synchronous_twin(upriver_node: EmbeddedNode) -> None:
         assert sum(change.event is Event.DELETION for change in consumer.changes()) == 72
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", TOLD)
 def test_options(upriver_node: EmbeddedNode, dialect: str) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({b"a%d" % n: b'{"n": %d}' % (n % 2) for n in range(50)})
@@ -167,6 +169,8 @@ def test_one_clear_error_each(upriver_node: EmbeddedNode, guarded_node: Embedded
         run(first_batch(address, vbuckets=[64]))
     with pytest.raises(InvalidArguments, match="there is no dialect 'tup'"):
         Consumer(address, dialect="tup")
+    with pytest.raises(InvalidArguments, match="upr_draft3 knows no settings"):
+        Consumer(address, dialect="upr_draft3", keys_only=True)
     with pytest.raises(InvalidArguments, match="key_filter = '\\('"):
         run(first_batch(address, key_filter="("))
     with pytest.raises(InvalidArguments, match="there is no end for vbucket 0"):

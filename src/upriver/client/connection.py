@@ -327,7 +327,8 @@ class Connection(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Say good-bye and close; what is on its way is lost."""
         if self.error is None:
-            self._transport.write(QuitQ().encode())
+            if self._receiver is None:  # in the middle of streams nobody waits for a good-bye
+                self._transport.write(QuitQ().encode())
             self._fail(ConnectionLost(str(self.endpoint), "we closed the connection"))
         self._transport.close()
         try:

@@ -79,6 +79,8 @@ class Consumer:
         self._copies: Copies
         self._ends: dict[int, int] = {}
         self._unfinished: set[int] = set()
+        #: Vbuckets whose stream does not end where it should.
+        self._overlong: set[int] = set()
         self._feeds: dict[Endpoint, Feed] = {}
         self._queue: deque[tuple[Batch | None, Feed | None, dict[int, Progress]]] = deque()
         self._queued_bytes = 0
@@ -248,8 +250,12 @@ class Consumer:
             records = inflated_batch(records)
         progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
         batch = Batch(records, runs, None, progress, wire_bytes)
-        if self._ends and not feed.connection.is_ours:
+        if self._ends and (self._overlong or not feed.connection.is_ours):
             batch = self._cut(feed, batch)
+            for run in runs:
+                if run.vbucket in self._overlong and run.position.seqno >= self._ends[run.vbucket]:
+                    self._overlong.discard(run.vbucket)
+                    self._finished(run.vbucket)
         self.changes_received += len(batch)
         self._queue.append((batch, feed, batch.progress))
         self._queued_bytes += wire_bytes
@@ -305,8 +311,9 @@ class Consumer:
 
     def feed_lost(self, feed: Feed, error: UpriverError) -> None:
         """A connection is gone: everything that it brought is wanted again."""
-        if self._feeds.get(feed.endpoint) is feed:
-            del self._feeds[feed.endpoint]
+        for endpoint, each in list(self._feeds.items()):
+            if each is feed:
+                del self._feeds[endpoint]
         self._paused.discard(feed)
         if self._closed:
             return
@@ -389,9 +396,7 @@ class Consumer:
         def answered(stream: ReceivingStream, error: StatusError | None) -> None:  # noqa: ARG001
             if error is None:
                 if end_seqno > self._end_of(vbucket):
-                    # The source went back behind the end that we had to name: now the right one can be named.
-                    feed.close_stream(vbucket)
-                    self._want([vbucket])
+                    self._shorten(feed, vbucket)
                 for what in (vbucket, feed.endpoint, "homeless", None):
                     self._backoffs.pop(what, None)
                 return
@@ -407,6 +412,19 @@ class Consumer:
         end_seqno = self._end_of(vbucket)
         with contextlib.suppress(KeyExists):  # it has one already
             feed.add_stream(vbucket, answered, end_seqno=end_seqno)
+
+    def _shorten(self, feed: Feed, vbucket: int) -> None:
+        """The source went back behind the end that we had to name: now the right one can be named.
+
+        A draft cannot close a stream, so we stop listening where it should have ended.
+        """
+        if not feed.is_draft:
+            feed.close_stream(vbucket)
+            self._want([vbucket])
+        elif self._ends[vbucket] == 0:
+            self._finished(vbucket)
+        else:
+            self._overlong.add(vbucket)
 
     def _end_of(self, vbucket: int) -> int:
         """Where its stream ends: not before where we stand, which no source would accept."""

@@ -15,10 +15,12 @@ from upriver.client.connection import Connection
 from upriver.client.copies import Copies
 from upriver.errors import UpriverError, WireError
 from upriver.protocol.consumer import Answered, Consumer, ConsumerOptions
+from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
 from upriver.protocol.receiving import ReceivingStream
-from upriver.wire import Dialect, dcp
+from upriver.wire import Dialect, Framer, dcp
 from upriver.wire.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.framing import MEMCACHED
 from upriver.wire.message import AnyRequest
 
 #: How much is read at once. More would outgrow the cache between reading and decoding.
@@ -52,7 +54,7 @@ class Feed:
         options: ConsumerOptions,
         *,
         columns: tuple[str, ...],
-        dialect: Dialect = dcp.dcp,
+        draft: Dialect | None = None,
     ) -> None:
         self.connection = connection
         self.endpoint = connection.endpoint
@@ -60,8 +62,13 @@ class Feed:
         self._copies = copies
         self._owner = owner
         self._protocol = Consumer(copies, self._loop.time(), options, on_output=self._send, on_end=self._ended)
-        self._decoder = ChangeDecoder(dialect, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
+        self._decoder = ChangeDecoder(dcp.dcp, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
         self._partial = bytearray()
+        self._draft = draft
+        self._translator = DraftTranslator(draft.name) if draft is not None else None
+        self._framer = Framer(draft.framing) if draft is not None else None
+        #: It speaks one of the drafts, which cannot close a stream.
+        self.is_draft = draft is not None
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
         #: The vbuckets that were asked for here.
@@ -80,7 +87,8 @@ class Feed:
         """Take no more of it, and tell the node so."""
         stream = self._protocol.streams.get(vbucket)
         if stream is not None and not stream.life.ended:
-            self.connection.write(dcp.CloseStream(vbucket=vbucket, opaque=stream.opaque).encode())
+            if self._translator is None:  # the drafts know no such thing; what still comes is not taken
+                self.connection.write(dcp.CloseStream(vbucket=vbucket, opaque=stream.opaque).encode())
             self._protocol.close_stream(vbucket)
 
     def processed(self, wire_bytes: int) -> None:
@@ -98,6 +106,8 @@ class Feed:
         """Take bytes from the socket."""
         now = self._loop.time()
         try:
+            if self._framer is not None:
+                data = self._translated(data)
             if self._partial:
                 data = self._completed(data, now)
             at = self._receive_whole(data, now)
@@ -110,6 +120,19 @@ class Feed:
             return
         self._protocol.silence.heard(now)
         self._send()
+
+    def _translated(self, data: memoryview) -> memoryview:
+        """What a draft says, in `upr`: always whole packets."""
+        assert self._framer is not None
+        assert self._translator is not None
+        assert self._draft is not None
+        self._framer.feed(data)
+        out: list[bytes] = []
+        while (packet := self._framer.next_packet()) is not None:
+            message = self._translator.incoming(self._draft.decode(packet))
+            if message is not None:
+                out.append(message.encode())
+        return memoryview(b"".join(out))
 
     def _completed(self, data: memoryview, now: float) -> memoryview:
         """Take the packet whose first bytes came last time; what is left of the new bytes."""
@@ -170,6 +193,11 @@ class Feed:
 
     def _send(self) -> None:
         data = self._protocol.data_to_send()
+        if self._translator is not None and data:
+            framer = Framer(MEMCACHED)
+            framer.feed(data)
+            messages = map(dcp.dcp.decode, iter(framer.next_packet, None))
+            data = b"".join(self._translator.outgoing(message) for message in messages)
         if data:
             self.connection.write(data)
         if self._timer is None and self._protocol.deadline is not None and not self._lost:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from upriver import wire
 from upriver.client.address import Endpoint
 from upriver.client.cluster import Cluster
 from upriver.client.connection import Connection
@@ -9,7 +10,7 @@ from upriver.client.copies import Copies
 from upriver.client.feed import Feed, Owner
 from upriver.client.greeting import login_needed
 from upriver.client.progress import Progress
-from upriver.client.settings import ConsumerSettings, End, Start
+from upriver.client.settings import DRAFTS, ConsumerSettings, End, Start
 from upriver.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -22,6 +23,7 @@ from upriver.errors import (
 from upriver.model import FailoverEntry, FailoverLog, StreamPosition
 from upriver.protocol.consumer import ConsumerOptions
 from upriver.wire import dcp, memcached
+from upriver.wire.framing import MEMCACHED
 
 _ENTRY_BYTES = 16
 
@@ -103,6 +105,10 @@ async def open_feed(
     receive_bytes: int,
 ) -> Feed:
     """A connection to a node that is ready for streams."""
+    if settings.stream_port is not None:
+        endpoint = Endpoint(endpoint.host, settings.stream_port)
+    if settings.dialect in DRAFTS:
+        return await _open_draft(cluster, endpoint, settings, copies, owner, receive_bytes)
     connection = await cluster.fresh_connection(endpoint, receive_bytes=receive_bytes)
     try:
         await _open(connection, cluster, settings)
@@ -117,6 +123,22 @@ async def open_feed(
         acks_late=True,
     )
     return Feed(connection, copies, owner, options, columns=settings.columns)
+
+
+async def _open_draft(
+    cluster: Cluster,
+    endpoint: Endpoint,
+    settings: ConsumerSettings,
+    copies: Copies,
+    owner: Owner,
+    receive_bytes: int,
+) -> Feed:
+    """A draft has no open, no settings and, with the 12-byte header, no greeting."""
+    draft = wire.DIALECTS[settings.dialect]
+    greeting = draft.framing is MEMCACHED
+    connection = await cluster.fresh_connection(endpoint, receive_bytes=receive_bytes, greeting=greeting)
+    options = ConsumerOptions(window_bytes=0, noop_interval_s=0, expirations=False, dialects=("upr",), acks_late=True)
+    return Feed(connection, copies, owner, options, columns=settings.columns, draft=draft)
 
 
 async def _open(connection: Connection, cluster: Cluster, settings: ConsumerSettings) -> None:

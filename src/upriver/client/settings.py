@@ -15,7 +15,8 @@ from upriver.model import CHANGES, StreamPosition
 Start = Literal["earliest", "latest"] | Mapping[int, StreamPosition | Progress]
 End = Literal["never", "latest"] | Mapping[int, int]
 
-DIALECTS: Final = ("dcp", "upr")
+DRAFTS: Final = ("upr_draft1", "upr_draft2", "upr_draft3")
+DIALECTS: Final = ("dcp", "upr", *DRAFTS)
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 NOOP_INTERVAL_S: Final = 30.0
 STALL_S: Final = 60.0
@@ -54,6 +55,8 @@ class ConsumerSettings:
     exact_end: bool | None = None
     #: Which columns of the changes to decode; all unless told otherwise.
     columns: tuple[str, ...] = tuple(CHANGES.names)
+    #: Where each node gives streams, if not where it answers everything else; a pinned listener, for instance.
+    stream_port: int | None = None
     #: What the connections are called in the source's statistics.
     name: str = field(default_factory=default_name)
     #: How much may be on its way or waiting here, per node.
@@ -76,6 +79,8 @@ class ConsumerSettings:
             raise InvalidArguments(f"start is earliest, latest or positions, not {self.start!r}")
         if isinstance(self.end, str) and self.end not in ("never", "latest"):
             raise InvalidArguments(f"end is never, latest or seqnos, not {self.end!r}")
+        if self.dialect in DRAFTS and self.needs_settings:
+            raise InvalidArguments(f"{self.dialect} knows no settings: no filters, no keys_only, no history")
         unknown = [name for name in self.columns if name not in CHANGES.names]
         if unknown or not self.columns:
             raise InvalidArguments(f"there is no column {', '.join(unknown)}; known are {', '.join(CHANGES.names)}")
@@ -86,6 +91,11 @@ class ConsumerSettings:
             if not wanted or wanted[0] < 0 or wanted[-1] > 0xFFFF:
                 raise InvalidArguments("name at least one vbucket, by numbers from 0")
             object.__setattr__(self, "vbuckets", tuple(wanted))
+
+    @property
+    def needs_settings(self) -> bool:
+        """Whether something is wanted that a connection must be told."""
+        return bool(self.key_filter or self.value_filter or self.persisted_only or self.history or self.keys_only)
 
     def own_controls(self, *, ours: bool, node: str) -> dict[str, str]:
         """The settings that only nodes of ours understand; refuses to leave out one that changes what comes."""

@@ -1,0 +1,120 @@
+"""The three drafts for a consumer that speaks `upr`: each message in the words of the other text.
+
+The drafts frame a snapshot with a start and an end where `upr` sends a marker, answer an accepted request without the
+failover log, and know no settings. What a consumer has to say and to hear is otherwise the same, so one consumer serves
+all of them. A draft's deletion carries flags and an expiration, for which `upr` has no room; they are left out.
+"""
+
+from typing import Any
+
+from upriver.errors import NotMyVbucket, WireError
+from upriver.wire import AnyResponse, Message, Request, memcached, upr, upr_draft1, upr_draft2, upr_draft3
+from upriver.wire.codes import Status
+from upriver.wire.message import DraftMessage
+
+_ASKED_FOR_LOG = upr.FailoverLogRequest.declaration.opcode
+_ASKED_FOR_STREAM = upr.StreamRequest.declaration.opcode
+
+
+class DraftTranslator:
+    """One connection to a producer of a draft."""
+
+    def __init__(self, dialect: str) -> None:
+        #: The first two drafts have the 12-byte header, which names a request but no vbucket.
+        self.short = dialect in ("upr_draft1", "upr_draft2")
+        self._vbuckets: dict[int, int] = {}
+        self._logs: dict[int, tuple[memcached.FailoverEntry, ...]] = {}
+        self._asked: dict[int, int] = {}
+
+    def outgoing(self, message: Message) -> bytes:
+        """What is to be sent for a message of an `upr` consumer; nothing for what the draft does not know."""
+        match message:
+            case upr.FailoverLogRequest():
+                self._note(message, _ASKED_FOR_LOG)
+                if self.short:
+                    return upr_draft1.FailoverLogRequest(request_id=message.opaque, vbucket=message.vbucket).encode()
+                return upr_draft3.FailoverLogRequest(opaque=message.opaque, vbucket=message.vbucket).encode()
+            case upr.StreamRequest():
+                self._note(message, _ASKED_FOR_STREAM)
+                fields: dict[str, Any] = {
+                    "vbucket": message.vbucket,
+                    "start_seqno": message.start_seqno,
+                    "end_seqno": message.end_seqno,
+                    "vbucket_uuid": message.vbucket_uuid,
+                    "high_seqno": message.high_seqno,
+                }
+                if self.short:
+                    return upr_draft1.StreamRequest(request_id=message.opaque, **fields).encode()
+                return upr_draft3.StreamRequest(opaque=message.opaque, **fields).encode()
+        return b""
+
+    def _note(self, message: Request, asked: int) -> None:
+        self._vbuckets[message.opaque] = message.vbucket
+        self._asked[message.opaque] = asked
+
+    def incoming(self, message: Message) -> Message | None:
+        """The same in `upr`; None for what a consumer need not know."""
+        given: Any = message
+        opaque = int(given.request_id if isinstance(message, DraftMessage) else given.opaque)
+        if opaque not in self._vbuckets:
+            return None
+        where: dict[str, Any] = {"opaque": opaque, "vbucket": self._vbuckets[opaque]}
+        match message:
+            case upr_draft1.Mutation() | upr_draft3.Mutation():
+                return upr.Mutation(
+                    by_seqno=message.by_seqno,
+                    rev_seqno=message.rev_seqno,
+                    flags=message.flags,
+                    expiration=message.expiration,
+                    lock_time=message.lock_time,
+                    key=message.key,
+                    value=message.value,
+                    cas=message.cas,
+                    datatype=getattr(message, "datatype", 0),
+                    **where,
+                )
+            case upr_draft1.Expiration() | upr_draft2.Expiration() | upr_draft3.Expiration():
+                return upr.Expiration(**_deletion(message), **where)
+            case upr_draft1.Deletion() | upr_draft2.Deletion() | upr_draft3.Deletion():
+                return upr.Deletion(**_deletion(message), **where)
+            case upr_draft1.SnapshotStart() | upr_draft3.SnapshotStart():
+                return upr.SnapshotMarker(**where)
+            case upr_draft1.StreamEnd() | upr_draft3.StreamEnd():
+                return upr.StreamEnd(reason=message.reason, **where)
+            case upr_draft2.Flush() | upr_draft3.Flush():
+                return upr.Flush(**where)
+        return self._answer(message, opaque)
+
+    def _answer(self, message: Message, opaque: int) -> Message | None:
+        asked = self._asked[opaque]
+        match message:
+            case upr_draft1.Ok() | upr_draft3.FailoverLogResponse() if asked == _ASKED_FOR_LOG:
+                self._logs[opaque] = message.log
+                return upr.FailoverLogResponse(opaque=opaque, log=message.log)
+            case upr_draft1.RollbackRequired() | upr_draft3.RollbackRequired():
+                return upr.RollbackRequired(opaque=opaque, seqno=message.seqno)
+            case upr_draft1.NotMyVbucket() | upr_draft3.NotMyVbucket():
+                return AnyResponse(opcode=asked, opaque=opaque, status=Status.NOT_MY_VBUCKET, value=_NOT_MINE)
+            case upr_draft1.RequestError():
+                return AnyResponse(opcode=asked, opaque=opaque, status=message.status, value=message.text)
+            case upr_draft1.DecodeError():
+                raise WireError(message.offset, "what the node expects", message.text.decode(errors="replace"))
+            case AnyResponse() if message.status:
+                return AnyResponse(opcode=asked, opaque=opaque, status=message.status, value=message.value)
+            case upr_draft1.Ok() | AnyResponse():
+                # The log that it was asked for a moment ago: the answer itself carries none.
+                return upr.StreamRequestResponse(opaque=opaque, log=self._logs.get(opaque, ()))
+        return None
+
+
+_NOT_MINE = NotMyVbucket.text.encode()
+
+
+def _deletion(message: Any) -> dict[str, Any]:
+    return {
+        "by_seqno": message.by_seqno,
+        "rev_seqno": message.rev_seqno,
+        "key": message.key,
+        "cas": message.cas,
+        "datatype": getattr(message, "datatype", 0),
+    }
