@@ -40,7 +40,9 @@ class Copies:
     def ask_all(self, wanted: Sequence[int] | None = None) -> None:
         """Ask for every stream that is not there."""
         for number in self.idle:
-            if self.replica is not None and (wanted is None or number in wanted):
+            # Without bounds in its request only the active copy can be sure to finish a torn snapshot.
+            able = self.link is not None and (self.options.dialects[0] == "dcp" or self.link.machine.owns(number))
+            if able and self.replica is not None and (wanted is None or number in wanted):
                 self._opaque += 1
                 self.replica.receive(upr.AddStream(vbucket=number, opaque=self._opaque), self.machine.clock())
         self._pass_on()

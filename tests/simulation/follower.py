@@ -134,6 +134,8 @@ class Follower:
         """Ask for a stream from where the holder stands."""
         if self.link is None or track.phase != "idle" or not track.holder.ready:
             return
+        if self.habits.dialect == "upr" and not self.link.machine.owns(track.number):
+            return  # without bounds in its request only the active copy can be sure to finish a torn snapshot
         self._opaque += 1
         track.opaque = self._opaque
         if self.habits.dialect == "upr":

@@ -14,9 +14,14 @@ from upriver.engine.flusher import Flusher
 from upriver.engine.history import NO_END, Cursor
 from upriver.engine.maintenance import Maintenance
 from upriver.engine.whole import WholeStates
-from upriver.model import FailoverLog, Snapshot, StreamPosition
+from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
+from upriver.node.source import EngineSource
 from upriver.protocol import producer as producers
+from upriver.protocol.handover import Handover
+from upriver.protocol.mover import Goal, Mover
+from upriver.protocol.negotiation import Negotiation
+from upriver.protocol.receiving import ReceivingStream
 
 #: Replaces one thing: (object or module, attribute, what stands there instead).
 Change = tuple[Any, str, Any]
@@ -59,6 +64,27 @@ def ignore_snapshot_bounds() -> list[Change]:
 
 
 @mutation
+def only_next_entry_counts() -> list[Change]:
+    """The shared history ends with the next newer entry, not with the smallest of all newer ones."""
+
+    def upper(self: FailoverLog, place: int, high_seqno: int) -> int:
+        return min(high_seqno, self.entries[place - 1].seqno) if place else high_seqno
+
+    return [(FailoverLog, "upper", upper)]
+
+
+@mutation
+def upper_above_high() -> list[Change]:
+    """A consumer may stand beyond what the producer itself holds."""
+
+    def upper(self: FailoverLog, place: int, high_seqno: int) -> int:
+        newer = [entry.seqno for entry in self.entries[:place]]
+        return min(newer) if newer else high_seqno
+
+    return [(FailoverLog, "upper", upper)]
+
+
+@mutation
 def ignore_purge() -> list[Change]:
     """Who stands below the purge seqno may go on, without the deletions that he missed."""
 
@@ -98,6 +124,17 @@ def inclusive_marker_start() -> list[Change]:
             self.table.snapshot_start = min(start + 1, end)
 
     return [(Vbucket, "begin_snapshot", begin)]
+
+
+@mutation
+def forget_unfinished_end() -> list[Change]:
+    """A receiver in mid-snapshot takes the end of the next marker, though the older one reached further."""
+
+    def announced(self: StreamPosition, marker: Snapshot) -> StreamPosition:
+        start = min(marker.start, self.whole_seqno)
+        return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(start, marker.end))
+
+    return [(StreamPosition, "announced", announced)]
 
 
 @mutation
@@ -264,3 +301,61 @@ def acknowledge_before_commit() -> list[Change]:
         callback()
 
     return [(Flusher, "when_persisted", instead)]
+
+
+# Takeover.
+
+
+@mutation
+def source_lives_on() -> list[Change]:
+    """The destination becomes active while the source still is."""
+
+    def die(self: Handover) -> None:
+        self.dead = self.durable = True
+
+    return [(Handover, "die", die)]
+
+
+@mutation
+def death_not_on_disk() -> list[Change]:
+    """The destination is made active before the source's death is on disk."""
+    return [(EngineSource, "when_durable", lambda self, callback: callback())]
+
+
+@mutation
+def takeover_without_log() -> list[Change]:
+    """The copy that takes over keeps its own failover log instead of the source's."""
+    return [(Vbucket, "replace_failover_log", lambda self, log: None)]
+
+
+@mutation
+def undo_without_asking() -> list[Change]:
+    """An interrupted takeover is undone though nobody knows what the destination is."""
+    decide = Mover._decide
+
+    def instead(self: Mover, move: Any, source: Any, destination: Any) -> None:
+        known = destination if move.goal is not Goal.UNDO else VbucketState.REPLICA
+        decide(self, move, source, known)
+
+    return [(Mover, "_decide", instead)]
+
+
+# The consumer.
+
+
+@mutation
+def upr_resumes_in_mid_snapshot() -> list[Change]:
+    """After a failover an `upr` consumer goes on where it stands, not where it was last whole."""
+    return [(Negotiation, "_back_to", lambda self, seqno: None)]
+
+
+@mutation
+def upr_first_marker_proves() -> list[Change]:
+    """The first marker of a stream that was resumed inside a snapshot counts as its end."""
+    accept = ReceivingStream.accept
+
+    def instead(self: ReceivingStream, *arguments: Any, **options: Any) -> None:
+        accept(self, *arguments, **options)
+        self._resumed_inside = False
+
+    return [(ReceivingStream, "accept", instead)]

@@ -1,7 +1,7 @@
 """From a seed to a history: who takes part, what happens, and what came of it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,36 +11,23 @@ from tests.simulation.holders import Policy
 from tests.simulation.truth import Violation
 from tests.simulation.world import ALL, Action, Plan, Script, World
 
-#: As often as each is named.
-FAULTS: Final = tuple(
-    [
-        "takeover",
-        "takeover",
-        "takeover",
-        "takeover",
-        "crash",
-        "crash",
-        "crash",
-        "promote",
-        "promote",
-        "promote",
-        "promote",
-        "stop",
-        "flush",
-        "purge",
-        "purge",
-        "purge",
-        "compact",
-        "cut",
-        "cut",
-        "trouble",
-        "reach",
-        "close_checkpoint",
-        "expire",
-        "evict",
-        "time",
-    ]
-)
+#: What goes wrong, and how likely it is compared with the others.
+WEIGHTS: Final = {
+    "takeover": 4,
+    "promote": 4,
+    "crash": 3,
+    "purge": 3,
+    "cut": 2,
+    "stop": 1,
+    "flush": 1,
+    "compact": 1,
+    "trouble": 1,
+    "reach": 1,
+    "close_checkpoint": 1,
+    "expire": 1,
+    "evict": 1,
+    "time": 1,
+}
 POLICIES: Final[tuple[Policy, ...]] = ("rewind", "emit", "emit", "fail")
 PIECES: Final = (1, 7, 24, 60, 200, ALL, ALL, ALL)
 
@@ -101,7 +88,7 @@ class Author:
     def __init__(self, rng: random.Random, world: World) -> None:
         self.rng = rng
         self.world = world
-        self.faults = rng.sample(FAULTS, rng.randrange(2, 6))
+        self.faults = rng.sample(list(WEIGHTS), rng.randrange(2, 6), counts=list(WEIGHTS.values()))
         self.rush = rng.choice((2, 3, 5))
         self.habit = rng.choice((0.1, 0.3, 0.6))
         self.patience = rng.choice((0.1, 0.3, 0.8))
@@ -112,6 +99,8 @@ class Author:
     def events(self) -> Iterator[Action]:
         if self.rng.random() < 0.7:
             yield from self._past()
+        if self.rng.random() < 0.2:
+            yield from self.rng.choice((self._torn_chain, self._torn_resume, self._second_failover))()
         for _ in range(self.length):
             turn = self.rng.random()
             if turn < 0.33:
@@ -198,6 +187,93 @@ class Author:
                 yield ("mover", v, rng.choice(what))
             if rng.random() < 0.1:
                 yield ("write", world.owner[v], v, "set", rng.randrange(world.plan.keys))
+
+    # Coincidences that chance alone seldom brings about.
+
+    def _some(self, n: int, count: int) -> Iterator[Action]:
+        """Writes that overwrite each other."""
+        for _ in range(count):
+            kind = self.rng.choice(("set", "set", "set", "delete"))
+            yield ("write", n, 0, kind, self.rng.randrange(self.world.plan.keys))
+
+    def _fed(self, f: int, n: int, packets: int) -> Iterator[Action]:
+        """A follower asks a machine, and gets about so many packets."""
+        yield ("connect", f, n)
+        consumers = self.world.plan.consumers
+        dialect = consumers[f][1].dialect if f < len(consumers) else self.world.plan.replica_dialect
+        for _ in range(min(packets + (2 if dialect == "upr" else 1), 9)):
+            yield ("move", f, ALL, 1 if packets < ALL else ALL, ALL)
+
+    def _overwritten(self, n: int) -> Iterator[Action]:
+        """All keys are written, the end of a checkpoint, and the first of them once more."""
+        first = self.rng.randrange(self.world.plan.keys)
+        for key in range(self.world.plan.keys):
+            yield ("write", n, 0, "set", (first + key) % self.world.plan.keys)
+        yield ("close_checkpoint", n, 0)
+        yield from self._caught_up
+        yield ("write", n, 0, self.rng.choice(("set", "delete")), first)
+
+    _caught_up: Sequence[Action] = ()
+
+    def _torn_chain(self) -> Iterator[Action]:
+        """Torn off one snapshot, a follower goes on at a replica that is torn itself, further on."""
+        rng, world = self.rng, self.world
+        owner, consumers = world.owner[0], len(world.consumers)
+        replica = rng.choice([n for n in range(len(world.machines)) if n != owner])
+        others = [f for f in range(len(world.followers)) if f - consumers not in (owner, replica)]
+        if not others:
+            return
+        f = rng.choice((others[-1], rng.choice(others)))  # the last is a machine's copy
+        yield ("write", owner, 0, "set", 0)
+        yield from self._fed(f, owner, ALL)
+        yield ("cut", f)
+        yield from self._fed(consumers + replica, owner, ALL)
+        self._caught_up = list(self._fed(consumers + replica, owner, ALL))
+        yield from self._overwritten(owner)
+        yield from self._fed(f, owner, rng.choice((1, 1, 2)))
+        yield ("cut", f)
+        yield from self._some(owner, rng.randint(2, 3))
+        for _ in range(rng.randint(2, 3)):
+            yield ("move", consumers + replica, ALL, 1, ALL)
+        yield from self._fed(f, replica, rng.randint(3, 8))
+        for _ in range(3):
+            yield ("move", consumers + replica, ALL, ALL, ALL)
+        for _ in range(rng.randint(1, 4)):
+            yield ("move", f, ALL, 1, ALL)
+
+    def _torn_resume(self) -> Iterator[Action]:
+        """Torn off a snapshot that reaches over the end of a checkpoint, a follower goes on."""
+        rng, world = self.rng, self.world
+        owner = world.owner[0]
+        others = [f for f in range(len(world.followers)) if f - len(world.consumers) != owner]
+        f, self._caught_up = rng.choice(others), ()
+        yield from self._overwritten(owner)
+        yield from self._fed(f, owner, rng.choice((1, 1, 2)))
+        yield ("cut", f)
+        yield from self._fed(f, owner, rng.randint(4, 8))
+
+    def _second_failover(self) -> Iterator[Action]:
+        """Two failovers, the second in mid-snapshot and further back than the first; then somebody from before both."""
+        rng, world = self.rng, self.world
+        if len(world.machines) < 3 or world.moving:
+            return
+        owner, consumers = world.owner[0], len(world.consumers)
+        first, second = rng.sample([n for n in range(3) if n != owner], 2)
+        yield from self._some(owner, rng.randint(2, 3))
+        yield from self._fed(consumers + second, owner, ALL)
+        yield ("cut", consumers + second)
+        yield from self._some(owner, rng.randint(1, 3))
+        for f in range(consumers):
+            yield from self._fed(f, owner, ALL)
+            yield ("cut", f)
+        yield from self._some(owner, rng.randint(0, 2))
+        yield from self._fed(consumers + first, owner, ALL)
+        yield ("promote", 0, first, rng.choice(("down", "told")))
+        yield from self._some(first, rng.randint(2, 4))
+        yield from self._fed(consumers + second, first, rng.randint(1, 3))
+        yield ("promote", 0, second, rng.choice(("down", "told")))
+        for f in range(consumers):
+            yield from self._fed(f, second, ALL)
 
     def _fault(self) -> Iterator[Action]:
         rng, world = self.rng, self.world
