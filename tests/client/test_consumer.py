@@ -272,3 +272,12 @@ def test_a_vbucket_that_stands_still_is_told(upriver_node: EmbeddedNode, caplog:
 
     assert run(stand_still()) == "no node says that it has it"
     assert "vbucket 1 has stopped moving" in caplog.text
+
+
+def test_the_first_draft_on_its_own_listener() -> None:
+    with start(vbuckets=4, listen="127.0.0.1:0,dialect=upr_draft1,anonymous") as node:
+        fill(node, 0)
+        port = node.node.entrances[1].port
+        mirror, _ = run(read(node.address, dialect="upr_draft1", stream_port=port))
+        assert mirror.contents == contents_of(node)
+        assert len(mirror.contents) > 400
