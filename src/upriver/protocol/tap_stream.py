@@ -74,9 +74,8 @@ class TapStream:
         self.seqno = 0
         self.acked_seqno = 0
         self.holds: list[int] = []
-        #: The consumer has acknowledged a whole state here, and the newest announced snapshot ends there.
-        self._whole_seqno = 0
-        self._snapshot_end = 0
+        #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
+        self._reached = 0
         self._control: deque[Request] = deque()
         self._records = b""
         self._at = 0
@@ -118,10 +117,8 @@ class TapStream:
         return self._position_at(min([self.acked_seqno, *self.holds]))
 
     def _position_at(self, seqno: int) -> StreamPosition:
-        """A place in what was sent, with the snapshot that it may lie inside of: there the consumer holds a mixture."""
-        if seqno >= self._snapshot_end:
-            return StreamPosition.at(self.uuid, seqno)
-        return StreamPosition(self.uuid, seqno, Snapshot(min(self._whole_seqno, seqno), self._snapshot_end))
+        """A place in what was sent. The consumer may hold more than that, up to where the newest snapshot ends."""
+        return StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached)))
 
     # Beginning
 
@@ -129,24 +126,22 @@ class TapStream:
         plan = self.plan
         start = self.backfill_end if plan.future_only else 0
         if resume is not None and self._continues(resume):
-            start = resume.seqno
+            start, self._reached = resume.seqno, resume.snapshot.end
         elif plan.full and not flushed:
             self._say(Control.INITIAL_VBUCKET_STREAM)
         self.acked_seqno = start
-        if resume is None or start != resume.seqno:
-            self._whole_seqno = self._snapshot_end = start
-        else:  # in mid-snapshot, perhaps
-            self._whole_seqno, self._snapshot_end = resume.snapshot.start, resume.snapshot.end
         self.history = self._open(start)
         if flushed or (plan.future_only and start == self.backfill_end):
             self._go_live()
         return self.history
 
     def _continues(self, position: StreamPosition) -> bool:
-        """Does the vbucket's history still hold what was sent before?"""
+        """Does the vbucket's history still hold everything that the consumer may have, and lead on from there?"""
         vbucket = self.vbucket
-        back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, position)
-        return back is None and (position.seqno > 0 or not self.plan.full)
+        reached = StreamPosition.at(position.vbucket_uuid, position.snapshot.end)
+        back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, reached)
+        purged = 0 < position.seqno < vbucket.purge_seqno
+        return back is None and not purged and (position.seqno > 0 or not self.plan.full)
 
     def _open(self, start: int) -> History:
         end = max(start, self.backfill_end) if self.plan.dump else NO_END
@@ -229,7 +224,7 @@ class TapStream:
         snapshot = history.next_snapshot()
         if snapshot is None:
             return self._activate()
-        self._snapshot_end = snapshot.end
+        self._reached = max(self._reached, snapshot.end)
         if self.phase is TapPhase.LIVE:
             self._tell_checkpoint()
         return True
@@ -306,8 +301,6 @@ class TapStream:
             self.holds.remove(piece.before_seqno)
         else:
             self.acked_seqno = max(self.acked_seqno, piece.seqno)
-        if self.acked_seqno >= self._snapshot_end and not self.holds:
-            self._whole_seqno = self._snapshot_end
 
     def acked(self, piece: Piece) -> None:
         """The consumer holds what this piece brought."""
