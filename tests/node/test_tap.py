@@ -21,6 +21,7 @@ from tests.protocol.tap_stage import (
 from upriver.errors import KeyNotFound
 from upriver.model import Event, VbucketState
 from upriver.node.authentication import Role, User, Users
+from upriver.node.options import Entrance
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Response, dcp, memcached, tap
 from upriver.wire.codes import Status
@@ -102,6 +103,22 @@ def test_a_client_has_nothing_to_say_but_answers(laboratory: Laboratory) -> None
     peer.run()
     peer.peer.send(tap.Mutation(vbucket=1, key=b"k", rev_seqno=1, nru=0))
     assert peer.closed
+
+
+@pytest.mark.parametrize(("dialect", "served"), [("tap", True), ("dcp", False), ("upr_draft3", False)])
+def test_a_listener_that_is_pinned_to_another_dialect_serves_no_tap(
+    laboratory: Laboratory, dialect: str, served: bool
+) -> None:
+    laboratory.write(1, b"a")
+    peer = laboratory.connect(entrance=Entrance(dialect=dialect))
+    answers = peer.send(connect(b"n", DUMP))
+    if served:
+        assert "a=v" in brief(answers)
+    else:
+        assert brief(answers) == ["einval"]
+    change = tap.Mutation(vbucket=1, key=b"k", cas=1, rev_seqno=1, nru=0, tap_flags=TapFlag.ACK)
+    sender = laboratory.connect(entrance=Entrance(dialect=dialect))
+    assert brief(sender.send(change)) == ["success" if served else "einval"]
 
 
 # Names

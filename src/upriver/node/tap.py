@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from upriver.errors import KeyExists, KeyNotFound, StatusError, WireError
+from upriver.node import drafts
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.online_update import OnlineUpdate
@@ -25,6 +26,7 @@ from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
 from upriver.protocol.tap_producer import TapProducer
 from upriver.wire import Message, Request, tap
 from upriver.wire.codes import Magic
+from upriver.wire.framing import DRAFT
 from upriver.wire.tap import Control
 
 #: The opcodes of TAP, from connect to checkpoint end.
@@ -155,11 +157,12 @@ class TapService:
 
     def take(self, session: Session, packet: bytes) -> bool:
         """Take a packet that belongs to TAP; False if it is somebody else's."""
-        ours = isinstance(session.stream, TapConnection | TapReceiver)
+        if session.framing is DRAFT:
+            return False
         if packet[0] == Magic.REQUEST:
-            if packet[1] not in _OPCODES:
+            if packet[1] not in _OPCODES or not drafts.admits(session.entrance, packet):
                 return False
-        elif not ours:
+        elif not isinstance(session.stream, TapConnection | TapReceiver):
             return False
         try:
             message = tap.tap.decode(packet)
