@@ -43,13 +43,27 @@ def broken(name: str) -> Iterator[None]:
         yield
 
 
+def _open_below_purge() -> Change:
+    """The engine looks at the purge seqno once more; that would hide what the producer does wrong."""
+    start = Cursor.__init__
+
+    def open_anyway(self: Cursor, vbucket: Vbucket, *rest: Any) -> None:
+        purge, vbucket.table.purge_seqno = vbucket.table.purge_seqno, 0
+        try:
+            start(self, vbucket, *rest)
+        finally:
+            vbucket.table.purge_seqno = purge
+
+    return Cursor, "__init__", open_anyway
+
+
 # The producer's answers.
 
 
 @mutation
 def skip_rollback() -> list[Change]:
     """Everybody may go on, whatever branch they come from."""
-    return [(producers, "_rollback", lambda *_args, **_options: None)]
+    return [(producers, "_rollback", lambda *_args, **_options: None), _open_below_purge()]
 
 
 @mutation
@@ -94,19 +108,10 @@ def ignore_purge() -> list[Change]:
     def by_entry(log: FailoverLog, high: int, purge: int, *rest: Any, **options: Any) -> int | None:
         return rules.rollback_by_entry(log, high, 0, *rest, **options)
 
-    start = Cursor.__init__
-
-    def open_anyway(self: Cursor, vbucket: Vbucket, *rest: Any) -> None:
-        purge, vbucket.table.purge_seqno = vbucket.table.purge_seqno, 0
-        try:
-            start(self, vbucket, *rest)
-        finally:
-            vbucket.table.purge_seqno = purge
-
     return [
         (producers, "rollback_by_snapshot", by_snapshot),
         (producers, "rollback_by_entry", by_entry),
-        (Cursor, "__init__", open_anyway),
+        _open_below_purge(),
     ]
 
 
@@ -115,15 +120,15 @@ def ignore_purge() -> list[Change]:
 
 @mutation
 def inclusive_marker_start() -> list[Change]:
-    """Markers print the first seqno of a snapshot, as deployed servers do, and receivers keep it."""
-    announce = Vbucket.begin_snapshot
+    """A snapshot's start counts as its first change, as deployed servers print it: torn, a copy was whole there."""
 
-    def begin(self: Vbucket, start: int, end: int, purge_seqno: int | None = None) -> None:
-        announce(self, start, end, purge_seqno)
-        if self.table.snapshot_start == start and self.table.high_seqno < end:
-            self.table.snapshot_start = min(start + 1, end)
+    def whole(self: StreamPosition) -> int:
+        return self.seqno if self.seqno == self.snapshot.end else min(self.snapshot.start + 1, self.seqno)
 
-    return [(Vbucket, "begin_snapshot", begin)]
+    def whole_of_copy(self: Vbucket) -> int:
+        return self.high_seqno if self.state is VbucketState.ACTIVE else self.position.whole_seqno
+
+    return [(StreamPosition, "whole_seqno", property(whole)), (Vbucket, "whole_seqno", property(whole_of_copy))]
 
 
 @mutation

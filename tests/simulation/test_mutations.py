@@ -1,17 +1,35 @@
 """The simulation finds what it is there for: each broken rule, within some seeds."""
 
+from itertools import chain
+
 import pytest
 
 from tests.simulation.mutations import MUTATIONS, broken
 from tests.simulation.scenario import run, shrink
 
-SEEDS = 700
+SEEDS = 1500
+#: Where it was found last, to be quick; if the histories have changed since, all seeds are tried.
+FOUND = {
+    "only-next-entry-counts": 126,
+    "upper-above-high": 386,
+    "ignore-purge": 100,
+    "forget-unfinished-end": 145,
+    "branch-at-high-seqno": 81,
+    "log-replaced-under-open-streams": 641,
+    "roll-back-below-the-floor": 79,
+    "filled-copy-without-purge-seqno": 100,
+    "purge-past-open-streams": 303,
+    "compact-announced-snapshots": 62,
+    "purge-without-telling": 100,
+    "upr-resumes-in-mid-snapshot": 135,
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str) -> None:
     with broken(name):
-        outcome = next((outcome for outcome in map(run, range(SEEDS)) if outcome.problem), None)
+        seeds = chain([FOUND.get(name, 0)], range(SEEDS))
+        outcome = next((outcome for outcome in map(run, seeds) if outcome.problem), None)
         assert outcome is not None, f"{name} went unnoticed in {SEEDS} seeds: the simulation is too weak"
         assert run(outcome.seed).problem == outcome.problem, "a failure must come again"
 
