@@ -9,6 +9,7 @@ from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, V
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.errors import OutOfMemory, RollbackRequired
 from upriver.model import Event, VbucketState
+from upriver.model.record import size_at, unpack
 
 DAY = 24 * 3600
 
@@ -336,6 +337,18 @@ def test_eviction_brings_memory_below_the_quota(quick_disk: Path, clock: Clock) 
     assert 0 < statistics.resident_ratio < 1
     assert statistics.evicted_bytes > 0
     assert vbucket.get(b"key1").value == b"value" * 100
+    values, kept = [], []
+    with vbucket.open_cursor("records") as cursor:
+        cursor.next_snapshot()
+        assert cursor.from_disk
+        while cursor.snapshot is not None:
+            data, at = cursor.read_records(), 0
+            while at < len(data):
+                record = unpack(data, at)
+                values.append(record.change.value)
+                kept.append(record.ttl)
+                at += size_at(data, at)
+    assert (len(values), set(values), set(kept)) == (5000, {b"value" * 100}, {255})
     bucket.close()
 
 
