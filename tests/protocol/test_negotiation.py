@@ -132,6 +132,18 @@ def test_upr_stays_if_it_is_whole_after_a_failover() -> None:
     assert asked(request) == (5, 7, 1)
 
 
+def test_upr_looks_at_the_log_once_more_when_it_is_accepted_inside_a_snapshot() -> None:
+    way = Negotiation(PaperCopy(0, inside(5, 2, 9), log((7, 0))), 1, dialects=("upr",))
+    way.first()
+    way.answered(told((7, 0)))
+    with pytest.raises(TemporaryFailure):
+        way.answered(accepted((8, 6), (7, 0)))
+    whole = Negotiation(PaperCopy(0, inside(5, 5, 5), log((7, 0))), 1, dialects=("upr",))
+    whole.first()
+    whole.answered(told((7, 0)))
+    assert whole.answered(accepted((8, 6), (7, 0))) == log((8, 6), (7, 0))
+
+
 def test_upr_gives_up_what_its_own_newer_branches_wrote() -> None:
     ours = log((9, 4), (8, 3), (7, 1))
     _, copy, request = upr_way(StreamPosition.at(9, 6), ours, (10, 20), (7, 1))

@@ -345,6 +345,8 @@ class Consumer:
             stream.accept(following, modern=negotiation.modern)
         except (StatusError, PositionError) as error:
             del self._asking[answer.opaque]
+            if answer.status is Status.SUCCESS and answer.code == dcp.StreamRequest.declaration.opcode:
+                self._left.add(stream.vbucket)  # it stands over there, and we do not want it
             refusal = error if isinstance(error, StatusError) else InvalidArguments(str(error), vbucket=stream.vbucket)
             self._drop(stream, refusal)
             done(stream, refusal)

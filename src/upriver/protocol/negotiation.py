@@ -12,7 +12,7 @@ branch is still the producer's newest, otherwise from where it was last whole.
 from collections.abc import Sequence
 from typing import Final
 
-from upriver.errors import RollbackRequired, StatusError
+from upriver.errors import RollbackRequired, StatusError, TemporaryFailure
 from upriver.model import FailoverEntry, FailoverLog
 from upriver.model.position import NO_END
 from upriver.protocol.sink import SinkVbucket
@@ -43,6 +43,8 @@ class Negotiation:
         self.modern = dialects[0] == "dcp"
         self._may_fall_back = self.modern and "upr" in dialects
         self._entry = FailoverEntry(0, 0)
+        #: The producer's newest entry when the logs were compared.
+        self._compared: FailoverEntry | None = None
 
     def first(self) -> Request:
         """The first request."""
@@ -54,7 +56,7 @@ class Negotiation:
             case upr.FailoverLogResponse():
                 return self._compare(failover_log(answer.log))
             case upr.StreamRequestResponse():
-                return failover_log(answer.log)
+                return self._accepted(failover_log(answer.log))
             case upr.RollbackRequired() | dcp.RollbackRequired():
                 return self._back(answer.seqno)
         if self.modern and self._may_fall_back and answer.status is Status.EINVAL:
@@ -65,6 +67,13 @@ class Negotiation:
             return self._back(0)
         text = getattr(answer, "text", "")
         raise StatusError.of(int(answer.status), text, vbucket=self.copy.number)
+
+    def _accepted(self, theirs: FailoverLog) -> FailoverLog:
+        """The log may have changed since it was compared: then a place inside a snapshot is no longer safe."""
+        position = self.copy.position
+        if not self.modern and theirs.newest != self._compared and position.whole_seqno != position.seqno:
+            raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
+        return theirs
 
     def _ask_for_log(self) -> Request:
         return upr.FailoverLogRequest(vbucket=self.copy.number, opaque=self.opaque)
@@ -103,6 +112,7 @@ class Negotiation:
 
     def _compare(self, theirs: FailoverLog) -> Request:
         """Choose where to go on, and the entry of our log to name."""
+        self._compared = theirs.newest
         position, ours = self.copy.position, self.copy.failover_log
         shared = next((entry for entry in ours if theirs.index(entry.vbucket_uuid) is not None), None)
         if position.seqno == 0 or shared is None:
