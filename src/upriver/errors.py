@@ -27,6 +27,7 @@
     │   └── QueryRolledBack       the same for a query of Spark
     ├── StreamRefused             a stream that the source does not give
     ├── OptionError               an option of a query that is unknown or makes no sense
+    ├── RowsRefused               rows that a cluster does not take
     ├── OffsetError               an offset of a query that cannot be read
     ├── DataLoss                  what a query has read is known to nobody any more
     └── StatusError               a refusal with a number: one class per status
@@ -245,6 +246,21 @@ class OptionError(UpriverError, ValueError):
 
     def __str__(self) -> str:
         return f"option {self.name} = {self.value!r}: {self.why}"
+
+
+class RowsRefused(UpriverError):
+    """A cluster does not take some rows: how many, and the first of them."""
+
+    def __init__(self, count: int, samples: list[str]) -> None:
+        super().__init__(count, samples)
+        self.count = count
+        self.samples = samples
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} rows were refused, among them {'; '.join(self.samples)}. "
+            "Set errorsAs to ignore, or to deadletter with a deadLetterPath, to go on without them"
+        )
 
 
 class OffsetError(UpriverError, ValueError):

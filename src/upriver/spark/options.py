@@ -238,7 +238,6 @@ class WriteOptions(ConnectionOptions):
     conflicts: str = option(
         "resolve", _one_of("resolve", "force"), "with meta: let the newer one win, or ours", values="resolve, force"
     )
-    key_prefix: str | None = option(None, _text, "write only keys that begin so", values="TEXT")
     errors_as: str = option(
         "fail",
         _one_of("fail", "ignore", "deadletter"),
@@ -246,7 +245,7 @@ class WriteOptions(ConnectionOptions):
         values="fail, ignore, deadletter",
     )
     dead_letter_path: str | None = option(None, _text, "directory for refused rows, as Parquet", values="DIR")
-    batch_rows: int = option(1024, _count, "rows on their way at once, for each task", values="N")
+    batch_rows: int = option(16_384, _count, "rows on their way at once, for each task", values="N")
 
     def __post_init__(self) -> None:
         if (self.errors_as == "deadletter") is not (self.dead_letter_path is not None):

@@ -4,12 +4,21 @@ Spark pickles readers and unpickles them in every task, so they hold nothing but
 in the processes that use them. ``stop`` is never called and ``commit`` comes late: nothing relies on either.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -20,11 +29,14 @@ from pyspark.sql.types import StructType
 
 from upriver.errors import OptionError
 from upriver.spark.offsets import Offset, Place
-from upriver.spark.options import ReadOptions
+from upriver.spark.options import ReadOptions, WriteOptions
 from upriver.spark.plan import Range, SourceState, backlog_rows, next_offset, ranges
 from upriver.spark.ranges import RangeReader, Reading, reader_for
 from upriver.spark.rows import SCHEMA, RowMaker
 from upriver.spark.view import ClusterView
+from upriver.spark.writing import Outcome, RowWriter
+
+LOG: Final = logging.getLogger("upriver.spark")
 
 
 class UpriverDataSource(DataSource):
@@ -48,8 +60,72 @@ class UpriverDataSource(DataSource):
         """A stream read."""
         return UpriverStreamReader(self._read_options(), schema.fieldNames())
 
+    def writer(self, schema: StructType, overwrite: bool) -> "UpriverWriter":
+        """A batch write."""
+        return UpriverWriter(self._write_options(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "UpriverStreamWriter":  # noqa: N802
+        """A stream write."""
+        return UpriverStreamWriter(self._write_options(schema, overwrite))
+
+    def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
+        if overwrite:
+            raise OptionError("mode", "overwrite", "a bucket is not overwritten as a whole: write with mode append")
+        if "key" not in schema.fieldNames():
+            raise OptionError("schema", ", ".join(schema.fieldNames()), "there is no column key")
+        return WriteOptions.read(dict(self.options))
+
     def _read_options(self) -> ReadOptions:
         return ReadOptions.read(dict(self.options))
+
+
+class Done(WriterCommitMessage):
+    """What a task has written."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+class _Writer:
+    """What batch and stream writes share."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+        """Write the rows of one task."""
+        return Done(RowWriter(self.options).write(iterator))
+
+    @staticmethod
+    def _total(messages: Sequence[WriterCommitMessage | None]) -> Outcome:
+        return sum((message.outcome for message in messages if isinstance(message, Done)), Outcome())
+
+
+class UpriverWriter(_Writer, DataSourceArrowWriter):
+    """A batch write."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks are done; what they wrote is there already."""
+        _report(self._total(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """A task has failed; what was written stays, and writing it again changes nothing."""
+
+
+class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """A stream write."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """A micro-batch is done."""
+        _report(self._total(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """A micro-batch has failed and will be run again, which changes nothing."""
+
+
+def _report(outcome: Outcome) -> None:
+    level = logging.WARNING if outcome.refused else logging.INFO
+    LOG.log(level, "%s%s", outcome, ": " + "; ".join(outcome.samples) if outcome.samples else "")
 
 
 class RangesPartition(InputPartition):

@@ -1,0 +1,152 @@
+"""Writing rows of Spark to a cluster, in a task.
+
+Theory of operation. Rows go out batch by batch, many on their way at once. So that their order on the way does not
+matter, each batch keeps only the last row of a key: by (branch, seqno) where the rows tell them, else by their order.
+Batches follow each other. With meta a row that the cluster knows already, or knows better, changes nothing; so a batch
+that Spark runs again changes nothing either.
+"""
+
+import dataclasses
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from upriver.client import SyncKvClient
+from upriver.errors import KeyExists, KeyNotFound, RowsRefused, StatusError
+from upriver.model import CHANGES, Event
+from upriver.spark.options import WriteOptions
+from upriver.wire.memcached import MetaOption
+
+#: So many refused rows are told by name.
+SAMPLES_MAX: Final = 5
+_EVENTS: Final = {event.name.lower(): int(event) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
+_OF_VBUCKETS: Final = {event.name.lower() for event in Event} - _EVENTS.keys()
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of the rows of a task."""
+
+    written: int = 0
+    #: The cluster had them already, or something newer.
+    known: int = 0
+    refused: int = 0
+    samples: list[str] = dataclasses.field(default_factory=list)
+
+    def __add__(self, other: "Outcome") -> "Outcome":
+        samples = [*self.samples, *other.samples][:SAMPLES_MAX]
+        return Outcome(self.written + other.written, self.known + other.known, self.refused + other.refused, samples)
+
+    def __str__(self) -> str:
+        return f"{self.written} rows written, {self.known} known already, {self.refused} refused"
+
+
+class RowWriter:
+    """The writes of one task."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._with_meta = options.mode == "meta"
+        force = self._with_meta and options.conflicts == "force"
+        self._meta_options = MetaOption.SKIP_CONFLICT_RESOLUTION if force else None
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Outcome:
+        """Write all rows; refused ones end as the options say."""
+        outcome = Outcome()
+        with SyncKvClient(self._options.cluster) as client:
+            for batch in batches:
+                for at in range(0, batch.num_rows, self._options.batch_rows):
+                    rows = as_changes(batch.slice(at, self._options.batch_rows), with_meta=self._with_meta)
+                    refused = client.write_batch(rows, with_meta=self._with_meta, options=self._meta_options)
+                    outcome += self._counted(rows, refused)
+        return outcome
+
+    def _counted(self, rows: pa.RecordBatch, refused: dict[bytes, StatusError]) -> Outcome:
+        # To delete what is not there, or to bring what is older, is no failure.
+        known = {key for key, error in refused.items() if isinstance(error, KeyNotFound | KeyExists)}
+        failed = {key: error for key, error in refused.items() if key not in known}
+        samples = [f"{key!r}: {error}" for key, error in list(failed.items())[:SAMPLES_MAX]]
+        outcome = Outcome(rows.num_rows - len(refused), len(known), len(failed), samples)
+        if failed and self._options.errors_as == "fail":
+            raise RowsRefused(outcome.refused, samples)
+        if failed and self._options.dead_letter_path is not None:
+            bury(rows, failed, Path(self._options.dead_letter_path))
+        return outcome
+
+
+def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
+    """Rows as changes: each key once, with the last that was said of it."""
+    names = batch.schema.names
+    missing = {"key", *(("cas", "rev_seqno") if with_meta else ())} - set(names)
+    if missing:
+        raise ValueError(f"the rows need a column {', '.join(sorted(missing))}; they have {', '.join(names)}")
+    batch = _in_order(batch)
+    keys = batch.column("key").cast(pa.binary())
+    if keys.null_count:
+        raise ValueError(_about_nulls(batch))
+    last = {key: row for row, key in enumerate(keys.to_pylist())}
+    if len(last) < batch.num_rows:
+        batch = batch.take(pa.array(sorted(last.values())))
+    columns = {"event": _events(batch), "key": batch.column("key").cast(pa.binary()), "value": _values(batch)}
+    for name in ("flags", "expiry", "cas", "rev_seqno", "datatype"):
+        if name in names:
+            columns[name] = _unsigned(batch.column(name), CHANGES.field(name).type)
+    return pa.record_batch(columns)
+
+
+def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    by = [name for name in ("branch", "seqno") if name in batch.schema.names]
+    return batch.sort_by([(name, "ascending") for name in by]) if by else batch
+
+
+def _events(batch: pa.RecordBatch) -> pa.Array:
+    if "event" not in batch.schema.names:
+        # Without a word about it, a row without a value deletes.
+        has_value = "value" in batch.schema.names
+        deletes = pc.is_null(batch.column("value")) if has_value else pa.repeat(pa.scalar(True), batch.num_rows)
+        return pc.if_else(
+            deletes, pa.scalar(int(Event.DELETION), pa.uint8()), pa.scalar(int(Event.MUTATION), pa.uint8())
+        )
+    given = batch.column("event").cast(pa.string())
+    codes = pc.index_in(given, pa.array(list(_EVENTS), pa.string()))
+    if codes.null_count:
+        unknown = pc.filter(given, pc.is_null(codes))[0].as_py()
+        raise ValueError(f"there is no event {unknown!r} to write; known are {', '.join(_EVENTS)}")
+    return pc.take(pa.array(list(_EVENTS.values()), pa.uint8()), codes)
+
+
+def _values(batch: pa.RecordBatch) -> pa.Array:
+    if "value" not in batch.schema.names:
+        return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
+    return batch.column("value").cast(pa.binary()).fill_null(b"")
+
+
+def _unsigned(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    column = column.fill_null(0)
+    return column.view(pa.uint64()) if kind == pa.uint64() and column.type == pa.int64() else column.cast(kind)
+
+
+def _about_nulls(batch: pa.RecordBatch) -> str:
+    """What a row without a key means: mostly that a vbucket was reset, which no write to keys can repeat."""
+    events = set(batch.column("event").to_pylist()) & _OF_VBUCKETS if "event" in batch.schema.names else set()
+    if events:
+        return (
+            f"the rows tell of a {' and a '.join(sorted(events))} of the source, which this sink cannot undo: "
+            "use the pipeline replicate, or leave onRollback at fail"
+        )
+    return "there is a row without a key"
+
+
+def bury(rows: pa.RecordBatch, refused: dict[bytes, StatusError], directory: Path) -> None:
+    """Keep refused rows where somebody can look at them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    keys: list[Any] = rows.column("key").to_pylist()
+    places = [row for row, key in enumerate(keys) if key in refused]
+    table = pa.Table.from_batches([rows.take(pa.array(places))])
+    errors = pa.array([str(refused[keys[row]]) for row in places], pa.string())
+    pq.write_table(table.append_column("error", errors), directory / f"{uuid.uuid4().hex}.parquet")

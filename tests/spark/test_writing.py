@@ -1,0 +1,103 @@
+"""Rows written to real nodes."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from upriver.client import SyncKvClient
+from upriver.errors import RowsRefused
+from upriver.model import Event
+from upriver.node import EmbeddedNode
+from upriver.spark.options import WriteOptions
+from upriver.spark.writing import Outcome, RowWriter, as_changes
+
+
+def rows(**columns: list[object]) -> pa.RecordBatch:
+    return pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+
+
+def writer(node: EmbeddedNode, **options: str) -> RowWriter:
+    return RowWriter(WriteOptions.read({"address": node.address, **options}))
+
+
+def test_the_last_row_of_a_key_counts_by_branch_and_seqno() -> None:
+    batch = rows(key=[b"a", b"a", b"b", b"a"], value=[b"1", b"2", b"3", b"4"], branch=[1, 0, 0, 0], seqno=[2, 9, 3, 1])
+    changes = as_changes(batch, with_meta=False)
+    assert dict(zip(changes.column("key").to_pylist(), changes.column("value").to_pylist(), strict=True)) == {
+        b"a": b"1",
+        b"b": b"3",
+    }
+
+
+def test_without_an_event_a_null_deletes() -> None:
+    changes = as_changes(rows(key=["a", "b"], value=["x", None]), with_meta=False)
+    assert changes.column("event").to_pylist() == [Event.MUTATION, Event.DELETION]
+    assert changes.column("value").to_pylist() == [b"x", b""]
+
+
+@pytest.mark.parametrize(
+    ("batch", "with_meta", "complaint"),
+    [
+        (rows(value=[b"x"]), False, "need a column key"),
+        (rows(key=[b"x"], value=[b"x"]), True, "need a column cas, rev_seqno"),
+        (rows(key=[b"a", None], value=[b"x", b"y"]), False, "a row without a key"),
+        (rows(key=[b"a", None], event=["mutation", "reset"]), False, "tell of a reset.*pipeline replicate"),
+        (rows(key=[b"a"], event=["rename"]), False, "no event 'rename'"),
+    ],
+)
+def test_rows_that_mean_nothing(batch: pa.RecordBatch, with_meta: bool, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        as_changes(batch, with_meta=with_meta)
+
+
+def test_upserts_and_deletions(upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("gone", "x")
+        batch = rows(
+            key=["a", "gone", "never"],
+            value=["1", None, None],
+            event=["mutation", "deletion", "expiration"],
+            flags=[7, 0, 0],
+        )
+        assert writer(upriver_node).write([batch]) == Outcome(written=2, known=1)
+        item = kv.get("a")
+        assert (item.value, item.flags) == (b"1", 7)
+        assert kv.get("gone") is None
+
+
+def test_with_meta_everything_is_kept_and_a_replay_changes_nothing(upriver_node: EmbeddedNode) -> None:
+    batch = rows(
+        key=[b"a", b"b"], value=[b"1", None], event=["mutation", "deletion"], cas=[-5, 12], rev_seqno=[3, 4],
+        expiry=[0, 0], flags=[1, 0], seqno=[1, 2], branch=[0, 0],
+    )  # fmt: skip
+    first = writer(upriver_node, mode="meta").write([batch])
+    assert (first.written, first.refused) == (2, 0)
+    with SyncKvClient(upriver_node.address) as kv:
+        assert kv.get("a").cas == 2**64 - 5
+    high = [vbucket.high_seqno for vbucket in upriver_node.bucket]
+    again = writer(upriver_node, mode="meta").write([batch])
+    assert (again.written, again.known, again.refused) == (0, 2, 0)
+    assert [vbucket.high_seqno for vbucket in upriver_node.bucket] == high
+    forced = writer(upriver_node, mode="meta", conflicts="force").write([batch])
+    assert forced.written == 2
+
+
+def test_refused_rows(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    batch = rows(key=["a", "k" * 251], value=["1", "2"])
+    with pytest.raises(RowsRefused, match=r"1 rows were refused.*deadLetterPath"):
+        writer(upriver_node).write([batch])
+    assert writer(upriver_node, errorsAs="ignore").write([batch]).refused == 1
+    dead = tmp_path / "dead"
+    outcome = writer(upriver_node, errorsAs="deadletter", deadLetterPath=str(dead)).write([batch])
+    assert (outcome.written, outcome.refused, len(outcome.samples)) == (1, 1, 1)
+    (buried,) = pq.read_table(dead).to_pylist()
+    assert (buried["key"], buried["value"]) == (b"k" * 251, b"2")
+    assert "0x" in buried["error"]
+
+
+def test_outcomes_add_up() -> None:
+    total = sum((Outcome(1, 2, 3, ["a"] * 4), Outcome(1, 1, 1, ["b"] * 4)), Outcome())
+    assert (total.written, total.known, total.refused, total.samples) == (2, 3, 4, ["a"] * 4 + ["b"])
+    assert str(total) == "2 rows written, 3 known already, 4 refused"
