@@ -265,8 +265,9 @@ class World:
                 if machine.role(v) is not ACTIVE:
                     self._ordered.add((n, v))
                     machine.vbucket(v).set_state(ACTIVE)
-            elif machine.role(v) is ACTIVE:
-                self._watch(n, v)
+            else:  # active once, or dead since a takeover: nobody waits for it any more
+                if machine.role(v) is ACTIVE:
+                    self._watch(n, v)
                 machine.vbucket(v).set_state(REPLICA)
 
     def do_promote(self, v: int, n: int, old: str) -> None:
