@@ -85,8 +85,9 @@ def _consumer(rng: random.Random) -> tuple[Policy, Habits]:
 class Author:
     """Makes up a history, one event at a time, looking at what came of it so far."""
 
-    def __init__(self, rng: random.Random, world: World) -> None:
+    def __init__(self, rng: random.Random, world: World, seed: int) -> None:
         self.rng = rng
+        self.seed = seed
         self.world = world
         self.faults = rng.sample(list(WEIGHTS), rng.randrange(2, 6), counts=list(WEIGHTS.values()))
         self.rush = rng.choice((2, 3, 5))
@@ -97,6 +98,8 @@ class Author:
         self.length = rng.randrange(6, 40)
 
     def events(self) -> Iterator[Action]:
+        if self.seed % 20 == 7:
+            yield from self._branch_under_chain()
         if self.rng.random() < 0.7:
             yield from self._past()
         if self.rng.random() < 0.2:
@@ -252,6 +255,26 @@ class Author:
         yield ("cut", f)
         yield from self._fed(f, owner, rng.randint(4, 8))
 
+    def _branch_under_chain(self) -> Iterator[Action]:
+        """The owner starts a new branch while a follower hangs on a replica of the old one."""
+        world = self.world
+        owner, consumers = world.owner[0], len(world.consumers)
+        replica = (owner + 1) % len(world.machines)
+        others = [f for f in range(len(world.followers)) if f - consumers not in (owner, replica)]
+        if not others:
+            return
+        yield ("write", owner, 0, "set", 0)
+        yield from self._fed(consumers + replica, owner, ALL)
+        yield from self._fed(others[-1], replica, ALL)
+        yield ("disk", owner)
+        yield ("crash", owner)
+        yield ("start", owner)
+        yield from self._fed(consumers + replica, owner, ALL)
+        yield ("write", owner, 0, "set", 1)
+        for f in (consumers + replica, others[-1]):
+            for _ in range(3):
+                yield ("move", f, ALL, ALL, ALL)
+
     def _second_failover(self) -> Iterator[Action]:
         """Two failovers, the second in mid-snapshot and further back than the first; then somebody from before both."""
         rng, world = self.rng, self.world
@@ -324,7 +347,7 @@ def run(seed: int) -> Outcome:
         world: World | None = None
         try:
             world = World(plan)
-            for action in Author(rng, world).events():
+            for action in Author(rng, world, seed).events():
                 outcome.script.append(action)
                 world.apply(action)
             world.settle()

@@ -15,7 +15,6 @@ FOUND = {
     "ignore-purge": 100,
     "forget-unfinished-end": 145,
     "branch-at-high-seqno": 81,
-    "log-replaced-under-open-streams": 641,
     "roll-back-below-the-floor": 79,
     "filled-copy-without-purge-seqno": 100,
     "purge-past-open-streams": 303,
