@@ -64,8 +64,10 @@ class Maintenance:
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._duties = self._rounds()
-        #: The round under way for those who found no room, what it has freed, and when the last one freed nothing.
+        #: The round under way for those who found no room, at which commit it began and what it has freed; and at which
+        #: commit one freed nothing.
         self._relief = self._relief_round()
+        self._relief_since = -1
         self._relieved_bytes = 0
         self._fruitless_at = -1
         self._look_again_s = 0.0
@@ -309,9 +311,11 @@ class Maintenance:
             ended = next(self._relief, True)
             self._relieved_bytes += max(0, before - ledger.memory_bytes)
             if ended:
-                freed, self._relieved_bytes = self._relieved_bytes, 0
-                self._relief = self._relief_round()
-                if not freed:
+                # Only a round that saw all of what is on disk now can tell.
+                fruitless = not self._relieved_bytes and self._relief_since == self.flusher.commits
+                self._relief, self._relief_since = self._relief_round(), self.flusher.commits
+                self._relieved_bytes = 0
+                if fruitless:
                     self._fruitless_at, self._look_again_s = self.flusher.commits, monotonic() + LOOK_AGAIN_S
                     return
 
