@@ -1,5 +1,6 @@
 import random
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -168,6 +169,45 @@ def test_a_backup_opens_as_after_a_crash(path: Path, clock: Clock) -> None:
         vbucket.set(b"later", b"")
         with opened(path.parent / "copy", clock) as copy:
             assert digest(copy, branched=True) == before
+
+
+def test_a_backup_under_load_shows_one_moment(path: Path) -> None:
+    """Changes go to the vbuckets in turn, so a copy of one moment holds an unbroken run of them."""
+    bucket = Bucket.open(path, vbuckets=4, interval_s=0.001)
+    bucket.flusher.checkpoint_bytes = 100_000
+    bucket.create_vbuckets()
+    stopping, written = threading.Event(), 0
+
+    def back_up() -> None:
+        try:
+            for number in range(4):
+                bucket.backup(path.parent / f"copy{number}")
+        finally:
+            stopping.set()
+
+    thread = threading.Thread(target=back_up)
+    thread.start()
+    while not stopping.is_set() or written < 1000:
+        try:
+            bucket.vbucket(written % 4).set(b"key%d" % (written // 4 % 500), b"%d" % written * 20)
+            written += 1
+        except TemporaryFailure:
+            bucket.sync(30)
+    thread.join()
+    bucket.close()
+    last = -1
+    for number in range(4):
+        with Bucket.open(path.parent / f"copy{number}", vbuckets=4, background=False) as copy:
+            highs = [vbucket.high_seqno for vbucket in copy]
+            assert highs == sorted(highs, reverse=True)
+            assert highs[0] - highs[-1] <= 1
+            assert sum(highs) >= last, "a later copy holds no less"
+            last = sum(highs)
+            for vbucket in copy:
+                assert vbucket.failover_log.newest.seqno == vbucket.high_seqno
+                for change in (change for snapshot in vbucket.changes() for change in snapshot):
+                    assert change.value == b"%d" % ((change.seqno - 1) * 4 + vbucket.number) * 20
+    assert last > 0
 
 
 def test_each_restored_copy_is_another_store_on_a_branch_of_its_own(path: Path, clock: Clock) -> None:

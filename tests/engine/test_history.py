@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
 from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
 from upriver.model import Change, Event, Snapshot, VbucketState
-from upriver.model.record import HEADER, PREFIX, size_at
+from upriver.model.record import HEADER, PREFIX, Record, pack, size_at
 
 
 @pytest.fixture
@@ -254,3 +255,79 @@ def test_persisted_only_changes_end_at_what_is_on_disk(quick_disk: Path, clock: 
         found = [[(each.seqno, each.key) for each in reader] for reader in vbucket.changes(options=options)]
         assert found == [[(1, b"a"), (2, b"b")]]
         assert list(vbucket.changes(2, options=options)) == []
+
+
+def test_only_a_later_snapshot_may_end_before_everything(vbucket: Vbucket) -> None:
+    """The first one reaches what there was at its opening: with less, a consumer can mistake a mixture for a state."""
+    write(vbucket, b"a", b"b", b"a")
+    cursor = vbucket.open_cursor("stream")
+    assert cursor.next_snapshot(not_beyond=2) == Snapshot(0, 3)
+    cursor.read()
+    write(vbucket, b"a", b"b", b"c")
+    assert cursor.next_snapshot(not_beyond=5) == Snapshot(3, 5)
+    assert cursor.read_columns()["seqno"].to_pylist() == [4, 5]
+    vbucket.floor_seqno = 6  # versions below are gone, so a state in between cannot be shown
+    write(vbucket, b"a", b"b")
+    assert cursor.next_snapshot(not_beyond=5) == Snapshot(5, 8)
+    late = vbucket.open_cursor("late", 3)
+    assert late.next_snapshot(not_beyond=4) == Snapshot(3, 8)
+
+
+def wanted(changes: list[Change], start: int, end: int, options: Options) -> list[Change]:
+    """What a cursor with these options should read, from every change there was."""
+    found = [change for change in changes if start < change.seqno <= end]
+    if not options.history:
+        newest = {change.key: change.seqno for change in found}
+        found = [change for change in found if newest[change.key] == change.seqno]
+    found = [
+        change
+        for change in found
+        if change.key.startswith(options.key_prefix)
+        and (options.key_pattern is None or change.key.endswith(b"1"))
+        and (options.value_filter is None or change.event != Event.MUTATION or b"Oslo" in change.value)
+    ]
+    return [replace(change, value=b"", datatype=0) for change in found] if options.keys_only else found
+
+
+@pytest.mark.parametrize("keys_only", [False, True])
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("exact_end", [False, True])
+@pytest.mark.parametrize("persisted_only", [False, True])
+@pytest.mark.parametrize("filters", range(8))
+def test_options_in_every_combination(
+    bucket: Bucket,
+    vbucket: Vbucket,
+    filters: int,
+    persisted_only: bool,
+    exact_end: bool,
+    history: bool,
+    keys_only: bool,
+) -> None:
+    options = Options(
+        keys_only=keys_only,
+        history=history,
+        exact_end=exact_end,
+        persisted_only=persisted_only,
+        key_prefix=b"user" if filters & 1 else b"",
+        key_pattern=KeyPattern("1$") if filters & 2 else None,
+        value_filter=ValueFilter(("city",), equals="Oslo") if filters & 4 else None,
+    )
+    for number in range(24):
+        key = (b"user:%d" if number % 3 else b"order:%d") % (number % 4)
+        vbucket.set(key, b'{"city": "%s"}' % (b"Oslo", b"Bern")[number % 5 < 2], datatype=1)
+        if number % 7 == 6:
+            vbucket.delete(key)
+        if number == 15:
+            bucket.flusher.step()
+    on_disk, high = vbucket.persisted_seqno, vbucket.high_seqno
+    assert 0 < on_disk < high
+    everything = [change for snapshot in vbucket.changes(options=Options(history=True)) for change in snapshot]
+    assert [change.seqno for change in everything] == list(range(1, high + 1))
+    for start, end in ((0, None), (5, None), (5, 12), (12, 13)):
+        reached = on_disk if persisted_only else high
+        expected = wanted(everything, start, end if exact_end and end is not None else reached, options)
+        read = [change for snapshot in vbucket.changes(start, end, options) for change in snapshot]
+        assert read == expected
+        for size in (1, 300, 2**20):
+            frames = b"".join(f for snapshot in vbucket.changes(start, end, options) for f in snapshot.frames(size))
+            assert frames == b"".join(pack(Record(change=change))[PREFIX.size :] for change in expected)

@@ -131,11 +131,7 @@ class Vbucket(KeyValue):
         """An unclean stop may have lost changes that consumers saw: go on under a new uuid."""
         if self.state is VbucketState.ACTIVE:
             with self.journal.lock:
-                self._branch(
-                    StreamPosition(
-                        0, self.high_seqno, Snapshot(self.table.snapshot_start, self.table.snapshot_end)
-                    ).whole_seqno
-                )
+                self._branch(self.whole_seqno)
                 self.journal.change(self.number)
 
     def _branch(self, seqno: int) -> None:
