@@ -1,0 +1,47 @@
+"""Comfort for DataFrames of changes: documents instead of bytes, the latest state, the time of a change."""
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as fn
+from pyspark.sql.types import StructType
+
+#: Rows that concern a whole vbucket.
+_OF_VBUCKETS = ("flush", "rollback", "reset")
+
+
+def changes(frame: DataFrame, value_schema: str | StructType | None = None) -> DataFrame:
+    """Only the changes of keys, with keys as text; with a schema also values as documents, parsed by Spark."""
+    rows = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).withColumn("key", fn.col("key").cast("string"))
+    if value_schema is None:
+        return rows
+    return rows.withColumn("value", fn.from_json(fn.col("value").cast("string"), value_schema))
+
+
+def latest(frame: DataFrame) -> DataFrame:
+    """The last state of each key in a batch of changes: mutations only, what was undone left out.
+
+    Rollbacks, resets and flushes in the batch are applied: what came before them, and lies above the seqno that they
+    name, does not count. What the batch itself does not hold, they cannot bring back.
+    """
+    marks = frame.where(fn.col("event").isin(*_OF_VBUCKETS)).select(
+        fn.col("vbucket").alias("_vbucket"), fn.col("branch").alias("_branch"), fn.col("seqno").alias("_seqno")
+    )
+    of_the_same = fn.col("vbucket") == fn.col("_vbucket")
+    undone = (fn.col("branch") < fn.col("_branch")) & (fn.col("seqno") > fn.col("_seqno"))
+    held = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).join(
+        fn.broadcast(marks), of_the_same & undone, "left_anti"
+    )
+    newest_first = Window.partitionBy("vbucket", "key").orderBy(fn.col("branch").desc(), fn.col("seqno").desc())
+    return (
+        held.withColumn("_place", fn.row_number().over(newest_first))
+        .where((fn.col("_place") == 1) & (fn.col("event") == "mutation"))
+        .drop("_place")
+    )
+
+
+def with_event_time(frame: DataFrame, column: str = "event_time") -> DataFrame:
+    """The time of each change, which its CAS tells: nanoseconds of the epoch, the last 16 bits of which are a counter.
+
+    A CAS that was given from outside may tell no time; of such rows the column says something else, or nothing.
+    """
+    microseconds = fn.expr("cas div 1000")
+    return frame.withColumn(column, fn.when(fn.col("cas") > 0, fn.timestamp_micros(microseconds)))

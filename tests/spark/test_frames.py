@@ -1,0 +1,59 @@
+"""Comfort for DataFrames of changes."""
+
+import datetime as dt
+import time
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from upriver.client import SyncKvClient
+from upriver.node import EmbeddedNode
+from upriver.spark import changes, latest, with_event_time
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+COLUMNS = "vbucket int, branch int, seqno long, event string, key binary, value binary"
+
+
+def frame_of(spark: SparkSession, *rows: tuple[int, int, int, str, bytes | None, bytes | None]) -> DataFrame:
+    return spark.createDataFrame([list(row) for row in rows], COLUMNS)
+
+
+def test_the_latest_state_of_each_key(spark: SparkSession) -> None:
+    frame = frame_of(
+        spark,
+        (0, 0, 1, "mutation", b"a", b"1"),
+        (0, 0, 2, "mutation", b"b", b"2"),
+        (0, 0, 3, "mutation", b"a", b"3"),
+        (0, 0, 4, "deletion", b"b", None),
+        (1, 0, 9, "mutation", b"c", b"lost"),
+        (1, 0, 5, "mutation", b"d", b"kept"),
+        (1, 1, 6, "rollback", None, b"{}"),
+        (1, 1, 7, "mutation", b"e", b"new"),
+        (2, 0, 8, "mutation", b"f", b"gone"),
+        (2, 1, 0, "reset", None, b"{}"),
+        (2, 1, 3, "mutation", b"g", b"back"),
+    )
+    found = {(row.vbucket, bytes(row.key)): bytes(row.value) for row in latest(frame).collect()}
+    assert found == {(0, b"a"): b"3", (1, b"d"): b"kept", (1, b"e"): b"new", (2, b"g"): b"back"}
+
+
+def test_documents_out_of_values(spark: SparkSession) -> None:
+    frame = frame_of(
+        spark,
+        (0, 0, 1, "mutation", b"a", b'{"name": "Ann", "age": 7}'),
+        (0, 0, 2, "deletion", b"b", None),
+        (0, 1, 0, "reset", None, b"{}"),
+    )
+    rows = changes(frame, "name string, age int").orderBy("seqno").collect()
+    assert [(row.key, row.value) for row in rows] == [("a", ("Ann", 7)), ("b", None)]
+    assert changes(frame).count() == 2
+
+
+def test_the_time_of_a_change(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
+    before = time.time()
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("a", "1")
+    frame = spark.read.format("upriver").option("address", upriver_node.address).load()
+    (row,) = with_event_time(frame).selectExpr("unix_micros(event_time) AS at").collect()
+    assert before - 1 <= row["at"] / 1e6 <= time.time() + 1
+    assert dt.datetime.fromtimestamp(row["at"] / 1e6, dt.UTC).year >= 2026
