@@ -218,6 +218,42 @@ def test_one_may_wait_for_what_is_not_here_yet(rig: Rig) -> None:
     assert answer.status is Status.SUCCESS
 
 
+def test_the_first_commit_of_a_new_vbucket_ends_no_wait(rig: Rig) -> None:
+    """It cuts off what an older vbucket of this number may have left on disk, and a cut ends waits."""
+    peer, writer = rig.peer(), rig.peer()
+    rig.bucket.create_vbucket(ABSENT)
+    assert peer.send(SeqnoPersistence(vbucket=ABSENT, seqno=2, opaque=1)) == []
+    writer.ask(Set(key=b"a", vbucket=ABSENT))
+    rig.commit()
+    assert peer.receive() == []
+    writer.ask(Set(key=b"b", vbucket=ABSENT))
+    rig.commit()
+    assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.SUCCESS)]
+
+
+def test_a_flush_ends_no_wait(rig: Rig) -> None:
+    peer, writer = rig.peer(), rig.peer()
+    writer.ask(Set(key=b"a"))
+    rig.commit()
+    assert peer.send(SeqnoPersistence(seqno=2, opaque=1)) == []
+    rig.bucket.vbucket(0).flush()
+    rig.commit()
+    assert peer.receive() == []
+    writer.send(Set(key=b"a"), Set(key=b"b"))
+    rig.commit()
+    assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.SUCCESS)]
+
+
+def test_who_waits_for_a_vbucket_that_goes_is_told(rig: Rig) -> None:
+    peer = rig.peer()
+    assert peer.send(SeqnoPersistence(seqno=2, opaque=1)) == []
+    rig.bucket.delete_vbucket(0)
+    rig.bucket.create_vbucket(0)
+    rig.commit()
+    assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.NOT_MY_VBUCKET)]
+    assert (peer.session.disk_waits, len(rig.bucket.flusher.waiting)) == (0, 0)
+
+
 def test_persistence_stops_and_starts() -> None:
     with start(vbuckets=1) as node, SocketPeer(node.host, node.port) as peer:
         peer.refused(StartPersistence(), Status.EINVAL)

@@ -88,24 +88,34 @@ def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
         return success(request)
     if session.disk_waits >= node.limits.disk_waits_max:
         raise TemporaryFailure(f"{session.disk_waits} waits for the disk are under way on this connection")
-    place, scheduler = Deferred(session), node.scheduler
+    place, scheduler, flusher = Deferred(session), node.scheduler, node.bucket.flusher
     session.disk_waits += 1
 
     def end(answer: Response) -> None:
         if not place.ended:
             session.disk_waits -= 1
             timer.cancel()
-            wait.cancel()
+            waits.pop().cancel()
             place.complete(answer)
 
     def refuse(why: str) -> None:
         end(refusal(request, TemporaryFailure(why, vbucket=vbucket.number)))
 
+    def look() -> None:
+        """A wait ends also when the history is cut, as a new vbucket's is at first: the seqno is then still to come."""
+        if node.bucket.existing(vbucket.number) is not vbucket:
+            end(refusal(request, NotMyVbucket(vbucket=vbucket.number)))
+        elif vbucket.persisted_seqno >= request.seqno:
+            end(success(request))
+        elif not place.ended:
+            waits[:] = [flusher.when_persisted(vbucket, request.seqno, told)]
+
+    def told() -> None:
+        scheduler.from_thread(look)
+
     timer = scheduler.later(PERSISTENCE_WAIT_S, lambda: refuse("not on disk in time"))
     place.give_up = lambda: refuse("not on disk yet")
-    wait = node.bucket.flusher.when_persisted(
-        vbucket, request.seqno, lambda: scheduler.from_thread(lambda: end(success(request)))
-    )
+    waits = [flusher.when_persisted(vbucket, request.seqno, told)]
     return place
 
 
