@@ -19,9 +19,14 @@ from upriver.spark.plan import POLICIES, Policy, Rules
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _TIME_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_UNITS: Final = {"b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
-#: The dialects that tell seqnos, and with them positions to resume from.
-SEQNO_DIALECTS: Final = ("dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3")
-DIALECTS: Final = (*SEQNO_DIALECTS, "tap")
+#: The dialects that tell seqnos, and with them ranges to read.
+DIALECTS: Final = ("dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3")
+
+
+def _dialect(value: str) -> str:
+    if value.lower() == "tap":
+        raise ValueError(f"one of {', '.join(DIALECTS)}: TAP tells no seqnos, so it has no ranges to read")
+    return _one_of(*DIALECTS)(value)
 
 
 def _text(value: str) -> str:
@@ -157,7 +162,7 @@ class ConnectionOptions:
 class ReadOptions(ConnectionOptions):
     """What a query reads, and how."""
 
-    dialect: str = option("dcp", _one_of(*DIALECTS), "what is spoken to the nodes", values=", ".join(DIALECTS))
+    dialect: str = option("dcp", _dialect, "what is spoken to the nodes", values=", ".join(DIALECTS))
     vbuckets: tuple[int, ...] | None = option(None, _vbuckets, "which vbuckets", values="all or 0-511,700")
     starting_offsets: Any = option("earliest", _offsets, "where a new query begins", values="earliest, latest or JSON")
     ending_offsets: Any = option("latest", _offsets, "where a batch query ends", values="latest or JSON")
@@ -180,17 +185,10 @@ class ReadOptions(ConnectionOptions):
     )
     persisted_only: bool = option(False, _flag, "only what is on the source's disk")
     history: bool = option(False, _flag, "every retained version of a key, not only the newest")
-    value_format: str = option(
-        "binary", _one_of("binary", "string", "json"), "how values are shown", values="binary, string, json"
-    )
-    value_schema: str | None = option(None, _text, "the fields of JSON values, as Spark writes a schema", values="DDL")
+    value_format: str = option("binary", _one_of("binary", "string"), "as what values come", values="binary, string")
     rows_per_batch: int = option(65_536, _count, "rows of one record batch, at most", values="N")
 
     def __post_init__(self) -> None:
-        if self.dialect == "tap" and self.starting_offsets != "earliest":
-            raise OptionError("dialect", "tap", "TAP tells no seqnos to start from: leave startingOffsets at earliest")
-        if self.value_schema is not None and self.value_format != "json":
-            raise OptionError("valueSchema", self.value_schema, "it is for valueFormat json")
         if self.ending_offsets == "earliest":
             raise OptionError(
                 "endingOffsets", "earliest", "there is nothing before the beginning: write latest or JSON"
