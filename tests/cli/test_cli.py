@@ -1,5 +1,9 @@
 """The group of commands: help, versions and complaints."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -34,3 +38,16 @@ def test_a_usage_error_is_one_line(arguments: list[str], line: str) -> None:
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith(" --help)\n")
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    def completed(words: str, place: int) -> list[str]:
+        environment = {"_UPRIVER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+        code = "from upriver.cli import main; main(prog_name='upriver')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ | environment
+        )
+        return [line.removeprefix("plain,") for line in done.stdout.splitlines()]
+
+    assert completed("upriver fail", 1) == ["failover-log"]
+    assert "--until-now" in completed("upriver tail --un", 2)

@@ -1,7 +1,8 @@
 """The command line: one file per command, gathered here.
 
-Whatever goes wrong with what the user gave is one line on standard error and exit code 2. A command's file is imported
-when the command runs or shows its own help: ``upriver --help`` waits for none of them.
+Whatever is wrong with what the user gave is one line on standard error and exit code 2; what goes wrong nevertheless
+is one line and exit code 1. A command's file is imported when the command runs or shows its own help: ``upriver
+--help`` waits for none of them.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -13,13 +14,25 @@ import click
 from upriver import __version__
 from upriver.cli.complaint import Complaint
 
-#: Each command is a function of its own name in a file of its own name; what the list of commands says about it.
+#: Each command is a function of its own name in a file of its own name, with an underscore for a hyphen, and one behind
+#: a name that Python has taken; what the list of commands says about it.
 COMMANDS: Final = {
+    "delete": "Delete a key.",
+    "dump": "Write all documents as JSON lines or Parquet.",
     "explain": "Show what packets say: the byte diagram and the list of fields.",
+    "failover-log": "Show the branches that vbuckets have lived on, the newest first.",
+    "get": "Print the value of a key.",
+    "load": "Store documents from JSON lines, CSV or Parquet, or samples.",
     "serve": "Run a node until SIGTERM or SIGINT.",
+    "set": "Store a value under a key, whatever was there.",
+    "stats": "Show the statistics of a node.",
+    "tail": "Show changes as they happen, until Ctrl-C.",
     "user": "Add, list and remove the users of a node.",
+    "vbucket": "List the vbuckets of a node, and set their state.",
     "version": "Print versions, and which columnar codec is in use.",
 }
+#: What a shell reports of a process that Ctrl-C has ended.
+INTERRUPTED: Final = 130
 
 
 class LateCommands(MutableMapping[str, click.Command]):
@@ -30,7 +43,9 @@ class LateCommands(MutableMapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         if name in COMMANDS and name not in self._added:
-            self._added[name] = getattr(import_module(f"upriver.cli.{name}"), name)
+            name_here = name.replace("-", "_")
+            module = import_module(f"upriver.cli.{name_here}")
+            self._added[name] = getattr(module, f"{name_here}_", None) or getattr(module, name_here)
         return self._added[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -59,6 +74,8 @@ class Commands(click.Group):
         except click.UsageError as error:
             where = ctx if error.ctx is None else error.ctx
             raise Complaint(f"{error.format_message()} (try {where.command_path} --help)", where) from None
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -1,4 +1,4 @@
-"""How a command says that it cannot do what was asked."""
+"""How a command says that it cannot do what was asked, or that it went wrong."""
 
 from typing import IO, Any
 
@@ -18,3 +18,9 @@ class Complaint(click.ClickException):
         command = "upriver" if self.ctx is None else self.ctx.command_path
         line = " ".join(self.format_message().split())
         click.echo(f"{command}: {line}", file=file, err=file is None)
+
+
+class Failure(Complaint):
+    """The input was right and it did not work: one line on standard error as well, and exit code 1."""
+
+    exit_code = 1

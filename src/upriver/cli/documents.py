@@ -1,0 +1,134 @@
+"""Documents as JSON lines: one document a line, which survives the way out and back in whatever its bytes are.
+
+A key or value that is UTF-8 is a text (``"key"``, ``"value"``), anything else is base64 under another name
+(``"key_base64"``, ``"value_base64"``). On the way in a value may also be any JSON, which is stored as such.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+
+from upriver.client.batches import VbucketEvent
+from upriver.model import CHANGES, Event
+
+#: The numbers that a document has beside its key and value.
+NUMBERS: Final = ("flags", "expiry", "cas", "seqno", "vbucket")
+_MAX: Final = {field.name: 2**field.type.bit_width - 1 for field in CHANGES if pa.types.is_integer(field.type)}
+_compact: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class NotADocument(Exception):
+    """A line that is no document, and why."""
+
+
+def lines_of(batch: pa.RecordBatch, *, with_event: bool = False) -> Iterator[str]:
+    """A line for each row; ``with_event`` says what happened, for those who show changes."""
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    numbers = [columns.get(name, repeat(0)) for name in NUMBERS]
+    rows = zip(
+        columns["key"],
+        columns.get("value", repeat(None)),
+        columns.get("event", repeat(int(Event.MUTATION))),
+        columns.get("datatype", repeat(0)),
+        *numbers,
+        strict=False,
+    )
+    for key, value, event, datatype, *others in rows:
+        document = text_fields("key", key)
+        if with_event:
+            document["event"] = Event(event).name.lower()
+        if event != Event.MUTATION:
+            document["deleted"] = True
+        elif value is not None:
+            document |= text_fields("value", value)
+        document |= zip(NUMBERS, others, strict=True)
+        if datatype:
+            document["datatype"] = datatype
+        yield _compact(document)
+
+
+def event_line(event: VbucketEvent) -> str:
+    """The line that tells what happened to a whole vbucket."""
+    facts = {field.name: getattr(event, field.name) for field in fields(event)}
+    return _compact({**facts, "event": event.event.name.lower()})
+
+
+def text_fields(name: str, data: bytes) -> dict[str, Any]:
+    """A key or value under the name that tells how it is written."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def batches_of(lines: Iterable[bytes], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """The documents in these lines as changes; ``NotADocument`` names the line that is none."""
+    rows: list[tuple[Any, ...]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_row(line))
+        except (NotADocument, ValueError, RecursionError) as error:
+            raise NotADocument(f"line {number}: {error}") from None
+        if len(rows) == rows_max:
+            yield _batch(rows)
+            rows = []
+    if rows:
+        yield _batch(rows)
+
+
+_COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "cas", "rev_seqno", "datatype")
+
+
+def _row(line: bytes) -> tuple[Any, ...]:
+    document = json.loads(line)
+    if not isinstance(document, dict):
+        raise NotADocument("this is no JSON object")
+    key = _bytes(document, "key")
+    if key is None:
+        raise NotADocument("there is no key")
+    deleted = document.get("deleted", False)
+    value = _bytes(document, "value")
+    if value is None and not deleted:
+        raise NotADocument("there is no value")
+    event = Event.DELETION if deleted else Event.MUTATION
+    return (key, value or b"", int(event), *(_number(document, name) for name in _COLUMNS[3:]))
+
+
+def _bytes(document: Mapping[str, Any], name: str) -> bytes | None:
+    encoded = document.get(f"{name}_base64")
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise NotADocument(f"{name}_base64 is not base64") from None
+    if name not in document:
+        return None
+    found = document[name]
+    if not isinstance(found, str):
+        if name == "key":
+            raise NotADocument("the key is no text")
+        found = _compact(found)
+    try:
+        return found.encode()
+    except UnicodeEncodeError:
+        raise NotADocument(f"the {name} holds half a character") from None
+
+
+def _number(document: Mapping[str, Any], name: str) -> int:
+    found = document.get(name, 0)
+    if type(found) is not int or not 0 <= found <= _MAX[name]:
+        raise NotADocument(f"{name} is no number from 0 to {_MAX[name]}")
+    return found
+
+
+def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(_COLUMNS, zip(*rows, strict=True), strict=True)
+    return pa.record_batch({name: pa.array(values, CHANGES.field(name).type) for name, values in columns})

@@ -1,0 +1,198 @@
+"""``upriver dump``: all documents, as they are now."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import IO, Any, Final, Protocol
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.cli.complaint import Complaint
+from upriver.cli.documents import lines_of
+from upriver.cli.output import Advance, progress
+from upriver.cli.parameters import address_argument, vbuckets_option
+from upriver.cli.running import run
+from upriver.client import Address, Consumer
+from upriver.client.inquiry import active_vbuckets
+from upriver.model import CHANGES, Event
+
+#: The columns of a dump in Parquet, as far as they are wanted.
+COLUMNS: Final = ("vbucket", "event", "seqno", "rev_seqno", "cas", "flags", "expiry", "datatype", "key", "value")
+#: A row group is written when it has so many rows or bytes: large enough to compress, small enough to hold.
+ROWS_MAX: Final = 256 * 1024
+BYTES_MAX: Final = 32 * 1024 * 1024
+
+
+class Writer(Protocol):
+    """Where a dump goes."""
+
+    async def write(self, batch: pa.RecordBatch) -> None:
+        """Take documents."""
+
+    async def close(self) -> None:
+        """There are no more."""
+
+
+@click.command()
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "parquet"]),
+    help="Default: by the ending of the output's name, else jsonl.",
+)
+@click.option("-o", "--output", metavar="FILE", default="-", help="Write to FILE; - is standard output.")
+@vbuckets_option("Only these vbuckets, like 0-511,700.")
+@click.option("--keys-only", is_flag=True, help="Leave out the values.")
+@click.option("--deletions", is_flag=True, help="Also what was deleted, as far as the node still knows it.")
+@address_argument
+def dump(
+    form: str | None,
+    output: str,
+    vbuckets: tuple[int, ...] | None,
+    keys_only: bool,
+    deletions: bool,
+    address: Address,
+) -> None:
+    """Write all documents as JSON lines or Parquet.
+
+    One document a line: key, value, flags, expiry, cas, seqno, vbucket. A key or value that is not UTF-8 is written as
+    base64, under the name key_base64 or value_base64; `upriver load` reads both. Parquet has the same columns, with
+    keys and values as bytes.
+
+    What is written is the state at the start of the dump, vbucket by vbucket; writers are not kept waiting. A server
+    that is no node of Upriver may tell a key twice that changes meanwhile: the later line counts.
+
+    \b
+    Examples:
+      upriver dump 127.0.0.1:11210 > all.jsonl
+      upriver dump -o all.parquet
+      upriver dump --keys-only --vbuckets 0-15 | wc -l
+    """
+    form = form or ("parquet" if output.endswith(".parquet") else "jsonl")
+    if form == "parquet" and output == "-":
+        raise Complaint("Parquet does not go to standard output: name a file with -o")
+    columns = tuple(name for name in COLUMNS if not (keys_only and name == "value"))
+    with _opened(output, form, columns) as writer:
+        run(_dump(writer, columns, vbuckets, keys_only, deletions, address))
+
+
+async def _dump(
+    writer: Writer,
+    columns: tuple[str, ...],
+    vbuckets: tuple[int, ...] | None,
+    keys_only: bool,
+    deletions: bool,
+    address: Address,
+) -> None:
+    now = int(time.time())
+    settings: dict[str, Any] = {"end": "latest", "vbuckets": vbuckets, "keys_only": keys_only, "columns": columns}
+    async with Consumer(address, on_rollback="fail", **settings) as consumer:
+        held = await active_vbuckets(consumer.cluster, vbuckets)
+        total = sum(each.high_seqno for each in held.values())
+        with progress("dump", total, "changes") as advance:
+            await _write_all(consumer, writer, deletions, now, advance)
+    await writer.close()
+
+
+async def _write_all(consumer: Consumer, writer: Writer, deletions: bool, now: int, advance: Advance) -> None:
+    async for batch in consumer:
+        documents = batch.records if deletions else live(batch.records, now)
+        if documents.num_rows:
+            await writer.write(documents)
+        advance(len(batch))
+
+
+def live(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
+    """Those rows that are documents: stored, and not expired."""
+    stored = pc.equal(batch.column("event"), pa.scalar(int(Event.MUTATION), pa.uint8()))
+    expiry = batch.column("expiry")
+    if (pc.max(expiry).as_py() or 0) > 0:
+        lasting = pc.or_(pc.equal(expiry, 0), pc.greater(expiry, pa.scalar(now, pa.uint32())))
+        stored = pc.and_(stored, lasting)
+    return batch if stored.true_count == batch.num_rows else batch.filter(stored)
+
+
+@contextlib.contextmanager
+def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer]:
+    if form == "parquet":
+        writer = ParquetWriter(output, pa.schema([CHANGES.field(name) for name in columns]))
+        try:
+            yield writer
+        finally:
+            writer.abandon()
+        return
+    if output == "-":
+        yield LinesWriter(sys.stdout.buffer)
+        return
+    try:
+        file = open(output, "wb")  # noqa: SIM115
+    except OSError as error:
+        raise Complaint(f"{output}: {error.strerror}") from None
+    with file:
+        yield LinesWriter(file)
+
+
+class LinesWriter:
+    """JSON lines."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    async def write(self, batch: pa.RecordBatch) -> None:
+        """Take documents."""
+        self._file.write("".join(f"{line}\n" for line in lines_of(batch)).encode())
+
+    async def close(self) -> None:
+        """There are no more."""
+        self._file.flush()
+
+
+class ParquetWriter:
+    """A file of row groups, each encoded in a thread while the next ones come in."""
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq  # here, because only Parquet needs it
+
+        few = [name for name in ("vbucket", "event", "flags", "expiry", "datatype") if name in schema.names]
+        try:
+            self._file = pq.ParquetWriter(
+                path, schema, compression="zstd", compression_level=1, use_dictionary=few, write_statistics=few
+            )
+        except OSError as error:
+            raise Complaint(f"{path}: {error.strerror or error}") from None
+        self._schema = schema
+        self._gathered: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._writing: asyncio.Task[None] | None = None
+
+    async def write(self, batch: pa.RecordBatch) -> None:
+        """Take documents."""
+        self._gathered.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= ROWS_MAX or self._bytes >= BYTES_MAX:
+            await self._start()
+
+    async def _start(self) -> None:
+        """Hand over what was gathered, once the group before it is written."""
+        if self._writing is not None:
+            await self._writing
+        table = pa.Table.from_batches(self._gathered, self._schema)
+        self._gathered, self._rows, self._bytes = [], 0, 0
+        self._writing = asyncio.create_task(asyncio.to_thread(self._file.write_table, table))
+
+    async def close(self) -> None:
+        """There are no more."""
+        await self._start()
+        if self._writing is not None:
+            await self._writing
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file, whatever has become of it."""
+        if self._file.is_open:
+            self._file.close()

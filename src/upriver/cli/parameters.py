@@ -1,0 +1,95 @@
+"""What many commands are told: where the node is, which vbuckets, how to print."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from upriver.cli.complaint import Complaint
+from upriver.client.address import Address
+from upriver.errors import AddressError
+from upriver.model.vbucket import VBUCKETS_MAX
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:11210"
+ADDRESS_VARIABLE: Final = "UPRIVER_ADDRESS"
+PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
+
+
+class AddressType(click.ParamType[Address]):
+    """``HOST:PORT`` or a URL, with the password that belongs to its user."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        """The address; asks for a password if a user is named without one."""
+        if isinstance(value, Address):
+            return value
+        try:
+            return with_password(Address.parse(value))
+        except AddressError as error:
+            self.fail(str(error), param, ctx)
+
+
+class VbucketsType(click.ParamType[tuple[int, ...]]):
+    """Numbers and ranges: ``0-511,700``."""
+
+    name = "ranges"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The numbers, each once, in their order."""
+        if isinstance(value, tuple):
+            return value
+        numbers: set[int] = set()
+        for part in value.split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                self.fail(f"{part!r} is no vbucket or range of them: write 7, 0-511 or 0-511,700", param, ctx)
+            start, end = int(first), int(last if dash else first)
+            if not start <= end < VBUCKETS_MAX:
+                self.fail(f"{part!r} is no range from 0 to {VBUCKETS_MAX - 1}", param, ctx)
+            numbers.update(range(start, end + 1))
+        return tuple(sorted(numbers))
+
+
+def with_password(address: Address) -> Address:
+    """The address with a password for its user: from the variable, or from who sits at the keyboard."""
+    if address.user is None or address.password is not None:
+        return address
+    password = os.environ.get(PASSWORD_VARIABLE)
+    if password is None:
+        if not at_terminal():
+            raise Complaint(f"no password for {address.user!r}: set {PASSWORD_VARIABLE}, there is nobody to ask for it")
+        password = str(click.prompt(f"Password of {address.user}", hide_input=True, err=True))
+    return address.with_login(address.user, password)
+
+
+def default_address() -> str:
+    """Where the node is if nobody says it."""
+    return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+
+
+def at_terminal() -> bool:
+    """Whether there is somebody who can be asked."""
+    return sys.stdin.isatty()
+
+
+ADDRESS: Final = AddressType()
+VBUCKETS: Final = VbucketsType()
+
+#: The last argument of every command that talks to a node.
+address_argument: Final = click.argument(
+    "address", type=ADDRESS, metavar="[ADDRESS]", envvar=ADDRESS_VARIABLE, default=DEFAULT_ADDRESS
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+
+
+def vbuckets_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that names vbuckets."""
+    return click.option("--vbuckets", type=VBUCKETS, metavar="RANGES", help=help_text)
+
+
+def key_of(text: str) -> bytes:
+    """The bytes that were typed; a shell may pass any."""
+    return os.fsencode(text)

@@ -1,0 +1,46 @@
+"""How a command runs what waits for the network, and what it says when that fails."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from upriver.cli.complaint import Complaint, Failure
+from upriver.errors import AddressError, StatusError, UpriverError
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end; whatever goes wrong on purpose becomes one line."""
+    with complaints():
+        return asyncio.run(work)
+
+
+@contextlib.contextmanager
+def complaints() -> Iterator[None]:
+    """Turn the errors that a user can do something about into one line each."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        with complaints():
+            raise _first(group) from None
+    except AddressError as error:
+        raise Complaint(str(error)) from None
+    except StatusError as error:
+        where = "" if error.vbucket is None else f"vbucket {error.vbucket}: "
+        raise Failure(f"{where}{error.detail or error.text}") from None
+    except UpriverError as error:
+        raise Failure(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real error of several that happened at once."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,125 @@
+"""``upriver tail``: changes as they happen."""
+
+import re
+import sys
+from typing import Any, Final
+
+import click
+
+from upriver.cli.complaint import Complaint
+from upriver.cli.documents import event_line, lines_of
+from upriver.cli.output import on_terminal, shown
+from upriver.cli.parameters import address_argument, json_option, vbuckets_option
+from upriver.cli.running import run
+from upriver.client import Address, Batch, Consumer, FileCheckpoint
+from upriver.client.copies import POLICIES
+from upriver.client.settings import DIALECTS
+from upriver.errors import InvalidArguments, PositionError
+from upriver.model import Event, Snapshot, StreamPosition
+
+_POSITION: Final = re.compile(r"(\d+):(0[xX][0-9a-fA-F]+|\d+):(\d+)(?::(\d+):(\d+))?")
+_COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow"}
+
+
+@click.command()
+@click.option(
+    "-d", "--dialect", type=click.Choice(list(DIALECTS)), default="dcp", help="What to speak.  [default: dcp]"
+)
+@click.option(
+    "--from",
+    "start",
+    default="now",
+    metavar="WHERE",
+    help="earliest, now, or positions VBUCKET:UUID:SEQNO[:START:END],…  [default: now]",
+)
+@click.option(
+    "--stream-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Where streams are asked for, if elsewhere: upr_draft1 needs a listener pinned to it.",
+)
+@click.option("--until-now", is_flag=True, help="End with what is there now instead of waiting for more.")
+@click.option("--checkpoint", metavar="FILE", help="Go on from where FILE says, and keep it up to date.")
+@click.option("--on-rollback", type=click.Choice(list(POLICIES)), default="rewind", help="[default: rewind]")
+@click.option("-n", "--limit", type=click.IntRange(1), help="End after so many changes.")
+@vbuckets_option("Only these vbuckets, like 0-511,700.")
+@click.option("--keys-only", is_flag=True, help="Leave out the values.")
+@click.option("--key-filter", metavar="REGEX", help="Only keys in which this is found (RE2).")
+@click.option("--value-filter", metavar="CONDITION", help="Only JSON values whose field fulfils this.")
+@click.option("--persisted-only", is_flag=True, help="Only what is on the node's disk.")
+@click.option("--history", is_flag=True, help="Every version that is kept, not only the newest of each key.")
+@json_option
+@address_argument
+def tail(
+    start: str, until_now: bool, checkpoint: str | None, limit: int | None, as_json: bool, address: Address,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Show changes as they happen, until Ctrl-C.
+
+    A line for each change: vbucket, seqno, what happened, key, value. With --json as `upriver dump` writes them, with
+    the event besides; what happens to whole vbuckets (rollback, reset, flush) has the event and no key. With a
+    checkpoint every change is shown at least once, also across restarts of either side.
+
+    \b
+    Examples:
+      upriver tail --from earliest --json --dialect upr
+      upriver tail --key-filter '^order:' --value-filter 'total > 100'
+      upriver tail --from 7:0xdeadbeef:100 --vbuckets 7
+      upriver tail --checkpoint seen.ckpt --json 10.0.0.7:11210 | while read -r line; do …; done
+    """
+    settings["start"] = _start(start)
+    settings["end"] = "latest" if until_now else "never"
+    if checkpoint is not None:
+        settings["checkpoint"] = FileCheckpoint(checkpoint, source=str(address))
+    run(_tail(settings, limit, as_json, address))
+
+
+async def _tail(settings: dict[str, Any], limit: int | None, as_json: bool, address: Address) -> None:
+    try:
+        consumer = Consumer(address, **settings)
+    except InvalidArguments as error:
+        raise Complaint(error.detail) from None
+    left = limit
+    async with consumer:
+        async for batch in consumer:
+            lines = _json_lines(batch) if as_json else _plain_lines(batch)
+            sys.stdout.write("".join(f"{line}\n" for line in lines[:left]))
+            sys.stdout.flush()
+            if left is not None:
+                left -= len(lines[:left])
+                if left == 0:
+                    return
+
+
+def _start(text: str) -> Any:
+    if text in ("earliest", "now"):
+        return "latest" if text == "now" else text
+    positions: dict[int, StreamPosition] = {}
+    for part in text.split(","):
+        found = _POSITION.fullmatch(part.strip())
+        if found is None:
+            raise Complaint(f"--from is earliest, now or VBUCKET:UUID:SEQNO[:START:END], not {part!r}")
+        vbucket, uuid, seqno = int(found[1]), int(found[2], 0), int(found[3])
+        try:
+            bounds = Snapshot(int(found[4] or seqno), int(found[5] or seqno))
+            positions[vbucket] = StreamPosition(uuid, seqno, bounds)
+        except PositionError as error:
+            raise Complaint(f"--from {part}: {error}") from None
+    return positions
+
+
+def _json_lines(batch: Batch) -> list[str]:
+    if batch.event is not None:
+        return [event_line(batch.event)]
+    return list(lines_of(batch.records, with_event=True))
+
+
+def _plain_lines(batch: Batch) -> list[str]:
+    coloured = on_terminal()
+    lines = []
+    for row in batch.records.select(["vbucket", "seqno", "event", "key", "value"]).to_pylist():
+        event = Event(row["event"]).name.lower()
+        name = click.style(event, fg=_COLOURS.get(event, "magenta")) if coloured else event
+        cells = [str(row["vbucket"]), str(row["seqno"]), name, shown(row["key"]), shown(row["value"])]
+        lines.append("\t".join(cells).rstrip("\t"))
+    return lines

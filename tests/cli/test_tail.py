@@ -1,0 +1,119 @@
+"""``upriver tail``."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.typed import COMMAND, PATIENCE_S, Terminal
+from upriver.client import SyncKvClient
+from upriver.client.settings import DIALECTS, DRAFTS
+from upriver.node import EmbeddedNode, start
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_from_the_beginning_in_every_dialect(run: Run, dialect: str) -> None:
+    with start(vbuckets=8, listen=f"127.0.0.1:0,dialect={dialect}") as node:
+        _, port = node.node.entrances[1].address.split(":")
+        for command in (("set", "fruit", "apple"), ("set", "gone", "soon"), ("delete", "gone")):
+            assert run(*command, node.address).exit_code == 0
+        where = ("--stream-port", port, node.address) if dialect in DRAFTS else (node.address,)
+        result = run("tail", "--dialect", dialect, "--from", "earliest", "--until-now", "--json", *where)
+    assert result.exit_code == 0, result.output
+    told = {(line["key"], line["event"]) for line in map(json.loads, result.stdout.splitlines())}
+    assert {("fruit", "mutation"), ("gone", "deletion")} <= told
+
+
+def test_plain_lines(run: Run) -> None:
+    run("set", "fruit", "ap\tple")
+    vbucket, seqno, *rest = run("tail", "--from", "earliest", "--until-now").stdout.rstrip("\n").split("\t")
+    assert (int(vbucket) in range(8), seqno) == (True, "1")
+    assert rest == ["mutation", "fruit", "ap\\tple"]
+
+
+def test_from_a_position(run: Run, node: EmbeddedNode) -> None:
+    run("load", "--sample", "200")
+    vbucket = node.bucket.vbucket(5)
+    uuid, high = vbucket.failover_log.newest.vbucket_uuid, vbucket.high_seqno
+    for spelled in (f"5:{uuid}:{high - 2}", f"5:{uuid:#x}:{high - 2}:{high - 2}:{high - 2}"):
+        result = run("tail", "--from", spelled, "--vbuckets", "5", "--until-now", "--json")
+        seqnos = [json.loads(line)["seqno"] for line in result.stdout.splitlines()]
+        assert seqnos == [high - 1, high]
+
+
+def test_filters_and_limit(run: Run) -> None:
+    run("load", "--sample", "200")
+    few = run("tail", "--from", "earliest", "--until-now", "--key-filter", "7$", "--keys-only", "--json")
+    documents = [json.loads(line) for line in few.stdout.splitlines()]
+    assert len(documents) == 20
+    assert all(document["key"].endswith("7") and document.get("value", "") == "" for document in documents)
+    assert len(run("tail", "--from", "earliest", "-n", "7").stdout.splitlines()) == 7
+    bad = run("tail", "--from", "earliest", "--key-filter", "(")
+    assert bad.exit_code == 1
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_goes_on(run: Run, tmp_path: Path) -> None:
+    arguments = ("tail", "--from", "earliest", "--until-now", "--checkpoint", str(tmp_path / "seen"), "--json")
+    run("set", "first", "1")
+    assert json.loads(run(*arguments).stdout)["key"] == "first"
+    assert run(*arguments).stdout == ""
+    run("set", "second", "2")
+    assert json.loads(run(*arguments).stdout)["key"] == "second"
+
+
+def test_a_lost_position_is_a_reset_or_an_error(run: Run) -> None:
+    run("load", "--sample", "100")
+    position = ("tail", "--from", "0:4711:5", "--vbuckets", "0", "--until-now", "--json")
+    first = json.loads(run(*position).stdout.splitlines()[0])
+    assert (first["event"], first["vbucket"]) == ("reset", 0)
+    refused = run(*position, "--on-rollback", "fail")
+    assert refused.exit_code == 1
+    assert refused.stderr.splitlines()[-1].startswith("upriver tail: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--dialect", "morse"), ("--from", "tomorrow"), ("--from", "1:2"), ("--from", "1:2:3:4:2"), ("-n", "0"),
+        ("--on-rollback", "cry"), ("--vbuckets", "x"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run("tail", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_vbucket(run: Run) -> None:
+    result = run("tail", "--vbuckets", "900")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+
+
+def test_live_at_a_terminal_until_ctrl_c(node: EmbeddedNode) -> None:
+    with Terminal("tail", "--from", "earliest", node.address) as terminal, SyncKvClient(node.address) as kv:
+        kv.set("fruit", "apple")
+        terminal.wait_for(lambda output: b"apple" in output)
+        kv.set("fruit", "pear")
+        terminal.wait_for(lambda output: b"pear" in output)
+        terminal.interrupt()
+        assert terminal.finish() == 130
+    assert b"Traceback" not in terminal.output
+    assert b"\x1b[32mmutation" in terminal.output
+
+
+def test_live_in_a_pipe(node: EmbeddedNode) -> None:
+    with SyncKvClient(node.address) as kv:
+        command = [*COMMAND, "tail", "--from", "earliest", "--json", node.address]
+        tail = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert tail.stdout is not None
+        kv.set("fruit", "apple")
+        assert json.loads(tail.stdout.readline())["value"] == "apple"
+        kv.set("fruit", "pear")
+        assert json.loads(tail.stdout.readline())["value"] == "pear"
+        tail.send_signal(2)
+        _, complaints = tail.communicate(timeout=PATIENCE_S)
+    assert (tail.returncode, complaints) == (130, b"")
