@@ -3,11 +3,15 @@
 import platform
 
 import pyarrow
+import pytest
 from click.testing import CliRunner
 
 from upriver import __version__
 from upriver.cli import main
-from upriver.cli.version import codec
+from upriver.cli.version import compiled
+from upriver.engine import backend
+from upriver.node.compiled import compiled_parts
+from upriver.wire import frames
 
 
 def test_version() -> None:
@@ -17,9 +21,20 @@ def test_version() -> None:
         f"upriver  {__version__}",
         f"python   {platform.python_version()}",
         f"pyarrow  {pyarrow.__version__}",
-        f"codec    {codec()}",
+        f"compiled {compiled()}",
     ]
 
 
-def test_codec() -> None:
-    assert codec() in {"compiled", "plain Python"}
+def test_what_plain_python_serves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not all(compiled_parts().values()):
+        pytest.skip("not everything is compiled here")
+    assert compiled() == "everything"
+    monkeypatch.setattr(frames, "change_run", frames.plain_change_run)
+    assert compiled() == "all but frames"
+    monkeypatch.setattr(backend, "COMPILED", False)
+    assert compiled() == "all but item table, request loop, frames"
+
+
+def test_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.cli.version.plain_parts", lambda: list(compiled_parts()))
+    assert compiled() == "nothing"

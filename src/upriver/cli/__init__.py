@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "tail": "Show changes as they happen, until Ctrl-C.",
     "user": "Add, list and remove the users of a node.",
     "vbucket": "List the vbuckets of a node, and set their state.",
-    "version": "Print versions, and which columnar codec is in use.",
+    "version": "Print versions, and whether the compiled parts are in use.",
 }
 #: What a shell reports of a process that Ctrl-C has ended.
 INTERRUPTED: Final = 130

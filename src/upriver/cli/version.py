@@ -6,17 +6,15 @@ import click
 import pyarrow
 
 from upriver import __version__
-from upriver.wire.columns import CODEC
-
-_CODECS = {"compiled": "compiled", "plain": "plain Python"}
+from upriver.node.compiled import compiled_parts, plain_parts
 
 
 @click.command()
 def version() -> None:
-    """Print versions, and which columnar codec is in use.
+    """Print versions, and whether the compiled parts are in use.
 
-    The codec turns whole buffers of packets into Arrow batches. It is compiled where a C compiler was at hand when
-    Upriver was installed; elsewhere plain Python does the same, more slowly.
+    They are built where a C compiler is at hand when Upriver is installed. Elsewhere, and where they are older than the
+    rest, plain Python does the same, many times slower; the parts for which that is so are named.
     """
     for name, what in versions().items():
         click.echo(f"{name:<8} {what}")
@@ -28,10 +26,13 @@ def versions() -> dict[str, str]:
         "upriver": __version__,
         "python": platform.python_version(),
         "pyarrow": pyarrow.__version__,
-        "codec": codec(),
+        "compiled": compiled(),
     }
 
 
-def codec() -> str:
-    """Which columnar codec serves: ``compiled`` or ``plain Python``."""
-    return _CODECS[CODEC]
+def compiled() -> str:
+    """Which parts run compiled: ``everything``, ``nothing``, or all but those that are named."""
+    plain = plain_parts()
+    if not plain:
+        return "everything"
+    return "nothing" if len(plain) == len(compiled_parts()) else f"all but {', '.join(plain)}"

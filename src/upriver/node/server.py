@@ -29,6 +29,7 @@ from upriver.model import VbucketState
 from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
+from upriver.node.compiled import plain_parts
 from upriver.node.connection import RECEIVE_BYTES, Connection
 from upriver.node.listener import Listener, bind
 from upriver.node.logins import take_new_users
@@ -149,6 +150,8 @@ class Node:
             raise
         if node.state.limits.connections_max < options.connections_max:
             node.state.log.info("the process has descriptors for %d connections", node.state.limits.connections_max)
+        if plain := plain_parts():
+            node.state.log.warning("not compiled, and so many times slower: %s (install again)", ", ".join(plain))
         return node
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
