@@ -21,7 +21,7 @@ from upriver.errors import (
 from upriver.model import Change, Event, Snapshot, StreamPosition
 from upriver.node import EmbeddedNode, start
 
-DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3")
+DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3", "tap")
 #: Those in which a connection can be told settings.
 TOLD = ("dcp", "upr")
 T = TypeVar("T")
@@ -54,21 +54,23 @@ async def read(address: str, **settings: Any) -> tuple[Mirror, Consumer]:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_range_gives_what_is_there(upriver_node: EmbeddedNode, dialect: str) -> None:
+    # By its name `tap` remembers where somebody stands; the others need none.
+    settings: dict[str, Any] = {"dialect": dialect, "name": "reader"}
     fill(upriver_node, 0)
     fill(upriver_node, 1)
-    mirror, consumer = run(read(upriver_node.address, dialect=dialect))
+    mirror, consumer = run(read(upriver_node.address, **settings))
     assert mirror.contents == contents_of(upriver_node)
     assert len(mirror.contents) > 400
     # From there only what is new.
     fill(upriver_node, 2)
-    more, _ = run(read(upriver_node.address, dialect=dialect, start=consumer.progress))
+    more, _ = run(read(upriver_node.address, **settings, start=consumer.progress))
     assert set(more.contents) == {b"key%d" % n for n in range(200, 700) if (n - 200) % 7}
-    nothing, _ = run(read(upriver_node.address, dialect=dialect, start=run(positions(upriver_node, dialect))))
+    nothing, _ = run(read(upriver_node.address, **settings, start=run(positions(upriver_node, settings))))
     assert nothing.batches == 0
 
 
-async def positions(node: EmbeddedNode, dialect: str) -> Any:
-    _, consumer = await read(node.address, dialect=dialect)
+async def positions(node: EmbeddedNode, settings: dict[str, Any]) -> Any:
+    _, consumer = await read(node.address, **settings)
     return consumer.progress
 
 

@@ -26,18 +26,23 @@ POLICIES = ("rewind", "emit")
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.upriver(vbuckets=8)
 def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, dialect: str) -> None:
-    """Nothing is lost and nothing comes twice: the position is right at whatever byte the cut was."""
+    """Nothing is lost and nothing comes twice: the position is right at whatever byte the cut was.
+
+    (In `tap`, where the source alone knows it, what was not acknowledged comes again.)
+    """
 
     async def follow_through() -> None:
         mirror = Mirror()
         fill(upriver_node, 0, 2000)
         async with Proxy(upriver_node.port, seed=7) as proxy, KvClient(upriver_node.address) as kv:
             push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
-            proxy.cut_after_bytes = 2000
+            # In `tap` nothing counts that was not acknowledged: a cut that always comes before that is for ever.
+            grain = 200 if dialect == "tap" else 1
+            proxy.cut_after_bytes = 2000 * grain
             settings: dict[str, Any] = {"dialect": dialect, "on_rollback": "fail", "window_bytes": 100_000}
             async with Consumer(f"127.0.0.1:{upriver_node.port}", **settings) as consumer:
                 for turn in range(40):
-                    proxy.cut_after_bytes = 1500 + 37 * turn
+                    proxy.cut_after_bytes = (1500 + 37 * turn) * grain
                     await kv.set(f"turn{turn % 7}", str(turn))
                     if turn % 5 == 0:
                         proxy.cut()
@@ -48,10 +53,10 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
                 proxy.cut()
                 source = contents_of(upriver_node)
                 await follow(consumer, mirror, lambda: mirror.contents == source)
-                assert consumer.changes_received <= 2000 + 286 + 40
                 assert consumer.reconnects > 5
+                assert dialect == "tap" or consumer.changes_received <= 2000 + 286 + 40
         assert proxy.cuts > 5
-        assert mirror.events == []
+        assert set(mirror.events) <= ({"Reset"} if dialect == "tap" else set())
 
     run(follow_through())
 
@@ -169,7 +174,8 @@ def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
             await asyncio.to_thread(node.start)
             with pytest.raises(StreamRolledBack) as caught:
                 await follow(consumer, mirror, lambda: False)
-            assert caught.value.seqno < caught.value.position.seqno  # type: ignore[attr-defined]
+            # In `tap` there is no position to tell.
+            assert dialect == "tap" or caught.value.seqno < caught.value.position.seqno  # type: ignore[attr-defined]
 
     try:
         run(through_the_crash())

@@ -1,7 +1,7 @@
 """Which batches are done: progress follows only while none before is missing, so a crash can repeat but never skip."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from upriver.client.progress import Progress
 
@@ -12,12 +12,14 @@ class Acknowledgements:
     def __init__(self) -> None:
         #: How far each vbucket is that has moved.
         self.progress: dict[int, Progress] = {}
-        self._handed_out: deque[tuple[int, Mapping[int, Progress]]] = deque()
+        self._handed_out: deque[tuple[int, Mapping[int, Progress], Callable[[], object] | None]] = deque()
         self._done: set[int] = set()
 
-    def hand_out(self, number: int, progress: Mapping[int, Progress]) -> None:
-        """A batch goes out; numbers grow."""
-        self._handed_out.append((number, progress))
+    def hand_out(
+        self, number: int, progress: Mapping[int, Progress], on_done: Callable[[], object] | None = None
+    ) -> None:
+        """A batch goes out; numbers grow. ``on_done`` is called when it and all before it are done."""
+        self._handed_out.append((number, progress, on_done))
 
     def done(self, number: int) -> bool:
         """A batch is done; whether that moved the progress. What was done already is ignored."""
@@ -26,9 +28,11 @@ class Acknowledgements:
         self._done.add(number)
         moved = False
         while self._handed_out and self._handed_out[0][0] in self._done:
-            first, progress = self._handed_out.popleft()
+            first, progress, on_done = self._handed_out.popleft()
             self._done.discard(first)
             self.progress.update(progress)
+            if on_done is not None:
+                on_done()
             moved = True
         return moved
 

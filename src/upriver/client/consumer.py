@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any, Final, Self
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -33,6 +33,8 @@ from upriver.client.placing import open_feed, opening_progress, range_ends, seqn
 from upriver.client.progress import Progress
 from upriver.client.settings import ConsumerSettings
 from upriver.client.sync import Synchronous
+from upriver.client.tap_feed import TapFeed
+from upriver.client.tap_placing import TapPlaces, tap_progress
 from upriver.errors import (
     Busy,
     KeyExists,
@@ -52,6 +54,17 @@ from upriver.wire.memcached import Feature, GetAllVbucketSeqnos
 LOG: Final = logging.getLogger("upriver.client")
 #: Refusals of a stream that may be different next time.
 _PASSING: Final = (NotMyVbucket, TemporaryFailure, Busy, KeyExists, KeyNotFound)
+#: TAP does not tell that a vbucket has gone elsewhere, so a consumer asks that often.
+_TAP_LOOK_S: Final = 1.0
+
+
+class _Queued(NamedTuple):
+    """Something that waits to be handed out; without a batch only progress, or an answer, at its place in the order."""
+
+    batch: Batch | None
+    feed: Feed | TapFeed | None
+    progress: dict[int, Progress]
+    on_done: Callable[[], object] | None = None
 
 
 class Consumer:
@@ -82,9 +95,11 @@ class Consumer:
         #: Vbuckets whose stream does not end where it should.
         self._overlong: set[int] = set()
         self._feeds: dict[Endpoint, Feed] = {}
-        self._queue: deque[tuple[Batch | None, Feed | None, dict[int, Progress]]] = deque()
+        self._tap: TapPlaces
+        self._tap_feeds: dict[Endpoint, TapFeed] = {}
+        self._queue: deque[_Queued] = deque()
         self._queued_bytes = 0
-        self._paused: set[Feed] = set()
+        self._paused: set[Feed | TapFeed] = set()
         self._arrived = asyncio.Event()
         self._wanted: set[int] = set()
         self._wants = asyncio.Event()
@@ -92,7 +107,7 @@ class Consumer:
         self._suspect = False
         self._number = 0
         self._last: Batch | None = None
-        self._last_feed: Feed | None = None
+        self._last_feed: Feed | TapFeed | None = None
         self._failure: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._watched: dict[int, int] = {}
@@ -125,12 +140,19 @@ class Consumer:
         known = await self.cluster.open()
         vbuckets = self._chosen(known.vbuckets, known.owners)
         self._saved = {} if self._checkpoint is None else dict(await self._checkpoint.load())
-        progress = await opening_progress(self.cluster, vbuckets, self.settings.start, self._saved)
-        self._ends = await range_ends(self.cluster, vbuckets, self.settings.end)
+        is_tap = self.settings.dialect == "tap"
+        if is_tap:
+            progress = tap_progress(vbuckets, self.settings.start, self._saved)
+        else:
+            progress = await opening_progress(self.cluster, vbuckets, self.settings.start, self._saved)
+            self._ends = await range_ends(self.cluster, vbuckets, self.settings.end)
         self._copies = Copies(progress, self.settings.on_rollback, on_event=self._happened, on_move=self._moved)
         self._unfinished = set(vbuckets)
         self._want(vbuckets)
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+        if is_tap:
+            self._tap = TapPlaces(self.cluster, self.settings, self._copies, self)
+            self._tasks.append(asyncio.create_task(self._look_for_gone()))
 
     def _chosen(self, count: int, owners: tuple[int, ...]) -> list[int]:
         chosen = self.settings.vbuckets
@@ -150,7 +172,8 @@ class Consumer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for feed in list(self._feeds.values()):
+        feeds: list[Feed | TapFeed] = [*self._feeds.values(), *self._tap_feeds.values()]
+        for feed in feeds:
             await feed.close()
         await self.cluster.close()
         try:
@@ -195,14 +218,13 @@ class Consumer:
 
     def _take(self) -> Batch | None:
         """The next of the queue; None if it was only a movement."""
-        batch, feed, progress = self._queue.popleft()
+        batch, feed, progress, on_done = self._queue.popleft()
         self._number += 1
+        self._acknowledgements.hand_out(self._number, progress, on_done)
         if batch is None:
-            self._acknowledgements.hand_out(self._number, progress)
             self._acknowledgements.done(self._number)
             return None
         object.__setattr__(batch, "number", self._number)
-        self._acknowledgements.hand_out(self._number, progress)
         self._queued_bytes -= batch.wire_bytes
         self._last, self._last_feed = batch, feed
         return batch
@@ -244,20 +266,27 @@ class Consumer:
 
     # What feeds tell
 
-    def received(self, feed: Feed, records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
+    def received(
+        self,
+        feed: Feed | TapFeed,
+        records: pa.RecordBatch,
+        runs: tuple[Run, ...],
+        wire_bytes: int,
+        on_done: Callable[[], object] | None = None,
+    ) -> None:
         """Changes came."""
         if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
             records = inflated_batch(records)
         progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
         batch = Batch(records, runs, None, progress, wire_bytes)
-        if self._ends and (self._overlong or not feed.connection.is_ours):
+        if self._ends and isinstance(feed, Feed) and (self._overlong or not feed.connection.is_ours):
             batch = self._cut(feed, batch)
             for run in runs:
                 if run.vbucket in self._overlong and run.position.seqno >= self._ends[run.vbucket]:
                     self._overlong.discard(run.vbucket)
                     self._finished(run.vbucket)
         self.changes_received += len(batch)
-        self._queue.append((batch, feed, batch.progress))
+        self._queue.append(_Queued(batch, feed, batch.progress, on_done))
         self._queued_bytes += wire_bytes
         if self._queued_bytes > 2 * self.settings.window_bytes:  # somebody who does not keep to the window
             feed.connection.pause()
@@ -289,11 +318,16 @@ class Consumer:
 
     def _happened(self, event: VbucketEvent, progress: Progress) -> None:
         LOG.warning("vbucket %d: %s", event.vbucket, event)
-        self._queue.append((Batch.of_event(event, progress), None, {event.vbucket: progress}))
+        self._queue.append(_Queued(Batch.of_event(event, progress), None, {event.vbucket: progress}))
         self._arrived.set()
 
     def _moved(self, vbucket: int, progress: Progress) -> None:
-        self._queue.append((None, None, {vbucket: progress}))
+        self._queue.append(_Queued(None, None, {vbucket: progress}))
+        self._arrived.set()
+
+    def passed(self, on_done: Callable[[], object]) -> None:
+        """Something of TAP came that is no change and wants an answer in its order."""
+        self._queue.append(_Queued(None, None, {}, on_done))
         self._arrived.set()
 
     def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:
@@ -309,11 +343,27 @@ class Consumer:
             self._suspect = True
             self._want_later([vbucket], vbucket)
 
-    def feed_lost(self, feed: Feed, error: UpriverError) -> None:
+    def dumped(self, feed: TapFeed, vbuckets: Iterable[int]) -> None:  # noqa: ARG002
+        """TAP has sent everything; what is not whole is wanted again when the connection is closed."""
+        for number in vbuckets:
+            self._finished(number)
+
+    def branched(self, feed: TapFeed) -> None:
+        """The source of a TAP feed told that it lives on other branches now."""
+
+        async def follow() -> None:
+            with contextlib.suppress(UpriverError):  # then it is compared with what it was, and read again
+                await self._tap.follow(feed)
+
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.create_task(follow()))
+
+    def feed_lost(self, feed: Feed | TapFeed, error: UpriverError) -> None:
         """A connection is gone: everything that it brought is wanted again."""
-        for endpoint, each in list(self._feeds.items()):
-            if each is feed:
-                del self._feeds[endpoint]
+        for feeds in (self._feeds, self._tap_feeds):
+            for endpoint, each in list(feeds.items()):
+                if each is feed:
+                    del feeds[endpoint]
         self._paused.discard(feed)
         if self._closed:
             return
@@ -376,6 +426,9 @@ class Consumer:
             self._want_later(homeless, "homeless")
         for endpoint, numbers in by_node.items():
             try:
+                if self.settings.dialect == "tap":
+                    await self._place_tap(endpoint, numbers)
+                    continue
                 feed = await self._feed(endpoint)
             except NodeUnavailable as error:
                 LOG.warning("%s", error)
@@ -384,6 +437,35 @@ class Consumer:
                 continue
             for number in numbers:
                 self._ask(feed, number)
+
+    async def _place_tap(self, endpoint: Endpoint, numbers: list[int]) -> None:
+        """A TAP connection cannot be asked for more: another takes its place, which brings everything."""
+        old = self._tap_feeds.pop(endpoint, None)
+        if old is not None:
+            await old.close()
+            numbers = sorted(old.carried.union(numbers) & self._unfinished)
+        try:
+            feed, missing = await self._tap.open(endpoint, numbers)
+        except NodeUnavailable as error:
+            LOG.warning("%s", error)
+            self._suspect = True
+            self._want_later(numbers, endpoint)
+            return
+        if feed is not None:
+            self._tap_feeds[endpoint] = feed
+            for what in (endpoint, "homeless", None):
+                self._backoffs.pop(what, None)
+        if missing:
+            self._suspect = True
+            self._want_later(sorted(missing), "homeless")
+
+    async def _look_for_gone(self) -> None:
+        while True:
+            await asyncio.sleep(_TAP_LOOK_S)
+            for endpoint, feed in list(self._tap_feeds.items()):
+                with contextlib.suppress(UpriverError):
+                    if await self._tap.gone(feed, endpoint):
+                        feed.connection.abort()
 
     async def _feed(self, endpoint: Endpoint) -> Feed:
         known = self._feeds.get(endpoint)
@@ -457,6 +539,8 @@ class Consumer:
             before, self._watched[number] = self._watched.get(number), seqno
             if number not in high:
                 self._complain(number, "no node says that it has it")
+            elif self.settings.dialect == "tap":
+                self.stalled.pop(number, None)  # how far it is nobody tells
             elif before == seqno < min(high[number], self._ends.get(number, NO_END)):
                 self._complain(number, f"it stands at {seqno}, its source at {high[number]}")
             else:

@@ -33,6 +33,9 @@ async def opening_progress(
 ) -> dict[int, Progress]:
     """Where each vbucket begins: where it was saved, else where it shall start."""
     out = {number: saved[number] for number in vbuckets if number in saved}
+    given_progress = start.values() if isinstance(start, Mapping) else ()
+    if any(isinstance(each, Progress) and each.is_unplaced for each in (*out.values(), *given_progress)):
+        raise InvalidArguments("this progress is of tap, which tells no positions; go on with tap, or start over")
     rest = [number for number in vbuckets if number not in out]
     if isinstance(start, Mapping):
         for number in rest:

@@ -35,6 +35,16 @@ class Progress:
         log = FailoverLog((FailoverEntry(position.vbucket_uuid, 0),))
         return cls(position, log, position.whole_seqno if whole_from is None else whole_from)
 
+    @classmethod
+    def unplaced(cls, log: FailoverLog) -> "Progress":
+        """Somewhere on this branch: `tap` tells no seqnos, the source alone remembers how far it was acknowledged."""
+        return cls(StreamPosition.at(log.newest.vbucket_uuid, 0), log, NO_END)
+
+    @property
+    def is_unplaced(self) -> bool:
+        """Whether something is held of which nobody here knows how far it reaches."""
+        return self.whole_from == NO_END
+
     def moved(self, position: StreamPosition) -> "Progress":
         """Further on, on the same branch."""
         whole_from = self.whole_from

@@ -16,7 +16,7 @@ Start = Literal["earliest", "latest"] | Mapping[int, StreamPosition | Progress]
 End = Literal["never", "latest"] | Mapping[int, int]
 
 DRAFTS: Final = ("upr_draft1", "upr_draft2", "upr_draft3")
-DIALECTS: Final = ("dcp", "upr", *DRAFTS)
+DIALECTS: Final = ("dcp", "upr", *DRAFTS, "tap")
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 NOOP_INTERVAL_S: Final = 30.0
 STALL_S: Final = 60.0
@@ -57,8 +57,11 @@ class ConsumerSettings:
     columns: tuple[str, ...] = tuple(CHANGES.names)
     #: Where each node gives streams, if not where it answers everything else; a pinned listener, for instance.
     stream_port: int | None = None
-    #: What the connections are called in the source's statistics.
-    name: str = field(default_factory=default_name)
+    #: What the connections are called in the source's statistics. In `tap` it is also what the source remembers the
+    #: consumer by; one that is given is registered, and comes back under it in another process too.
+    name: str = ""
+    #: Whether the name was given, and not made up here.
+    is_named: bool = field(init=False, default=False)
     #: How much may be on its way or waiting here, per node.
     window_bytes: int = WINDOW_BYTES
     #: How often the source shall say that it is there; after two intervals of silence it is given up.
@@ -81,6 +84,8 @@ class ConsumerSettings:
             raise InvalidArguments(f"end is never, latest or seqnos, not {self.end!r}")
         if self.dialect in DRAFTS and self.needs_settings:
             raise InvalidArguments(f"{self.dialect} knows no settings: no filters, no keys_only, no history")
+        if self.dialect == "tap":
+            self._check_tap()
         unknown = [name for name in self.columns if name not in CHANGES.names]
         if unknown or not self.columns:
             raise InvalidArguments(f"there is no column {', '.join(unknown)}; known are {', '.join(CHANGES.names)}")
@@ -91,6 +96,23 @@ class ConsumerSettings:
             if not wanted or wanted[0] < 0 or wanted[-1] > 0xFFFF:
                 raise InvalidArguments("name at least one vbucket, by numbers from 0")
             object.__setattr__(self, "vbuckets", tuple(wanted))
+        object.__setattr__(self, "is_named", bool(self.name))
+        object.__setattr__(self, "name", self.name or default_name())
+
+    def _check_tap(self) -> None:
+        """TAP tells neither seqnos nor branches, so much cannot be promised; better refused than left out."""
+        impossible = {
+            "positions to start from": isinstance(self.start, Mapping)
+            and any(type(each) is StreamPosition for each in self.start.values()),
+            "ranges that end at a seqno": isinstance(self.end, Mapping),
+            "exact ends": bool(self.exact_end),
+            "ranges that start at the end": (self.start, self.end) == ("latest", "latest"),
+            "history": self.history,
+            "filters": bool(self.key_filter or self.value_filter or self.persisted_only),
+        }
+        wanted = [name for name, asked in impossible.items() if asked]
+        if wanted:
+            raise InvalidArguments(f"tap tells no seqnos and has no {', no '.join(wanted)}; dcp has")
 
     @property
     def needs_settings(self) -> bool:
