@@ -6,10 +6,13 @@ import socket
 import pytest
 
 from tests.client.clusters import push_map, two_nodes
-from upriver.client import Cluster
+from tests.node.probes import Client
+from upriver.client import Cluster, KvClient
 from upriver.client.address import Endpoint
 from upriver.errors import NodeUnavailable, Unreachable
+from upriver.model import vbucket_of
 from upriver.node import EmbeddedNode
+from upriver.wire.memcached import SetVbucket, VbucketState
 
 
 def free_port() -> int:
@@ -64,3 +67,25 @@ def test_a_map_that_came_along_is_taken_if_it_is_newer(upriver_node: EmbeddedNod
         await cluster.close()
 
     asyncio.run(run())
+
+
+def test_a_refusal_says_where_to_go_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key and many keys follow a vbucket by the map that came with the refusal, asking nobody else."""
+
+    async def run(first: EmbeddedNode, second: EmbeddedNode) -> None:
+        keys = [b"key%d" % n for n in range(200) if vbucket_of(b"key%d" % n, 8) == 0]
+        async with KvClient(first.address) as kv, KvClient(first.address) as other:
+            await asyncio.to_thread(first.call, first.bucket.delete_vbucket, 0)
+            with Client(second.port) as client:
+                assert client.ask(SetVbucket(vbucket=0, state=VbucketState.ACTIVE)).status == 0
+            push_map([first, second], [1, 0, 0, 0, 1, 1, 1, 1], rev=2)
+
+            async def refuse(*_: object) -> None:
+                raise AssertionError("the map was asked for")
+
+            monkeypatch.setattr(Cluster, "refresh", refuse)
+            await kv.set(keys[0], "1")
+            assert await other.set_many(dict.fromkeys(keys[1:], b"2")) == {}
+
+    with two_nodes() as (first, second):
+        asyncio.run(run(first, second))

@@ -137,6 +137,8 @@ class BulkWork:
             if batch.num_rows < before:
                 deadline = loop.time() + self._timeout_s
                 backoff.reset()
+            if isinstance(failure, NotMyVbucket) and self._cluster.map is not known:
+                continue  # the refusal came with the map that says where they are
             pause_s = backoff.pause_s()
             if loop.time() + pause_s >= deadline:
                 raise failure or TimedOut(str(self._cluster.address), f"{batch.num_rows} rows are not done in time")

@@ -35,6 +35,8 @@ class Cluster:
         self._agent = agent
         self._connect_timeout_s = connect_timeout_s
         self._map: ClusterMap | None = None
+        #: The last map that came along with a refusal; thousands of refusals carry the same one.
+        self._came_along = b""
         self._connections: dict[tuple[Endpoint, bool], Connection] = {}
         self._locks: dict[tuple[Endpoint, bool], asyncio.Lock] = {}
         self._refreshing = asyncio.Lock()
@@ -74,7 +76,7 @@ class Cluster:
         sizes = {} if receive_bytes is None else {"receive_bytes": receive_bytes}
         if self._closed:
             raise NodeUnavailable(str(endpoint), "the client is closed")
-        return await Connection.open(
+        connection = await Connection.open(
             endpoint,
             self.address,
             agent=self._agent,
@@ -83,6 +85,8 @@ class Cluster:
             tokens=tokens,
             **sizes,
         )
+        connection.on_map = self.learned
+        return connection
 
     async def refresh(self, beyond: ClusterMap | None = None) -> ClusterMap:
         """Ask the nodes for the map until one has a newer one than ``beyond``; else the newest that there is.
@@ -109,6 +113,9 @@ class Cluster:
 
     def learned(self, encoded: bytes, endpoint: Endpoint) -> bool:
         """Take a map that came along with a refusal; whether it is newer."""
+        if encoded == self._came_along:
+            return False
+        self._came_along = encoded
         try:
             found = ClusterMap.parse(encoded, endpoint.host, tls=self.address.tls)
         except ClusterMapError:

@@ -7,6 +7,7 @@ Every way to fail is a typed error that names the node.
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -15,6 +16,7 @@ from upriver.client.address import Address, Endpoint
 from upriver.client.greeting import greet
 from upriver.client.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
+from upriver.wire.codes import Status
 from upriver.wire.memcached import Feature, QuitQ
 from upriver.wire.message import Request
 
@@ -89,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
         self.endpoint = endpoint
         self.features: frozenset[Feature] = frozenset()
         self.error: UpriverError | None = None
+        #: Whom to tell of a cluster map that comes along with a refusal.
+        self.on_map: Callable[[bytes, Endpoint], object] | None = None
         self._buffer = memoryview(bytearray(receive_bytes))
         self._transport: asyncio.Transport
         self._replies = ReplyReader()
@@ -240,6 +244,11 @@ class Connection(asyncio.BufferedProtocol):
         if self.error is not None:
             raise self.error
 
+    def refused(self, status: int, value: bytes) -> None:
+        """A node that does not have a vbucket says who has: the map stands in its refusal."""
+        if status == Status.NOT_MY_VBUCKET and value[:1] == b"{" and self.on_map is not None:
+            self.on_map(value, self.endpoint)
+
     # Streaming
 
     def stream_to(self, receiver: Receiver) -> None:
@@ -279,6 +288,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _dispatch(self, reply: Reply) -> None:
+        if reply.status:
+            self.refused(reply.status, reply.value)
         waiting = self._waiting.pop(reply.opaque, None)
         if waiting is not None:
             if not waiting.done():

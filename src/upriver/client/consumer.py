@@ -484,13 +484,16 @@ class Consumer:
                 return
             if not feed.connection.is_open:
                 return  # ``feed_lost`` wants it again
-            if isinstance(error, _PASSING):
+            if isinstance(error, NotMyVbucket) and self.cluster.map.owner(vbucket) not in (None, asked):
+                self._want([vbucket])  # the refusal came with the map that says where it is
+            elif isinstance(error, _PASSING):
                 LOG.info("%s: %s", feed.endpoint, error)
                 self._suspect = True
                 self._want_later([vbucket], vbucket)
             else:
                 self.failed(StreamRefused(vbucket, f"{feed.endpoint} gives no stream: {error}"))
 
+        asked = self.cluster.map.owner(vbucket)
         end_seqno = self._end_of(vbucket)
         with contextlib.suppress(KeyExists):  # it has one already
             feed.add_stream(vbucket, answered, end_seqno=end_seqno)

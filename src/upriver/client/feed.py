@@ -18,7 +18,7 @@ from upriver.protocol.consumer import Answered, Consumer, ConsumerOptions
 from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
 from upriver.protocol.receiving import ReceivingStream
-from upriver.wire import Dialect, Framer, dcp
+from upriver.wire import AnyResponse, Dialect, Framer, dcp
 from upriver.wire.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.message import AnyRequest
@@ -165,6 +165,8 @@ class Feed:
                 return at
             message = self._decoder.dialect.decode(bytes(data[at : at + size]))
             at += size
+            if isinstance(message, AnyResponse) and message.status:
+                self.connection.refused(int(message.status), message.value)
             if not self._protocol.receive(message, now) and isinstance(message, AnyRequest):
                 continue  # nothing of ours: whoever sends it wants no answer from a consumer
             if self._copies.runs:  # a change that no run has taken, alone

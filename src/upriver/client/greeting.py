@@ -49,12 +49,12 @@ async def _hello(ask: Ask, agent: str, wanted: tuple[Feature, ...]) -> frozenset
 
 
 async def _select(ask: Ask, endpoint: Endpoint, address: Address, *, ours: bool) -> None:
-    bucket = address.bucket or (None if ours else BUCKET)
-    if bucket is None:
-        return
+    bucket = address.bucket or BUCKET
     try:
-        await ask(SelectBucket(name=bucket.encode()))
+        await ask(SelectBucket(name=bucket.encode()))  # only then do refusals of vbuckets carry the cluster map
     except KeyNotFound:
+        if ours and not address.bucket:
+            return  # it has one bucket, whatever its name
         raise KeyNotFound(f"{endpoint} has no bucket {bucket!r}") from None
     except (AccessDenied, AuthenticationFailed) as error:
         raise login_needed(endpoint, address, error) from None

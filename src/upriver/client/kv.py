@@ -273,6 +273,7 @@ class KvClient:
         loop, backoff = asyncio.get_running_loop(), Backoff()
         deadline = loop.time() + self.timeout_s
         while True:
+            known = self.cluster.map
             request.vbucket, endpoint = place()
             connection: Connection | None = None
             try:
@@ -281,14 +282,16 @@ class KvClient:
                 connection = await self.cluster.connection(endpoint)
                 return await connection.ask(request, timeout_s=max(0.001, deadline - loop.time()))
             except NotMyVbucket as error:
+                if self.cluster.map is not known and place()[1] != endpoint:
+                    continue  # the refusal came with the map that says where it is
                 failure: Exception = error
-                again: Awaitable[object] = self.cluster.refresh(self.cluster.map)
+                again: Awaitable[object] = self.cluster.refresh(known)
             except Unreachable as error:
-                failure, again = error, self.cluster.refresh(self.cluster.map)
+                failure, again = error, self.cluster.refresh(known)
             except ConnectionLost as error:
                 if connection is not None and not twice:
                     raise
-                failure, again = error, self.cluster.refresh(self.cluster.map)
+                failure, again = error, self.cluster.refresh(known)
             except FOR_NOW as error:
                 if not retry_for_now:
                     raise

@@ -28,7 +28,9 @@ class Reply(NamedTuple):
         """What the answer refuses, if it does."""
         if self.status in (Status.SUCCESS, Status.AUTH_CONTINUE):
             return None
-        text = "" if self.datatype else self.value.decode(errors="replace")[:500]
+        # What stands in the refusal of a vbucket is the cluster map, which is nothing to read.
+        is_map = self.status == Status.NOT_MY_VBUCKET and self.value[:1] == b"{"
+        text = "" if self.datatype or is_map else self.value.decode(errors="replace")[:500]
         return StatusError.of(self.status, text if text.isprintable() else "", vbucket=vbucket)
 
 
