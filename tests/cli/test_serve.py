@@ -241,10 +241,12 @@ def test_nobody_waits_for_what_he_does_not_need() -> None:
     )
 
 
-def test_without_metrics_nobody_waits_for_prometheus() -> None:
-    code = "import sys, upriver.node.server; print('prometheus_client' in sys.modules)"
+def test_without_metrics_and_users_nobody_waits_for_prometheus_and_scramp() -> None:
+    code = "import sys, upriver.node; upriver.node.start(vbuckets=1).close(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-    assert done.stdout == "False\n"
+    loaded = set(done.stdout.split())
+    assert "upriver.node.server" in loaded
+    assert not loaded & {"scramp", "prometheus_client", "upriver.node.health"}
 
 
 def test_the_soft_limit_of_descriptors_is_raised() -> None:

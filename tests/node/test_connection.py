@@ -352,6 +352,27 @@ def test_an_answer_that_comes_after_the_peer_has_left_harms_nobody(tmp_path: obj
             other.set(b"other", b"value")
 
 
+def test_answers_for_a_peer_that_is_gone_do_not_flood_the_log(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would complain of the fifth write to a closed transport, and of each behind it."""
+
+    def answer_on() -> None:
+        connection.abort()
+        for _ in range(20):
+            assert connection.session is not None
+            connection.session.put(b"an answer")
+            connection.flush()
+        assert connection.held_bytes == 0
+
+    with Client(upriver_node.port) as client:
+        client.ask(Noop())
+        connection = only_connection(upriver_node)
+        upriver_node.call(answer_on)
+    wait_until(lambda: connections(upriver_node) == 0)
+    assert not told(caplog, "socket.send()")
+
+
 def test_sweeping_a_connection_that_is_gone(upriver_node: EmbeddedNode) -> None:
     with Client(upriver_node.port) as client:
         client.ask(Noop())

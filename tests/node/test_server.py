@@ -19,7 +19,8 @@ from upriver.node import server as server_module
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.options import NodeOptions
 from upriver.node.server import DESCRIPTORS_KEPT, LoopScheduler, Node
-from upriver.wire.memcached import Get, Noop, Set
+from upriver.node.session import Session
+from upriver.wire.memcached import Flush, Get, Noop, Set
 
 
 class Pki:
@@ -336,3 +337,16 @@ def test_with_and_without_the_compiled_loop(compiled: bool, monkeypatch: pytest.
             sender.start()
             assert list(opaques(client, 10_000)) == list(range(10_000))
             sender.join()
+
+
+def test_a_flush_that_was_put_off_does_not_run_while_the_node_stops() -> None:
+    async def stopped() -> asyncio.TimerHandle:
+        node = await Node.open(NodeOptions(port=0, vbuckets=1))
+        Session(node.state, "peer").receive(Flush(expiration=3600).encode())
+        timer = node.state.flush_timer
+        assert isinstance(timer, asyncio.TimerHandle)
+        assert not timer.cancelled()
+        await node.close()
+        return timer
+
+    assert asyncio.run(stopped()).cancelled()

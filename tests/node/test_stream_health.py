@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from tests.node.laboratory import Laboratory, Peer
+from tests.protocol.tap_stage import ACK, BACKFILL, TapPeer, connect
 from upriver.model.position import NO_END
 from upriver.node.health import problems
 from upriver.node.stream_statistics import stream_numbers
-from upriver.wire import dcp
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import dcp, tap
 
 
 @pytest.fixture
@@ -103,3 +105,61 @@ def test_the_numbers_of_all_streams(laboratory: Laboratory) -> None:
     after = stream_numbers(laboratory.node)
     assert (after.connections.total(), after.streams) == (0, 0)
     assert (after.bytes_sent, after.changes_sent) == (numbers.bytes_sent, 2)
+
+
+# TAP
+
+
+def test_a_tap_client_that_gets_its_changes_is_healthy(laboratory: Laboratory) -> None:
+    client = TapPeer(laboratory, connect(b"client", BACKFILL))
+    for number in range(30):
+        laboratory.write(0, b"%d" % number)
+        client.run()
+        assert watched(laboratory, 1) == []
+
+
+def test_a_tap_stream_that_stands_still_is_a_problem(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TapPeer(laboratory, connect(b"client", BACKFILL))
+    client.run()
+    stopped(client.peer, monkeypatch)
+    laboratory.write(1, b"a")
+    (why,) = watched(laboratory, 12)
+    assert why == "1 streams of 'tap:client' stall, that of vbucket 1 for 11.0 s: they have changes to send"
+    assert client.peer.session.stream is not None
+    client.peer.session.stream.blocked = True
+    (why,) = problems(laboratory.node)
+    assert why.endswith("its consumer stopped reading")
+    client.peer.session.stream.lose()
+    assert problems(laboratory.node) == []
+
+
+def test_a_tap_client_that_does_not_acknowledge_is_healthy() -> None:
+    laboratory = Laboratory(tap_settings=TapSettings(window_messages_max=10))
+    with laboratory.bucket:
+        laboratory.bucket.create_vbucket(0)
+        client = TapPeer(laboratory, connect(b"client", BACKFILL | ACK))
+        client.judge = lambda _: None
+        laboratory.write(0, *[b"%d" % number for number in range(100)])
+        client.run()
+        assert watched(laboratory, 30) == []
+        assert stream_numbers(laboratory.node).backlog > 80
+
+
+def test_the_numbers_of_tap(laboratory: Laboratory) -> None:
+    client = TapPeer(laboratory, connect(b"client", BACKFILL))
+    laboratory.write(0, b"a", b"b")
+    client.run()
+    sender = laboratory.connect()
+    sender.send(tap.Mutation(vbucket=1, key=b"k", value=b"v"))
+    numbers = stream_numbers(laboratory.node)
+    assert (numbers.connections["tap_producer"], numbers.connections["tap_consumer"]) == (1, 1)
+    client.run()
+    numbers = stream_numbers(laboratory.node)
+    assert (numbers.streams, numbers.backlog, numbers.changes_sent) == (2, 0, 3)
+    assert numbers.bytes_sent > 100
+    for peer in (client.peer, sender):
+        assert peer.session.stream is not None
+        peer.session.stream.lose()
+    after = stream_numbers(laboratory.node)
+    assert (after.connections.total(), after.streams) == (0, 0)
+    assert (after.bytes_sent, after.changes_sent) == (numbers.bytes_sent, 3)

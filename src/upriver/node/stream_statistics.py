@@ -35,7 +35,18 @@ class StreamNumbers:
 
 
 def stream_numbers(node: NodeState) -> StreamNumbers:
-    """What all streaming connections do, in five numbers."""
+    """What all streaming connections do, those of TAP too, in five numbers."""
+    streams, tap = _stream_numbers(node), _tap_numbers(node)
+    return StreamNumbers(
+        streams.connections + tap.connections,
+        streams.streams + tap.streams,
+        streams.backlog + tap.backlog,
+        streams.bytes_sent + tap.bytes_sent,
+        streams.changes_sent + tap.changes_sent,
+    )
+
+
+def _stream_numbers(node: NodeState) -> StreamNumbers:
     service = node.streams
     if service is None:
         return StreamNumbers(Counter(), 0, 0, 0, 0)
@@ -44,6 +55,20 @@ def stream_numbers(node: NodeState) -> StreamNumbers:
         Counter(connection.type for connection in service),
         sum(len(producer.streams) for producer in producers),
         sum(backlog(node, stream) for producer in producers for stream in producer.streams.values()),
+        service.bytes_sent_before + sum(producer.bytes_sent_total for producer in producers),
+        service.changes_sent_before + sum(producer.changes_sent for producer in producers),
+    )
+
+
+def _tap_numbers(node: NodeState) -> StreamNumbers:
+    service = node.tap
+    if service is None:
+        return StreamNumbers(Counter(), 0, 0, 0, 0)
+    producers = [connection.producer for connection in service]
+    return StreamNumbers(
+        Counter({"tap_producer": len(producers), "tap_consumer": len(service.receivers)}),
+        sum(not stream.ended for producer in producers for stream in producer.streams.values()),
+        sum(producer.backlog for producer in producers),
         service.bytes_sent_before + sum(producer.bytes_sent_total for producer in producers),
         service.changes_sent_before + sum(producer.changes_sent for producer in producers),
     )

@@ -146,6 +146,9 @@ class TapService:
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
+        #: What connections that are gone have sent.
+        self.bytes_sent_before = 0
+        self.changes_sent_before = 0
         self._by_name: dict[str, TapConnection] = {}
         self._anonymous = itertools.count(1)
         self._looking = False
@@ -246,6 +249,8 @@ class TapService:
     def forget(self, connection: TapConnection) -> None:
         """The connection is gone; what it had not acknowledged is kept for its name."""
         client, producer = connection.client, connection.producer
+        self.bytes_sent_before += producer.bytes_sent_total
+        self.changes_sent_before += producer.changes_sent
         anonymous = client.name.startswith("anon_")
         self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or anonymous)
         if self._by_name.get(client.name) is connection:
