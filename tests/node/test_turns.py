@@ -1,16 +1,34 @@
 """A session in turns: however it is fed, paused and resumed, it answers everything once, in order, and holds little."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.peer import assert_refusal, decoded, encoded, open_rig
+from tests.node.peer import VBUCKETS, assert_refusal, decoded, encoded, open_rig
+from upriver.node.authentication import Role
 from upriver.node.commands.observe import OBSERVED_KEYS_MAX
+from upriver.node.commands.statistics import GROUPS
 from upriver.node.session import Session
 from upriver.node.state import Limits
 from upriver.wire import Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Feature, Get, GetQ, Hello, Noop, Observe, ObservedKey, QuitQ, Set, Stat
+from upriver.wire.memcached import (
+    Feature,
+    Get,
+    GetAllVbucketSeqnos,
+    GetQ,
+    Hello,
+    Noop,
+    Observe,
+    ObservedKey,
+    Quit,
+    QuitQ,
+    Set,
+    Stat,
+    StatResponse,
+)
 
 SMALL = Limits(unread_answer_bytes_max=500, turn_work_max=3, waiting_answers_max=4)
 
@@ -123,16 +141,86 @@ def test_a_turn_ends_sooner_after_requests_that_cost_more() -> None:
         assert session.stalled
 
 
+@pytest.mark.parametrize(
+    "request_", [Stat(), Stat(key=b"memory"), Stat(key=b"vbucket-positions"), GetAllVbucketSeqnos()]
+)
+def test_what_looks_at_every_vbucket_ends_a_turn(request_: Request) -> None:
+    rig = open_rig(limits=Limits(turn_work_max=VBUCKETS))
+    with rig.bucket:
+        session = Session(rig.node, "peer")
+        session.receive(encoded(*[request_] * 3, Noop(opaque=9)))
+        turns, answers = 1, decoded(session.data_to_send())
+        while session.stalled:
+            session.resume()
+            turns += 1
+            answers += decoded(session.data_to_send())
+        assert turns >= 4
+        assert answers[-1].opaque == 9
+
+
+def test_a_long_answer_takes_turns() -> None:
+    """Nothing of it is lost or overtaken, whoever waits, and it stops for a peer that does not read."""
+    rig = open_rig(limits=Limits(turn_work_max=10))
+    with rig.bucket:
+        peer, session = rig.peer(), Session(rig.node, "peer")
+        expected = [answer.encode() for answer in peer.send(Stat(key=b"vbucket-details", opaque=1))]
+        assert len(expected) > 50
+        session.receive(encoded(Stat(key=b"vbucket-details", opaque=1), Noop(opaque=2), Quit(opaque=3)))
+        packets = decoded(session.data_to_send())
+        assert 5 <= len(packets) <= 10
+        session.paused = True
+        while session.stalled:
+            if session.paused:
+                assert session.blocked
+            session.resume()
+            more = decoded(session.data_to_send())
+            assert 1 <= len(more) <= 10
+            assert session.finished is (not session.stalled)
+            packets += more
+        assert [packet.encode() for packet in packets[:-2]] == expected
+        assert [packet.opaque for packet in packets[-2:]] == [2, 3]
+
+
+def test_who_is_told_to_go_gets_his_long_answer_to_the_end() -> None:
+    rig = open_rig(limits=Limits(turn_work_max=10))
+    with rig.bucket:
+        session = Session(rig.node, "peer")
+        session.receive(encoded(Stat(key=b"vbucket-details")))
+        session.closing = True
+        assert not session.finished
+        while session.stalled:
+            session.resume()
+        assert session.finished
+        assert decoded(session.data_to_send())[-1] == StatResponse()
+
+
+def test_an_answer_that_breaks_off_closes_the_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> Iterator[tuple[str, object]]:
+        yield "first", 1
+        raise RuntimeError("a mistake of ours")
+
+    rig = open_rig()
+    monkeypatch.setitem(GROUPS, "broken", (broken, Role.READ))
+    with rig.bucket:
+        session = Session(rig.node, "peer")
+        session.receive(encoded(Stat(key=b"broken"), Noop(opaque=9)))
+        assert [answer.status for answer in decoded(session.data_to_send())] == [Status.SUCCESS]
+        assert session.finished
+    assert "a mistake of ours" in caplog.text
+
+
 def test_what_lists_too_much_is_refused_before_it_is_taken_apart() -> None:
     rig = open_rig()
     with rig.bucket:
         peer = rig.peer()
         many = tuple(ObservedKey(vbucket=0, key=b"k") for _ in range(OBSERVED_KEYS_MAX + 1))
-        assert "at most 1000 at once" in peer.refused(Observe(keys=many), Status.EINVAL)
+        assert f"at most {OBSERVED_KEYS_MAX} at once" in peer.refused(Observe(keys=many), Status.EINVAL)
         assert peer.ask(Observe(keys=many[1:])).status is Status.SUCCESS
         too_long = tuple(ObservedKey(vbucket=0, key=b"k" * 250) for _ in range(300))
         assert "ask for less" in peer.refused(Observe(keys=too_long), Status.E2BIG)
-        assert "ask for less" in peer.refused(Hello(features=(Feature.JSON,) * 100_000), Status.E2BIG)
+        assert "ask for less" in peer.refused(Hello(features=(Feature.JSON,) * 513), Status.E2BIG)
         assert peer.ask(Noop()).status is Status.SUCCESS
 
 

@@ -5,15 +5,16 @@ there at once; one that has to wait (for the disk, for a failed login's delay) t
 back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
 straight from the item tables and stops at the first request that is anything but plain, which then comes here.
 
-A turn is bounded: after so many requests or bytes of answers the session stops, keeps what it has received and says
-that it is ``stalled``. Whoever runs it calls ``resume`` in a later turn, and gives it nothing more to receive before.
+A turn is bounded: after so many requests or bytes of answers the session stops, also in the middle of an answer that
+consists of thousands of packets, keeps what it has received and says that it is ``stalled``. Whoever runs it calls
+``resume`` in a later turn, and gives it nothing more to receive before.
 
 The session knows no socket and no clock. Its shell moves the bytes, tells it when the peer does not read, and closes
 the connection when it is ``finished``.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from upriver.errors import (
@@ -46,8 +47,10 @@ NOTHING: Final = Role(0)
 DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 _JSON: Final = 0x01
 _HEADER_SIZE: Final = MEMCACHED.header_size
-#: The requests that list things, each of which becomes an object.
-_LISTS: Final = frozenset({memcached.Observe.declaration.opcode, memcached.Hello.declaration.opcode})
+#: The requests that list things, each of which becomes an object, and how long they may be.
+_LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
+#: So many bytes of a list are as much work as a small request.
+_LISTED_BYTES: Final = 16
 
 
 class Deferred:
@@ -98,6 +101,7 @@ class Session:
         "_out",
         "_partial",
         "_releasing",
+        "_rest",
         "_rights",
         "_waiting",
         "_waiting_bytes",
@@ -158,6 +162,8 @@ class Session:
         self._needed = 0
         self._work = 0
         self._releasing = False
+        #: What is left of an answer of many packets: they are made some in each turn.
+        self._rest: Iterator[Response] | None = None
         #: What follows for the compiled loop from a user and the features agreed on.
         self._rights: tuple[User | None, frozenset[Feature] | None, bool, bool] = (None, None, False, False)
         self._out = bytearray()
@@ -243,6 +249,7 @@ class Session:
         self.on_output = None
         self._close()
         self.give_up()
+        self._rest = None
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -287,7 +294,7 @@ class Session:
     @property
     def finished(self) -> bool:
         """Nothing more will be answered: the connection is to be closed."""
-        return self.closing and not self._waiting
+        return self.closing and not self._waiting and self._rest is None
 
     def hold(self, place: Deferred, packets: bytes) -> None:
         """Keep the answer until those before it are sent."""
@@ -318,7 +325,7 @@ class Session:
         limits = self.node.limits
         if self.framing is None and len(data) and self.node.streams is not None:
             self.framing = self.node.streams.begin(self, data[0])
-        while not self.closing and at < len(data):
+        while self._answer_rest() and not self.closing and at < len(data):
             # The request behind a run of plain ones belongs to the same turn, however much these have answered.
             full = self._work and len(self._out) >= limits.unread_answer_bytes_max
             if full or self._work >= limits.turn_work_max or self.blocked:
@@ -342,6 +349,27 @@ class Session:
             self._answer_packet(bytes(data[at : at + size]))
             at += size
         return at
+
+    def _answer_rest(self) -> bool:
+        """Go on with an answer of many packets, as far as this turn goes; True if nothing is left of it."""
+        limits = self.node.limits
+        while self._rest is not None:
+            if self._work >= limits.turn_work_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+                self.stalled = True
+                return False
+            try:
+                packet = next(self._rest, None)
+            except Exception:
+                self.log.exception("closed: an answer could not be finished")
+                self._rest = None
+                self._close()
+                break
+            self._work += 1
+            if packet is None:
+                self._rest = None
+            else:
+                self._send(packet)
+        return True
 
     def _answer_run(self, data: Buffer, at: int) -> int:
         """Let the compiled loop answer what is plain; where it stopped."""
@@ -410,10 +438,13 @@ class Session:
         if packet[0] != Magic.REQUEST:  # answering it might go on for ever
             self._lose(WireError(0, "a request", "a response"))
             return
-        if packet[1] in _LISTS and len(packet) - _HEADER_SIZE > self.node.limits.list_bytes_max:
-            text = f"a list of more than {self.node.limits.list_bytes_max} bytes: ask for less at once"
-            self._send(_header_refusal(packet, 0, Status.E2BIG, text))
-            return
+        longest = _LISTS.get(packet[1])
+        if longest is not None:
+            if len(packet) - _HEADER_SIZE > longest:
+                text = f"a list of more than {longest} bytes: ask for less at once"
+                self._send(_header_refusal(packet, 0, Status.E2BIG, text))
+                return
+            self.charge(len(packet) // _LISTED_BYTES)  # whatever becomes of it, it is taken apart
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
@@ -493,8 +524,7 @@ class Session:
             case Response():
                 self._send(answer)
             case _:
-                for each in answer:
-                    self._send(each)
+                self._rest = iter(answer)
 
     def _send(self, answer: Response) -> None:
         if self._waiting:

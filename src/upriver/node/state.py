@@ -51,8 +51,6 @@ class Limits:
     login_s: float = 60.0
     #: All connections together may make the node keep so many bytes of requests that are not whole yet.
     partial_bytes_max: int = 256 * 2**20
-    #: A request that lists things becomes an object for each of them: it may not be longer than this.
-    list_bytes_max: int = 64 * 1024
     #: A connection may wait so many times at once for a seqno to reach the disk.
     disk_waits_max: int = 1024
 

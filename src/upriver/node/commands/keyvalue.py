@@ -247,5 +247,6 @@ def flush(session: Session, request: Flush) -> Answer:
     if wait_s:
         node.flush_timer = node.scheduler.later(wait_s, run)
         return answer
+    session.charge(len(node.bucket))
     run()
     return answer if node.bucket.ack == "memory" else when_all_durable(session, request, answer)

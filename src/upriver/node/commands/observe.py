@@ -22,7 +22,7 @@ from upriver.wire.memcached import (
 #: How long a client may wait for the disk before it is told to try again.
 PERSISTENCE_WAIT_S = 30.0
 #: How many keys one request may ask for.
-OBSERVED_KEYS_MAX = 1000
+OBSERVED_KEYS_MAX = 500
 
 
 def living_vbucket(session: Session, number: int) -> Vbucket:

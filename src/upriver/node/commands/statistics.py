@@ -1,7 +1,8 @@
 """The groups of statistics, under the names that Couchbase's tools read."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from upriver.engine import Vbucket
@@ -19,6 +20,9 @@ from upriver.wire.memcached import Stat
 
 #: The operations that store a value that a client sent.
 STORING: Final = ("set", "add", "replace", "append", "prepend")
+
+#: The groups of which a single pair may take a look at every vbucket.
+SUMS: Final = frozenset({"", "memory", "vbucket-positions"})
 
 Pairs = Iterator[tuple[str, object]]
 Group = Callable[[NodeState, list[str]], Pairs]
@@ -48,12 +52,15 @@ def stat(session: Session, request: Stat) -> Answer:
         raise KeyNotFound(f"there is no group {name!r} of statistics; known are {known}")
     function, role = found
     session.authorize(role)
-    pairs = list(function(session.node, arguments))  # all of it first: an error must not come in the middle
-    session.charge(len(pairs))
-    return _answers(request, pairs)
+    pairs = function(session.node, arguments)
+    if name in SUMS:
+        session.charge(len(session.node.bucket))
+    first = next(pairs, None)  # what is wrong with the arguments shows before anything is sent
+    return _answers(request, pairs if first is None else chain((first,), pairs))
 
 
-def _answers(request: Stat, pairs: list[tuple[str, object]]) -> Iterator[Response]:
+def _answers(request: Stat, pairs: Iterable[tuple[str, object]]) -> Iterator[Response]:
+    """Made while they are sent: all vbuckets in detail are too much for one turn."""
     for key, value in pairs:
         yield success(request, key=key.encode(), value=str(value).encode())
     yield success(request)
@@ -184,9 +191,11 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
         yield f"{name}:persisted_checkpoint_id", node.checkpoints.persisted_id(vbucket)
         yield f"{name}:num_checkpoint_items", vbucket.high_seqno - vbucket.persisted_seqno
         yield f"{name}:num_conn_cursors", len(vbucket.cursors)
-        for cursor in vbucket.cursors.values():
-            yield f"{name}:{cursor.name}:cursor_seqno", cursor.seqno
-            yield f"{name}:{cursor.name}:backlog", cursor.backlog
+        # All at once: until the next pair is asked for, cursors may come and go.
+        cursors = [(cursor.name, cursor.seqno, cursor.backlog) for cursor in vbucket.cursors.values()]
+        for cursor, seqno, backlog in cursors:
+            yield f"{name}:{cursor}:cursor_seqno", seqno
+            yield f"{name}:{cursor}:backlog", backlog
 
 
 @group("tap")

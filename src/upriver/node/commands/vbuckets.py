@@ -59,6 +59,7 @@ def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
 
 def _tell_cluster(session: Session) -> None:
     node = session.node
+    session.charge(len(node.bucket))
     node.cluster.own_vbuckets_changed(v.number for v in node.bucket if v.state is VbucketState.ACTIVE)
 
 
@@ -71,6 +72,7 @@ def get_vbucket(session: Session, request: GetVbucket) -> Answer:
 @command(GetAllVbucketSeqnos, role=Role.STREAM)
 def get_all_vbucket_seqnos(session: Session, request: GetAllVbucketSeqnos) -> Answer:
     """The high seqnos of all vbuckets, or of those in one state."""
+    session.charge(len(session.node.bucket))
     wanted = None if not request.state else model_state(request.state)
     seqnos = tuple(
         VbucketSeqno(vbucket=vbucket.number, seqno=vbucket.high_seqno)
