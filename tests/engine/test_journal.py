@@ -26,3 +26,12 @@ def test_changes_wake_the_flusher() -> None:
     journal.wake = lambda: woken.append(1)
     journal.change(1)
     assert woken == [1]
+
+
+def test_whoever_watches_a_vbucket_is_told_once() -> None:
+    journal = Journal()
+    assert journal.take_watched([1, 2, 3]) == []
+    journal.watched |= {2, 3, 9}
+    assert journal.take_watched([1, 2, 3]) == [2, 3]
+    assert journal.take_watched([1, 2, 3]) == []
+    assert journal.watched == {9}

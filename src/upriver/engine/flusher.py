@@ -23,6 +23,7 @@ this one records count only up to that seqno, until a checkpoint has left those 
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -55,6 +56,9 @@ Cut = tuple[int, int]
 
 class Vbuckets(Protocol):
     """The bucket, as far as the flusher knows it."""
+
+    @property
+    def tables(self) -> Sequence[Table | None]: ...
 
     def existing(self, number: int) -> Vbucket | None: ...
 
@@ -250,7 +254,8 @@ class Flusher:
         with self.journal.lock:
             self._hurry.clear()
             gathered.waits = self.waiting.take_for_everything()
-            gathered.tables = tables = [t for t in self.ledger.take_dirty() if self._owner(t) is not None]
+            here = self.vbuckets.tables
+            gathered.tables = tables = [t for t in self.ledger.take_dirty() if here[t.vbucket] is t]
             if self._writing_since is None:
                 self._writing_since = self._dirty_since
             self._dirty_since = None
@@ -392,9 +397,10 @@ class Flusher:
             elif self.group_bytes >= self.checkpoint_bytes or any(len(c) > CUTS_MAX for c in gathered.cuts.values()):
                 self.request_checkpoint()
             due = self.waiting.persisted(self._reached)
+            watched = self.journal.take_watched(table.vbucket for table in gathered.tables)
         notify(due)
-        for table in gathered.tables:
-            vbucket = self._owner(table)
+        for number in watched:
+            vbucket = self.vbuckets.existing(number)
             if vbucket is not None:
                 vbucket.wake_persisted()
 

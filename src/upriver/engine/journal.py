@@ -6,7 +6,7 @@ beside it.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Journal:
@@ -18,6 +18,8 @@ class Journal:
         self.changed: set[int] = set()
         #: Vbuckets whose stored history must be cut back to a seqno before anything is added to it.
         self.trims: dict[int, int] = {}
+        #: Vbuckets of which somebody wants to hear when more of them is on disk.
+        self.watched: set[int] = set()
         self.wake: Callable[[], object] | None = None
 
     def change(self, vbucket: int) -> None:
@@ -39,6 +41,13 @@ class Journal:
             changed, self.changed = self.changed, set()
             trims, self.trims = self.trims, {}
         return changed, trims
+
+    def take_watched(self, vbuckets: Iterable[int]) -> list[int]:
+        """Those among the vbuckets that somebody watches; he has to say so again."""
+        with self.lock:
+            found = [vbucket for vbucket in vbuckets if vbucket in self.watched] if self.watched else []
+            self.watched.difference_update(found)
+        return found
 
     def give_back(self, changed: set[int], trims: dict[int, int]) -> None:
         with self.lock:

@@ -411,6 +411,7 @@ class Vbucket(KeyValue):
         if persisted:
             with self.journal.lock:
                 self._waiting_for_disk.append(callback)
+                self.journal.watched.add(self.number)
         else:
             self._waiting.append(callback)
             self.table.on_change = self._wake
