@@ -1,4 +1,4 @@
-"""Items in memory: sets, gets and bytes an item, against a dictionary of slotted objects in the same run.
+"""Items in memory: sets, gets, bulk application, bytes an item; beside a dictionary of slotted objects in one run.
 
 Reads ask for fresh keys in random order, as a server does that cuts them out of its input. Each round is
 run twice and the better one counts, because the first touch of memory can cost more than the work. Time is
@@ -16,7 +16,7 @@ from typing import Any
 
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
-from upriver.model import vbucket_of
+from upriver.model import VbucketState, vbucket_of
 
 KEY_BYTES, VALUE_BYTES = 16, 128
 Calls = Sequence[Callable[..., object]]
@@ -133,6 +133,29 @@ def slotted(count: int, vbuckets: int) -> dict[str, float]:
     return result
 
 
+def received(count: int) -> dict[str, float]:
+    """Changes of 64-byte values of one vbucket, applied to copies in pieces of 256 KiB as they come from a peer."""
+    with Bucket.open(None, vbuckets=1, queue_bytes_max=0, background=False) as bucket:
+        source = bucket.create_vbucket(0)
+        for number in range(count):
+            source.set(b"key-%012d" % number, bytes(64))
+        frames = [piece for snapshot in source.changes() for piece in snapshot.frames()]
+        batches = [piece for snapshot in source.changes() for piece in snapshot.batches()]
+    result = {"frames": 0.0, "batches": 0.0}
+    for _ in range(3):
+        for name, pieces in (("frames", frames), ("batches", batches)):
+            with Bucket.open(None, vbuckets=1, queue_bytes_max=0, background=False) as bucket:
+                copy = bucket.create_vbucket(0, VbucketState.REPLICA)
+                copy.begin_snapshot(0, count)
+                apply: Callable[..., object] = copy.apply_frames if name == "frames" else copy.apply_batch
+                began = time.thread_time()
+                for piece in pieces:
+                    apply(piece)
+                result[name] = max(result[name], count / (time.thread_time() - began))
+                assert copy.table.items == count
+    return result
+
+
 def twice(run: Callable[[int, int], dict[str, float]], count: int, vbuckets: int) -> dict[str, float]:
     first, second = run(count, vbuckets), run(count, vbuckets)
     best = {name: max(first[name], second[name]) for name in first}
@@ -149,6 +172,9 @@ def main() -> None:
             f"  {name:8} {ours[name] / 1e6:5.2f} M/s, {ours[name] / theirs[name]:4.2f} x slotted objects; "
             f"1,024 vbuckets take {few[name] / ours[name]:4.2f} of 16's time"
         )
+    applied = received(min(count, 500_000))
+    for name, rate in applied.items():
+        print(f"  applying received {name:8} {rate / 1e6:5.2f} M/s")
     print(f"  memory   {ours['bytes']:5.0f} bytes an item, slotted objects {theirs['bytes']:.0f}")
 
 

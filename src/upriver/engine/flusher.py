@@ -30,6 +30,7 @@ from typing import Any, Final, Protocol
 
 from upriver.engine.backend import Ledger, Table, collect
 from upriver.engine.block_cache import BlockCache
+from upriver.engine.heap import Heap
 from upriver.engine.journal import Journal
 from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
@@ -474,6 +475,7 @@ class Flusher:
         self._awake.set()
 
     def _run(self) -> None:
+        heap = Heap()
         while True:
             self._awake.wait()
             # A group is worth its fsync when it holds what came in some milliseconds, unless somebody waits.
@@ -481,8 +483,10 @@ class Flusher:
             if self._stopping.is_set():
                 return
             self._awake.clear()
+            written = self.bytes_written
             try:
                 self.step()
+                heap.used(self.bytes_written - written)
                 if self.checkpointing or self.compacting:
                     self._urge()
             except Exception as error:

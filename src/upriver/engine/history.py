@@ -79,6 +79,10 @@ class Options:
         return self.key_pattern is not None or self.value_filter is not None
 
 
+#: Everything, in the newest versions.
+PLAIN: Final = Options()
+
+
 class Cursor:
     """A named place in a vbucket's history."""
 

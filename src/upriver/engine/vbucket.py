@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from upriver.engine.backend import Ledger, Table
-from upriver.engine.history import Cursor, CursorEnd, Options, SnapshotReader
+from upriver.engine.history import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.journal import Journal
 from upriver.engine.keyvalue import KeyValue
 from upriver.engine.whole import WholeStates
@@ -375,7 +375,7 @@ class Vbucket(KeyValue):
             raise KeyExists(f"there is a cursor {name!r} already", vbucket=self.number)
         if self.state is not VbucketState.ACTIVE and not self.streamable:
             raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
-        cursor = Cursor(self, name, start_seqno, end_seqno, options or Options())
+        cursor = Cursor(self, name, start_seqno, end_seqno, options or PLAIN)
         if cursor.ended is None:
             self.cursors[name] = cursor
         return cursor
