@@ -24,7 +24,9 @@ def assert_one_line(stderr: str, *words: str) -> None:
     "command",
     [
         ("get", "k"), ("set", "k", "v"), ("delete", "k"), ("dump",), ("load", "--sample", "1"), ("stats",),
-        ("tail",), ("failover-log",), ("vbucket", "list"), ("vbucket", "set", "0", "dead"),
+        ("tail",), ("failover-log",),
+        ("rollback-check", "--at", "0:1:2"),
+        ("diff", "127.0.0.1:1"), ("vbucket", "list"), ("vbucket", "set", "0", "dead"),
     ],
 )  # fmt: skip
 def test_nobody_is_there(command: tuple[str, ...]) -> None:

@@ -17,12 +17,17 @@ from upriver.cli.complaint import Complaint
 #: Each command is a function of its own name in a file of its own name, with an underscore for a hyphen, and one behind
 #: a name that Python has taken; what the list of commands says about it.
 COMMANDS: Final = {
+    "backup": "Copy the data directory of a node, which may go on running.",
+    "checkpoint": "Show, back up, restore and reset the checkpoints of consumers.",
     "delete": "Delete a key.",
+    "diff": "Compare two nodes, vbucket by vbucket.",
     "dump": "Write all documents as JSON lines or Parquet.",
     "explain": "Show what packets say: the byte diagram and the list of fields.",
     "failover-log": "Show the branches that vbuckets have lived on, the newest first.",
     "get": "Print the value of a key.",
     "load": "Store documents from JSON lines, CSV or Parquet, or samples.",
+    "restore": "Make a data directory for a node from a backup.",
+    "rollback-check": "Tell whether a consumer would be sent back, and why.",
     "serve": "Run a node until SIGTERM or SIGINT.",
     "set": "Store a value under a key, whatever was there.",
     "stats": "Show the statistics of a node.",

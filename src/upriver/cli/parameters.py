@@ -1,6 +1,7 @@
 """What many commands are told: where the node is, which vbuckets, how to print."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,12 +10,16 @@ import click
 
 from upriver.cli.complaint import Complaint
 from upriver.client.address import Address
-from upriver.errors import AddressError
+from upriver.errors import AddressError, PositionError
+from upriver.model import Snapshot, StreamPosition
 from upriver.model.vbucket import VBUCKETS_MAX
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:11210"
 ADDRESS_VARIABLE: Final = "UPRIVER_ADDRESS"
 PASSWORD_VARIABLE: Final = "UPRIVER_PASSWORD"
+
+
+_POSITION: Final = re.compile(r"(\d{1,4}):(0[xX][0-9a-fA-F]{1,16}|\d{1,20}):(\d{1,20})(?::(\d{1,20}):(\d{1,20}))?")
 
 
 class AddressType(click.ParamType[Address]):
@@ -53,6 +58,31 @@ class VbucketsType(click.ParamType[tuple[int, ...]]):
         return tuple(sorted(numbers))
 
 
+class PositionsType(click.ParamType[dict[int, StreamPosition]]):
+    """Where a consumer stands: ``VBUCKET:UUID:SEQNO``, perhaps with the bounds of its snapshot, for each vbucket."""
+
+    name = "positions"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[int, StreamPosition]:
+        """The positions by vbucket."""
+        if isinstance(value, dict):
+            return value
+        positions: dict[int, StreamPosition] = {}
+        for part in value.split(","):
+            found = _POSITION.fullmatch(part.strip())
+            if found is None:
+                self.fail(f"{part!r} is no position VBUCKET:UUID:SEQNO[:START:END]", param, ctx)
+            seqno = int(found[3])
+            try:
+                bounds = Snapshot(int(found[4] or seqno), int(found[5] or seqno))
+                positions[int(found[1])] = StreamPosition(int(found[2], 0), seqno, bounds)
+            except PositionError as error:
+                self.fail(f"{part!r}: {error}", param, ctx)
+        return positions
+
+
 def with_password(address: Address) -> Address:
     """The address with a password for its user: from the variable, or from who sits at the keyboard."""
     if address.user is None or address.password is not None:
@@ -77,6 +107,7 @@ def at_terminal() -> bool:
 
 ADDRESS: Final = AddressType()
 VBUCKETS: Final = VbucketsType()
+POSITIONS: Final = PositionsType()
 
 #: The last argument of every command that talks to a node.
 address_argument: Final = click.argument(

@@ -1,6 +1,5 @@
 """``upriver tail``: changes as they happen."""
 
-import re
 import sys
 from typing import Any, Final
 
@@ -9,15 +8,14 @@ import click
 from upriver.cli.complaint import Complaint
 from upriver.cli.documents import event_line, lines_of
 from upriver.cli.output import on_terminal, shown
-from upriver.cli.parameters import address_argument, json_option, vbuckets_option
+from upriver.cli.parameters import POSITIONS, address_argument, json_option, vbuckets_option
 from upriver.cli.running import run
 from upriver.client import Address, Batch, Consumer, FileCheckpoint
 from upriver.client.copies import POLICIES
 from upriver.client.settings import DIALECTS
-from upriver.errors import InvalidArguments, PositionError
-from upriver.model import Event, Snapshot, StreamPosition
+from upriver.errors import InvalidArguments
+from upriver.model import Event
 
-_POSITION: Final = re.compile(r"(\d+):(0[xX][0-9a-fA-F]+|\d+):(\d+)(?::(\d+):(\d+))?")
 _COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow"}
 
 
@@ -94,18 +92,7 @@ async def _tail(settings: dict[str, Any], limit: int | None, as_json: bool, addr
 def _start(text: str) -> Any:
     if text in ("earliest", "now"):
         return "latest" if text == "now" else text
-    positions: dict[int, StreamPosition] = {}
-    for part in text.split(","):
-        found = _POSITION.fullmatch(part.strip())
-        if found is None:
-            raise Complaint(f"--from is earliest, now or VBUCKET:UUID:SEQNO[:START:END], not {part!r}")
-        vbucket, uuid, seqno = int(found[1]), int(found[2], 0), int(found[3])
-        try:
-            bounds = Snapshot(int(found[4] or seqno), int(found[5] or seqno))
-            positions[vbucket] = StreamPosition(uuid, seqno, bounds)
-        except PositionError as error:
-            raise Complaint(f"--from {part}: {error}") from None
-    return positions
+    return POSITIONS.convert(text, None, click.get_current_context())
 
 
 def _json_lines(batch: Batch) -> list[str]:

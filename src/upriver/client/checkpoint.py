@@ -89,6 +89,17 @@ class FileCheckpoint:
         self.generations = generations
         self._writing = threading.Lock()
 
+    @classmethod
+    def existing(cls, path: str | os.PathLike[str], generations: int = GENERATIONS) -> "FileCheckpoint":
+        """The checkpoint in a file, whosever it is; with no source if there is none that is whole."""
+        found = cls(path, "", generations)
+        for number in range(generations):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+                _, _, body = found._generation(number).read_bytes().partition(b"\n")
+                found.source = str(json.loads(body)["source"])
+                break
+        return found
+
     async def load(self) -> dict[int, Progress]:
         """The newest generation that is whole; empty if there is none at all."""
         return await asyncio.to_thread(self.read)

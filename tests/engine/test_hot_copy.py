@@ -1,0 +1,60 @@
+"""Copies of data directories that a node uses."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.typed import piped
+from upriver.engine.hot_copy import hot_copy
+from upriver.engine.lmdb_storage import DATA_FILE
+from upriver.errors import CorruptData, ForeignData, StorageError
+from upriver.node import start
+
+
+def filled(path: Path) -> None:
+    with start(vbuckets=2, data=str(path)) as node:
+        for number in range(200):
+            node.bucket.vbucket(number % 2).set(b"k%d" % number, b"v" * 100)
+
+
+def test_a_copy_of_what_nobody_uses(tmp_path: Path) -> None:
+    filled(tmp_path / "data")
+    hot_copy(tmp_path / "data", tmp_path / "copy", check=True)
+    with start(vbuckets=2, data=str(tmp_path / "copy")) as node:
+        assert node.bucket.vbucket(1).high_seqno == 100
+        assert node.bucket.vbucket(0).get(b"k0").value == b"v" * 100
+
+
+def test_the_node_goes_on_while_it_is_copied(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with start(vbuckets=2, data=str(data), ack="disk") as node:
+        assert piped("load", "--sample", "1000", node.address).returncode == 0
+        assert piped("backup", str(data), str(tmp_path / "copy")).returncode == 0  # LMDB: not twice in one process
+        assert piped("load", "--sample", "2000", node.address).returncode == 0
+        branches = node.bucket.vbucket(0).failover_log
+    with start(vbuckets=2, data=str(tmp_path / "copy")) as copy:
+        assert sum(copy.bucket.vbucket(number).high_seqno for number in range(2)) == 1000
+        assert copy.bucket.vbucket(0).failover_log.entries[1:] == branches.entries
+
+
+def test_what_is_damaged_is_found(tmp_path: Path) -> None:
+    filled(tmp_path / "data")
+    path = tmp_path / "data" / DATA_FILE
+    path.write_bytes(path.read_bytes().replace(b"v" * 100, b"w" * 100))
+    with pytest.raises(CorruptData):
+        hot_copy(tmp_path / "data", tmp_path / "copy", check=True)
+
+
+def test_what_is_no_data_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such directory"):
+        hot_copy(tmp_path / "nothing", tmp_path / "copy")
+    with pytest.raises(ForeignData):
+        hot_copy(tmp_path, tmp_path / "copy")
+    filled(tmp_path / "data")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(StorageError, match="empty directory"):
+        hot_copy(tmp_path / "data", tmp_path / "full")
+    (tmp_path / "data" / DATA_FILE).write_bytes(b"x" * 10_000)
+    with pytest.raises(CorruptData):
+        hot_copy(tmp_path / "data", tmp_path / "copy")
