@@ -100,8 +100,10 @@ stream* is answered when the producer has answered: with its status, or with the
 Runs of changes go to the engine as they came. A change that is there already is answered with `ERANGE` and left out.
 One that lies beyond its snapshot, or comes without one, ends the stream here, because something may be missing; so does
 whatever the table below does not allow. What comes for a stream that is not, or no longer, there is answered with
-`KEY_ENOENT`. If the engine has no room the connection reads no more until there is. Processed bytes are acknowledged
-after a fifth of the window, or after five seconds.
+`KEY_ENOENT`, and the mover takes that for the end of the stream. A copy that somebody makes active, if only for a
+moment, takes no more of a stream that was asked for before: what it wrote itself must be rolled back first, and no
+seqno need show it. If the engine has no room the connection reads no more until there is. Processed bytes are
+acknowledged after a fifth of the window, or after five seconds.
 
 *Pending* and *active* are answered when they, and everything received before, are on disk. A copy becomes active only
 from pending: if somebody has made it something else meanwhile, that stands."""

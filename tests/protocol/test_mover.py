@@ -64,6 +64,26 @@ def test_replication_goes_on() -> None:
     assert not world.mover.over
 
 
+@pytest.mark.parametrize("goal", [Goal.REPLICATE, Goal.TAKE_OVER])
+def test_a_destination_that_has_left_the_stream_is_noticed(goal: Goal) -> None:
+    """Somebody made it active and a replica again: the source would go on in vain for ever."""
+    world = written(goal)
+    while len(world.contents(Link.DESTINATION) if world.states()[1] else ()) < 20:
+        assert world.step()
+    copy = world.destination.bucket.vbucket(0)
+    copy.set_state(ACTIVE)
+    copy.set(b"mistake", b"v")
+    copy.set_state(REPLICA)
+    world.source.write(0, b"later", b"later still")
+    world.settle()
+    if goal is Goal.REPLICATE:
+        assert world.move.phase is Phase.FAILED
+        assert "has left it" in world.move.reason
+    else:  # it is begun again, and the mistake rolled back
+        assert world.move.phase is Phase.MOVED
+        assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+
+
 def test_several_vbuckets_over_one_pair_of_connections() -> None:
     world = MovingWorld(vbuckets=(0, 1, 3))
     for vbucket in (0, 1, 3):

@@ -171,3 +171,14 @@ def test_upr_without_a_log_is_refused() -> None:
     way.first()
     with pytest.raises(StatusError):
         way.answered(refused(Status.KEY_ENOENT, opcode=0x54))
+
+
+@pytest.mark.parametrize("dialects", [("dcp",), ("upr",)])
+def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialects: tuple[str, ...]) -> None:
+    copy = PaperCopy(0, StreamPosition.at(7, 5), log((7, 0)))
+    way = Negotiation(copy, 9, dialects=dialects)
+    if isinstance(way.first(), upr.FailoverLogRequest):
+        way.answered(told((7, 0)))
+    copy.position = StreamPosition.at(8, 6)
+    with pytest.raises(TemporaryFailure, match="history of its own"):
+        way.answered(accepted((7, 0)))

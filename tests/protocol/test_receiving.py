@@ -3,7 +3,7 @@
 import pytest
 
 from tests.protocol.paper_sink import PaperCopy
-from upriver.errors import InvalidArguments, KeyNotFound, OutOfRange, ProtocolViolation
+from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, OutOfRange, ProtocolViolation
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.receiving import ReceivingStream
@@ -80,6 +80,36 @@ def test_who_became_active_receives_no_more() -> None:
     copy.state = VbucketState.ACTIVE
     assert stream.run(changes(1), 0) == 0
     assert isinstance(stream.refuse(1), KeyNotFound)
+    assert stream.life.ended
+
+
+def test_who_was_active_meanwhile_receives_no_more() -> None:
+    """What it wrote may lie between two changes that follow each other: no seqno shows it."""
+    for event in ("marker", "run", "advance", "flush", "handed_over"):
+        stream, copy = opened()
+        stream.marker(0, 9, 1)
+        copy.replace_failover_log(LOG.branch(99, 0))
+        told = list(copy.told)
+        if event == "run":
+            assert stream.run(changes(5), 0) == 0
+            assert isinstance(stream.refuse(5), KeyNotFound)
+            assert stream.life.ended
+        else:
+            arguments = {"marker": (0, 12, 1), "advance": (5,), "flush": (), "handed_over": (VbucketState.PENDING,)}
+            with pytest.raises(KeyNotFound):
+                getattr(stream, event)(*arguments[event])
+        assert copy.told == told
+
+
+def test_a_copy_that_refuses_the_log_has_no_stream() -> None:
+    class Active(PaperCopy):
+        def replace_failover_log(self, log: FailoverLog) -> None:
+            raise KeyExists(f"an active vbucket keeps its own failover log, not {log}")
+
+    stream = ReceivingStream(Active(), 9)
+    with pytest.raises(KeyExists):
+        stream.accept(LOG, modern=True)
+    stream.refused(KeyExists("active"))
     assert stream.life.ended
 
 

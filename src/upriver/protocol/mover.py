@@ -48,6 +48,11 @@ from upriver.wire.layout import Buffer
 ATTEMPTS_MAX: Final = 3
 
 _SET_STATE: Final = upr.SetVbucketState.declaration.opcode
+#: What belongs to a stream; refused with KEY_ENOENT if the destination has left it.
+_OF_STREAM: Final = frozenset(
+    message.declaration.opcode
+    for message in (dcp.SnapshotMarker, dcp.Mutation, dcp.Deletion, dcp.Expiration, dcp.SeqnoAdvanced, upr.Flush)
+)
 
 
 class Link(enum.Enum):
@@ -398,6 +403,8 @@ class Mover:
 
     def _look_at_consumer(self, packet: bytes) -> bool:
         """What the destination answers: *active* is kept back until the map is pushed."""
+        if packet[0] == 0x81 and packet[1] in _OF_STREAM:
+            self._look_at_refusal(packet)
         if packet[0] != 0x81 or packet[1] != _SET_STATE:
             return True
         answer = decoded(packet)
@@ -411,6 +418,15 @@ class Mover:
         move.held = packet
         self._announce(move)
         return False
+
+    def _look_at_refusal(self, packet: bytes) -> None:
+        """The destination has left a stream, as when somebody made its copy active: the source goes on in vain."""
+        answer = decoded(packet)
+        assert isinstance(answer, Response)
+        if answer.status is Status.KEY_ENOENT:
+            move = self._by_opaque.pop(answer.opaque, None)
+            if move is not None and move.phase is Phase.STREAMING:
+                self._ended(move, "the destination has left it")
 
     def _announce(self, move: Move) -> None:
         """Push the new map to both, then let the stream end."""

@@ -45,6 +45,8 @@ class Negotiation:
         self._entry = FailoverEntry(0, 0)
         #: The producer's newest entry when the logs were compared.
         self._compared: FailoverEntry | None = None
+        #: Where the copy stood when it was asked for.
+        self._asked_at = copy.position
 
     def first(self) -> Request:
         """The first request."""
@@ -69,8 +71,13 @@ class Negotiation:
         raise StatusError.of(int(answer.status), text, vbucket=self.copy.number)
 
     def _accepted(self, theirs: FailoverLog) -> FailoverLog:
-        """The log may have changed since it was compared: then a place inside a snapshot is no longer safe."""
+        """Both sides may have changed since: the copy if somebody made it active for a while, the log by a failover.
+
+        A place inside a snapshot is not safe under a log that was not compared.
+        """
         position = self.copy.position
+        if position != self._asked_at:
+            raise TemporaryFailure("this copy has written a history of its own meanwhile", vbucket=self.copy.number)
         if not self.modern and theirs.newest != self._compared and position.whole_seqno != position.seqno:
             raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
         return theirs
@@ -79,7 +86,7 @@ class Negotiation:
         return upr.FailoverLogRequest(vbucket=self.copy.number, opaque=self.opaque)
 
     def _ask(self) -> Request:
-        position = self.copy.position
+        position = self._asked_at = self.copy.position
         if not self.modern:
             return upr.StreamRequest(
                 flags=upr.StreamFlag(self.flags & upr.StreamFlag.TAKEOVER),

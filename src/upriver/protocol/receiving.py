@@ -64,8 +64,8 @@ class ReceivingStream:
 
     def accept(self, log: FailoverLog, *, modern: bool) -> None:
         """The producer has accepted the request: its log is ours from now on."""
+        self.copy.replace_failover_log(log)  # refused if somebody has made the copy active meanwhile
         self.life.move(StreamEvent.ACCEPT)
-        self.copy.replace_failover_log(log)
         self.modern = modern
         position = self.copy.position
         self.start_seqno = position.seqno
@@ -74,8 +74,20 @@ class ReceivingStream:
 
     # Going on
 
+    @property
+    def _is_ours(self) -> bool:
+        """Nobody has made the copy active since: what it wrote then lies in the way, and no seqno need show it."""
+        copy = self.copy
+        on_our_branch = copy.failover_log.newest.vbucket_uuid == self.position.vbucket_uuid
+        return on_our_branch and copy.state is not VbucketState.ACTIVE
+
+    def _check_ours(self) -> None:
+        if not self._is_ours:
+            raise KeyNotFound("this copy is or was active and receives no more here", vbucket=self.vbucket)
+
     def marker(self, start: int, end: int, flags: int) -> None:
         """A `dcp` marker."""
+        self._check_ours()
         if self._starts_inclusive and start:
             start -= 1
         try:
@@ -91,6 +103,7 @@ class ReceivingStream:
 
     def unbounded_marker(self) -> None:
         """An `upr` marker."""
+        self._check_ours()
         self.life.move(StreamEvent.MARKER)
         self.markers_received += 1
         if self._resumed_inside:
@@ -104,7 +117,7 @@ class ReceivingStream:
 
     def run(self, data: Buffer, at: int) -> int:
         """Take the changes that stand next, as many as fit in here; where they end, ``at`` if the first does not."""
-        if self.life.state not in _STATES or self.copy.state is VbucketState.ACTIVE:
+        if self.life.state not in _STATES or not self._is_ours:
             return at
         position = self.position
         end, last, count = change_run(data, at, position.seqno, position.snapshot.end, self.modern)
@@ -122,10 +135,11 @@ class ReceivingStream:
 
     def refuse(self, seqno: int) -> StatusError:
         """Why the change with this seqno was not taken. Unless it was old, the stream is over."""
-        if self.copy.state is VbucketState.ACTIVE:
-            return self.abandon(KeyNotFound("this copy is active now and receives no more", vbucket=self.vbucket))
         try:
+            self._check_ours()
             self.life.move(StreamEvent.CHANGE)
+        except KeyNotFound as error:
+            return self.abandon(error)
         except ProtocolViolation as error:
             return self.abandon(InvalidArguments(str(error), vbucket=self.vbucket))
         if seqno <= self.position.seqno:
@@ -137,6 +151,7 @@ class ReceivingStream:
 
     def advance(self, seqno: int) -> None:
         """What stood up to here did not pass a filter."""
+        self._check_ours()
         try:
             position = self.position.advanced(seqno)
         except PositionError as error:
@@ -147,6 +162,7 @@ class ReceivingStream:
 
     def flush(self) -> None:
         """The producer was flushed, and so are we; whoever asks again starts at 0."""
+        self._check_ours()
         self.life.move(StreamEvent.FLUSH)
         self.copy.clear()
         self.position = StreamPosition.at(self.position.vbucket_uuid, 0)
@@ -163,6 +179,8 @@ class ReceivingStream:
     def handed_over(self, state: VbucketState) -> None:
         """The producer hands its vbucket over: everything that it had announced has come."""
         now = self.copy.state
+        if now is not VbucketState.ACTIVE:
+            self._check_ours()
         if state is VbucketState.PENDING and now is not VbucketState.ACTIVE:
             self.life.move(StreamEvent.SET_PENDING)
         elif state is VbucketState.ACTIVE and now is VbucketState.PENDING:
