@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from upriver.client.acknowledgements import Acknowledgements
 from upriver.client.address import Address, Endpoint
@@ -46,7 +47,7 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
-from upriver.model import Change
+from upriver.model import Change, StreamPosition
 from upriver.model.position import NO_END
 from upriver.protocol.receiving import ReceivingStream
 from upriver.wire.memcached import Feature, GetAllVbucketSeqnos
@@ -278,43 +279,57 @@ class Consumer:
         if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
             records = inflated_batch(records)
         progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
-        batch = Batch(records, runs, None, progress, wire_bytes)
         if self._ends and isinstance(feed, Feed) and (self._overlong or not feed.connection.is_ours):
-            batch = self._cut(feed, batch)
-            for run in runs:
-                if run.vbucket in self._overlong and run.position.seqno >= self._ends[run.vbucket]:
-                    self._overlong.discard(run.vbucket)
-                    self._finished(run.vbucket)
+            records, runs = self._cut(feed, records, runs, progress)
+            if not runs:  # all of it lay beyond
+                feed.processed(wire_bytes)
+                self._queue.append(_Queued(None, None, progress))
+                self._arrived.set()
+                return
+        if len(records.schema) > len(self.settings.columns):
+            records = records.select(list(self.settings.columns))
+        batch = Batch(records, runs, None, progress, wire_bytes)
         self.changes_received += len(batch)
-        self._queue.append(_Queued(batch, feed, batch.progress, on_done))
+        self._queue.append(_Queued(batch, feed, progress, on_done))
         self._queued_bytes += wire_bytes
         if self._queued_bytes > 2 * self.settings.window_bytes:  # somebody who does not keep to the window
             feed.connection.pause()
             self._paused.add(feed)
         self._arrived.set()
 
-    def _cut(self, feed: Feed, batch: Batch) -> Batch:
-        """Leave out what lies beyond the end of a range, and close a stream that has gone so far."""
-        beyond = [run.vbucket for run in batch.runs if run.position.seqno > self._ends.get(run.vbucket, NO_END)]
-        if not beyond:
-            return batch
-        pieces, runs, at = [], [], 0
-        for run in batch.runs:
-            rows = batch.records.slice(at, run.rows)
+    def _cut(
+        self, feed: Feed, records: pa.RecordBatch, runs: tuple[Run, ...], progress: dict[int, Progress]
+    ) -> tuple[pa.RecordBatch, tuple[Run, ...]]:
+        """Leave out what lies beyond the end of a range, and close a stream that has gone so far.
+
+        Everything up to the end has come then: that is where we stand, inside the snapshot that goes beyond it.
+        """
+        reached = {run.vbucket: run.position for run in runs if run.position.seqno >= self._ends[run.vbucket]}
+        for number, position in reached.items():
+            end = max(self._ends[number], position.snapshot.start)
+            if position.seqno > end:
+                stands = StreamPosition(position.vbucket_uuid, end, position.snapshot)
+                progress[number] = progress[number].moved(stands)
+                asyncio.get_running_loop().call_soon(feed.close_stream, number)
+                self._finished(number)
+            elif number in self._overlong:
+                self._finished(number)
+            self._overlong.discard(number)
+        if not any(position.seqno > self._ends[number] for number, position in reached.items()):
+            return records, runs
+        pieces, kept, at = [], [], 0
+        for run in runs:
+            rows = records.slice(at, run.rows)
             at += run.rows
-            end = self._ends.get(run.vbucket, NO_END)
-            if run.position.seqno > end:
-                kept = sum(seqno <= end for seqno in rows.column("seqno").to_pylist())
-                rows = rows.slice(0, kept)
-                self._finished(run.vbucket)
-                asyncio.get_running_loop().call_soon(feed.close_stream, run.vbucket)
+            end, position = self._ends[run.vbucket], run.position
+            if position.seqno > end:
+                rows = rows.filter(pc.less_equal(rows.column("seqno"), pa.scalar(end, pa.uint64())))
+                seqno = rows.column("seqno")[-1].as_py() if rows.num_rows else 0
+                position = StreamPosition(position.vbucket_uuid, max(seqno, position.snapshot.start), position.snapshot)
             if rows.num_rows:
                 pieces.append(rows)
-                runs.append(Run(run.vbucket, rows.num_rows, run.position))
-        table = pa.Table.from_batches(pieces, batch.records.schema).combine_chunks().to_batches()
-        records = table[0] if table else batch.records.slice(0, 0)
-        progress = {number: each for number, each in batch.progress.items() if number not in beyond}
-        return Batch(records, tuple(runs), None, progress, batch.wire_bytes)
+                kept.append(Run(run.vbucket, rows.num_rows, position))
+        return (pa.concat_batches(pieces) if pieces else records.slice(0, 0)), tuple(kept)
 
     def _happened(self, event: VbucketEvent, progress: Progress) -> None:
         LOG.warning("vbucket %d: %s", event.vbucket, event)
@@ -546,8 +561,17 @@ class Consumer:
                 self.stalled.pop(number, None)  # how far it is nobody tells
             elif before == seqno < min(high[number], self._ends.get(number, NO_END)):
                 self._complain(number, f"it stands at {seqno}, its source at {high[number]}")
+                self._ask_anew(number)
             else:
                 self.stalled.pop(number, None)
+
+    def _ask_anew(self, vbucket: int) -> None:
+        """Its stream is silent although the source is ahead: perhaps it is no longer the source."""
+        for feed in self._feeds.values():
+            if vbucket in feed.carried and not feed.is_draft:  # a draft cannot close a stream
+                feed.close_stream(vbucket)
+                self._suspect = True
+                self._want([vbucket])
 
     def _complain(self, vbucket: int, why: str) -> None:
         if vbucket not in self.stalled:

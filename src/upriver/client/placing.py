@@ -125,7 +125,7 @@ async def open_feed(
         starts_inclusive=not connection.is_ours,
         acks_late=True,
     )
-    return Feed(connection, copies, owner, options, columns=settings.columns)
+    return Feed(connection, copies, owner, options, columns=settings.decoded)
 
 
 async def _open_draft(
@@ -141,7 +141,7 @@ async def _open_draft(
     greeting = draft.framing is MEMCACHED
     connection = await cluster.fresh_connection(endpoint, receive_bytes=receive_bytes, greeting=greeting)
     options = ConsumerOptions(window_bytes=0, noop_interval_s=0, expirations=False, dialects=("upr",), acks_late=True)
-    return Feed(connection, copies, owner, options, columns=settings.columns, draft=draft)
+    return Feed(connection, copies, owner, options, columns=settings.decoded, draft=draft)
 
 
 async def _open(connection: Connection, cluster: Cluster, settings: ConsumerSettings) -> None:

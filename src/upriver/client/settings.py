@@ -115,6 +115,14 @@ class ConsumerSettings:
             raise InvalidArguments(f"tap tells no seqnos and has no {', no '.join(wanted)}; dcp has")
 
     @property
+    def decoded(self) -> tuple[str, ...]:
+        """The columns that are decoded: beside those that are handed out, what is needed to cut and to inflate."""
+        needed = [] if self.end == "never" else ["seqno"]
+        if "value" in self.columns:
+            needed.append("datatype")
+        return (*self.columns, *(name for name in needed if name not in self.columns))
+
+    @property
     def needs_settings(self) -> bool:
         """Whether something is wanted that a connection must be told."""
         return bool(self.key_filter or self.value_filter or self.persisted_only or self.history or self.keys_only)

@@ -79,9 +79,9 @@ class TapFeed:
         self._owner = owner
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._columns = list(settings.columns)
-        needed = tuple(name for name in _NEEDED if name not in settings.columns)
-        self._decoder = ChangeDecoder(tap.tap, columns=(*settings.columns, *needed))
+        decoded = settings.decoded
+        needed = tuple(name for name in _NEEDED if name not in decoded)
+        self._decoder = ChangeDecoder(tap.tap, columns=(*decoded, *needed))
         #: Those that have begun on this connection, and those of which everything was sent that there was.
         self._begun: set[int] = set()
         self._whole: set[int] = set()
@@ -129,7 +129,7 @@ class TapFeed:
             row = asking[-1].as_py()
             opcode = _OPCODES[Event(records.column("event")[row].as_py())]
             on_done = partial(self._answer, opcode, batch.transport.column("opaque")[row].as_py())
-        self._owner.received(self, records.select(self._columns), tuple(runs), batch.wire_bytes, on_done)
+        self._owner.received(self, records, tuple(runs), batch.wire_bytes, on_done)
 
     def _message(self, message: Message) -> None:
         if isinstance(message, memcached.Noop):
