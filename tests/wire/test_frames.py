@@ -41,21 +41,18 @@ def decoded(data: bytes) -> list[Message]:
 
 
 TWINS = [
-    pytest.param(frames.expirations_as_deletions, frames.last_seqno, id="chosen"),
-    pytest.param(frames.plain_expirations_as_deletions, frames.plain_last_seqno, id="plain"),
+    pytest.param(frames.as_sent, id="chosen"),
+    pytest.param(frames.plain_as_sent, id="plain"),
 ]
-Twin = Callable[[bytes], bytes]
-Last = Callable[[bytes], int]
+Twin = Callable[[bytes, bool], tuple[bytes, int]]
 Run = Callable[..., tuple[int, int, int]]
 
 
-@pytest.mark.parametrize(("rewrite", "last"), TWINS)
+@pytest.mark.parametrize("rewrite", TWINS)
 @given(changes=st.lists(CHANGES, max_size=12))
-def test_each_expiration_becomes_a_deletion_and_nothing_else_changes(
-    rewrite: Twin, last: Last, changes: list[Change]
-) -> None:
+def test_each_expiration_becomes_a_deletion_and_nothing_else_changes(rewrite: Twin, changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
-    for change, message in zip(changes, decoded(rewrite(data)), strict=True):
+    for change, message in zip(changes, decoded(rewrite(data, False)[0]), strict=True):
         if change.event is not Event.EXPIRATION:
             assert isinstance(message, dcp.Mutation | dcp.Deletion)
             assert message.encode() == frame(change)
@@ -70,19 +67,21 @@ def test_each_expiration_becomes_a_deletion_and_nothing_else_changes(
             change.key,
             change.value,
         )
-    assert last(data) == (changes[-1].seqno if changes else 0)
+    for expirations in (True, False):
+        assert rewrite(data, expirations)[1] == (changes[-1].seqno if changes else 0)
+    assert rewrite(data, True)[0] is data
 
 
-@pytest.mark.parametrize(("rewrite", "last"), TWINS)
-def test_frames_without_an_expiration_are_not_even_copied(rewrite: Twin, last: Last) -> None:
+@pytest.mark.parametrize("rewrite", TWINS)
+def test_frames_without_an_expiration_are_not_even_copied(rewrite: Twin) -> None:
     data = frame(Change(vbucket=1, event=Event.MUTATION, seqno=5, key=b"k", value=b"v" * 100))
-    assert rewrite(data) is data
+    assert rewrite(data, False)[0] is data
 
 
 @given(changes=st.lists(CHANGES, max_size=12))
 def test_both_twins_agree_to_the_byte(changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
-    assert frames.expirations_as_deletions(data) == frames.plain_expirations_as_deletions(data)
+    assert frames.as_sent(data, False) == frames.plain_as_sent(data, False)
 
 
 @given(

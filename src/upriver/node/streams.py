@@ -21,11 +21,13 @@ from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.protocol.producer import Producer, checked_name
+from upriver.protocol.request_runs import REQUEST_BYTES
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
 from upriver.wire import AnyResponse, Message, dcp, upr_draft3
 from upriver.wire.codes import Magic
 from upriver.wire.detect import detect
 from upriver.wire.framing import DRAFT, Framing
+from upriver.wire.layout import Buffer
 
 #: The opcodes of streams, from open to seqno advanced.
 _OPCODES: Final = frozenset({*range(0x50, 0x5F), 0x64})
@@ -60,6 +62,22 @@ class StreamConnection(Pump):
         return "notifier" if self.flags & dcp.OpenFlag.NOTIFIER else "producer"
 
     # Coming in
+
+    def receive_run(self, data: Buffer, at: int) -> int:
+        """Take requests in a row; where a listener speaks one dialect only, each packet is looked at instead."""
+        session, producer = self.session, self.producer
+        if session.entrance.dialect:
+            return at
+        try:
+            end = producer.receive_run(data, at)
+        except Exception:
+            session.log.exception("stream requests failed")
+            session.closing = True
+            return at
+        if end > at:
+            session.charge((end - at) // REQUEST_BYTES - 1)
+            self._settle(producer)
+        return end
 
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""

@@ -31,11 +31,13 @@ from upriver.model.rollback import rollback_by_entry, rollback_by_snapshot
 from upriver.protocol.controls import Controls
 from upriver.protocol.flow_control import SendWindow
 from upriver.protocol.liveness import NoopSender, Verdict
+from upriver.protocol.request_runs import REQUEST_BYTES, plain_requests
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
 from upriver.protocol.turns import Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
+from upriver.wire.layout import Buffer
 
 #: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
 TURN_BYTES_MIN: Final = 256 * 1024
@@ -122,6 +124,24 @@ class Producer:
             return False
         return True
 
+    def receive_run(self, data: Buffer, at: int) -> int:
+        """Take the stream requests that stand at ``at`` in a row, as far as nothing is unusual; where they end."""
+        dialect = self._by_request.get(dcp.StreamRequest)
+        if dialect is None:
+            return at
+        request: _StreamRequest
+        for request in plain_requests(data, at):
+            try:
+                answer = self._request_stream(dialect, request)
+            except StatusError as error:
+                answer = dialect.refused(request, error)
+            if answer is not None:
+                put_opaque(answer, request.opaque)
+                self._send(answer)
+            at += REQUEST_BYTES
+        self.noops.heard()
+        return at
+
     def _receive_other(self, message: Message, now: float) -> None:
         """What only a connection that was opened knows; the dialect's other messages are for producers to send."""
         dialect = next(iter(self._by_request.values()))
@@ -197,11 +217,16 @@ class Producer:
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
-        position = _checked_position(dialect, request)
-        self._check_free(dialect, request)
-        back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
-        if back is not None:
-            return dialect.rollback(back)
+        if dialect.by_snapshot and not (
+            request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
+        ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
+            self._check_free(dialect, request)
+        else:
+            position = _checked_position(dialect, request)
+            self._check_free(dialect, request)
+            back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
+            if back is not None:
+                return dialect.rollback(back)
         # A takeover ends when it is done, whatever end the request names: so do deployed servers.
         end = NO_END if takeover else _end_seqno(request, vbucket, flags)
         disk_only = bool(flags & _DISK_ONLY)

@@ -12,7 +12,7 @@ may be active already.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
@@ -24,7 +24,7 @@ from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
 from upriver.wire import Message, Response, dcp
 from upriver.wire.codes import Status
 from upriver.wire.columns import ChangeEncoder
-from upriver.wire.frames import expirations_as_deletions, last_seqno
+from upriver.wire.frames import as_sent
 
 if TYPE_CHECKING:
     from upriver.protocol.producer import Producer
@@ -46,7 +46,7 @@ class ProducerStream:
         connection: "Producer",
         vbucket: SourceVbucket,
         dialect: StreamDialect,
-        request: Message,
+        request: Any,
         history: History,
         options: StreamOptions,
         *,
@@ -57,7 +57,7 @@ class ProducerStream:
         self.vbucket = vbucket
         self.dialect = dialect
         self.opaque = opaque_of(request)
-        self.start_seqno: int = request.start_seqno  # type: ignore[attr-defined]
+        self.start_seqno: int = request.start_seqno
         self.flags = int(getattr(request, "flags", 0))
         #: A name that the drafts' consumers give a stream.
         self.group_id: bytes | None = getattr(request, "group_id", None)
@@ -87,7 +87,7 @@ class ProducerStream:
         self._ends_exactly = options.exact_end or options.stop_at_end
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
-        self._handover = Handover(connection.source, vbucket.number, self._wake)
+        self._handover = Handover(connection.source, vbucket.number, self._wake) if self.takeover else None
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._marker = dialect.marker(vbucket.number, self.opaque)
         self._encoder = None if self._sends_frames else self._new_encoder()
@@ -190,19 +190,16 @@ class ProducerStream:
             return
         if self.life.state in (StreamState.PENDING, StreamState.ACTIVATING):
             return
-        if self.life.state is StreamState.DRAINING and not self._handover.dead and self._backlog <= BACKLOG_SMALL:
-            self._die()
+        handover = self._handover
+        if handover is not None and self.life.state is StreamState.DRAINING and not handover.dead:
+            self._die_if_near(handover)
         snapshot = self.history.next_snapshot()
         if snapshot is not None and self.notifier:
             self._end("ok")
         elif snapshot is not None:
             self._announce(snapshot)
-        elif self.takeover:
-            self._hand_over()
-
-    @property
-    def _backlog(self) -> int:
-        return self.vbucket.high_seqno - self.history.seqno
+        elif handover is not None:
+            self._hand_over(handover)
 
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)
@@ -247,10 +244,8 @@ class ProducerStream:
     def _frames(self, max_bytes: int) -> bytes:
         """The store's own records are what the stream sends, or nearly so."""
         out = self.history.read(max_bytes, self.opaque)
-        if out and not self._expirations:
-            out = expirations_as_deletions(out)
-        if out and self.history.snapshot is None:
-            self._last_change_seqno = last_seqno(out)
+        if out and not (self._expirations and self.history.snapshot):
+            out, self._last_change_seqno = as_sent(out, self._expirations)
         return out
 
     def _encoded(self, encoder: ChangeEncoder, max_bytes: int) -> bytes:
@@ -289,14 +284,14 @@ class ProducerStream:
 
     # Takeover
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, handover: Handover) -> None:
         """Everything is sent: the next step, once what was sent is acknowledged."""
         if self._markers_unacked:
             return
         if self.life.state in (StreamState.OPEN, StreamState.SNAPSHOT):
             self.life.move(StreamEvent.SET_PENDING)
             self._ask_for(VbucketState.PENDING)
-        elif self.life.state is StreamState.DRAINING and self._handover.durable:
+        elif self.life.state is StreamState.DRAINING and handover.durable:
             self.life.move(StreamEvent.SET_ACTIVE)
             self._ask_for(VbucketState.ACTIVE)
 
@@ -315,11 +310,13 @@ class ProducerStream:
         elif self.life.state is StreamState.ACTIVATING:
             self._end("ok")
 
-    def _die(self) -> None:
-        """Nobody may write any more; the end of the history is read from a place of its own."""
+    def _die_if_near(self, handover: Handover) -> None:
+        """If little is left nobody may write any more; the end of the history is read from a place of its own."""
         position = self.history.seqno
+        if self.vbucket.high_seqno - position > BACKLOG_SMALL:
+            return
         self.history.close()
-        self._handover.die()
+        handover.die()
         self.history = self.connection.open_history(self.vbucket, position, NO_END, self.options)
 
     # Inside

@@ -31,21 +31,28 @@ cdef inline uint32_t load_u32(const uint8_t *at) noexcept nogil:
     return (<uint32_t> at[0] << 24) | (<uint32_t> at[1] << 16) | (<uint32_t> at[2] << 8) | at[3]
 
 
+cdef inline uint64_t load_u64(const uint8_t *at) noexcept nogil:
+    return (<uint64_t> load_u32(at) << 32) | load_u32(at + 4)
+
+
 cdef inline void store_u32(uint8_t *at, uint32_t number) noexcept nogil:
     at[0], at[1], at[2], at[3] = number >> 24, (number >> 16) & 0xFF, (number >> 8) & 0xFF, number & 0xFF
 
 
-def expirations_as_deletions(bytes frames not None):
-    """The same frames with a deletion in the place of each expiration."""
+def as_sent(bytes frames not None, bint expirations):
+    """The same frames, and the seqno of the last; without ``expirations`` a deletion stands in the place of each."""
     cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(frames)
-    cdef size_t length = PyBytes_GET_SIZE(frames), at = 0, size, count = 0, rest
+    cdef size_t length = PyBytes_GET_SIZE(frames), at = 0, last = 0, size, count = 0, rest
+    cdef uint64_t seqno
     cdef uint8_t *to
     cdef bytes out
     while at < length:
         count += data[at + OPCODE] == EXPIRATION
+        last = at
         at += HEADER + load_u32(data + at + BODY_LENGTH)
-    if not count:
-        return frames
+    seqno = load_u64(data + last + SEQNO) if length else 0
+    if not count or expirations:
+        return frames, seqno
     out = PyBytes_FromStringAndSize(NULL, length - count * SHORTER)
     to = <uint8_t *> PyBytes_AS_STRING(out)
     at = 0
@@ -63,23 +70,7 @@ def expirations_as_deletions(bytes frames not None):
             memcpy(to + HEADER + DELETION_EXTRAS, data + at + HEADER + EXPIRATION_EXTRAS, rest)
             to += size - SHORTER
         at += size
-    return out
-
-
-def last_seqno(bytes frames not None):
-    """The seqno of the last frame; 0 if there is none."""
-    cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(frames)
-    cdef size_t length = PyBytes_GET_SIZE(frames), at = 0, last = 0
-    if not length:
-        return 0
-    while at < length:
-        last = at
-        at += HEADER + load_u32(data + at + BODY_LENGTH)
-    return (<uint64_t> load_u32(data + last + SEQNO) << 32) | load_u32(data + last + SEQNO + 4)
-
-
-cdef inline uint64_t load_u64(const uint8_t *at) noexcept nogil:
-    return (<uint64_t> load_u32(at) << 32) | load_u32(at + 4)
+    return out, seqno
 
 
 cdef inline bint is_change(const uint8_t *frame, bint modern) noexcept nogil:

@@ -1,8 +1,8 @@
 """Runs of frames: what must be looked at, or changed, without an object for each of them.
 
 A store's frames are what a `dcp` stream sends, but for two things. Expirations go out as deletions unless the consumer
-has asked for them, and a stream must know the last seqno that it sent. Both are a walk over the headers, compiled where
-that is possible; frames without an expiration, nearly all of them, are handed back as they are.
+has asked for them, and a stream must know the last seqno that it sent. Both are one walk over the headers, compiled
+where that is possible; frames without an expiration, nearly all of them, are handed back as they are.
 
 A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow. Who only
 passes them on must just know where they end.
@@ -34,17 +34,18 @@ _EXTRAS: Final = {
 }
 
 
-def plain_expirations_as_deletions(frames: bytes) -> bytes:
-    """The same frames with a deletion in the place of each expiration."""
+def plain_as_sent(frames: bytes, expirations: bool) -> tuple[bytes, int]:
+    """The same frames, and the seqno of the last; without ``expirations`` a deletion stands in the place of each."""
     kept: list[bytes] = []
-    at = begun = 0
+    at = begun = last = 0
     while at < len(frames):
         size = HEADER.size + _BODY_LENGTH.unpack_from(frames, at + BODY_LENGTH_OFFSET)[0]
-        if frames[at + 1] == OPCODES[Event.EXPIRATION]:
+        (last,) = _SEQNO.unpack_from(frames, at + SEQNO_OFFSET)
+        if frames[at + 1] == OPCODES[Event.EXPIRATION] and not expirations:
             kept += (frames[begun:at], _as_deletion(frames[at : at + size]))
             begun = at + size
         at += size
-    return b"".join((*kept, frames[begun:])) if kept else frames
+    return b"".join((*kept, frames[begun:])) if kept else frames, last
 
 
 def _as_deletion(frame: bytes) -> bytes:
@@ -62,15 +63,6 @@ def _as_deletion(frame: bytes) -> bytes:
     )
     by_seqno, rev_seqno, _ = EXPIRATION_EXTRAS.unpack_from(frame, HEADER.size)
     return header + DELETION_EXTRAS.pack(by_seqno, rev_seqno, 0) + frame[HEADER.size + extras :]
-
-
-def plain_last_seqno(frames: bytes) -> int:
-    """The seqno of the last frame; 0 if there is none."""
-    at, last = 0, 0
-    while at < len(frames):
-        (last,) = _SEQNO.unpack_from(frames, at + SEQNO_OFFSET)
-        at += HEADER.size + _BODY_LENGTH.unpack_from(frames, at + BODY_LENGTH_OFFSET)[0]
-    return last
 
 
 def plain_change_run(
@@ -105,9 +97,8 @@ def plain_changes_end(data: Buffer, at: int) -> int:
 
 
 try:
-    from upriver.wire._frames import change_run, changes_end, expirations_as_deletions, last_seqno
+    from upriver.wire._frames import as_sent, change_run, changes_end
 except ImportError:  # built where there was no C compiler
-    expirations_as_deletions, last_seqno = plain_expirations_as_deletions, plain_last_seqno
-    change_run, changes_end = plain_change_run, plain_changes_end
+    as_sent, change_run, changes_end = plain_as_sent, plain_change_run, plain_changes_end
 
-__all__ = ["change_run", "changes_end", "expirations_as_deletions", "last_seqno"]
+__all__ = ["as_sent", "change_run", "changes_end"]
