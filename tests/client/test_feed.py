@@ -65,6 +65,7 @@ async def exchange(sizes: list[int], value_bytes: int) -> tuple[Owner, Line]:
     feed = Feed(line, copies, owner, options, columns=tuple(CHANGES.names))
     for vbucket in range(3):
         feed.add_stream(vbucket, lambda _, error: owner.errors.append(error) if error else None, end_seqno=20)
+        feed.flush()
     opaques = {m.vbucket: m.opaque for m in line.sent if isinstance(m, dcp.StreamRequest)}
     messages: list[Message] = []
     for vbucket, opaque in opaques.items():

@@ -472,3 +472,16 @@ def test_drafts_refuse_what_is_no_change_and_may_send_deletions_for_expirations(
     expired = change_batch([Change(vbucket=1, event=Event.EXPIRATION, seqno=5, key=b"k")])
     packet = ChangeEncoder(draft, opaque=1, vbucket=1, expirations=False).encode(expired)
     assert isinstance(draft.decode(bytes(packet)), upr_draft2.Deletion)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_packet_that_stands_elsewhere_is_in_one_batch_with_what_follows(codec: ModuleType) -> None:
+    first, *rest = (dcp.Mutation(by_seqno=n, key=b"key%d" % n, value=b"v").encode() for n in range(1, 4))
+    decoder = ChangeDecoder(dcp.dcp, codec=codec)
+    for data in (b"".join(rest), b""):
+        decoder.feed_behind(first, data)
+        batch = decoder.next()
+        assert isinstance(batch, ChangeBatch)
+        assert batch.records.column("seqno").to_pylist() == ([1, 2, 3] if data else [1])
+        assert batch.wire_bytes == len(first) + len(data)
+        assert decoder.next() is None

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -108,6 +108,7 @@ class Consumer:
         self._suspect = False
         self._number = 0
         self._last: Batch | None = None
+        self._several: list[tuple[Batch, Feed | TapFeed | None]] = []
         self._last_feed: Feed | TapFeed | None = None
         self._failure: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,9 +117,9 @@ class Consumer:
         self._closed = False
 
     @classmethod
-    def sync(cls, address: str | Address, **settings: Any) -> "Synchronous[Consumer]":
+    def sync(cls, address: str | Address, **settings: Any) -> "SynchronousConsumer":
         """The same as an ordinary iterator, in a ``with``."""
-        return Synchronous(lambda: cls(address, **settings))
+        return SynchronousConsumer(lambda: cls(address, **settings))
 
     # Beginning and end
 
@@ -195,6 +196,35 @@ class Consumer:
     async def __anext__(self) -> Batch:
         await self.start()
         self._done_with_last()
+        return await self._next()
+
+    async def several(self, done: int) -> list[Batch]:
+        """The next batch and those that wait behind it already, for the synchronous twin; empty at the end.
+
+        ``done`` says how many of those before are done with; the others were never looked at.
+        """
+        await self.start()
+        await self.leave(done)
+        out: list[Batch] = []
+        size = 0
+        with contextlib.suppress(StopAsyncIteration):
+            while not out or (self._queue and size < self.settings.window_bytes // 4):
+                batch = await self._next() if not out else self._take()
+                if batch is not None:
+                    out.append(batch)
+                    self._several.append((batch, self._last_feed))
+                    size += batch.wire_bytes
+        self._last = self._last_feed = None
+        return out
+
+    async def leave(self, done: int) -> None:
+        """Whoever took several batches goes before he was done with all of them."""
+        for batch, feed in self._several[:done]:
+            self._last, self._last_feed = batch, feed
+            self._done_with_last()
+        self._several.clear()
+
+    async def _next(self) -> Batch:
         while True:
             while self._queue:
                 batch = self._take()
@@ -452,6 +482,7 @@ class Consumer:
                 continue
             for number in numbers:
                 self._ask(feed, number)
+            feed.flush()
 
     async def _place_tap(self, endpoint: Endpoint, numbers: list[int]) -> None:
         """A TAP connection cannot be asked for more: another takes its place, which brings everything."""
@@ -588,3 +619,48 @@ class Consumer:
                 continue
             out.update(seqnos_in(reply.value))
         return out
+
+
+class SynchronousConsumer(Synchronous[Consumer]):
+    """A ``Consumer`` as an ordinary iterator.
+
+    Whatever waits already is handed over in one go, and is acknowledged when the last of it is done, or on ``close``.
+    """
+
+    def __init__(self, make: Callable[[], Consumer]) -> None:
+        self._waiting: deque[Batch] = deque()
+        self._given = 0
+        super().__init__(make)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            if not self._waiting:
+                given, self._given = self._given, 0
+                self._waiting.extend(self.run(self._object.several(given)))
+            if not self._waiting:
+                return
+            self._given += 1
+            yield self._waiting.popleft()
+
+    def changes(self) -> Iterator[Change | VbucketEvent]:
+        """Single changes, and what happened to whole vbuckets, for comfort."""
+        for batch in self:
+            if batch.event is not None:
+                yield batch.event
+            else:
+                yield from batch.changes()
+
+    def acknowledge(self, batch: Batch) -> None:
+        """This batch is done; see ``Consumer.acknowledge``."""
+
+        async def acknowledge() -> None:
+            self._object.acknowledge(batch)
+
+        self.run(acknowledge())
+
+    def close(self) -> None:
+        """Close the consumer and its loop. The batch that was given last is not done; those before it are."""
+        if self.is_open and self._given > 1:
+            given, self._given = self._given, 0
+            self.run(self._object.leave(given - 1))
+        super().close()

@@ -64,6 +64,8 @@ class Feed:
         self._protocol = Consumer(copies, self._loop.time(), options, on_output=self._send, on_end=self._ended)
         self._decoder = ChangeDecoder(dcp.dcp, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
         self._partial = bytearray()
+        #: A change that came in two pieces: noted, and decoded together with what follows it.
+        self._head = b""
         self._draft = draft
         self._translator = DraftTranslator(draft.name) if draft is not None else None
         self._framer = Framer(draft.framing) if draft is not None else None
@@ -78,9 +80,12 @@ class Feed:
     # Asking
 
     def add_stream(self, vbucket: int, done: Answered, *, end_seqno: int, flags: int = 0) -> None:
-        """Ask for the changes of a vbucket from where its copy stands."""
+        """Ask for the changes of a vbucket from where its copy stands; ``flush`` sends it."""
         self._protocol.add_stream(vbucket, done, flags=flags, end_seqno=end_seqno)
         self.carried.add(vbucket)
+
+    def flush(self) -> None:
+        """Send what was asked for."""
         self._send()
 
     def close_stream(self, vbucket: int) -> None:
@@ -110,7 +115,11 @@ class Feed:
                 data = self._translated(data)
             if self._partial:
                 data = self._completed(data, now)
-            at = self._receive_whole(data, now)
+            try:
+                at = self._receive_whole(data, now)
+            finally:
+                if self._head:  # it is noted already, whatever came behind it
+                    self._decode(data[:0])
             if at < len(data):
                 self._partial += data[at:]
         except WireError:
@@ -149,7 +158,10 @@ class Feed:
         if size is None or len(partial) < size:
             return data[len(data) :]
         whole, self._partial = bytes(partial), bytearray()
-        self._receive_whole(memoryview(whole), now)
+        if self._protocol.receive_run(whole, 0, now) == size:
+            self._head = whole
+        else:
+            self._receive_whole(memoryview(whole), now)
         return data
 
     def _receive_whole(self, data: memoryview, now: float) -> int:
@@ -163,18 +175,24 @@ class Feed:
             size = packet_size(data, at)
             if size is None or len(data) - at < size:
                 return at
+            if self._head:  # what it says comes behind the change
+                self._decode(data[:0])
             message = self._decoder.dialect.decode(bytes(data[at : at + size]))
             at += size
             if isinstance(message, AnyResponse) and message.status:
                 self.connection.refused(int(message.status), message.value)
-            if not self._protocol.receive(message, now) and isinstance(message, AnyRequest):
+            if not self._protocol.receive(message, now, size) and isinstance(message, AnyRequest):
                 continue  # nothing of ours: whoever sends it wants no answer from a consumer
             if self._copies.runs:  # a change that no run has taken, alone
                 self._decode(data[at - size : at])
 
     def _decode(self, region: memoryview) -> None:
         decoder = self._decoder
-        decoder.feed(region)
+        if self._head:
+            decoder.feed_behind(self._head, region)
+            self._head = b""
+        else:
+            decoder.feed(region)
         batch = decoder.next()
         assert isinstance(batch, ChangeBatch)
         runs = self._copies.take_runs()

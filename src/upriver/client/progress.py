@@ -5,7 +5,7 @@ entry of it, and the first seqno that was held whole since the start at 0: whoev
 held a state to go back to, and starts over.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from upriver.errors import PositionError
@@ -50,7 +50,7 @@ class Progress:
         whole_from = self.whole_from
         if whole_from is None and position.seqno and position.whole_seqno == position.seqno:
             whole_from = position.seqno
-        return replace(self, position=position, whole_from=whole_from)
+        return Progress(position, self.failover_log, whole_from)
 
     def as_json(self) -> list[Any]:
         """In a form that JSON can hold."""

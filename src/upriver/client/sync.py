@@ -40,6 +40,11 @@ class LoopThread:
             future.cancel()  # interrupted: do not let it go on behind our back
             raise
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not been stopped."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """End the loop and its thread."""
         if self._thread.is_alive():
@@ -73,6 +78,15 @@ class Synchronous(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._runner.is_running
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine of the object's in its loop and wait for what it gives."""
+        return self._runner.run(work)
 
     def close(self) -> None:
         """Close the object and its loop."""

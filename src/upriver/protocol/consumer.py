@@ -237,8 +237,11 @@ class Consumer:
         """There may be room again."""
         self.full = False
 
-    def receive(self, message: Message, now: float) -> bool:
-        """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
+    def receive(self, message: Message, now: float, size_bytes: int = 0) -> bool:
+        """Take a message; False if it is none of a stream's, so that somebody else may answer it.
+
+        Who knows how many bytes it took says so, which saves counting them.
+        """
         self.silence.heard(now)
         match message:
             case dcp.Noop():
@@ -247,7 +250,7 @@ class Consumer:
                 self._answered(message, now)
             case _ if isinstance(message, StreamMessage):
                 self._receive_of_stream(message)
-                self._processed(len(message.encode()), now)
+                self._processed(size_bytes or len(message.encode()), now)
             case _:
                 return False
         return True

@@ -105,6 +105,11 @@ class ChangeDecoder:
             data = b"".join((self._data[self._at :], data))
         self._data, self._at = data, 0
 
+    def feed_behind(self, head: bytes, data: Buffer) -> None:
+        """Take a whole packet, and bytes that follow it and stand elsewhere: together they are one batch."""
+        self.feed(data)
+        self._partial += head
+
     def __iter__(self) -> Iterator[ChangeBatch | Message]:
         while (item := self.next()) is not None:
             yield item
