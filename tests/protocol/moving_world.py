@@ -2,10 +2,23 @@
 
 import json
 from collections import deque
+from collections.abc import Callable
 
 from tests.node.laboratory import Laboratory, Peer
 from upriver.model import VbucketState
-from upriver.protocol.mover import Action, Connect, Disconnect, Goal, Link, Move, Mover, Phase, Send, moved_map
+from upriver.protocol.mover import (
+    Action,
+    Announce,
+    Connect,
+    Disconnect,
+    Goal,
+    Link,
+    Move,
+    Mover,
+    Phase,
+    Send,
+    moved_map,
+)
 
 
 class Wire:
@@ -48,6 +61,7 @@ class MovingWorld:
         self.phases: list[Phase] = []
         self.pushed: list[Link] = []
         self.most_active = 0
+        self.on_announce: Callable[[Announce], object] = lambda _: None
         self._pending: deque[Action] = deque()
         config = json.loads(self.source.node.cluster.encoded())
         config["vBucketServerMap"]["serverList"] = ["a:1", "b:1"]
@@ -106,6 +120,8 @@ class MovingWorld:
 
     def _act(self, action: Action) -> None:
         match action:
+            case Announce():
+                self.on_announce(action)
             case Connect(link):
                 if self.reachable[link]:
                     self.wires[link] = Wire(self.nodes[link])

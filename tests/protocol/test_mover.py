@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from tests.protocol.moving_world import MovingWorld
 from upriver.model import VbucketState
-from upriver.protocol.mover import Goal, Link, Mover, Phase, Send, moved_map
+from upriver.protocol.mover import Announce, Goal, Link, Mover, Phase, Send, moved_map
 
 ACTIVE, DEAD, PENDING, REPLICA = VbucketState.ACTIVE, VbucketState.DEAD, VbucketState.PENDING, VbucketState.REPLICA
 
@@ -251,3 +251,18 @@ def test_the_map_after_a_move() -> None:
     assert (moved["rev"], moved["revEpoch"]) == (8, 2)
     assert moved["vBucketServerMap"]["vBucketMap"] == [[0, 1], [1, -1]]
     assert config["rev"] == 7
+
+
+def test_others_are_told_before_the_stream_ends() -> None:
+    world = written()
+    world.mover.has_others = True
+    announced: list[Announce] = []
+    world.on_announce = announced.append
+    world.settle()
+    (told,) = announced
+    assert world.phases[-1] is Phase.ANNOUNCING
+    world.mover.announced(0, b"another map")  # of an attempt before this one
+    assert world.phases[-1] is Phase.ANNOUNCING
+    world.mover.announced(0, told.encoded)
+    world.settle()
+    assert world.phases[-1] is Phase.MOVED

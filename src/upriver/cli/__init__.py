@@ -26,6 +26,8 @@ COMMANDS: Final = {
     "failover-log": "Show the branches that vbuckets have lived on, the newest first.",
     "get": "Print the value of a key.",
     "load": "Store documents from JSON lines, CSV or Parquet, or samples.",
+    "move": "Move vbuckets to another node while they are in use.",
+    "replicate": "Keep copies of vbuckets on another node up to date, until Ctrl-C.",
     "restore": "Make a data directory for a node from a backup.",
     "rollback-check": "Tell whether a consumer would be sent back, and why.",
     "serve": "Run a node until SIGTERM or SIGINT.",

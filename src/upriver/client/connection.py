@@ -160,6 +160,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether something can be sent."""
         return self.error is None
 
+    @property
+    def backed_up(self) -> bool:
+        """Whether the other side is slow to take what was sent; ``drain`` waits for it."""
+        return not self._writable.is_set()
+
     # Asking
 
     def post(self, request: Request) -> "asyncio.Future[Reply]":

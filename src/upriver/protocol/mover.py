@@ -113,7 +113,17 @@ class Send:
     data: Buffer
 
 
-Action = Connect | Disconnect | Send
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Push this map to all other nodes and say ``announced``, whether or not they took it."""
+
+    vbucket: int
+    encoded: bytes
+
+
+Action = Connect | Disconnect | Send | Announce
+#: Refusals of an open that would be the same next time.
+_FINAL: Final = frozenset({Status.AUTH_ERROR, Status.EACCESS, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 
 
 class Move:
@@ -132,6 +142,9 @@ class Move:
         self.held: bytes = b""
         #: The state that the source has told the destination to take on, until that is answered.
         self.told: upr.VbucketState | None = None
+        #: The map that is being pushed, and where it has not arrived yet: None stands for all other nodes.
+        self.announcement: bytes = b""
+        self.unannounced: set[Link | None] = set()
 
 
 class Mover:
@@ -144,12 +157,14 @@ class Mover:
         goal: Goal = Goal.TAKE_OVER,
         *,
         new_map: Callable[[int], bytes] | None = None,
+        has_others: bool = False,
         on_phase: Callable[[Move], object] | None = None,
     ) -> None:
-        """``new_map`` gives the cluster map to push once a vbucket is taken over."""
+        """``new_map`` gives the cluster map to push once a vbucket is taken over; to others too if there are any."""
         self.name = name
         self.moves = {vbucket: Move(vbucket, goal) for vbucket in vbuckets}
         self.new_map = new_map
+        self.has_others = has_others
         self.on_phase = on_phase
         self.bytes_passed_on = 0
         self._actions: deque[Action] = deque()
@@ -231,6 +246,7 @@ class Mover:
         for move in self._unfinished():
             move.states.clear()
             move.held, move.told = b"", None
+            move.announcement = b""
 
     def received(self, link: Link, data: Buffer) -> None:
         """Bytes came: pass them on, except what is for the mover. They are only lent until the actions are taken."""
@@ -263,9 +279,13 @@ class Mover:
     # Opening
 
     def _opened(self, link: Link, answer: Response) -> None:
-        if answer.status is not Status.SUCCESS:
+        if answer.status in _FINAL:
+            for move in self._unfinished():
+                self._fail(move, f"the {link.value} refuses the connection: {answer.status.label}")
+        elif answer.status is not Status.SUCCESS:
             self._actions.append(Disconnect(link))
             self.lost(link, f"the open was refused: {answer.status.label}")
+        if answer.status is not Status.SUCCESS:
             return
         self._open.add(link)
         if self._open == set(Link):
@@ -429,25 +449,34 @@ class Mover:
                 self._ended(move, "the destination has left it")
 
     def _announce(self, move: Move) -> None:
-        """Push the new map to both, then let the stream end."""
+        """Push the new map to both and to all others, then let the stream end."""
         self._set(move, Phase.ANNOUNCING)
         if self.new_map is None:
             self._announced(move)
             return
-        encoded = self.new_map(move.vbucket)
-        waiting = set(Link)
+        move.announcement = encoded = self.new_map(move.vbucket)
+        move.unannounced = set(Link)
+        if self.has_others:
+            move.unannounced.add(None)
+            self._actions.append(Announce(move.vbucket, encoded))
 
         def pushed(link: Link) -> Callable[[Response], object]:
-            def answered(_: Response) -> None:
-                # A node that knows a newer map already refuses ours, and is right.
-                waiting.discard(link)
-                if not waiting:
-                    self._announced(move)
-
-            return answered
+            # A node that knows a newer map already refuses ours, and is right.
+            return lambda _: self._announced_to(move, link)
 
         for link in Link:
             self._ask(link, memcached.SetClusterConfig(config=encoded), pushed(link))
+
+    def announced(self, vbucket: int, encoded: bytes) -> None:
+        """All other nodes that could be reached were told this map."""
+        move = self.moves[vbucket]
+        if move.phase is Phase.ANNOUNCING and move.announcement == encoded:
+            self._announced_to(move, None)
+
+    def _announced_to(self, move: Move, where: Link | None) -> None:
+        move.unannounced.discard(where)
+        if not move.unannounced:
+            self._announced(move)
 
     def _announced(self, move: Move) -> None:
         if not move.held:
@@ -487,4 +516,4 @@ def moved_map(config: Mapping[str, Any], vbucket: int, server: int) -> dict[str,
     return moved
 
 
-__all__ = ["Action", "Connect", "Disconnect", "Goal", "Link", "Move", "Mover", "Phase", "Send", "moved_map"]
+__all__ = ["Action", "Announce", "Connect", "Disconnect", "Goal", "Link", "Move", "Mover", "Phase", "Send", "moved_map"]

@@ -1,0 +1,44 @@
+"""``upriver replicate``."""
+
+import time
+
+from tests.cli.conftest import Run
+from tests.cli.typed import PATIENCE_S, Terminal
+from upriver.node import EmbeddedNode, start
+
+
+def test_once(run: Run, node: EmbeddedNode) -> None:
+    run("load", "--sample", "1000")
+    with start(vbuckets=8, initial_vbuckets="none") as other:
+        result = run("replicate", "0-7", "--once", "--to", other.address)
+        assert (result.exit_code, result.output) == (0, "")
+        assert {copy.state.value for copy in other.bucket} == {"replica"}
+        assert run("diff", node.address, other.address).exit_code == 0
+
+
+def test_until_ctrl_c(run: Run, node: EmbeddedNode) -> None:
+    with (
+        start(vbuckets=8, initial_vbuckets="none") as other,
+        Terminal("replicate", "0-7", "--to", other.address, node.address) as terminal,
+    ):
+        run("load", "--sample", "500")
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(copy.high_seqno for copy in other.bucket) < 500:
+            assert time.monotonic() < deadline, terminal.output
+            assert terminal.process.poll() is None
+            time.sleep(0.02)
+        terminal.interrupt()
+        assert terminal.finish() == 130
+        assert b"Traceback" not in terminal.output
+        assert run("diff", node.address, other.address).exit_code == 0
+
+
+def test_what_fails(run: Run, node: EmbeddedNode) -> None:
+    with start(vbuckets=8) as other:
+        result = run("replicate", "1", "--to", other.address)
+        assert result.exit_code == 1
+        assert "the destination is active" in result.stderr or "both nodes are active" in result.stderr
+    unknown = run("replicate", "900", "--to", node.address)
+    assert unknown.exit_code == 1
+    assert "no vbucket 900" in unknown.stderr
+    assert run("replicate", "1", "--to", "127.0.0.1:1", "--patience", "0.3").exit_code == 1

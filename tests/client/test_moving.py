@@ -1,0 +1,268 @@
+"""Vbuckets moved between real nodes, and a mover that is interrupted at every step."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.client.clusters import push_map
+from tests.client.proxy import Proxy
+from upriver.client import Address, KvClient
+from upriver.client.moving import Mover, Step
+from upriver.errors import AuthenticationFailed, UpriverError
+from upriver.model import VbucketState
+from upriver.model.vbucket import vbucket_of
+from upriver.node import EmbeddedNode, start
+from upriver.protocol.mover import Goal, Phase
+
+DEADLINE_S = 60.0
+VBUCKETS = 4
+#: The steps of a takeover at which something may happen to the mover.
+PHASES = [Phase.ASKING, Phase.PREPARING, Phase.STREAMING, Phase.ANNOUNCING, Phase.ENDING]
+
+
+def states(nodes: tuple[EmbeddedNode, EmbeddedNode], vbucket: int) -> list[VbucketState | None]:
+    found = [node.bucket.existing(vbucket) for node in nodes]
+    return [None if each is None else each.state for each in found]
+
+
+def owners(node: EmbeddedNode) -> list[int]:
+    """The ports of the owners, by the map that the node has."""
+    servers = json.loads(node.node.state.cluster.encoded())["vBucketServerMap"]
+    return [int(servers["serverList"][row[0]].rpartition(":")[2]) for row in servers["vBucketMap"]]
+
+
+@contextlib.contextmanager
+def two(tmp_path: Path | None = None):  # type: ignore[no-untyped-def]
+    """The first has everything, the second nothing."""
+
+    def options(name: str) -> dict[str, object]:
+        return {} if tmp_path is None else {"data": str(tmp_path / name), "ack": "disk"}
+
+    with (
+        start(vbuckets=VBUCKETS, **options("first")) as first,
+        start(vbuckets=VBUCKETS, initial_vbuckets="none", **options("second")) as second,
+    ):
+        yield first, second
+
+
+class Writer:
+    """Writes through the cluster map without end, and remembers what was answered."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.acknowledged: dict[bytes, bytes] = {}
+        self._halt = asyncio.Event()
+        self._number = 0
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator["Writer"]:
+        task = asyncio.create_task(self._write())
+        try:
+            yield self
+        finally:
+            self._halt.set()
+            await task
+
+    async def more(self, count: int = 20) -> None:
+        """Wait until so many more writes were answered."""
+        goal = self._number + count
+        async with asyncio.timeout(DEADLINE_S):
+            while self._number < goal:
+                await asyncio.sleep(0.005)
+
+    async def _write(self) -> None:
+        async with KvClient(self.address) as kv:
+            while not self._halt.is_set():
+                key, value = b"k%d" % (self._number % 50), b"%d" % self._number
+                await kv.set(key, value)
+                self.acknowledged[key] = value
+                self._number += 1
+
+
+async def check(writer: Writer, nodes: tuple[EmbeddedNode, EmbeddedNode]) -> None:
+    """Nothing that was answered is lost, and a client finds it."""
+    async with KvClient(nodes[0].address) as kv:
+        found = await kv.get_many(writer.acknowledged)
+    assert {key: item.value for key, item in found.items()} == writer.acknowledged
+
+
+class Watch:
+    """Whether two nodes were ever active at the same time, at any step."""
+
+    def __init__(self, nodes: tuple[EmbeddedNode, EmbeddedNode], then: Callable[[Step], object] | None = None) -> None:
+        self.nodes = nodes
+        self.then = then
+        self.steps: list[Step] = []
+
+    def __call__(self, step: Step) -> None:
+        self.steps.append(step)
+        assert states(self.nodes, step.vbucket).count(VbucketState.ACTIVE) <= 1
+        if self.then is not None:
+            self.then(step)
+
+
+def test_everything_moves_under_load_and_clients_follow(tmp_path: Path) -> None:
+    async def move(nodes: tuple[EmbeddedNode, EmbeddedNode]) -> list[Step]:
+        watch = Watch(nodes)
+        async with Writer(nodes[0].address).working() as writer:
+            await writer.more()
+            mover = Mover(nodes[0].address, nodes[1].address, range(VBUCKETS), parallel=2, on_step=watch)
+            async with asyncio.timeout(DEADLINE_S):
+                found = await mover.run()
+            await writer.more()
+        await check(writer, nodes)
+        running = most = 0
+        for step in watch.steps:
+            running += (step.phase is Phase.PREPARING) - (step.phase is Phase.MOVED)
+            most = max(most, running)
+        assert 1 <= most <= 2
+        return found
+
+    with two(tmp_path) as nodes:
+        found = asyncio.run(move(nodes))
+        assert [step.phase for step in found] == [Phase.MOVED] * VBUCKETS, found
+        for number in range(VBUCKETS):
+            assert states(nodes, number) == [VbucketState.DEAD, VbucketState.ACTIVE]
+        assert [owners(node) for node in nodes] == [[nodes[1].port] * VBUCKETS] * 2
+
+
+@pytest.mark.parametrize("how", ["killed", "source cut", "destination cut"])
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
+def test_interrupted_at_every_step(phase: Phase, how: str) -> None:
+    """Killed, another mover goes on; cut, the same one does. Nothing is lost, at most one is active, clients follow."""
+    number = vbucket_of(b"k0", VBUCKETS)
+
+    async def move(nodes: tuple[EmbeddedNode, EmbeddedNode]) -> None:
+        async with (
+            Proxy(nodes[0].port, 1) as near,
+            Proxy(nodes[1].port, 2) as far,
+            Writer(nodes[0].address).working() as writer,
+        ):
+            await writer.more()
+            # The map names the nodes themselves: only the mover goes through the proxies.
+            push_map(nodes, [0] * VBUCKETS, rev=1)
+            happened = asyncio.Event()
+
+            def strike(step: Step) -> None:
+                if step.phase is not phase or happened.is_set():
+                    return
+                happened.set()
+                if how == "killed":
+                    running.cancel()
+                else:
+                    asyncio.get_running_loop().call_soon((near if how == "source cut" else far).cut)
+
+            addresses = f"127.0.0.1:{near.port}", f"127.0.0.1:{far.port}"
+            mover = Mover(*addresses, [number], on_step=Watch(nodes, strike))
+            running = asyncio.create_task(mover.run())
+            async with asyncio.timeout(DEADLINE_S):
+                try:
+                    (step,) = await running
+                except asyncio.CancelledError:
+                    assert how == "killed"
+                    (step,) = await Mover(*addresses, [number], on_step=Watch(nodes)).run()
+            assert happened.is_set()
+            assert step.phase is Phase.MOVED, step
+            push_map(nodes, [1 if n == number else 0 for n in range(VBUCKETS)], rev=2**40)  # away from the proxies
+            await writer.more()
+        await check(writer, nodes)
+        assert states(nodes, number) == [VbucketState.DEAD, VbucketState.ACTIVE]
+
+    with two() as nodes:
+        asyncio.run(move(nodes))
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
+def test_undone_after_it_was_killed(phase: Phase) -> None:
+    async def move(nodes: tuple[EmbeddedNode, EmbeddedNode]) -> None:
+        async with KvClient(nodes[0].address) as kv:
+            assert await kv.set_many({f"k{n}": b"v" for n in range(100)}) == {}
+        before = [nodes[0].bucket.vbucket(n).high_seqno for n in range(VBUCKETS)]
+
+        def strike(step: Step) -> None:
+            if step.phase is phase:
+                running.cancel()
+
+        running = asyncio.create_task(
+            Mover(nodes[0].address, nodes[1].address, [1], on_step=Watch(nodes, strike)).run()
+        )
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        async with asyncio.timeout(DEADLINE_S):
+            (step,) = await Mover(nodes[0].address, nodes[1].address, [1], Goal.UNDO, on_step=Watch(nodes)).run()
+        active = [state is VbucketState.ACTIVE for state in states(nodes, 1)]
+        assert active == ([True, False] if step.phase is Phase.UNDONE else [False, True]), step
+        holder = nodes[0] if active[0] else nodes[1]
+        assert holder.bucket.vbucket(1).high_seqno == before[1]
+
+    with two() as nodes:
+        asyncio.run(move(nodes))
+
+
+def test_a_dead_source_stays_dead_while_the_destination_cannot_be_asked() -> None:
+    with two() as (first, second):
+        first.call(first.bucket.vbucket(1).set_state, VbucketState.DEAD)
+        address = second.address
+        second.close()
+        mover = Mover(first.address, address, [1], Goal.UNDO, patience_s=0.5)
+        (step,) = asyncio.run(mover.run())
+        assert not step.phase.over
+        assert "the destination cannot be reached" in step.reason
+        assert first.bucket.vbucket(1).state is VbucketState.DEAD
+
+
+def test_other_nodes_are_told_before_the_stream_ends() -> None:
+    with two() as nodes, start(vbuckets=VBUCKETS, initial_vbuckets="none") as third:
+        push_map([*nodes, third], [0] * VBUCKETS, rev=1)
+        told: dict[Phase, list[int]] = {}
+        mover = Mover(
+            nodes[0].address, nodes[1].address, [2], on_step=lambda step: told.update({step.phase: owners(third)})
+        )
+        (step,) = asyncio.run(mover.run())
+        assert step.phase is Phase.MOVED
+        old, new = nodes[0].port, nodes[1].port
+        assert told[Phase.ANNOUNCING] == [old, old, old, old]
+        assert told[Phase.ENDING] == [old, old, new, old]
+        assert owners(nodes[0]) == owners(nodes[1]) == owners(third) == [old, old, new, old]
+
+
+def test_replication_until_it_is_stopped() -> None:
+    async def replicate(nodes: tuple[EmbeddedNode, EmbeddedNode]) -> None:
+        mover = Mover(nodes[0].address, nodes[1].address, range(VBUCKETS), Goal.REPLICATE)
+        running = asyncio.create_task(mover.run())
+        async with asyncio.timeout(DEADLINE_S), KvClient(nodes[0].address) as kv:
+            await kv.set_many({f"k{n}": b"v" * 1000 for n in range(5000)})
+            while sum(copy.high_seqno for copy in nodes[1].bucket) < 5000:
+                await asyncio.sleep(0.01)
+            mover.stop()
+            found = await running
+        assert {step.phase for step in found} == {Phase.STREAMING}
+        assert mover.bytes_passed_on > 5_000_000
+        assert all(copy.state is VbucketState.REPLICA for copy in nodes[1].bucket)
+
+    with two() as nodes:
+        asyncio.run(replicate(nodes))
+
+
+def test_what_cannot_be_moved(guarded_node: EmbeddedNode) -> None:
+    with two() as nodes:
+        first, second = nodes
+        second.call(second.bucket.create_vbucket, 1, VbucketState.ACTIVE)
+        found = asyncio.run(Mover(first.address, second.address, [1, 2]).run())
+        assert [step.phase for step in found] == [Phase.FAILED, Phase.MOVED]
+        assert "both nodes are active" in found[0].reason
+        with pytest.raises(UpriverError, match="cannot connect"):
+            asyncio.run(Mover(first.address, "127.0.0.1:1", [3]).run())
+        wrong = Address.parse(guarded_node.address).with_login("me", "wrong")
+        with pytest.raises(AuthenticationFailed):
+            asyncio.run(Mover(first.address, wrong, [3]).run())
+        assert first.bucket.vbucket(3).state is VbucketState.ACTIVE
+
+
+def test_the_synchronous_twin() -> None:
+    with two() as nodes, Mover.sync(nodes[0].address, nodes[1].address, [0]) as mover:
+        assert [step.phase for step in mover.run()] == [Phase.MOVED]
