@@ -99,3 +99,11 @@ cdef class Table:
         uint32_t expiry, uint8_t datatype, double now
     ) except 0
     cdef int enqueue(self) except -1
+
+
+cdef inline Chunk *chunk_at(Table self, uint64_t slot) noexcept:
+    return &self.chunks[(slot >> 20) & 0xFFFFFFF]
+
+
+cdef inline char *record_at(Table self, uint64_t slot) noexcept:
+    return chunk_at(self, slot).data + ((slot & 0xFFFFF) << 3)

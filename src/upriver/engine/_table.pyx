@@ -1134,10 +1134,6 @@ cdef inline uint64_t slot_of(uint32_t number, uint32_t place) noexcept:
     return (<uint64_t>number << 20) | (place >> 3)
 
 
-cdef inline char *record_at(Table self, uint64_t slot) noexcept:
-    return self.chunks[(slot >> 20) & 0xFFFFFFF].data + ((slot & 0xFFFFF) << 3)
-
-
 cdef inline char *lookup_bytes(Table self, bytes key) noexcept:
     cdef uint64_t where
     cdef const char *start = PyBytes_AS_STRING(key)

@@ -5,6 +5,10 @@ It answers a request only if nothing about it is special: whole, a vbucket that 
 type, no value that must be read from disk, room for what is written. At the first request that is anything else it stops
 and leaves it to the session, which knows every case; so each rule is written once, in the session's commands, and this
 loop is only a faster way through the plain ones.
+
+What a request takes is not work but waiting: the vbucket's table, the slot of the key, the chunk and the record lie
+somewhere in memory, and each tells only when it has come where the next one is. So the loop looks at some requests
+ahead and asks for what all of them need, step by step, before it answers the first: they wait together.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -15,7 +19,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from upriver.engine._table cimport Ledger, Table
+from upriver.engine._table cimport Chunk, Ledger, Table, chunk_at, record_at
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -24,6 +28,8 @@ cdef extern from "_record.h" nogil:
     void store_be32(char *, uint32_t)
     void store_be64(char *, uint64_t)
     uint64_t hash_key(const char *, size_t, uint64_t)
+    void prefetch(const void *)
+    void prefetch_write(const void *)
     enum:
         R_MARKS, R_OPCODE, R_BODY_LENGTH, R_CAS, R_FLAGS, R_EXPIRY, R_EXTRAS, R_DATATYPE
         MARK_EVICTED, MARK_REFERENCED, OPCODE_MUTATION
@@ -43,8 +49,25 @@ cdef enum:
     GETKQ = 0x0D
     SETQ = 0x11
     STATUS_KEY_ENOENT = 0x01
+    # How many requests are looked at together, and how much of a table and of a record they ask for.
+    AHEAD = 16
+    LINE = 64
+    TABLE_BYTES = 512
+    RECORD_BYTES = 256
 
 cdef bytes NOT_FOUND = b"Not found"
+
+
+# What is known ahead of a request.
+cdef struct Asked:
+    PyObject *table
+    const char *key
+    size_t key_length
+    uint64_t hashed
+    uint64_t slot
+    bint writes
+    # Of a write: where the next record goes.
+    Chunk *last
 
 
 cdef class FastPath:
@@ -101,8 +124,11 @@ cdef class FastPath:
         cdef uint8_t opcode
         cdef double now = -1
         cdef Table table
+        cdef Py_ssize_t fetched = at
         self.used = 0
         while length - at >= HEADER and self.used < answer_bytes_max:
+            if at >= fetched:
+                fetched = self.fetch(base, length, at)
             request = base + at
             opcode = <uint8_t> request[1]
             body = load_be32(request + 8)
@@ -129,6 +155,72 @@ cdef class FastPath:
             else:
                 break
             at += HEADER + body
+        return at
+
+    cdef Py_ssize_t fetch(self, const char *base, Py_ssize_t length, Py_ssize_t at) noexcept:
+        """Ask the memory for what the next requests will need; where they end. It stops where the loop will stop too.
+
+        It decides nothing and changes nothing: what is asked for in vain costs a little time.
+        """
+        cdef Asked asked[AHEAD]
+        cdef Asked *each
+        cdef Table table
+        cdef const char *request
+        cdef char *record
+        cdef uint32_t body, extras, key_length
+        cdef uint16_t vbucket
+        cdef int count = 0, i, line
+        while count < AHEAD and length - at >= HEADER:
+            request = base + at
+            body, extras, key_length = load_be32(request + 8), <uint8_t> request[4], load_be16(request + 2)
+            vbucket = load_be16(request + 6)
+            if <size_t> (length - at - HEADER) < body or extras + key_length > body:
+                break
+            if not 0 < key_length <= KEY_BYTES_MAX:  # nothing behind it is answered here
+                break
+            if vbucket >= PyList_GET_SIZE(self.tables) or PyList_GET_ITEM(self.tables, vbucket) == <PyObject *> None:
+                break
+            at += HEADER + body
+            each = &asked[count]
+            each.table = PyList_GET_ITEM(self.tables, vbucket)
+            each.key, each.key_length = request + HEADER + extras, key_length
+            each.writes = <uint8_t> request[1] == SET or <uint8_t> request[1] == SETQ
+            line = 0
+            while line < TABLE_BYTES:
+                prefetch(<const char *> each.table + line)
+                line += LINE
+            count += 1
+        for i in range(count):
+            each = &asked[i]
+            table = <Table> each.table
+            each.hashed = hash_key(each.key, each.key_length, self.ledger.seed)
+            prefetch(&table.slots[each.hashed & table.mask])
+            each.last = NULL
+            if each.writes and table.order_count:
+                prefetch(&table.order[table.order_count - 1])
+        for i in range(count):
+            each = &asked[i]
+            table = <Table> each.table
+            each.slot = table.slots[each.hashed & table.mask]
+            if each.slot:
+                prefetch(chunk_at(table, each.slot))
+            if each.writes and table.order_count:
+                each.last = &table.chunks[table.order[table.order_count - 1]]
+                prefetch(each.last)
+        for i in range(count):
+            each = &asked[i]
+            if each.slot:
+                record = record_at(<Table> each.table, each.slot)
+                line = 0
+                while line < RECORD_BYTES:
+                    prefetch(record + line)
+                    line += LINE
+            if each.last != NULL:
+                record = each.last.data + each.last.used
+                line = 0
+                while line < RECORD_BYTES:
+                    prefetch_write(record + line)
+                    line += LINE
         return at
 
     cdef char *reserve(self, size_t size) except NULL:
