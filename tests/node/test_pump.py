@@ -1,7 +1,9 @@
 """One piece at a time: what a pump writes, and when it looks again."""
 
+import socket
+
 from tests.node.laboratory import Laboratory
-from upriver.node.pump import Pump
+from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
 
 
@@ -36,9 +38,13 @@ class Wire:
         self.written: list[bytes] = []
         self.high: int | None = None
         self.stuck = False
+        self.socket: socket.socket | None = None
 
     def set_write_buffer_limits(self, high: int | None = None) -> None:
         self.high = high
+
+    def get_extra_info(self, name: str) -> object:
+        return self.socket if name == "socket" else None
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -55,6 +61,19 @@ def test_one_piece_in_a_turn_and_answers_before_it() -> None:
     assert (wire.written, wire.high) == ([b"answer one"], 0)
     laboratory.settle()
     assert pump.runs == 1  # there was more, so it asked for another turn
+
+
+def test_the_system_keeps_little_of_what_it_cannot_send() -> None:
+    pump = Source(Laboratory())
+    wire = Wire(pump)
+    with socket.socket() as wire.socket:
+        pump.pump(wire)
+        assert wire.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
+    with socket.socket(socket.AF_UNIX) as other:  # has no such thing
+        wire = Wire(Source(Laboratory()))
+        wire.socket = other
+        wire.pump.pump(wire)
+        assert wire.high == 0
 
 
 def test_nothing_is_read_while_the_transport_keeps_something() -> None:

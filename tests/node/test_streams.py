@@ -146,6 +146,9 @@ class Sink:
         self.written = 0
         self.on_block = on_block
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def set_write_buffer_limits(self, high: int | None = None) -> None:
         assert high == 0
 

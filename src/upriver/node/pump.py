@@ -8,7 +8,9 @@ answered, in the same turn: a live change is on its way before anything else is 
 next turn, together with all that has come until then.
 """
 
-from typing import Final, Protocol
+import contextlib
+import socket
+from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState
@@ -17,6 +19,8 @@ from upriver.wire.layout import Buffer
 
 #: What is read from the history at once, at most.
 PIECE_BYTES: Final = 256 * 1024
+#: What the system keeps of a connection before it has been put on its way.
+UNSENT_BYTES: Final = 256 * 1024
 
 
 class Transport(Protocol):
@@ -27,6 +31,17 @@ class Transport(Protocol):
 
     def write(self, data: bytes) -> None:
         """Send, or keep until it can be sent."""
+
+    def get_extra_info(self, name: str) -> Any:
+        """What is known of the connection: its ``socket``."""
+
+
+def _keep_queue_short(transport: Transport) -> None:
+    """Let the system keep little of what cannot be sent yet: a live change waits behind all of it."""
+    peer = transport.get_extra_info("socket")
+    if peer is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with contextlib.suppress(OSError):  # no TCP, or gone already
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 class Pump:
@@ -91,6 +106,7 @@ class Pump:
             # Every byte that the transport keeps blocks us, until it has sent them all.
             self._pumped = True
             transport.set_write_buffer_limits(high=0)
+            _keep_queue_short(transport)
         if self.blocked:
             return 0
         answers = self.session.data_to_send()
