@@ -108,6 +108,20 @@ def test_an_unclean_stop_branches_active_vbuckets_only(path: Path, clock: Clock)
     bucket.close()
 
 
+def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Clock) -> None:
+    bucket = opened(path, clock)
+    vbucket = bucket.create_vbucket(1)
+    vbucket.set_state(VbucketState.DEAD, heir="a->b")
+    bucket.flusher.step()
+    bucket.abandon()
+    bucket = opened(path, clock)
+    vbucket = bucket.vbucket(1)
+    assert (vbucket.state, vbucket.heir) == (VbucketState.DEAD, "a->b")
+    vbucket.set_state(VbucketState.ACTIVE)
+    assert vbucket.heir == ""
+    bucket.close()
+
+
 def test_cas_grows_over_restarts_even_if_the_clock_does_not(path: Path, clock: Clock) -> None:
     seen = []
     for stop in ("close", "abandon", "close"):

@@ -10,7 +10,7 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     laboratory.bucket.create_vbucket(3)
     laboratory.write(3, b"k")
     called: list[bool] = []
-    handover = Handover(laboratory.service.source, 3, lambda: called.append(handover.durable))
+    handover = Handover(laboratory.service.source, 3, "heir", lambda: called.append(handover.durable))
     assert (handover.dead, handover.durable) == (False, False)
 
     laboratory.disk_works = False
@@ -22,4 +22,5 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     laboratory.disk_works = True
     laboratory.settle()
     assert called == [True]
+    assert laboratory.bucket.vbucket(3).heir == "heir"
     assert laboratory.bucket.vbucket(3).persisted_seqno == 1

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tests.node.laboratory import Laboratory
 from tests.protocol.moving_world import MovingWorld
 from upriver.model import VbucketState
 from upriver.protocol.mover import Announce, Goal, Link, Mover, Phase, Send, moved_map
@@ -142,6 +143,33 @@ def test_an_interrupted_takeover_goes_on() -> None:
     assert world.states() == (DEAD, ACTIVE)
     assert world.move.phase is Phase.MOVED
     assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+
+
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
+def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: Goal) -> None:
+    """Its copy is pending too, from a takeover that broke off earlier; but the source died for somebody else."""
+    world = written()
+    while world.states() != (ACTIVE, PENDING):
+        assert world.step()
+    for link in Link:
+        world.cut(link)
+    owner = Laboratory(vbuckets=4)
+    candidate, world.nodes[Link.DESTINATION] = world.destination, owner
+    world.mover = Mover("a->c", [0])
+    world.mover.start()
+    world.settle()
+    assert world.states() == (DEAD, ACTIVE)
+    for link in Link:
+        world.cut(link)
+    world.nodes[Link.DESTINATION] = candidate
+    world.mover = Mover("a->b", [0], goal)
+    world.mover.start()
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert world.states()[0] is DEAD
+    assert world.states()[1] is (PENDING if goal is Goal.TAKE_OVER else REPLICA)
+    assert owner.bucket.vbucket(0).state is ACTIVE
+    assert world.most_active == 1
 
 
 def test_an_interrupted_takeover_is_undone_after_the_destination_was_asked() -> None:

@@ -12,6 +12,7 @@ def test_the_engine_fits() -> None:
         assert names <= set(dir(offered))
     assert {name for name in vars(SourceVbucket) if not name.startswith("_")} - set(dir(Vbucket)) == {
         "failover_log",
+        "heir",
         "number",
         "state",
         "streamable",

@@ -59,6 +59,8 @@ class Vbucket(KeyValue):
         self.number = number
         self.journal = journal
         self.state = VbucketState.DEAD
+        #: Who shall have what a dead copy held: nobody else may take it over. Empty for anybody.
+        self.heir = ""
         self.failover_log = FailoverLog.fresh(new_uuid())
         self.whole = WholeStates()
         #: No state below this seqno can be restored: versions were dropped.
@@ -111,8 +113,11 @@ class Vbucket(KeyValue):
 
     # Roles.
 
-    def set_state(self, state: VbucketState) -> None:
-        """Take on a role. Who becomes active starts a new branch where others can be sure to share."""
+    def set_state(self, state: VbucketState, *, heir: str = "") -> None:
+        """Take on a role. Who becomes active starts a new branch where others can be sure to share.
+
+        Who dies for an ``heir`` remembers it, on disk with the death, until it takes on another role.
+        """
         with self.journal.lock:
             self._check_here()
             if state is self.state:
@@ -123,6 +128,7 @@ class Vbucket(KeyValue):
             if state is VbucketState.ACTIVE:
                 self._branch(self.whole_seqno)
             self.state = state
+            self.heir = heir
             self.table.active = state is VbucketState.ACTIVE
             self.journal.change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
@@ -445,6 +451,7 @@ class Vbucket(KeyValue):
         table = self.table
         return {
             "state": self.state.value,
+            "heir": self.heir,
             "log": [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log],
             "high": table.high_seqno if self.state is not VbucketState.ACTIVE else table.flushing_seqno,
             "snapshot": [table.snapshot_start, table.snapshot_end],
@@ -461,6 +468,7 @@ class Vbucket(KeyValue):
         """Take the description back, before the records are loaded."""
         table = self.table
         self.state = VbucketState(stored["state"])
+        self.heir = stored.get("heir", "")  # older descriptions have none
         self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))
         self.whole = WholeStates(tuple(pair) for pair in stored["whole"])
         self.floor_seqno = stored["floor"]

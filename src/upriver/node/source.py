@@ -134,10 +134,10 @@ class EngineSource:
         cursor = self._node.bucket.vbucket(vbucket).open_cursor(name, start, end, wanted)
         return EngineHistory(cursor, self._node)
 
-    def set_state(self, vbucket: int, state: VbucketState) -> None:
+    def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
         """Give a vbucket another role, and tell clients who own what."""
         bucket = self._node.bucket
-        bucket.vbucket(vbucket).set_state(state)
+        bucket.vbucket(vbucket).set_state(state, heir=heir)
         self._node.cluster.own_vbuckets_changed(v.number for v in bucket if v.state is VbucketState.ACTIVE)
 
     def when_durable(self, callback: Callable[[], object]) -> None:

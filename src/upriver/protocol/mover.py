@@ -8,7 +8,8 @@ ended, whatever fails.
 Nothing is remembered across a cut. Whenever both connections stand, every vbucket that is not done begins with the same
 question to both sides: who is what? To open a connection closes the one that had its name before, together with all
 that was on its way there; so the answer stands, and nobody but this mover can change it. (Movers between the same two
-nodes must therefore bear the same name.) Then follows:
+nodes must therefore bear the same name; and those between others another, because a source that dies remembers under
+which name, and lets no other mover go on with the takeover or undo it.) Then follows:
 
 ============  ===========  =============================================================
 source        destination  what is done

@@ -73,6 +73,8 @@ class Producer:
     ) -> None:
         self.source = source
         self.name = name
+        #: Whom vbuckets are handed over to: only an open names somebody.
+        self.heir = name if speaks is OPENED else ""
         self.flags = int(flags)
         self.created = now
         #: Called when there may be something to send that was not there before.
@@ -217,6 +219,10 @@ class Producer:
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
+        if takeover and vbucket.heir not in ("", self.heir):
+            raise NotMyVbucket(
+                f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
+            )
         if dialect.by_snapshot and not (
             request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
         ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once

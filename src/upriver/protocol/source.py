@@ -95,6 +95,10 @@ class SourceVbucket(Protocol):
         """The role of this copy."""
 
     @property
+    def heir(self) -> str:
+        """The name of the takeover that this copy died for; empty if it lives, or died for none."""
+
+    @property
     def failover_log(self) -> FailoverLog:
         """The branches that its history has lived on."""
 
@@ -134,8 +138,8 @@ class Source(Protocol):
     def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> History:
         """Open a place in the history; raises a StatusError if that cannot be."""
 
-    def set_state(self, vbucket: int, state: VbucketState) -> None:
-        """Give a vbucket another role."""
+    def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
+        """Give a vbucket another role; who dies in a takeover remembers for whom."""
 
     def when_durable(self, callback: Callable[[], object]) -> None:
         """Call back when everything done so far is on disk."""

@@ -87,7 +87,8 @@ class ProducerStream:
         self._ends_exactly = options.exact_end or options.stop_at_end
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
-        self._handover = Handover(connection.source, vbucket.number, self._wake) if self.takeover else None
+        heir = connection.heir
+        self._handover = Handover(connection.source, vbucket.number, heir, self._wake) if self.takeover else None
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._marker = dialect.marker(vbucket.number, self.opaque)
         self._encoder = None if self._sends_frames else self._new_encoder()

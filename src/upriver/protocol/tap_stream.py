@@ -84,7 +84,8 @@ class TapStream:
         self._subscribed_to: History | None = None
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
-        self.handover = Handover(connection.source, vbucket.number, self.wake) if self.plan.takeover else None
+        heir = f"tap:{connection.cursor_name}"
+        self.handover = Handover(connection.source, vbucket.number, heir, self.wake) if self.plan.takeover else None
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         self.uuid = vbucket.failover_log.newest.vbucket_uuid

@@ -1,6 +1,6 @@
 """Vbuckets: their states, seqnos, failover logs and checkpoints, and who is registered to follow them."""
 
-from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket
+from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket
 from upriver.model import VbucketState
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import checked_key, when_all_durable
@@ -41,9 +41,21 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     if vbucket is None:
         node.bucket.create_vbucket(request.vbucket, state)
     else:
+        if state is VbucketState.ACTIVE:
+            _check_heir(session, vbucket.heir)
         vbucket.set_state(state)
     _tell_cluster(session)
     return when_all_durable(session, request, success(request))
+
+
+def _check_heir(session: Session, heir: str) -> None:
+    """A mover may take back only what was handed over under its own name: it has asked nobody else.
+
+    An operator, who has not opened the connection for streams, may know better.
+    """
+    producer = getattr(session.stream, "producer", None)
+    if producer is not None and heir not in ("", producer.heir):
+        raise KeyExists(f"this copy died for {heir!r}: whoever that was may be active")
 
 
 @command(DeleteVbucket, role=Role.ADMIN)
