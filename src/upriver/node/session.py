@@ -511,7 +511,8 @@ class Session:
         if self.user is None:
             raise AuthenticationFailed("Authenticate first")
         if role not in self.user.roles:
-            raise AccessDenied(f"the user {self.user.name} lacks the role {str(role.name).lower()}")
+            lacking = str((role if role is Role.ADMIN else role & ~self.user.roles).name).lower()
+            raise AccessDenied(f"the user {self.user.name} lacks the role {lacking}")
 
     def _deliver(self, answer: Answer) -> None:
         match answer:

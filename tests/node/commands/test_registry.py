@@ -1,9 +1,13 @@
+import inspect
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.peer import Peer, SessionPeer, decoded, open_rig
-from upriver.node.authentication import Role
+from tests.node.peer import Peer, SessionPeer, assert_refusal, decoded, open_rig
+from upriver.node.authentication import Role, User, Users
 from upriver.node.commands import COMMANDS
 from upriver.node.commands.registry import command, success
 from upriver.wire import AnyRequest, AnyResponse, Request
@@ -17,8 +21,18 @@ from upriver.wire.memcached import (
     SaslAuth,
     SaslListMechanisms,
     SaslStep,
+    VbucketState,
     memcached,
 )
+
+#: What some requests cannot do without.
+NEEDED: dict[str, Any] = {"key": b"k", "name": b"n", "vbucket_uuid": 1, "seqno": 1, "state": VbucketState.ACTIVE}
+
+
+def made(request: type[Request]) -> Request:
+    """A request with what it needs."""
+    parameters = inspect.signature(request).parameters.values()
+    return request(**{each.name: NEEDED[each.name] for each in parameters if each.default is each.empty})
 
 
 def test_every_declared_request_has_a_command() -> None:
@@ -31,6 +45,31 @@ def test_what_may_be_asked_before_a_login() -> None:
     free = {request.__name__ for request, (_, role) in COMMANDS.items() if role is None}
     login = {request.__name__ for request in (SaslAuth, SaslStep, SaslListMechanisms, Hello)}
     assert free == login | {"GetErrorMap", "Quit", "QuitQ"}
+
+
+@pytest.mark.parametrize("lacking", [Role.READ, Role.WRITE, Role.STREAM])
+def test_without_its_role_no_command_runs(lacking: Role) -> None:
+    """The refusal names the role, and it comes before anything else is looked at."""
+    users = Users(Path("unused"))
+    roles = (Role.READ | Role.WRITE | Role.STREAM) & ~lacking
+    users.add(User.create("u", "p", roles, iterations=4096))
+    rig = open_rig(users=users)
+    with rig.bucket:
+        peer = rig.peer()
+        peer.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0u\0p"))
+        for request, (_, role) in COMMANDS.items():
+            if role is not None and role & ~roles:
+                peer.session.answer(made(request))
+                (answer,) = peer.receive()
+                assert_refusal(answer, Status.EACCESS)
+                assert isinstance(answer, AnyResponse)
+                expected = "admin" if role is Role.ADMIN else str(lacking.name).lower()
+                assert answer.text == f"the user u lacks the role {expected}"
+
+
+def test_what_hands_out_a_value_needs_the_right_to_read() -> None:
+    reading = {request.__name__ for request, (_, role) in COMMANDS.items() if role == Role.READ | Role.WRITE}
+    assert reading == {"Gat", "GatQ", "GetLocked"}
 
 
 def test_a_request_has_one_command() -> None:

@@ -216,7 +216,7 @@ def touch(session: Session, request: Touch) -> Answer:
     return written(session, request, vbucket, cas, seqno)
 
 
-@command(Gat, GatQ, role=Role.WRITE)
+@command(Gat, GatQ, role=Role.READ | Role.WRITE)
 def get_and_touch(session: Session, request: Gat) -> Answer:
     """Read the item and give it another expiry."""
     vbucket = active_vbucket(session, request)

@@ -9,7 +9,7 @@ from upriver.node.session import Answer, Session
 from upriver.wire.memcached import Feature, GetLocked, Unlock
 
 
-@command(GetLocked, role=Role.WRITE)
+@command(GetLocked, role=Role.READ | Role.WRITE)
 def get_locked(session: Session, request: GetLocked) -> Answer:
     """Read the item and keep others from changing it for a while."""
     vbucket = active_vbucket(session, request)
