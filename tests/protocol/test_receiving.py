@@ -7,7 +7,7 @@ from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, OutOfRange,
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.receiving import ReceivingStream
-from upriver.protocol.streams import StreamState
+from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamState
 from upriver.wire import dcp, upr
 
 LOG = FailoverLog((FailoverEntry(7, 3), FailoverEntry(6, 0)))
@@ -237,3 +237,81 @@ def test_each_way_to_its_end() -> None:
     stream = ReceivingStream(PaperCopy(), 9)
     stream.refused(OutOfRange("too far"))
     assert "too far" in stream.end_reason
+
+
+#: Events of the table that a stream never receives, with the reason.
+NOT_RECEIVED = {
+    StreamEvent.START: "only the drafts have it; their consumer hears it as nothing (draft_translation)",
+    StreamEvent.SNAPSHOT_END: "only the drafts have it; their consumer is whole at the next marker (draft_translation)",
+}
+#: What `upr` cannot say.
+NOT_IN_UPR = {StreamEvent.ADVANCE: "a filtered end of a snapshot shows by the next marker"}
+ROADS = {
+    StreamState.REQUESTED: (),
+    StreamState.OPEN: (StreamEvent.ACCEPT,),
+    StreamState.SNAPSHOT: (StreamEvent.ACCEPT, StreamEvent.MARKER),
+    StreamState.PENDING: (StreamEvent.ACCEPT, StreamEvent.SET_PENDING),
+    StreamState.DRAINING: (StreamEvent.ACCEPT, StreamEvent.SET_PENDING, StreamEvent.PENDING_ANSWERED),
+    StreamState.ACTIVATING: (
+        StreamEvent.ACCEPT,
+        StreamEvent.SET_PENDING,
+        StreamEvent.PENDING_ANSWERED,
+        StreamEvent.SET_ACTIVE,
+    ),
+}
+
+
+def happen(stream: ReceivingStream, copy: PaperCopy, event: StreamEvent, *, modern: bool) -> None:
+    """Let a stream hear what the event stands for."""
+    match event:
+        case StreamEvent.ACCEPT:
+            stream.accept(LOG, modern=modern)
+        case StreamEvent.REFUSE:
+            stream.refused(OutOfRange("too far"))
+        case StreamEvent.MARKER:
+            stream.marker(0, 50, 1) if modern else stream.unbounded_marker()
+        case StreamEvent.CHANGE:
+            if stream.life.state is StreamState.DRAINING:
+                happen(stream, copy, StreamEvent.MARKER, modern=modern)
+            data = changes(stream.position.seqno + 1, modern=modern)
+            assert stream.run(data, 0) == len(data)
+        case StreamEvent.ADVANCE:
+            if stream.life.state is StreamState.DRAINING:
+                happen(stream, copy, StreamEvent.MARKER, modern=modern)
+            stream.advance(stream.position.seqno + 1)
+        case StreamEvent.FLUSH:
+            stream.flush()
+        case StreamEvent.SET_PENDING:
+            stream.handed_over(VbucketState.PENDING)
+            copy.state = VbucketState.PENDING
+        case StreamEvent.PENDING_ANSWERED:
+            stream.pending_answered()
+        case StreamEvent.SET_ACTIVE:
+            stream.handed_over(VbucketState.ACTIVE)
+            copy.state = VbucketState.ACTIVE
+        case StreamEvent.END:
+            stream.end(dcp.EndReason.OK if modern else upr.EndReason.OK)
+        case StreamEvent.CLOSE:
+            stream.close()
+        case _:
+            assert event is StreamEvent.LOSE
+            stream.lose()
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["dcp", "upr"])
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [(state, event) for state in TRANSITIONS for event in TRANSITIONS[state] if event not in NOT_RECEIVED],
+    ids=str,
+)
+def test_each_transition_of_the_table(state: StreamState, event: StreamEvent, modern: bool) -> None:
+    copy = PaperCopy()
+    stream = ReceivingStream(copy, 9)
+    for step in ROADS[state]:
+        happen(stream, copy, step, modern=modern)
+    assert stream.life.state is state
+    if not modern and event in NOT_IN_UPR:
+        return
+    happen(stream, copy, event, modern=modern)
+    assert stream.life.state is TRANSITIONS[state][event]
+    assert copy.closed is stream.life.ended
