@@ -19,7 +19,7 @@ from upriver.errors import (
     StreamRolledBack,
     Unreachable,
 )
-from upriver.model import Change, Event, Snapshot, StreamPosition
+from upriver.model import CHANGES, Change, Event, Snapshot, StreamPosition
 from upriver.node import EmbeddedNode, start
 
 DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3", "tap")
@@ -255,6 +255,27 @@ def test_a_batch_that_is_not_done_comes_again(upriver_node: EmbeddedNode, tmp_pa
     assert run(take_all(done=False)) == 500
     assert run(take_all(done=True)) == 500
     assert run(take_all(done=True)) == 0
+
+
+@pytest.mark.parametrize("dialect", ["upr_draft2", "upr_draft3"])
+@pytest.mark.parametrize("columns", [tuple(CHANGES.names), ("expiry", "event")])
+def test_deletions_of_a_draft_keep_what_its_text_has(
+    upriver_node: EmbeddedNode, dialect: str, columns: tuple[str, ...]
+) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("plain", "1")
+        kv.delete_with_meta("gone", rev_seqno=5, cas=9, expiry=77)
+        kv.delete("plain")
+
+    async def rows() -> list[tuple[int, int]]:
+        out: list[tuple[int, int]] = []
+        async with Consumer(upriver_node.address, dialect=dialect, columns=columns, end="latest") as consumer:
+            async for batch in consumer:
+                assert batch.records.schema.names == list(columns)
+                out += zip(*(batch.records.column(name).to_pylist() for name in ("event", "expiry")), strict=True)
+        return out
+
+    assert sorted(run(rows()))[0] == (Event.DELETION, 77)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

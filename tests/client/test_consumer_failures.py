@@ -4,6 +4,8 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +63,14 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
     run(follow_through())
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.upriver(vbuckets=8)
-def test_a_partition_that_heals(upriver_node: EmbeddedNode) -> None:
+def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> None:
     async def through_the_dark() -> None:
         mirror = Mirror()
         async with Proxy(upriver_node.port, seed=3) as proxy, KvClient(upriver_node.address) as kv:
             push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
-            async with Consumer(f"127.0.0.1:{proxy.port}") as consumer:
+            async with Consumer(f"127.0.0.1:{proxy.port}", dialect=dialect) as consumer:
                 await kv.set("a", "1")
                 await follow(consumer, mirror, lambda: mirror.contents == {b"a": b"1"})
                 proxy.refusing = True
@@ -229,14 +232,15 @@ def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: s
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_vbucket_that_moves_is_followed(dialect: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_vbucket_that_moves_is_followed(dialect: str, policy: str) -> None:
     async def follow_it() -> None:
         mirror = Mirror()
         key = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
         with two_nodes() as (first, second):
             async with (
                 KvClient(first.address) as kv,
-                Consumer(first.address, dialect=dialect, on_rollback="rewind") as consumer,
+                Consumer(first.address, dialect=dialect, on_rollback=policy) as consumer,
             ):
                 await kv.set(key, "at the first")
                 await follow(consumer, mirror, lambda: mirror.contents.get(key) == b"at the first")
@@ -244,7 +248,7 @@ def test_a_vbucket_that_moves_is_followed(dialect: str) -> None:
                 _set_state(second, VbucketState.ACTIVE)
                 push_map([first, second], [1, 0, 0, 0, 1, 1, 1, 1], rev=2)
                 await kv.set(key, "at the second")
-                await follow(consumer, mirror, lambda: mirror.contents.get(key) == b"at the second")
+                await follow(consumer, mirror, lambda: mirror.contents.get(key) == b"at the second", kv)
 
     run(follow_it())
 
@@ -271,3 +275,39 @@ def test_memory_is_bounded_by_the_window(upriver_node: EmbeddedNode) -> None:
             assert rows == 20_000
 
     run(read_slowly())
+
+
+_SLOW = """
+import asyncio, resource, sys
+from upriver.client import Consumer
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+async def main(address, dialect):
+    async with Consumer(address, dialect=dialect, window_bytes=1 << 20, end="latest") as consumer:
+        first = await anext(consumer)
+        before = peak_bytes()
+        rows = len(first)
+        await asyncio.sleep(1)  # a slow one: all this time the source could send
+        async for batch in consumer:
+            rows += len(batch)
+            await asyncio.sleep(0.001)
+        print(rows, peak_bytes() - before)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.upriver(vbuckets=4)
+def test_a_slow_consumer_takes_no_memory_for_the_backlog(upriver_node: EmbeddedNode, dialect: str) -> None:
+    """The whole process is looked at: the backlog is 80 MB, the window 1 MiB (8 MiB, which TAP's source sets)."""
+    with SyncKvClient(upriver_node.address) as kv:
+        for turn in range(20):
+            kv.set_many({b"%d-%d" % (turn, n): bytes(4000) for n in range(1000)})
+    command = [sys.executable, "-c", _SLOW, upriver_node.address, dialect]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    rows, more_bytes = map(int, done.stdout.split())
+    assert rows == 20_000
+    assert more_bytes < 40_000_000

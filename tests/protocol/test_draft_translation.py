@@ -72,6 +72,14 @@ def test_what_a_producer_of_the_third_draft_says(said: Message, meant: Message |
     assert translator.incoming(said) == meant
 
 
+def test_what_upr_has_no_room_for_is_kept_beside_the_deletion() -> None:
+    translator = _asked("upr_draft2", upr_draft1.Ok(request_id=9, log=LOG))
+    translator.incoming(upr_draft2.Deletion(request_id=9, by_seqno=1, key=b"k"))
+    translator.incoming(upr_draft2.Deletion(request_id=9, by_seqno=2, key=b"l", flags=7, expiration=8, lock_time=9))
+    assert translator.take_left_over() == {(5, 2): (7, 8, 9)}
+    assert translator.take_left_over() == {}
+
+
 def test_a_node_that_did_not_understand_is_told_as_such() -> None:
     translator = _asked("upr_draft2", upr_draft1.Ok(request_id=9, log=LOG))
     with pytest.raises(WireError, match="found what was that"):

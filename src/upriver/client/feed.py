@@ -69,6 +69,7 @@ class Feed:
         self._draft = draft
         self._translator = DraftTranslator(draft.name) if draft is not None else None
         self._framer = Framer(draft.framing) if draft is not None else None
+        self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
         #: It speaks one of the drafts, which cannot close a stream.
         self.is_draft = draft is not None
         self._timer: asyncio.TimerHandle | None = None
@@ -141,6 +142,7 @@ class Feed:
             message = self._translator.incoming(self._draft.decode(packet))
             if message is not None:
                 out.append(message.encode())
+        self._left_over = self._translator.take_left_over()
         return memoryview(b"".join(out))
 
     def _completed(self, data: memoryview, now: float) -> memoryview:
@@ -197,7 +199,24 @@ class Feed:
         assert isinstance(batch, ChangeBatch)
         runs = self._copies.take_runs()
         assert len(batch) == sum(run.rows for run in runs)
-        self._owner.received(self, batch.records, runs, batch.wire_bytes)
+        records = batch.records if self._translator is None else self._restored(batch.records)
+        self._owner.received(self, records, runs, batch.wire_bytes)
+
+    def _restored(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """With what the deletions of a draft carry and `upr` has no room for."""
+        if not self._left_over:
+            return records
+        places = zip(records.column("vbucket").to_pylist(), records.column("seqno").to_pylist(), strict=True)
+        found = {row: self._left_over.pop(place) for row, place in enumerate(places) if place in self._left_over}
+        for at, name in enumerate(("flags", "expiry", "lock_time")):
+            index = records.schema.get_field_index(name)
+            if index >= 0 and found:
+                values = records.column(index).to_pylist()
+                for row, left_over in found.items():
+                    values[row] = left_over[at]
+                field = records.schema.field(index)
+                records = records.set_column(index, field, pa.array(values, field.type))
+        return records
 
     def lost(self, error: UpriverError) -> None:
         """The connection is gone."""

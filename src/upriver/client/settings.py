@@ -120,6 +120,9 @@ class ConsumerSettings:
         needed = [] if self.end == "never" else ["seqno"]
         if "value" in self.columns:
             needed.append("datatype")
+        if self.dialect in DRAFTS:
+            needed = ["vbucket", "seqno", *needed]
+        needed = list(dict.fromkeys(needed))
         return (*self.columns, *(name for name in needed if name not in self.columns))
 
     @property

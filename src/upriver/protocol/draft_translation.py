@@ -2,7 +2,8 @@
 
 The drafts frame a snapshot with a start and an end where `upr` sends a marker, answer an accepted request without the
 failover log, and know no settings. What a consumer has to say and to hear is otherwise the same, so one consumer serves
-all of them. A draft's deletion carries flags and an expiration, for which `upr` has no room; they are left out.
+all of them. A draft's deletion carries flags, an expiration and a lock time, for which `upr` has no room; they are kept
+beside it, for whoever decodes the deletion.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ class DraftTranslator:
         self._vbuckets: dict[int, int] = {}
         self._logs: dict[int, tuple[memcached.FailoverEntry, ...]] = {}
         self._asked: dict[int, int] = {}
+        self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def outgoing(self, message: Message) -> bytes:
         """What is to be sent for a message of an `upr` consumer; nothing for what the draft does not know."""
@@ -74,9 +76,9 @@ class DraftTranslator:
                     **where,
                 )
             case upr_draft1.Expiration() | upr_draft2.Expiration() | upr_draft3.Expiration():
-                return upr.Expiration(**_deletion(message), **where)
+                return upr.Expiration(**self._deletion(message, where["vbucket"]), **where)
             case upr_draft1.Deletion() | upr_draft2.Deletion() | upr_draft3.Deletion():
-                return upr.Deletion(**_deletion(message), **where)
+                return upr.Deletion(**self._deletion(message, where["vbucket"]), **where)
             case upr_draft1.SnapshotStart() | upr_draft3.SnapshotStart():
                 return upr.SnapshotMarker(**where)
             case upr_draft1.StreamEnd() | upr_draft3.StreamEnd():
@@ -84,6 +86,23 @@ class DraftTranslator:
             case upr_draft2.Flush() | upr_draft3.Flush():
                 return upr.Flush(**where)
         return self._answer(message, opaque)
+
+    def take_left_over(self) -> dict[tuple[int, int], tuple[int, int, int]]:
+        """Flags, expiration and lock time of deletions since the last time, by vbucket and seqno; once."""
+        taken, self._left_over = self._left_over, {}
+        return taken
+
+    def _deletion(self, message: Any, vbucket: int) -> dict[str, Any]:
+        left_over = message.flags, message.expiration, getattr(message, "lock_time", 0)
+        if any(left_over):
+            self._left_over[vbucket, message.by_seqno] = left_over
+        return {
+            "by_seqno": message.by_seqno,
+            "rev_seqno": message.rev_seqno,
+            "key": message.key,
+            "cas": message.cas,
+            "datatype": getattr(message, "datatype", 0),
+        }
 
     def _answer(self, message: Message, opaque: int) -> Message | None:
         asked = self._asked[opaque]
@@ -108,13 +127,3 @@ class DraftTranslator:
 
 
 _NOT_MINE = NotMyVbucket.text.encode()
-
-
-def _deletion(message: Any) -> dict[str, Any]:
-    return {
-        "by_seqno": message.by_seqno,
-        "rev_seqno": message.rev_seqno,
-        "key": message.key,
-        "cas": message.cas,
-        "datatype": getattr(message, "datatype", 0),
-    }
