@@ -3,7 +3,7 @@
 import pytest
 
 from tests.node.laboratory import Laboratory
-from upriver.errors import NotMyVbucket, TemporaryFailure
+from upriver.errors import KeyExists, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.model.record import unpack
 from upriver.node.tap_sink import EngineTapSink
@@ -115,7 +115,7 @@ def test_a_flush_empties_what_is_named_or_everything(
 ) -> None:
     for vbucket in (ACTIVE, REPLICA, PENDING):
         sink.store(change(vbucket))
-    sink.flush(flushed)
+    sink.flush(flushed, 254, 0)
     assert [v.number for v in laboratory.bucket if v.table.find(b"k") is not None] == left
 
 
@@ -124,3 +124,40 @@ def test_a_state_makes_the_vbucket_if_need_be(laboratory: Laboratory, sink: Engi
     assert laboratory.bucket.vbucket(9).state is VbucketState.PENDING
     sink.set_state(9, VbucketState.ACTIVE)
     assert laboratory.bucket.vbucket(9).state is VbucketState.ACTIVE
+
+
+@pytest.mark.parametrize("state", [VbucketState.PENDING, VbucketState.REPLICA])
+def test_an_active_vbucket_does_not_become_a_copy_for_a_peer(
+    laboratory: Laboratory, sink: EngineTapSink, state: VbucketState, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyExists, match="active here"):
+        sink.set_state(ACTIVE, state)
+    assert laboratory.bucket.vbucket(ACTIVE).state is VbucketState.ACTIVE
+    assert "stays active" in caplog.text
+    sink.set_state(REPLICA, state)
+    sink.set_state(ACTIVE, VbucketState.DEAD)
+
+
+def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
+    laboratory: Laboratory, sink: EngineTapSink
+) -> None:
+    vbucket = laboratory.bucket.vbucket(ACTIVE)
+    uuid = vbucket.failover_log.newest
+    sink.flush(frozenset(), 3, 0)
+    assert vbucket.failover_log.newest == uuid
+    sink.store(change(ACTIVE))
+    sink.flush(frozenset(), 3, 0)
+    assert (vbucket.failover_log.newest == uuid, vbucket.high_seqno, vbucket.flush_ttl) == (False, 0, 3)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_same_flush_is_done_once(laboratory: Laboratory, sink: EngineTapSink, held: bool) -> None:
+    if held:
+        sink.store(change(ACTIVE))
+    sink.flush(frozenset(), 3, 77)
+    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == 0
+    sink.store(change(ACTIVE))
+    sink.flush(frozenset(), 2, 77)
+    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == 1
+    sink.flush(frozenset(), 2, 78)
+    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == 0

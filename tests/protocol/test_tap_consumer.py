@@ -27,8 +27,8 @@ class Recorder:
     def start_over(self, vbucket: int) -> None:
         self.calls.append(("start over", vbucket))
 
-    def flush(self, vbuckets: frozenset[int]) -> None:
-        self.calls.append(("flush", vbuckets))
+    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
+        self.calls.append(("flush", vbuckets, ttl, mark))
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:
         self.calls.append((state, vbucket))
@@ -116,7 +116,7 @@ def test_a_refusal_of_the_store_is_the_answer(consumer: TapConsumer, sink: Recor
     sink.refuse = True
     with pytest.raises(NotMyVbucket):
         consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
-    assert consumer.fed == set()
+    assert consumer.fed == {3}  # it is what a flush is about, all the same
 
 
 def test_what_the_controls_do(consumer: TapConsumer, sink: Recorder) -> None:
@@ -127,6 +127,8 @@ def test_what_the_controls_do(consumer: TapConsumer, sink: Recorder) -> None:
     assert (sink.calls, consumer.backfilling) == ([("start over", 3)], {3})
     consumer.receive(control(Control.CLOSE_BACKFILL))
     assert consumer.backfilling == set()
+    consumer.receive(tap.Opaque(vbucket=5, control=Control.CLOSE_BACKFILL))
+    assert consumer.fed == {3, 5}
     consumer.receive(control(Control.OPEN_CHECKPOINT))
     online = [Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE]
     for which in online:
@@ -150,8 +152,8 @@ def test_states_and_checkpoints(consumer: TapConsumer, sink: Recorder) -> None:
 def test_a_flush_means_what_came_over_the_connection(consumer: TapConsumer, sink: Recorder) -> None:
     consumer.receive(tap.Flush())
     consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
-    consumer.receive(tap.Flush())
-    assert [sink.calls[0], sink.calls[2]] == [("flush", frozenset()), ("flush", {3})]
+    consumer.receive(tap.Flush(ttl=7, private=bytes([0] * 7 + [9])))
+    assert [sink.calls[0], sink.calls[2]] == [("flush", frozenset(), 254, 0), ("flush", {3}, 6, 9)]
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,28 @@ def test_a_dump_holds_what_is_there_and_ends() -> None:
     assert peer.closed
 
 
-def test_a_dump_of_nothing_ends_too() -> None:
+def test_a_dump_of_nothing_ends_too(caplog: pytest.LogCaptureFixture) -> None:
     laboratory = stage()
     assert brief(follow(laboratory, DUMP).run()) == ["#initial_vbucket_stream", "#close_backfill", "#close_tap_stream"]
     missing = TapPeer(laboratory, connect(b"", DUMP | LIST, vbuckets=(5,)))
     assert brief(missing.run()) == ["#close_tap_stream"]
     assert missing.closed
+    assert "vbucket 5 is not sent" in caplog.text
+
+
+@pytest.mark.parametrize("vbuckets", [(5,), (2, 5), ()])
+def test_a_takeover_of_nothing_is_refused(vbuckets: tuple[int, ...]) -> None:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    peer = TapPeer(laboratory, connect(b"", TAKEOVER | LIST, vbuckets=vbuckets))
+    assert brief(peer.run()) == ["not_my_vbucket"]
+    assert peer.closed
+
+
+def test_a_vbucket_that_is_named_twice_is_sent_once() -> None:
+    laboratory = stage(b"a")
+    peer = TapPeer(laboratory, connect(b"", DUMP | LIST, vbuckets=(1, 1)))
+    assert keys(peer.run()) == ["a"]
 
 
 def test_an_expiration_is_a_deletion() -> None:
@@ -181,7 +197,84 @@ def test_who_asked_for_what_comes_hears_of_a_flush_too() -> None:
     peer.run()
     laboratory.bucket.flush()
     laboratory.write(1, b"c")
-    assert brief(peer.run()) == ["flush", "c=v"]
+    # It has heard nothing of this vbucket yet, and the flush means what it has heard of.
+    assert brief(peer.run()) == ["#close_backfill", "flush", "c=v"]
+    laboratory.bucket.flush()
+    assert brief(peer.run()) == ["flush"]
+
+
+@pytest.mark.parametrize("date", [None, 5])
+@pytest.mark.parametrize("heard", ["away", "not acknowledged", "acknowledged"])
+def test_a_client_that_comes_back_hears_of_a_flush_it_has_not_acknowledged(
+    date: int | None, heard: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    laboratory, flags = stage(b"old"), ACK if date is None else ACK | BACKFILL
+    peer = follow(laboratory, flags, date or 0)
+    peer.run()
+    laboratory.write(1, b"held")
+    peer.run()
+    if heard == "away":
+        peer.leave()
+        laboratory.bucket.flush()
+    else:
+        laboratory.bucket.flush()
+        peer.judge = lambda _: None if heard == "not acknowledged" else Status.SUCCESS
+        assert brief(peer.run()) == ["flush"]
+        peer.leave()
+    laboratory.write(1, b"after")
+    caplog.clear()
+    again = brief(follow(laboratory, flags, date or 0).run())
+    anew = heard != "acknowledged"
+    assert again[1:] == ["#initial_vbucket_stream", "after=v"] if anew else ["after=v", "#close_backfill"]
+    assert ("the place of the client is no more" in caplog.text) == anew
+
+
+def test_a_consumer_that_cannot_start_over_for_the_moment_is_cut_and_told_again() -> None:
+    laboratory = stage(b"old")
+    peer = follow(laboratory, ACK)
+    peer.run()
+    laboratory.write(1, b"held")
+    peer.run()
+    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Flush) else Status.SUCCESS
+    laboratory.bucket.flush()
+    laboratory.write(1, b"new")
+    peer.run()
+    assert peer.closed
+    peer.leave()
+    assert brief(follow(laboratory, ACK).run()) == ["#enable_auto_nack", "#initial_vbucket_stream", "new=v"]
+
+
+def test_where_only_some_were_flushed_who_asked_for_what_comes_starts_over_with_those() -> None:
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    peer = TapPeer(laboratory, connect(b"client"))
+    peer.run()
+    laboratory.write(2, b"b")
+    peer.run()
+    laboratory.bucket.vbucket(1).flush()
+    laboratory.write(1, b"c")
+    messages = peer.run()
+    assert brief(messages) == ["#initial_vbucket_stream", "c=v"]
+    assert {message.vbucket for message in messages} == {1}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wish", [DUMP, TAKEOVER])
+def test_a_copy_is_whole_whatever_its_name_was_used_for_before(wish: int) -> None:
+    laboratory = stage(b"a", b"b")
+    live = follow(laboratory, ACK)
+    live.run()
+    laboratory.write(1, b"c")
+    live.run()
+    live.leave()
+    assert keys(follow(laboratory, ACK | wish).run()) == ["a", "b", "c"]
+
+
+def test_the_values_come_after_the_keys() -> None:
+    laboratory = stage(b"a", b"b")
+    bare = follow(laboratory, ACK | BACKFILL | KEYS_ONLY)
+    bare.run()
+    bare.leave()
+    assert state_of(follow(laboratory, ACK | BACKFILL).run()) == {b"a": b"v", b"b": b"v"}
 
 
 def test_where_only_some_vbuckets_were_flushed_the_copy_of_those_starts_over() -> None:
@@ -347,9 +440,9 @@ def test_copies_are_not_handed_over(caplog: pytest.LogCaptureFixture) -> None:
     replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
     replica.receive(Event.MUTATION, b"k")
     with caplog.at_level(logging.WARNING):
-        peer = TapPeer(laboratory, connect(b"taker", TAKEOVER | LIST, vbuckets=(2,)))
-        assert brief(peer.run()) == ["#close_tap_stream"]
-    assert "replica" in caplog.text
+        peer = TapPeer(laboratory, connect(b"taker", TAKEOVER | LIST, vbuckets=(1, 2)))
+        assert brief(peer.run())[-2:] == ["state active", "#close_tap_stream"]
+    assert "vbucket 2 is not handed over: it is a replica copy" in caplog.text
     assert replica.state is VbucketState.REPLICA
 
 

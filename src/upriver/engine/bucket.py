@@ -24,7 +24,7 @@ from upriver.engine.memory_storage import MemoryStorage
 from upriver.engine.statistics import BucketStatistics, bucket_statistics
 from upriver.engine.storage import Batch, Storage
 from upriver.engine.table import group_parts
-from upriver.engine.vbucket import Vbucket
+from upriver.engine.vbucket import Vbucket, new_uuid
 from upriver.engine.waiting import Wait
 from upriver.errors import (
     CorruptData,
@@ -181,9 +181,10 @@ class Bucket:
 
     def flush(self) -> None:
         """Empty every active vbucket."""
+        mark = new_uuid()
         for vbucket in self:
             if vbucket.state is VbucketState.ACTIVE:
-                vbucket.flush()
+                vbucket.flush(mark=mark)
 
     # Durability.
 

@@ -14,9 +14,9 @@ in which it happened, or all at once; never a new log over an old history.
 
 import logging
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -35,6 +35,8 @@ from upriver.model.rollback import rollback_by_snapshot
 log = logging.getLogger(__name__)
 
 Run = TypeVar("Run")
+#: So many flushes are known again.
+FLUSH_MARKS_MAX: Final = 16
 
 
 def new_uuid() -> int:
@@ -69,6 +71,9 @@ class Vbucket(KeyValue):
         self.purged_seqno = 0
         #: It was active once, or has received a snapshot: it has something to stream.
         self.streamable = False
+        #: Hops that the news of its last flush may make, and the marks of the flushes that it has seen, newest last.
+        self.flush_ttl = TTL_MAX
+        self.flush_marks: deque[int] = deque(maxlen=FLUSH_MARKS_MAX)
         #: Its bucket has deleted it; whoever still holds it cannot change anything.
         self.removed = False
         self.cursors: dict[str, Cursor] = {}
@@ -334,11 +339,16 @@ class Vbucket(KeyValue):
             self._clear()
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
-    def flush(self) -> None:
-        """Empty the vbucket under a new failover log, so that whoever was away learns of it."""
+    def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
+        """Empty the vbucket under a new failover log, so that whoever was away learns of it.
+
+        The mark stands for one flush on whatever way it comes, so that it is not done again when it has gone round.
+        """
         with self.journal.lock:
             if self.state is not VbucketState.ACTIVE:
                 raise NotMyVbucket(vbucket=self.number)
+            self.flush_ttl = ttl
+            self.flush_marks.append(mark or new_uuid())
             self._clear()
             self.failover_log = FailoverLog.fresh(new_uuid())
         self.end_cursors(CursorEnd.FLUSHED)

@@ -2,8 +2,8 @@
 
 Theory of operation. A session hands packets with TAP's opcodes here before its own commands see them. A *connect* makes
 the session a producer's; any other TAP message makes it a consumer's. Whatever else comes on such a connection stays
-with the session's commands. Messages of a consumer are answered in their order, together with all other answers, and a
-change of a vbucket's state only when it is on disk with everything before it.
+with the session's commands. Messages of a consumer are answered in their order, together with all other answers, and
+only when everything before them is on disk: the peer goes on behind what was answered, also after a crash here.
 """
 
 import itertools
@@ -23,8 +23,8 @@ from upriver.node.tap_sink import EngineTapSink
 from upriver.protocol.tap_clients import TapClient, TapClients
 from upriver.protocol.tap_consumer import TapConsumer
 from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
-from upriver.protocol.tap_producer import TapProducer
-from upriver.wire import Message, Request, tap
+from upriver.protocol.tap_producer import TapProducer, check_takeover
+from upriver.wire import AnyRequest, Message, Request, Response, tap
 from upriver.wire.codes import Magic
 from upriver.wire.framing import DRAFT
 from upriver.wire.tap import Control
@@ -178,7 +178,9 @@ class TapService:
     def _refuse(self, session: Session, packet: bytes, error: WireError) -> None:
         """A request that cannot be read is answered; a connect, whose value does not fit, and an answer end it."""
         if packet[0] == Magic.REQUEST:
-            session.put(malformed(packet, error).encode())
+            answer = malformed(packet, error)
+            request = AnyRequest(opcode=packet[1], opaque=answer.opaque)
+            session.run(request, lambda session, request: when_all_durable(session, request, answer))
         if packet[0] != Magic.REQUEST or packet[1] == _CONNECT:
             self.close(session, str(error))
 
@@ -204,17 +206,20 @@ class TapService:
             if session.stream is not None:
                 raise KeyExists("the connection streams already")
             plan = plan_of(request, self.node.clock())
-            name = request.name.decode(errors="backslashreplace") or f"anon_{next(self._anonymous)}"
+            check_takeover(self.source, plan)
+            name = request.name.decode(errors="backslashreplace") or self._made_up_name()
             self._replace(session, name)
-            client = self.clients.connected(
-                name, plan.flags, plan.backfill_date, self.node.clock(), registered=plan.registered
-            )
+            client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
         except StatusError as error:
             session.put(refusal(request, error).encode())
             self.close(session, str(error))
             return
         session.stream = self._by_name[name] = TapConnection(self, session, client, plan)
         self._look_later()
+
+    def _made_up_name(self) -> str:
+        """One that nobody has."""
+        return next(name for n in self._anonymous if self.clients.get(name := f"anon_{n}") is None)
 
     def _replace(self, session: Session, name: str) -> None:
         """Who comes under a name that is connected takes its place."""
@@ -251,8 +256,7 @@ class TapService:
         client, producer = connection.client, connection.producer
         self.bytes_sent_before += producer.bytes_sent_total
         self.changes_sent_before += producer.changes_sent
-        anonymous = client.name.startswith("anon_")
-        self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or anonymous)
+        self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or client.anonymous)
         if self._by_name.get(client.name) is connection:
             del self._by_name[client.name]
 
@@ -264,13 +268,15 @@ class TapService:
         if receiver is None:
             receiver = session.stream = TapReceiver(self, session)
             self.receivers.add(receiver)
-        if isinstance(receiver, TapReceiver):
-            answer = receiver.consumer.receive(message)
-        else:
-            answer = TapConsumer(self.sink, self.node.clock()).receive(message)
-        if answer is not None and (isinstance(message, tap.SetVbucket | tap.Flush) or self.node.bucket.ack == "disk"):
-            return when_all_durable(session, message, answer)
-        return answer
+        consumer = receiver.consumer if isinstance(receiver, TapReceiver) else TapConsumer(self.sink, self.node.clock())
+        try:
+            answer: Response | None = consumer.receive(message)
+        except StatusError as error:
+            answer = refusal(message, error)
+        # Any answer, a refusal too, tells the peer that it need not send again what came before.
+        if answer is None or (self.online_update.running and not isinstance(message, tap.SetVbucket | tap.Flush)):
+            return answer
+        return when_all_durable(session, message, answer)
 
     # Time, and the end
 

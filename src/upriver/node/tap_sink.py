@@ -74,22 +74,36 @@ class EngineTapSink:
         if found.state is not VbucketState.ACTIVE and found.high_seqno:
             found.start_over()
 
-    def flush(self, vbuckets: frozenset[int]) -> None:
-        """Empty these vbuckets; all that there are if none is named."""
+    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
+        """Empty these vbuckets; all that there are if none is named.
+
+        One that has seen this very flush is left alone: so a flush that goes round in a ring of nodes ends where it
+        began, and takes nothing with it that was written behind it. Of a peer whose flushes have no mark, and look all
+        the same, one that finds nothing to do goes no further.
+        """
         for vbucket in self._node.bucket:
             if vbuckets and vbucket.number not in vbuckets:
                 continue
+            if mark in vbucket.flush_marks or not (mark or vbucket.high_seqno):
+                continue
             if vbucket.state is VbucketState.ACTIVE:
-                vbucket.flush()
+                vbucket.flush(ttl, mark)
             elif vbucket.state is not VbucketState.DEAD:
                 vbucket.start_over()
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:
-        """Give a vbucket, which may not exist yet, a role."""
+        """Give a vbucket, which may not exist yet, a role.
+
+        One that is active has taken writes that nobody else has: it does not become a copy because a peer says so, as
+        one does that repeats a takeover and has missed that it was done.
+        """
         node = self._node
         found = node.bucket.existing(vbucket)
         if found is None:
             node.bucket.create_vbucket(vbucket, state)
+        elif found.state is VbucketState.ACTIVE and state in (VbucketState.PENDING, VbucketState.REPLICA):
+            node.log.warning("vbucket %d stays active: a TAP peer wanted it to be %s", vbucket, state.value)
+            raise KeyExists(f"the vbucket is active here and does not become {state.value} for a peer", vbucket=vbucket)
         else:
             found.set_state(state)
         node.cluster.own_vbuckets_changed(v.number for v in node.bucket if v.state is VbucketState.ACTIVE)

@@ -1,6 +1,6 @@
 """What a producer needs of the store behind it. The node fits the engine to this; a test may bring its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,6 +117,14 @@ class SourceVbucket(Protocol):
     @property
     def purge_seqno(self) -> int:
         """Deletions up to here may be forgotten."""
+
+    @property
+    def flush_ttl(self) -> int:
+        """How many hops the news of its last flush may make."""
+
+    @property
+    def flush_marks(self) -> Sequence[int]:
+        """What its last flushes are known by, newest last."""
 
     @property
     def streamable(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 from upriver.errors import TemporaryFailure
 from upriver.model import StreamPosition
+from upriver.protocol.tap_plan import TapPlan
 
 #: Names beyond so many are forgotten, those that left first; registered ones are refused instead.
 CLIENTS_MAX: Final = 1000
@@ -23,7 +24,10 @@ class TapClient:
     name: str
     created: float
     flags: int = 0
-    backfill_date: int | None = None
+    #: What it has asked for last: its places mean no more than that.
+    plan: TapPlan | None = None
+    #: It has not told a name: the node has made one up.
+    anonymous: bool = False
     registered: bool = False
     connected: bool = False
     #: How often it came back.
@@ -50,20 +54,19 @@ class TapClients:
         """The client of this name."""
         return self._by_name.get(name)
 
-    def connected(self, name: str, flags: int, date: int | None, now: float, *, registered: bool) -> TapClient:
+    def connected(self, name: str, plan: TapPlan, now: float, *, anonymous: bool = False) -> TapClient:
         """Somebody connects: the client that he is, with the places that still count."""
         self.expire(now)
         client = self._by_name.get(name)
         if client is None:
-            self._make_room(registered=registered)
-            client = self._by_name[name] = TapClient(name, now)
+            self._make_room(registered=plan.registered)
+            client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
         else:
             client.reconnects += 1
-            if date is not None and date != client.backfill_date:
-                client.positions = {}  # it asks for something else than before
-        client.flags, client.connected, client.left_at = flags, True, None
-        client.backfill_date = client.backfill_date if date is None else date
-        client.registered = client.registered or registered
+            if client.plan is None or not client.plan.covers(plan):
+                client.positions = {}  # it asks for more than it was sent
+        client.plan, client.flags, client.connected, client.left_at = plan, plan.flags, True, None
+        client.registered = client.registered or plan.registered
         return client
 
     def left(self, client: TapClient, positions: dict[int, StreamPosition], now: float, *, done: bool) -> None:

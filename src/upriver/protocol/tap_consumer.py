@@ -8,12 +8,15 @@ What a message means to the store is decided here; how the store does it is the 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from upriver.errors import InvalidArguments
 from upriver.model import Event, VbucketState
 from upriver.wire import AnyResponse, Request, Response, tap
 from upriver.wire.tap import Control, TapFlag
+
+#: What a flush of ours brings as engine-specific data: a number that it is known by when it has gone round.
+FLUSH_MARK_SIZE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,9 @@ class TapSink(Protocol):
     def start_over(self, vbucket: int) -> None:
         """Everything of this vbucket comes anew: a copy drops what it has."""
 
-    def flush(self, vbuckets: frozenset[int]) -> None:
-        """Empty these vbuckets; all that there are if none is named."""
+    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
+        """Empty these vbuckets; all that there are if none is named. The news may make ``ttl`` hops more, and a flush
+        whose mark, if it has one, was seen before is done already."""
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:
         """Give a vbucket, which may not exist yet, a role."""
@@ -101,7 +105,8 @@ class TapConsumer:
             case tap.Delete():
                 self._change(message, Event.DELETION)
             case tap.Flush():
-                self.sink.flush(frozenset(self.fed))
+                mark = int.from_bytes(message.private, "big") if len(message.private) == FLUSH_MARK_SIZE else 0
+                self.sink.flush(frozenset(self.fed), message.ttl - 1, mark)
             case tap.SetVbucket():
                 self._set_state(message)
             case tap.Opaque():
@@ -114,6 +119,7 @@ class TapConsumer:
     def _change(
         self, message: tap.Mutation | tap.Delete, event: Event, value: bytes = b"", flags: int = 0, expiry: int = 0
     ) -> None:
+        self.fed.add(message.vbucket)
         self.sink.store(
             ReceivedChange(
                 vbucket=message.vbucket,
@@ -129,7 +135,6 @@ class TapConsumer:
             )
         )
         self.changes += 1
-        self.fed.add(message.vbucket)
 
     def _set_state(self, message: tap.SetVbucket) -> None:
         if not message.state.known:
@@ -148,6 +153,7 @@ class TapConsumer:
                 self.fed.add(message.vbucket)
                 self.backfilling.add(message.vbucket)
             case Control.CLOSE_BACKFILL:
+                self.fed.add(message.vbucket)
                 self.backfilling.discard(message.vbucket)
             case Control.OPEN_CHECKPOINT:
                 self.fed.add(message.vbucket)

@@ -61,6 +61,17 @@ class TapPlan:
         """The connection is closed when everything is sent."""
         return self.copies
 
+    def covers(self, other: "TapPlan") -> bool:
+        """Does a consumer that was served by this plan up to some place hold all that the other would bring up to it?
+
+        What is handed over is handed over whole. A dump goes on with nothing but a dump that did not come to its end.
+        """
+        if other.takeover or (other.dump and not self.dump) or (self.keys_only and not other.keys_only):
+            return False
+        if self.full or other.future_only:
+            return True
+        return not other.full and not self.future_only and self.since <= other.since
+
 
 def plan_of(request: tap.Connect, now: float) -> TapPlan:
     """What a connect asks for; one that contradicts itself is refused."""
@@ -82,7 +93,7 @@ def plan_of(request: tap.Connect, now: float) -> TapPlan:
     future_only = date is None or date > now
     return TapPlan(
         flags=flags,
-        vbuckets=request.vbuckets or None,
+        vbuckets=tuple(dict.fromkeys(request.vbuckets)) if request.vbuckets else None,
         backfill_date=request.backfill_date,
         acks=bool(flags & ConnectFlag.SUPPORT_ACK),
         dump=dump,

@@ -10,10 +10,11 @@ connection, as its status says.
 from collections.abc import Callable
 from typing import Final
 
-from upriver.errors import StatusError
+from upriver.errors import NotMyVbucket, StatusError
 from upriver.model import StreamPosition, VbucketState
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.source import Source
+from upriver.protocol.tap_consumer import FLUSH_MARK_SIZE
 from upriver.protocol.tap_plan import TapPlan, TapSettings
 from upriver.protocol.tap_stream import TapStream
 from upriver.protocol.tap_window import AckWindow, Piece, Retry, key_of, messages_in
@@ -28,6 +29,16 @@ TURN_BYTES_MIN: Final = 32 * 1024
 TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
 _NO_LIMIT: Final = 2**31
+
+
+def check_takeover(source: Source, plan: TapPlan) -> None:
+    """Refuse a takeover of which nothing can be handed over."""
+    if not plan.takeover:
+        return
+    states = (VbucketState.ACTIVE,) if plan.vbuckets is None else (VbucketState.ACTIVE, VbucketState.DEAD)
+    found = [source.vbucket(number) for number in plan.vbuckets or source.vbuckets()]
+    if not any(vbucket is not None and vbucket.state in states for vbucket in found):
+        raise NotMyVbucket("none of these vbuckets can be handed over from here")
 
 
 class TapProducer:
@@ -69,7 +80,6 @@ class TapProducer:
         self._out: list[bytes] = []
         self._retries: list[Retry] = []
         self._turns: Turns[TapStream] = Turns()
-        self._unasked = 0
         self._changes_of_ended = 0
         self._noop_opaque = 0
         self._now = now
@@ -82,6 +92,8 @@ class TapProducer:
             if (vbucket := source.vbucket(number)) is not None
         }
         self._warned: set[int] = set()
+        #: The vbuckets that something was said about.
+        self._named: set[int] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -100,6 +112,8 @@ class TapProducer:
         named = self.plan.vbuckets is not None
         active = vbucket is not None and vbucket.state is VbucketState.ACTIVE
         if vbucket is None or not (active or (named and vbucket.streamable)):
+            if named and self.plan.ends:
+                self.warn(f"vbucket {number} is not sent: there is none with anything in it")
             return  # it may come to be
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self.warn(f"vbucket {number} is not handed over: it is a {vbucket.state.value} copy")
@@ -179,12 +193,21 @@ class TapProducer:
 
     def _refused(self, piece: Piece, number: int, status: Status, *, whole: bool) -> None:
         stream = piece.stream
-        if status in TEMPORARY:
+        if status in TEMPORARY and _empties(piece.message(number)):
+            # A second try would take with it what went out behind the first: the client comes back and begins there.
+            for each in self.streams.values():
+                each.not_told(number)
+            self.closing = f"the consumer could not start over: {status.label}"
+        elif status in TEMPORARY:
             self._try_again(piece, number, whole=whole)
+        elif status is Status.KEY_EEXISTS and stream is not None and stream.refused_as_active(piece):
+            pass
         elif status is Status.NOT_MY_VBUCKET and stream is not None:
             self._drop_retries(stream)
             stream.stop("the consumer says that it does not own it")
-        elif status is not Status.NOT_MY_VBUCKET:
+        elif status is Status.NOT_MY_VBUCKET:
+            self.warn("the consumer refused a message that belongs to no vbucket: NOT_MY_VBUCKET; the rest goes on")
+        else:
             self.closing = f"the consumer refused a message: {status.label}"
 
     def _try_again(self, piece: Piece, number: int, *, whole: bool) -> None:
@@ -216,31 +239,32 @@ class TapProducer:
 
     @property
     def changes_max(self) -> int:
-        """How many changes may go out in one piece: until the next acknowledgement is asked for."""
-        return min(self.room, self.settings.ack_interval - self._unasked) if self.plan.acks else _NO_LIMIT
+        """How many changes may go out in one piece, whose last one asks for an acknowledgement."""
+        return min(self.room, self.settings.ack_interval) if self.plan.acks else _NO_LIMIT
 
     @property
     def next_opaque(self) -> int:
         """The number of the next message."""
         return self.window.next_number % _OPAQUES
 
-    def send(self, message: Request, stream: TapStream | None = None) -> None:
-        """Send a control message."""
+    def send(self, message: Request, stream: TapStream | None = None) -> int:
+        """Send a control message; its number."""
         number = self.window.take_numbers(1)
         message.opaque = number % _OPAQUES
         if self.plan.acks:
             message.tap_flags = TapFlag.ACK  # type: ignore[attr-defined]
         at = 0 if stream is None else stream.seqno
         self._put(Piece(number, 1, message.encode(), stream, at, at))
-        self._unasked = 0
+        if stream is not None:
+            self._named.add(stream.number)
+        return number
 
     def send_changes(self, stream: TapStream, messages: bytes, count: int, before_seqno: int) -> None:
         """Send changes that were laid out under the next numbers."""
         if self._retries:
             self._forget_overtaken(messages)
         self._put(Piece(self.window.take_numbers(count), count, messages, stream, before_seqno, stream.seqno))
-        # The last message of a piece asks for an answer, if there are answers.
-        self._unasked = 0
+        self._named.add(stream.number)
 
     def _put(self, piece: Piece) -> None:
         self._out.append(piece.data)
@@ -309,33 +333,52 @@ class TapProducer:
     def flushed(self) -> None:
         """The vbuckets of some streams were emptied. All of them at once, before anything new of them is sent.
 
-        The message means everything that came over the connection. So where other active vbuckets were not flushed it
-        is not sent to a consumer that holds a copy: it starts over with the flushed ones instead.
+        The message means everything that came over the connection, which must have been named for that. So where other
+        active vbuckets were not flushed it is not sent: the consumer starts over with the flushed ones instead. A flush
+        that has made all its hops is not told either.
         """
         streams = [stream for stream in self.streams.values() if not stream.ended]
         flushed = [stream for stream in streams if stream.history.end_reason == "flushed"]
         others = [stream for stream in streams if stream not in flushed]
         for stream in flushed:
             self._drop_retries(stream)
-        if self.plan.full and any(stream.vbucket.state is VbucketState.ACTIVE for stream in others):
+        if any(stream.vbucket.state is VbucketState.ACTIVE and stream.vbucket.high_seqno for stream in others):
             for stream in flushed:
                 self.restart(stream)
             return
-        self.send(tap.Flush())
+        number = self._send_flush(flushed)
         for stream in flushed:
-            self.restart(stream, flushed=True)
+            self.restart(stream, flushed=True, told_by=number)
         if self.plan.full:
             for stream in others:
                 self.restart(stream)
 
-    def restart(self, stream: TapStream, *, flushed: bool = False) -> None:
+    def _send_flush(self, streams: list[TapStream]) -> int:
+        """One for each flush that is news, which as a rule is one; the number of the last, 0 if there is none."""
+        marks = {s.vbucket.flush_marks[-1]: s.vbucket.flush_ttl for s in streams if s.vbucket.flush_ttl}
+        number = 0
+        for stream in streams if marks else ():
+            if stream.number not in self._named:
+                self.send(tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=stream.number))
+        for mark, ttl in marks.items():
+            number = self.send(tap.Flush(ttl=ttl, private=mark.to_bytes(FLUSH_MARK_SIZE, "big")))
+        return number
+
+    def was_answered(self, number: int) -> bool:
+        """Has the consumer answered this message, or one behind it?"""
+        return self.plan.acks and number < self.window.oldest
+
+    def restart(self, stream: TapStream, *, flushed: bool = False, told_by: int = 0) -> None:
         """Begin with a vbucket again: answers to what was sent before count no more."""
+        before = stream.position
         stream.stopped = True
         stream.end()
         self._drop_retries(stream)
         self._changes_of_ended += stream.changes_sent
         try:
-            self.streams[stream.number] = TapStream(self, stream.vbucket, flushed=flushed)
+            self.streams[stream.number] = TapStream(
+                self, stream.vbucket, before=before, flushed=flushed, told_by=told_by
+            )
         except StatusError as error:
             self.warn(f"vbucket {stream.number} is not sent any more: {error}")
             del self.streams[stream.number]
@@ -393,3 +436,11 @@ class TapProducer:
         for stream in self.streams.values():
             stream.history.close()
         self._turns.clear()
+
+
+def _empties(message: bytes) -> bool:
+    """Does the message make a consumer drop what it holds?"""
+    found = tap.tap.decode(message)
+    return isinstance(found, tap.Flush) or (
+        isinstance(found, tap.Opaque) and found.control is Control.INITIAL_VBUCKET_STREAM
+    )

@@ -5,8 +5,8 @@ what was there when it began (the *backfill*, announced and closed by control me
 when the connection gives it a turn and subscribes to its history when it has run dry.
 
 TAP knows neither uuids nor an end of a single stream. When the history behind it breaks, by a rollback or because it
-went on elsewhere, a stream that has sent everything begins with everything again, and says so with *initial vbucket
-stream*; one that was asked for what comes goes on with what comes.
+went on elsewhere, or if a client comes back to a place that is no more, a stream begins with everything and says so
+with *initial vbucket stream*, whatever it was asked for: anything less might leave out what the consumer must know.
 
 A *takeover* makes the consumer's copy pending first, sends everything, and then follows the rules of every takeover
 (see ``handover``): its own copy is dead, on disk, before the consumer's is told to be active.
@@ -14,10 +14,10 @@ A *takeover* makes the consumer's copy pending first, sends everything, and then
 
 import enum
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from upriver.errors import StatusError, StorageError
-from upriver.model import Snapshot, StreamPosition
+from upriver.model import Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
 from upriver.protocol.handover import BACKLOG_SMALL, Handover
@@ -29,6 +29,9 @@ from upriver.wire.tap_records import lay_out
 
 if TYPE_CHECKING:
     from upriver.protocol.tap_producer import TapProducer
+
+#: The number of a message that is not sent yet.
+_NEVER: Final = 2**63
 
 
 class TapPhase(enum.Enum):
@@ -49,13 +52,16 @@ class TapStream:
         vbucket: SourceVbucket,
         resume: StreamPosition | None = None,
         *,
+        before: StreamPosition | None = None,
         flushed: bool = False,
+        told_by: int = 0,
         future_from: int | None = None,
     ) -> None:
         """Go on from a place where the consumer stood, if the history still leads on from there.
 
-        After a flush, which the consumer was told of, everything that comes is new. What comes begins after the seqno
-        ``future_from``: of a vbucket that was not there yet, with the first change.
+        ``before`` is the place of a stream that cannot go on and is replaced by this one. After a flush, which the
+        consumer was told of with the message ``told_by``, everything that comes is new. What comes begins after the
+        seqno ``future_from``: of a vbucket that was not there yet, with the first change.
         """
         self.connection = connection
         self.vbucket = vbucket
@@ -76,6 +82,9 @@ class TapStream:
         self.holds: list[int] = []
         #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
         self._reached = 0
+        #: A place that is no more, which counts until the consumer has answered the message that says so.
+        self._before = before if told_by else None
+        self._told_by = told_by
         self._control: deque[Request] = deque()
         self._records = b""
         self._at = 0
@@ -84,6 +93,7 @@ class TapStream:
         self._subscribed_to: History | None = None
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
+        self._said_pending = False
         heir = f"tap:{connection.cursor_name}"
         self.handover = Handover(connection.source, vbucket.number, heir, self.wake) if self.plan.takeover else None
         if self.plan.takeover:
@@ -93,7 +103,7 @@ class TapStream:
         self.backfill_end = 0 if flushed else vbucket.whole_seqno
         if self.plan.future_only and future_from is not None:
             self.backfill_end = min(self.backfill_end, future_from)
-        self.history = self._begin(resume, flushed=flushed)
+        self.history = self._begin(resume, before, flushed=flushed)
 
     @property
     def number(self) -> int:
@@ -115,6 +125,8 @@ class TapStream:
     @property
     def position(self) -> StreamPosition:
         """Where a reconnect goes on: everything before was acknowledged."""
+        if self._before is not None and not self.connection.was_answered(self._told_by):
+            return self._before
         return self._position_at(min([self.acked_seqno, *self.holds]))
 
     def _position_at(self, seqno: int) -> StreamPosition:
@@ -123,16 +135,23 @@ class TapStream:
 
     # Beginning
 
-    def _begin(self, resume: StreamPosition | None, *, flushed: bool) -> History:
+    def _begin(self, resume: StreamPosition | None, before: StreamPosition | None, *, flushed: bool) -> History:
         plan = self.plan
         start = self.backfill_end if plan.future_only else 0
+        anew = False
         if resume is not None and self._continues(resume):
             start, self._reached = resume.seqno, resume.snapshot.end
         elif plan.full and not flushed:
             self._say(Control.INITIAL_VBUCKET_STREAM)
+        elif (resume or before) is not None and not flushed and not plan.dump:
+            if resume is not None:
+                self.connection.warn(f"vbucket {self.number} is sent anew: the place of the client is no more")
+            self._before, self._told_by = resume or before, _NEVER
+            self._say(Control.INITIAL_VBUCKET_STREAM)
+            anew, start, self.backfill_end = True, 0, 0  # of what is sent now nothing is too old
         self.acked_seqno = start
         self.history = self._open(start)
-        if flushed or (plan.future_only and start == self.backfill_end):
+        if flushed or anew or (plan.future_only and start == self.backfill_end):
             self._go_live()
         return self.history
 
@@ -164,6 +183,9 @@ class TapStream:
             while connection.size < enough and connection.room and not self.ended:
                 if self._at < len(self._records):
                     self._send_records()
+                elif self._awaits_pending:
+                    self._wait()
+                    break
                 elif self._control:
                     self._send_control()
                 elif not self._go_on(until - connection.size):
@@ -199,7 +221,16 @@ class TapStream:
 
     def _send_control(self) -> None:
         message = self._control.popleft()
-        self.connection.send(message, self)
+        number = self.connection.send(message, self)
+        if isinstance(message, tap.SetVbucket):
+            self._said_pending = True
+        elif self._told_by == _NEVER and isinstance(message, tap.Opaque):
+            self._told_by = number  # the first one that it says is that the consumer starts over
+
+    def not_told(self, number: int) -> None:
+        """The consumer has refused to start over."""
+        if self._told_by == number:
+            self._told_by = _NEVER
 
     def _go_on(self, max_bytes: int) -> bool:
         """Do the next step; False if there is none for now."""
@@ -286,6 +317,25 @@ class TapStream:
 
     # Takeover
 
+    @property
+    def _awaits_pending(self) -> bool:
+        """Whether the other side can take the vbucket is not known yet: until then nothing of it is sent."""
+        return self._said_pending and self.plan.acks and not self._is_pending
+
+    def refused_as_active(self, piece: Piece) -> bool:
+        """The consumer's copy is active and stays so; False if that was not what it was asked.
+
+        Who repeats a takeover from a dead copy has missed that it was done: there is nothing more to hand over.
+        """
+        if self.handover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
+            return False
+        if self.vbucket.state is VbucketState.DEAD:
+            self.connection.warn(f"vbucket {self.number} was handed over before: the consumer's copy is active")
+            self.end()
+        else:
+            self.stop("the consumer's copy is active too")
+        return True
+
     def _may_die(self) -> bool:
         """Everything but a little is sent, and the consumer's copy is pending as far as one can know."""
         return (
@@ -355,7 +405,7 @@ class TapStream:
             return
         self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
-        self.history.subscribe(self._called, fresh=self.phase is TapPhase.ACTIVATING)
+        self.history.subscribe(self._called, fresh=self.phase is TapPhase.ACTIVATING or self._awaits_pending)
 
     def _called(self) -> None:
         self._subscribed_to = None

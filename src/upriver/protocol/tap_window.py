@@ -92,6 +92,11 @@ class AckWindow:
         """How many more messages may be sent."""
         return max(0, self.messages_max - self.messages) if self.bytes < self.bytes_max else 0
 
+    @property
+    def oldest(self) -> int:
+        """The first number that is not answered."""
+        return self._pieces[0].first if self._pieces else self.next_number
+
     def take_numbers(self, count: int) -> int:
         """The first of so many new numbers."""
         first = self.next_number

@@ -1,0 +1,190 @@
+"""TAP from node to node, both without sockets: rings, repeated takeovers, and what an answer promises."""
+
+import logging
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import ACK, BACKFILL, LIST, TAKEOVER, TapPeer, brief, connect
+from upriver.errors import KeyNotFound
+from upriver.model import VbucketState
+from upriver.wire import Message, Request, Response, tap
+from upriver.wire.codes import Status
+from upriver.wire.tap import Control, TapFlag
+
+
+class Crossing:
+    """Passes what one node sends on to another, and the answers back."""
+
+    def __init__(self, source: Laboratory, destination: Laboratory, request: tap.Connect) -> None:
+        self.seen: list[str] = []
+        self.lose_answers_to = ""
+        self._into = destination.connect()
+        self._from = TapPeer(source, request)
+        self._from.judge = self._pass_on
+
+    @property
+    def closed(self) -> bool:
+        return self._from.closed
+
+    def run(self) -> bool:
+        """Pass on what there is; False if that is nothing."""
+        return bool(self._from.run())
+
+    def leave(self) -> None:
+        self._from.leave()
+
+    def _pass_on(self, message: Message) -> Status | None:
+        self.seen += brief([message])
+        answers = [answer for answer in self._into.send(message) if isinstance(answer, Response)]
+        if not answers or self.seen[-1] == self.lose_answers_to:
+            return None
+        return answers[-1].status
+
+
+def node(*vbuckets: int) -> Laboratory:
+    laboratory = Laboratory()
+    for number in vbuckets:
+        laboratory.bucket.create_vbucket(number)
+    return laboratory
+
+
+def value_of(laboratory: Laboratory, key: bytes, vbucket: int = 1) -> bytes | None:
+    try:
+        return laboratory.bucket.vbucket(vbucket).get(key).value
+    except KeyNotFound:
+        return None
+
+
+def settle(ring: list[Crossing]) -> None:
+    for _ in range(100):
+        if not sum(crossing.run() for crossing in ring):
+            return
+    raise AssertionError("it goes round for ever")
+
+
+# Rings
+
+
+@pytest.mark.parametrize("flags", [ACK, ACK | BACKFILL, 0, BACKFILL])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_flush_goes_round_once_and_takes_nothing_with_it_that_came_later(flags: int, size: int) -> None:
+    nodes = [node(1, 2) for _ in range(size)]
+    ring = [Crossing(nodes[i], nodes[(i + 1) % size], connect(b"%d" % i, flags)) for i in range(size)]
+    settle(ring)
+    nodes[0].write(1, b"before")
+    settle(ring)
+    assert [value_of(each, b"before") for each in nodes] == [b"v"] * size
+    nodes[0].bucket.flush()
+    ring[0].run()
+    nodes[0].write(1, b"behind")  # the flush is on its way and not back yet
+    settle(ring)
+    nodes[-1].write(2, b"later")
+    settle(ring)
+    assert [value_of(each, b"before") for each in nodes] == [None] * size
+    assert [value_of(each, b"behind") for each in nodes] == [b"v"] * size
+    assert [value_of(each, b"later", 2) for each in nodes] == [b"v"] * size
+    assert all(crossing.seen.count("flush") <= 1 for crossing in ring)
+
+
+def test_a_flush_makes_as_many_hops_as_it_may() -> None:
+    first, second, third = node(1), node(1), node(1)
+    chain = [Crossing(first, second, connect(b"", ACK)), Crossing(second, third, connect(b"", ACK))]
+    settle(chain)
+    for each in (first, second, third):
+        each.write(1, b"own")
+    settle(chain)
+    first.connect().send(tap.Flush(ttl=2))
+    settle(chain)
+    assert [value_of(each, b"own") for each in (first, second, third)] == [None, None, b"v"]
+    assert [crossing.seen.count("flush") for crossing in chain] == [1, 0]
+
+
+@pytest.mark.parametrize("flags", [ACK | LIST, ACK | LIST | BACKFILL])
+def test_a_flush_on_a_resumed_connection_empties_only_what_it_brought(flags: int) -> None:
+    source, destination = node(1), node(1, 2)
+    source.write(1, b"a")
+    destination.write(2, b"other")
+    first = Crossing(source, destination, connect(b"name", flags, vbuckets=(1,)))
+    settle([first])
+    first.leave()
+    second = Crossing(source, destination, connect(b"name", flags, vbuckets=(1,)))
+    settle([second])
+    source.bucket.flush()
+    settle([second])
+    assert second.seen[-1] == "flush"
+    assert value_of(destination, b"a") is None
+    assert value_of(destination, b"other", 2) == b"v"
+
+
+# Takeovers
+
+
+def test_a_takeover_that_is_repeated_leaves_the_new_owner_its_writes(caplog: pytest.LogCaptureFixture) -> None:
+    source, destination = node(1), Laboratory()
+    source.write(1, b"a")
+    request = connect(b"mover", TAKEOVER | LIST | ACK, vbuckets=(1,))
+    first = Crossing(source, destination, request)
+    first.lose_answers_to = "state active"
+    settle([first])
+    first.leave()
+    assert destination.bucket.vbucket(1).state is VbucketState.ACTIVE
+    destination.write(1, b"precious")
+    with caplog.at_level(logging.WARNING):
+        second = Crossing(source, destination, request)
+        settle([second])
+    assert second.seen == ["#enable_auto_nack", "state pending", "#close_tap_stream"]
+    assert second.closed
+    assert "vbucket 1 stays active" in caplog.text
+    assert "vbucket 1 was handed over before" in caplog.text
+    assert source.bucket.vbucket(1).state is VbucketState.DEAD
+    assert [value_of(destination, key) for key in (b"a", b"precious")] == [b"v", b"v"]
+
+
+def test_nothing_is_handed_over_to_who_is_active_already(caplog: pytest.LogCaptureFixture) -> None:
+    source, destination = node(1), node(1)
+    destination.write(1, b"own")
+    crossing = Crossing(source, destination, connect(b"mover", TAKEOVER | LIST | ACK, vbuckets=(1,)))
+    settle([crossing])
+    assert "the consumer's copy is active too" in caplog.text
+    assert source.bucket.vbucket(1).state is VbucketState.ACTIVE
+    assert value_of(destination, b"own") == b"v"
+
+
+# What an answer promises
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        tap.Mutation(vbucket=1, key=b"k", value=b"w", tap_flags=TapFlag.ACK),
+        tap.Delete(vbucket=1, key=b"k", tap_flags=TapFlag.ACK),
+        tap.Opaque(vbucket=1, control=Control.CLOSE_BACKFILL, tap_flags=TapFlag.ACK),
+        tap.CheckpointStart(vbucket=1, checkpoint=4, tap_flags=TapFlag.ACK),
+        tap.Mutation(vbucket=9, key=b"refused", value=b"w"),
+        tap.Mutation(vbucket=1, key=b"no hops", value=b"w", ttl=0),
+    ],
+    ids=["mutation", "deletion", "control", "checkpoint", "refused", "no hops left"],
+)
+def test_no_answer_goes_out_before_what_it_covers_is_on_disk(asked: Request) -> None:
+    laboratory = node(1)
+    laboratory.settle()
+    laboratory.disk_works = False
+    peer = laboratory.connect()
+    assert peer.send(tap.Mutation(vbucket=1, key=b"k", value=b"v"), asked) == []
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert [type(answer) for answer in peer.take()] != []
+
+
+def test_what_cannot_be_read_is_not_answered_before_what_came_before() -> None:
+    laboratory = node(1)
+    laboratory.settle()
+    laboratory.disk_works = False
+    peer = laboratory.connect()
+    broken = bytearray(tap.Opaque(vbucket=1, control=Control.CLOSE_BACKFILL).encode())
+    broken[24:26] = (99).to_bytes(2, "big")  # more engine-specific data than there is
+    assert peer.send(tap.Mutation(vbucket=1, key=b"k", value=b"v"), bytes(broken)) == []
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert [answer.status for answer in peer.take() if isinstance(answer, Response)] == [Status.EINVAL]
