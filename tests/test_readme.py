@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from upriver.cli import main
+from upriver.node import EmbeddedNode
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -42,3 +44,16 @@ def test_the_makefile_has_the_two_commands() -> None:
     targets = (ROOT / "Makefile").read_text()
     assert re.search(r"^demo:", targets, flags=re.MULTILINE)
     assert re.search(r"^test:", targets, flags=re.MULTILINE)
+
+
+def test_the_command_line(upriver_node: EmbeddedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPRIVER_ADDRESS", upriver_node.address)
+    monkeypatch.chdir(tmp_path)
+    section = README[README.index("## From the command line") :].split("```")[1]
+    commands = re.findall(r"^\$ upriver (.*)$", section, flags=re.MULTILINE)
+    assert len(commands) == 6
+    for command in commands:
+        arguments = command.replace("127.0.0.1:11210", upriver_node.address).split()
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        assert_shown(shown_after(f"upriver {command}"), result.output)

@@ -19,5 +19,5 @@ def test_every_example_runs(number: int, upriver_node: EmbeddedNode) -> None:
 
 def test_every_setting_is_documented() -> None:
     for name in ConsumerSettings.__slots__:
-        if name not in ("name", "checkpoint_interval_s"):
+        if name not in ("name", "is_named", "checkpoint_interval_s"):
             assert f"`{name}`" in PAGE, name

@@ -23,7 +23,7 @@ from upriver.model import CHANGES, VbucketState
 #: So many changes are held of each node at a time, and of one vbucket at least.
 CHANGES_MAX: Final = 256 * 1024
 _COLUMNS: Final = ("vbucket", "event", "seqno", *COMPARED)
-_KEPT: Final = pa.schema([CHANGES.field(name) for name in COMPARED])
+_READ: Final = pa.schema([CHANGES.field(name) for name in _COLUMNS])
 _COLOURS: Final = {"missing": "red", "extra": "yellow", "different": "magenta"}
 DIFFERENT: Final = 1
 
@@ -123,8 +123,7 @@ async def _read(
 
 
 def _documents(batches: list[pa.RecordBatch], now: int) -> pa.Table:
-    kept = [live(batch, now).select(list(COMPARED)) for batch in batches]
-    return pa.Table.from_batches(kept, _KEPT)
+    return live(pa.Table.from_batches(batches, _READ), now).select(list(COMPARED))
 
 
 def _show(difference: Difference, as_json: bool) -> None:

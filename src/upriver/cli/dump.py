@@ -30,8 +30,8 @@ BYTES_MAX: Final = 32 * 1024 * 1024
 class Writer(Protocol):
     """Where a dump goes."""
 
-    async def write(self, batch: pa.RecordBatch) -> None:
-        """Take documents."""
+    async def write(self, changes: pa.Table) -> None:
+        """Take changes; what is no document is left out."""
 
     async def close(self) -> None:
         """There are no more."""
@@ -99,21 +99,35 @@ async def _dump(
 
 
 async def _write_all(consumer: Consumer, writer: Writer, deletions: bool, now: int, advance: Advance) -> None:
+    # Many vbuckets make many small batches: they are put together before anything else is done with them.
+    gathered: list[pa.RecordBatch] = []
+    rows = size = 0
+
+    async def hand_over() -> None:
+        changes = pa.Table.from_batches(gathered)
+        await writer.write(changes if deletions else live(changes, now))
+        gathered.clear()
+
     async for batch in consumer:
-        documents = batch.records if deletions else live(batch.records, now)
-        if documents.num_rows:
-            await writer.write(documents)
+        gathered.append(batch.records)
+        rows += len(batch)
+        size += batch.wire_bytes
         advance(len(batch))
+        if rows >= ROWS_MAX or size >= BYTES_MAX:
+            await hand_over()
+            rows = size = 0
+    if gathered:
+        await hand_over()
 
 
-def live(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
+def live(changes: pa.Table, now: int) -> pa.Table:
     """Those rows that are documents: stored, and not expired."""
-    stored = pc.equal(batch.column("event"), pa.scalar(int(Event.MUTATION), pa.uint8()))
-    expiry = batch.column("expiry")
+    stored = pc.equal(changes.column("event"), pa.scalar(int(Event.MUTATION), pa.uint8()))
+    expiry = changes.column("expiry")
     if (pc.max(expiry).as_py() or 0) > 0:
         lasting = pc.or_(pc.equal(expiry, 0), pc.greater(expiry, pa.scalar(now, pa.uint32())))
         stored = pc.and_(stored, lasting)
-    return batch if stored.true_count == batch.num_rows else batch.filter(stored)
+    return changes if pc.all(stored).as_py() is not False else changes.filter(stored)
 
 
 @contextlib.contextmanager
@@ -142,9 +156,10 @@ class LinesWriter:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
-    async def write(self, batch: pa.RecordBatch) -> None:
+    async def write(self, changes: pa.Table) -> None:
         """Take documents."""
-        self._file.write("".join(f"{line}\n" for line in lines_of(batch)).encode())
+        for batch in changes.to_batches():
+            self._file.write("".join(f"{line}\n" for line in lines_of(batch)).encode())
 
     async def close(self) -> None:
         """There are no more."""
@@ -164,30 +179,16 @@ class ParquetWriter:
             )
         except OSError as error:
             raise Complaint(f"{path}: {error.strerror or error}") from None
-        self._schema = schema
-        self._gathered: list[pa.RecordBatch] = []
-        self._rows = self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
-    async def write(self, batch: pa.RecordBatch) -> None:
-        """Take documents."""
-        self._gathered.append(batch)
-        self._rows += batch.num_rows
-        self._bytes += batch.nbytes
-        if self._rows >= ROWS_MAX or self._bytes >= BYTES_MAX:
-            await self._start()
-
-    async def _start(self) -> None:
-        """Hand over what was gathered, once the group before it is written."""
+    async def write(self, changes: pa.Table) -> None:
+        """Take documents, once those before are written."""
         if self._writing is not None:
             await self._writing
-        table = pa.Table.from_batches(self._gathered, self._schema)
-        self._gathered, self._rows, self._bytes = [], 0, 0
-        self._writing = asyncio.create_task(asyncio.to_thread(self._file.write_table, table))
+        self._writing = asyncio.create_task(asyncio.to_thread(self._file.write_table, changes))
 
     async def close(self) -> None:
         """There are no more."""
-        await self._start()
         if self._writing is not None:
             await self._writing
         self._file.close()
