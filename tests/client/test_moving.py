@@ -112,7 +112,7 @@ def test_everything_moves_under_load_and_clients_follow(tmp_path: Path) -> None:
             await writer.more()
             mover = Mover(nodes[0].address, nodes[1].address, range(VBUCKETS), parallel=2, on_step=watch)
             async with asyncio.timeout(DEADLINE_S):
-                found = await mover.run()
+                found = await mover.carry_out()
             await writer.more()
         await check(writer, nodes)
         running = most = 0
@@ -158,13 +158,13 @@ def test_interrupted_at_every_step(phase: Phase, how: str) -> None:
 
             addresses = f"127.0.0.1:{near.port}", f"127.0.0.1:{far.port}"
             mover = Mover(*addresses, [number], on_step=Watch(nodes, strike))
-            running = asyncio.create_task(mover.run())
+            running = asyncio.create_task(mover.carry_out())
             async with asyncio.timeout(DEADLINE_S):
                 try:
                     (step,) = await running
                 except asyncio.CancelledError:
                     assert how == "killed"
-                    (step,) = await Mover(*addresses, [number], on_step=Watch(nodes)).run()
+                    (step,) = await Mover(*addresses, [number], on_step=Watch(nodes)).carry_out()
             assert happened.is_set()
             assert step.phase is Phase.MOVED, step
             push_map(nodes, [1 if n == number else 0 for n in range(VBUCKETS)], rev=2**40)  # away from the proxies
@@ -188,12 +188,12 @@ def test_undone_after_it_was_killed(phase: Phase) -> None:
                 running.cancel()
 
         running = asyncio.create_task(
-            Mover(nodes[0].address, nodes[1].address, [1], on_step=Watch(nodes, strike)).run()
+            Mover(nodes[0].address, nodes[1].address, [1], on_step=Watch(nodes, strike)).carry_out()
         )
         with contextlib.suppress(asyncio.CancelledError):
             await running
         async with asyncio.timeout(DEADLINE_S):
-            (step,) = await Mover(nodes[0].address, nodes[1].address, [1], Goal.UNDO, on_step=Watch(nodes)).run()
+            (step,) = await Mover(nodes[0].address, nodes[1].address, [1], Goal.UNDO, on_step=Watch(nodes)).carry_out()
         active = [state is VbucketState.ACTIVE for state in states(nodes, 1)]
         assert active == ([True, False] if step.phase is Phase.UNDONE else [False, True]), step
         holder = nodes[0] if active[0] else nodes[1]
@@ -209,7 +209,7 @@ def test_a_dead_source_stays_dead_while_the_destination_cannot_be_asked() -> Non
         address = second.address
         second.close()
         mover = Mover(first.address, address, [1], Goal.UNDO, patience_s=0.5)
-        (step,) = asyncio.run(mover.run())
+        (step,) = asyncio.run(mover.carry_out())
         assert not step.phase.over
         assert "the destination cannot be reached" in step.reason
         assert first.bucket.vbucket(1).state is VbucketState.DEAD
@@ -222,7 +222,7 @@ def test_other_nodes_are_told_before_the_stream_ends() -> None:
         mover = Mover(
             nodes[0].address, nodes[1].address, [2], on_step=lambda step: told.update({step.phase: owners(third)})
         )
-        (step,) = asyncio.run(mover.run())
+        (step,) = asyncio.run(mover.carry_out())
         assert step.phase is Phase.MOVED
         old, new = nodes[0].port, nodes[1].port
         assert told[Phase.ANNOUNCING] == [old, old, old, old]
@@ -233,7 +233,7 @@ def test_other_nodes_are_told_before_the_stream_ends() -> None:
 def test_replication_until_it_is_stopped() -> None:
     async def replicate(nodes: tuple[EmbeddedNode, EmbeddedNode]) -> None:
         mover = Mover(nodes[0].address, nodes[1].address, range(VBUCKETS), Goal.REPLICATE)
-        running = asyncio.create_task(mover.run())
+        running = asyncio.create_task(mover.carry_out())
         async with asyncio.timeout(DEADLINE_S), KvClient(nodes[0].address) as kv:
             await kv.set_many({f"k{n}": b"v" * 1000 for n in range(5000)})
             while sum(copy.high_seqno for copy in nodes[1].bucket) < 5000:
@@ -252,17 +252,17 @@ def test_what_cannot_be_moved(guarded_node: EmbeddedNode) -> None:
     with two() as nodes:
         first, second = nodes
         second.call(second.bucket.create_vbucket, 1, VbucketState.ACTIVE)
-        found = asyncio.run(Mover(first.address, second.address, [1, 2]).run())
+        found = asyncio.run(Mover(first.address, second.address, [1, 2]).carry_out())
         assert [step.phase for step in found] == [Phase.FAILED, Phase.MOVED]
         assert "both nodes are active" in found[0].reason
         with pytest.raises(UpriverError, match="cannot connect"):
-            asyncio.run(Mover(first.address, "127.0.0.1:1", [3]).run())
+            asyncio.run(Mover(first.address, "127.0.0.1:1", [3]).carry_out())
         wrong = Address.parse(guarded_node.address).with_login("me", "wrong")
         with pytest.raises(AuthenticationFailed):
-            asyncio.run(Mover(first.address, wrong, [3]).run())
+            asyncio.run(Mover(first.address, wrong, [3]).carry_out())
         assert first.bucket.vbucket(3).state is VbucketState.ACTIVE
 
 
 def test_the_synchronous_twin() -> None:
     with two() as nodes, Mover.sync(nodes[0].address, nodes[1].address, [0]) as mover:
-        assert [step.phase for step in mover.run()] == [Phase.MOVED]
+        assert [step.phase for step in mover.carry_out()] == [Phase.MOVED]

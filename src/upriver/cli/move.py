@@ -70,7 +70,7 @@ async def _move(
 ) -> list[Step]:
     mover = Mover(source, destination, vbuckets, goal, parallel=parallel, patience_s=patience_s, on_step=on_step)
     try:
-        return await mover.run()
+        return await mover.carry_out()
     finally:
         await mover.close()
 

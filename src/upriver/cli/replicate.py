@@ -59,7 +59,7 @@ async def _replicate(
     mover = Mover(source, destination, vbuckets, Goal.REPLICATE, patience_s=patience_s, on_step=on_step)
     watching = asyncio.create_task(_stop_when_there(mover, destination, goals)) if once else None
     try:
-        steps = await mover.run()
+        steps = await mover.carry_out()
     finally:
         if watching is not None:
             watching.cancel()

@@ -48,9 +48,9 @@ class Mover:
 
     ::
 
-        steps = await Mover("a:11210", "b:11210", range(512)).run()
+        steps = await Mover("a:11210", "b:11210", range(512)).carry_out()
 
-    Run it again after whatever interrupted it: it goes on where it was. With ``Goal.UNDO`` it takes an interrupted
+    Do it again after whatever interrupted it: it goes on where it was. With ``Goal.UNDO`` it takes an interrupted
     takeover back instead, after it has asked the destination; if that cannot be reached a dead source stays dead.
     """
 
@@ -81,7 +81,7 @@ class Mover:
         """The same with methods that block, in a ``with``."""
         return Synchronous(lambda: cls(*arguments, **options))
 
-    async def run(self) -> list[Step]:
+    async def carry_out(self) -> list[Step]:
         """Do it; where each vbucket has come to. Replication ends only by ``stop``."""
         if self.goal is Goal.TAKE_OVER:
             await self.maps.learn()
