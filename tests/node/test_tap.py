@@ -377,3 +377,17 @@ def test_roles(laboratory: Laboratory) -> None:
     assert status(Role.WRITE, flush) is denied
     assert status(Role.ADMIN, flush) is Status.SUCCESS
     assert status(Role.WRITE, update) is denied
+
+
+def test_who_calls_itself_like_an_anonymous_client_is_not_taken_for_one(laboratory: Laboratory) -> None:
+    named = TapPeer(laboratory, connect(b"anon_3", BACKFILL | ACK))
+    named.run()
+    nameless = [TapPeer(laboratory, connect(b"", BACKFILL)) for _ in range(8)]
+    for peer in nameless:
+        peer.run()
+    assert not any(peer.closed for peer in [named, *nameless])
+    named.leave()
+    assert laboratory.tap.clients.get("anon_3") is not None
+    for peer in nameless:
+        peer.leave()
+    assert len(laboratory.tap.clients) == 1

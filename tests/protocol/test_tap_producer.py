@@ -2,12 +2,16 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.node.laboratory import Laboratory
 from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
+from upriver.protocol import tap_producer, tap_retries, tap_window
 from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap_window import key_of
 from upriver.wire import AnyResponse, Message, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.tap import TapFlag
@@ -187,6 +191,15 @@ def test_not_my_vbucket_stops_that_vbucket_with_a_log_line(caplog: pytest.LogCap
     assert not peer.closed
 
 
+def test_not_my_vbucket_to_what_belongs_to_none_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory, peer = stage(b"a")
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if brief([m]) == ["#enable_auto_nack"] else Status.SUCCESS
+    peer.run()
+    laboratory.write(1, b"b")
+    assert keys(peer.run()) == ["b"]
+    assert "belongs to no vbucket" in caplog.text
+
+
 @pytest.mark.parametrize("status", [Status.EINVAL, Status.E2BIG, Status.UNKNOWN_COMMAND])
 @pytest.mark.parametrize("flags", [ACKED, BACKFILL | LIST])
 def test_another_failure_drops_the_connection(status: Status, flags: int) -> None:
@@ -194,6 +207,38 @@ def test_another_failure_drops_the_connection(status: Status, flags: int) -> Non
     peer.judge = lambda m: status if isinstance(m, tap.Mutation) else Status.SUCCESS
     peer.run()
     assert peer.closed
+
+
+def test_what_waits_for_a_second_try_counts_as_not_acknowledged() -> None:
+    settings = TapSettings(ack_interval=1, window_messages_max=20)
+    laboratory, peer = stage(*(b"k%03d" % i for i in range(100)), settings=settings)
+    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
+    assert len(keys(peer.run())) == 20
+    laboratory.pass_by(5.1)
+    assert len(set(keys(peer.run()) + keys(peer.received))) == 20
+    peer.judge = lambda _: Status.SUCCESS
+    laboratory.pass_by(5.1)
+    peer.run()
+    assert len(set(keys(peer.received))) == 100
+
+
+def test_a_refusal_does_not_look_at_everything_that_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: Counter[str] = Counter()
+
+    def counted(message: bytes, found: Callable[[bytes], tuple[int, bytes] | None] = key_of) -> Any:
+        looked["at"] += 1
+        return found(message)
+
+    for module in (tap_window, tap_producer, tap_retries):
+        monkeypatch.setattr(module, "key_of", counted)
+    laboratory, peer = stage(*(b"k%04d" % i for i in range(1000)))
+    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
+    peer.run()
+    laboratory.pass_by(5.1)
+    peer.judge = lambda _: Status.SUCCESS
+    peer.run()
+    assert len(set(keys(peer.received))) == 1000
+    assert looked["at"] < 20_000
 
 
 def test_a_dump_waits_for_what_was_refused() -> None:

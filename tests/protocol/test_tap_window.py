@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.protocol.tap_window import AckWindow, Piece, Retry, key_of, messages_in
+from upriver.protocol.tap_window import AckWindow, Piece, key_of, messages_in
 from upriver.wire import Request, tap
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.tap import Control
 
 
 def piece(window: AckWindow, *messages: Request) -> Piece:
@@ -58,17 +58,31 @@ def test_an_opaque_means_the_one_message_that_is_awaited(passed: int, sent: int,
     assert AckWindow(1, 1).number_of(noise) is None
 
 
-def test_a_message_is_found_again_and_gets_a_new_number() -> None:
+def test_a_message_is_found_again() -> None:
     window = AckWindow(100, 10**6)
     sent = piece(window, mutation(b"a"), mutation(b"b"))
-    message = sent.message(2)
-    retry = Retry(message, None, 0, 0.0)
-    assert retry.key == (1, b"b")
-    again = tap.tap.decode(retry.numbered(2**32 + 9))
-    assert isinstance(again, tap.Mutation)
-    assert (again.opaque, again.key, again.tap_flags) == (9, b"b", TapFlag.ACK)
-    with pytest.raises(LookupError):
-        sent.message(3)
+    assert [key_of(sent.message(number)) for number in (2, 1)] == [(1, b"b"), (1, b"a")]
+    for number in (0, 3):
+        with pytest.raises(LookupError):
+            sent.message(number)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=3), max_size=12),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), max_size=6),
+)
+def test_what_is_newer_is_known_whenever_one_asks(batches: list[list[bytes]], answers: list[tuple[int, int]]) -> None:
+    window, sent = AckWindow(1000, 10**6), []
+    for turn, batch in enumerate(batches):
+        sent.append(piece(window, *map(mutation, batch)))
+        for when, number in answers:
+            if when == turn:
+                window.covered(number)
+        kept = [each for each in sent if each.last >= window.oldest]
+        numbered = [(p.first + n, key_of(m)) for p in kept for n, m in enumerate(messages_in(p.data))]
+        for number, key in numbered if turn % 2 else ():
+            assert key is not None
+            assert window.sent_since(number, key) == any(n > number and k == key for n, k in numbered)
 
 
 def test_a_newer_change_of_the_same_key_is_found_behind_it() -> None:

@@ -16,8 +16,9 @@ from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.source import Source
 from upriver.protocol.tap_consumer import FLUSH_MARK_SIZE
 from upriver.protocol.tap_plan import TapPlan, TapSettings
+from upriver.protocol.tap_retries import Retries, Retry
 from upriver.protocol.tap_stream import TapStream
-from upriver.protocol.tap_window import AckWindow, Piece, Retry, key_of, messages_in
+from upriver.protocol.tap_window import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.turns import Turns
 from upriver.wire import Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
@@ -78,7 +79,7 @@ class TapProducer:
         #: How many bytes the present ``produce`` hands out so far.
         self.size = 0
         self._out: list[bytes] = []
-        self._retries: list[Retry] = []
+        self._retries = Retries()
         self._turns: Turns[TapStream] = Turns()
         self._changes_of_ended = 0
         self._noop_opaque = 0
@@ -220,22 +221,22 @@ class TapProducer:
         if needless:
             return
         if stream is not None:
-            stream.holds.append(piece.before_seqno)
-        self._retries.append(Retry(message, stream, piece.before_seqno, self._now + self.settings.backoff_s))
+            stream.holds[piece.before_seqno] += 1
+        self._retries.add(Retry(message, stream, piece.before_seqno, self._now + self.settings.backoff_s))
 
     def awaits_answers(self, stream: TapStream) -> bool:
         """Was anything of this stream not answered yet, or refused for the moment?"""
-        return self.window.holds_of(stream) or any(retry.stream is stream for retry in self._retries)
+        return self.window.holds_of(stream) or self._retries.holds_of(stream)
 
     def _drop_retries(self, stream: TapStream) -> None:
-        self._retries = [retry for retry in self._retries if retry.stream is not stream]
+        self._retries.drop(stream)
 
     # Going out
 
     @property
     def room(self) -> int:
         """How many more messages may be sent now."""
-        return self.window.room if self.plan.acks else _NO_LIMIT
+        return self.window.room_beside(len(self._retries), self._retries.bytes) if self.plan.acks else _NO_LIMIT
 
     @property
     def changes_max(self) -> int:
@@ -275,11 +276,9 @@ class TapProducer:
 
     def _forget_overtaken(self, messages: bytes) -> None:
         """What goes out now is newer than what waits under the same key."""
-        keys = {key_of(message) for message in messages_in(messages)}
-        for retry in [retry for retry in self._retries if retry.key is not None and retry.key in keys]:
-            self._retries.remove(retry)
+        for retry in self._retries.overtaken({key_of(message) for message in messages_in(messages)}):
             if retry.stream is not None:
-                retry.stream.holds.remove(retry.before_seqno)
+                retry.stream.let_go(retry.before_seqno)
 
     def ready(self, stream: TapStream) -> None:
         """The stream may have something to send."""
@@ -289,17 +288,18 @@ class TapProducer:
     @property
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
-        return bool(self._out) or (self.room > 0 and (bool(self._turns) or self._has_due)) or self._finishing
+        return bool(self._out) or (self.room > 0 and bool(self._turns)) or self._has_due or self._finishing
 
     @property
     def _has_due(self) -> bool:
-        return any(retry.due <= self._now for retry in self._retries)
+        due = self._retries.next_due
+        return due is not None and due <= self._now
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """The next bytes to send, about as many as asked for."""
         if self.closing:
             return b""
-        self._send_retries()
+        self._send_retries(max_bytes)
         while self.room and (not self.size or max_bytes - self.size >= TURN_BYTES_MIN):
             stream = self._turns.next()
             if stream is None:
@@ -320,10 +320,9 @@ class TapProducer:
         self.bytes_sent_total += len(out)
         return out
 
-    def _send_retries(self) -> None:
-        due = [retry for retry in self._retries if retry.due <= self._now]
-        for retry in due[: self.room]:
-            self._retries.remove(retry)
+    def _send_retries(self, max_bytes: int) -> None:
+        """Send again what is due. There is room for it, because what waits counts as not acknowledged."""
+        while self.size < max_bytes and (retry := self._retries.take_due(self._now)) is not None:
             number = self.window.take_numbers(1)
             seqno = retry.before_seqno
             self._put(Piece(number, 1, retry.numbered(number), retry.stream, seqno, seqno, again=True))
@@ -411,8 +410,8 @@ class TapProducer:
     @property
     def deadline(self) -> float | None:
         """When to look at the time again."""
-        # What is due already waits for room, not for the time.
-        times = [retry.due for retry in self._retries if retry.due > self._now]
+        due = self._retries.next_due
+        times = [] if due is None or due <= self._now else [due]  # what is due already waits for its turn
         if self.noops.deadline is not None:
             times.append(self.noops.deadline)
         return min(times, default=None)

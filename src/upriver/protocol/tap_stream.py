@@ -13,7 +13,7 @@ A *takeover* makes the consumer's copy pending first, sends everything, and then
 """
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from upriver.errors import StatusError, StorageError
@@ -79,7 +79,8 @@ class TapStream:
         #: Sent up to here, acknowledged up to here.
         self.seqno = 0
         self.acked_seqno = 0
-        self.holds: list[int] = []
+        #: Where it stood before each message that was refused for the moment.
+        self.holds: Counter[int] = Counter()
         #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
         self._reached = 0
         #: A place that is no more, which counts until the consumer has answered the message that says so.
@@ -349,9 +350,15 @@ class TapStream:
     def answered(self, piece: Piece) -> None:
         """The piece is off our hands: the consumer holds it, or what it refused waits for a second try."""
         if piece.again:
-            self.holds.remove(piece.before_seqno)
+            self.let_go(piece.before_seqno)
         else:
             self.acked_seqno = max(self.acked_seqno, piece.seqno)
+
+    def let_go(self, before_seqno: int) -> None:
+        """A message that was refused for the moment is taken, or needless."""
+        self.holds[before_seqno] -= 1
+        if self.holds[before_seqno] <= 0:
+            del self.holds[before_seqno]
 
     def acked(self, piece: Piece) -> None:
         """The consumer holds what this piece brought."""

@@ -9,13 +9,14 @@ A message that waits for its second try must not overtake a newer one with the s
 goes out while it waits, makes it needless.
 """
 
-from collections import deque
+import itertools
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from upriver.model.record import HEADER, OPAQUE_OFFSET
-from upriver.wire.tap_records import ACK, DELETE, FLAGS_OFFSET, MUTATION
+from upriver.model.record import HEADER
+from upriver.wire.tap_records import DELETE, MUTATION
 
 if TYPE_CHECKING:
     from upriver.protocol.tap_stream import TapStream
@@ -37,6 +38,8 @@ class Piece:
     seqno: int = 0
     #: They were sent before, and refused for the moment.
     again: bool = False
+    #: Where each message begins, once somebody has asked.
+    _offsets: list[int] | None = None
 
     @property
     def last(self) -> int:
@@ -45,32 +48,12 @@ class Piece:
 
     def message(self, number: int) -> bytes:
         """One of its messages."""
-        for place, message in enumerate(messages_in(self.data)):
-            if self.first + place == number:
-                return message
-        raise LookupError(number)
-
-
-@dataclass(slots=True, eq=False)
-class Retry:
-    """A message that is to be sent again."""
-
-    message: bytes
-    stream: "TapStream | None"
-    before_seqno: int
-    due: float
-
-    @property
-    def key(self) -> tuple[int, bytes] | None:
-        """Vbucket and key of a change; None for a control message."""
-        return key_of(self.message)
-
-    def numbered(self, number: int) -> bytes:
-        """The message under its new number, asking for an answer."""
-        out = bytearray(self.message)
-        out[OPAQUE_OFFSET : OPAQUE_OFFSET + 4] = (number % _OPAQUES).to_bytes(4, "big")
-        out[FLAGS_OFFSET + 1] |= ACK
-        return bytes(out)
+        if self._offsets is None:
+            self._offsets = [0, *itertools.accumulate(map(len, messages_in(self.data)))]
+        if not self.first <= number <= self.last:
+            raise LookupError(number)
+        begin, end = self._offsets[number - self.first : number - self.first + 2]
+        return self.data[begin:end]
 
 
 class AckWindow:
@@ -86,11 +69,19 @@ class AckWindow:
         #: How often nothing more could be sent.
         self.times_full = 0
         self._pieces: deque[Piece] = deque()
+        self._of_stream: Counter[TapStream] = Counter()
+        #: The newest number of each key, from the first refusal until everything is answered: who is never refused
+        #: anything does not pay for it.
+        self._newest: dict[tuple[int, bytes], int] | None = None
 
     @property
     def room(self) -> int:
         """How many more messages may be sent."""
-        return max(0, self.messages_max - self.messages) if self.bytes < self.bytes_max else 0
+        return self.room_beside(0, 0)
+
+    def room_beside(self, messages: int, size: int) -> int:
+        """How many more may be sent while so many others, of so many bytes, are kept too."""
+        return max(0, self.messages_max - self.messages - messages) if self.bytes + size < self.bytes_max else 0
 
     @property
     def oldest(self) -> int:
@@ -106,6 +97,10 @@ class AckWindow:
     def sent(self, piece: Piece) -> None:
         """It is on its way."""
         self._pieces.append(piece)
+        if piece.stream is not None:
+            self._of_stream[piece.stream] += 1
+        if self._newest is not None:
+            self._newest |= _numbers_in(piece)
         self.messages += piece.count
         self.bytes += len(piece.data)
         if not self.room:
@@ -125,12 +120,25 @@ class AckWindow:
             piece = self._pieces.popleft()
             self.messages -= piece.count
             self.bytes -= len(piece.data)
+            self._forget(piece)
             out.append(piece)
+        if not self._pieces:
+            self._newest = None
         return out
+
+    def _forget(self, piece: Piece) -> None:
+        if piece.stream is not None:
+            self._of_stream[piece.stream] -= 1
+            if not self._of_stream[piece.stream]:
+                del self._of_stream[piece.stream]
+        if self._newest is not None:
+            for key, number in _numbers_in(piece).items():
+                if self._newest.get(key) == number:
+                    del self._newest[key]
 
     def holds_of(self, stream: "TapStream") -> bool:
         """Is anything of this stream unanswered?"""
-        return any(piece.stream is stream for piece in self._pieces)
+        return stream in self._of_stream
 
     def piece_of(self, number: int) -> Piece | None:
         """The piece that holds a message."""
@@ -141,12 +149,17 @@ class AckWindow:
 
     def sent_since(self, number: int, key: tuple[int, bytes]) -> bool:
         """Has a newer change of the key gone out behind this message?"""
-        for piece in self._pieces:
-            if piece.last > number:
-                for place, message in enumerate(messages_in(piece.data)):
-                    if piece.first + place > number and key_of(message) == key:
-                        return True
-        return False
+        if self._newest is None:
+            self._newest = {}
+            for piece in self._pieces:
+                self._newest |= _numbers_in(piece)
+        return self._newest.get(key, 0) > number
+
+
+def _numbers_in(piece: Piece) -> dict[tuple[int, bytes], int]:
+    """The newest number of each key that it brings."""
+    found = ((key_of(message), piece.first + place) for place, message in enumerate(messages_in(piece.data)))
+    return {key: number for key, number in found if key is not None}
 
 
 def messages_in(data: bytes) -> Iterator[bytes]:
