@@ -636,7 +636,7 @@ class SynchronousConsumer(Synchronous[Consumer]):
         while True:
             if not self._waiting:
                 given, self._given = self._given, 0
-                self._waiting.extend(self.run(self._object.several(given)))
+                self._waiting.extend(self._run(self._object.several(given)))
             if not self._waiting:
                 return
             self._given += 1
@@ -656,11 +656,11 @@ class SynchronousConsumer(Synchronous[Consumer]):
         async def acknowledge() -> None:
             self._object.acknowledge(batch)
 
-        self.run(acknowledge())
+        self._run(acknowledge())
 
     def close(self) -> None:
         """Close the consumer and its loop. The batch that was given last is not done; those before it are."""
-        if self.is_open and self._given > 1:
+        if self._runner.is_running and self._given > 1:
             given, self._given = self._given, 0
-            self.run(self._object.leave(given - 1))
+            self._run(self._object.leave(given - 1))
         super().close()

@@ -79,12 +79,9 @@ class Synchronous(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it has not been closed."""
-        return self._runner.is_running
+    # What stands here must not hide a method of the object.
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine of the object's in its loop and wait for what it gives."""
         return self._runner.run(work)
 
