@@ -1,4 +1,5 @@
 import os
+import random
 import struct
 from pathlib import Path
 
@@ -6,6 +7,8 @@ import lmdb
 import pytest
 
 from upriver.engine.lmdb_pages import Damaged, check_pages
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage import Batch, Block
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -112,4 +115,55 @@ def test_a_tree_deeper_than_any(file: Path) -> None:
     for head in (0, PAGE):
         changed(file, head + 16, b"nobody's")
     with pytest.raises(Damaged, match="heads"):
+        check_pages(file)
+
+
+def random_batch(rng: random.Random, number: int, blocks: set[tuple[int, int]]) -> Batch:
+    """Some of everything that a batch may hold; ``blocks`` are those that there are."""
+    batch = Batch()
+    if rng.random() < 0.7:
+        batch.group = (number, rng.randbytes(rng.choice((50, 300, 900, 3000, 20_000))))
+    if rng.random() < 0.2:
+        batch.drop_groups_to = rng.randrange(max(1, number - 20), number + 1)
+    if rng.random() < 0.2 and blocks:
+        batch.removed = rng.sample(sorted(blocks), rng.randrange(1, len(blocks) + 1))
+        blocks.difference_update(batch.removed)
+    if rng.random() < 0.3:
+        for _ in range(rng.randrange(1, 30)):
+            place = (rng.randrange(64), rng.randrange(1, 10**6))
+            blocks.add(place)
+            batch.blocks.append(Block(*place, rng.randbytes(rng.choice((100, 1000, 3000, 9000)))))
+    if rng.random() < 0.3:
+        for vbucket in rng.sample(range(64), rng.randrange(1, 64)):
+            batch.descriptions[vbucket] = {"x": "y" * rng.randrange(10, 1800)} if rng.random() < 0.5 else None
+    return batch
+
+
+@pytest.mark.parametrize("seed", range(10, 15))
+def test_whatever_was_committed_passes(quick_disk: Path, seed: int) -> None:
+    """Also where the file ends before the last page that the head counts."""
+    rng, blocks = random.Random(seed), set[tuple[int, int]]()
+    storage = LmdbStorage(quick_disk / "data")
+    for number in range(1, 151):
+        storage.commit(random_batch(rng, number, blocks))
+        check_pages(quick_disk / "data" / "data.mdb")
+    storage.close()
+    LmdbStorage(quick_disk / "data").close()
+
+
+def test_a_head_that_counts_more_pages_than_there_is_room_for(file: Path) -> None:
+    for head in (0, PAGE):
+        changed(file, head + 16 + 24 + 2 * 48, struct.pack("<Q", 2**50))
+    with pytest.raises(Damaged, match="reserved"):
+        check_pages(file)
+
+
+def test_a_value_that_the_file_ends_in(tmp_path: Path) -> None:
+    """The first page of the value is there, those behind it are not."""
+    with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
+        txn.put(b"key", bytes(20_000))
+    file = tmp_path / "data.mdb"
+    check_pages(file)
+    os.truncate(file, pages_of(file, 0x04)[0] + PAGE)
+    with pytest.raises(Damaged, match="cut off"):
         check_pages(file)

@@ -52,19 +52,20 @@ class _Walk:
                 metas.append(found)
         if not metas:
             raise Damaged("neither of its two heads is one")
+        # The file may end before the last page: those that are taken and freed in one transaction are never written.
         _, self._last, self._free, self._main = max(metas)
-        if (self._last + 1) * self._page_bytes > len(pages):
-            raise Damaged(f"it is cut off, or its head is: {self._last + 1} pages of {self._page_bytes} bytes")
 
     def _meta(self, place: int) -> tuple[int, int, bytes, bytes] | None:
         # The size of a page stands in the padding of the first tree, in either head.
         start = place * (self._page_bytes or mmap.PAGESIZE)
         if start + _HEADER.size + _META.size > len(self._pages):
             return None
-        magic, version, _, _, free, main, last, transaction = _META.unpack_from(self._pages, start + _HEADER.size)
+        magic, version, _, room, free, main, last, transaction = _META.unpack_from(self._pages, start + _HEADER.size)
         page_bytes = _TREE.unpack(free)[0]
         if magic != _MAGIC or version != 1 or not 512 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
             return None
+        if (last + 1) * page_bytes > room:
+            raise Damaged(f"a head counts {last + 1} pages where only {room} bytes were reserved")
         self._page_bytes = page_bytes
         return transaction, last, free, main
 
@@ -132,18 +133,24 @@ class _Walk:
             (count,) = _COUNT.unpack_from(self._pages, start + _HEADER.size - _COUNT.size)
             if flags & ~_DIRTY != _OVERFLOW or count * self._page_bytes < _HEADER.size + size:
                 raise Damaged(f"{name}: page {number} does not hold what it should")
-            if number + count > self._last + 1:
-                raise Damaged(f"{name}: page {number} reaches beyond the end")
+            self._check_end(name, number, count)
         return []
 
     def _page(self, name: str, number: int) -> int:
         """Where a page begins; each is come to once."""
         start = number * self._page_bytes
-        if not 2 <= number <= self._last or start + self._page_bytes > len(self._pages):
-            raise Damaged(f"{name}: page {number} is beyond the end")
+        if number < 2:
+            raise Damaged(f"{name}: page {number} is a head")
+        self._check_end(name, number, 1)
         if number in self._seen:
             raise Damaged(f"{name}: page {number} is used twice")
         self._seen.add(number)
         if _NUMBER.unpack_from(self._pages, start)[0] != number:
             raise Damaged(f"{name}: page {number} is another one")
         return start
+
+    def _check_end(self, name: str, number: int, count: int) -> None:
+        if number + count > self._last + 1:
+            raise Damaged(f"{name}: page {number} is or reaches beyond the last one")
+        if (number + count) * self._page_bytes > len(self._pages):
+            raise Damaged(f"{name}: the file is cut off before the end of page {number}")
