@@ -1,5 +1,7 @@
 import errno
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -9,7 +11,7 @@ from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch, Block
-from upriver.errors import KeyExists, StorageError, TemporaryFailure
+from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
 from upriver.model import VbucketState
 
 
@@ -55,6 +57,76 @@ def test_nothing_is_written_while_it_pauses(disk: FullDisk, clock: Clock) -> Non
     bucket.flusher.resume()
     assert bucket.flusher.step()
     assert (vbucket.persisted_seqno, reached) == (1, ["disk"])
+    bucket.close()
+
+
+def test_work_in_slices_waits_for_the_end_of_a_pause(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=4, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"k", b"v")
+    bucket.flusher.step()
+    bucket.flusher.pause()
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()  # there is no end of it to wait for
+    assert bucket.flusher.checkpointing
+    bucket.flusher.resume()
+    bucket.flusher.drain()
+    assert not bucket.flusher.checkpointing
+    bucket.close()
+
+
+def test_the_thread_rests_during_a_pause(disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(disk, vbuckets=4, interval_s=0.001)
+    bucket.create_vbucket(0).set(b"k", b"v")
+    bucket.flusher.step()
+    turns, step = list[bool](), bucket.flusher.step
+
+    def counted() -> bool:
+        turns.append(bucket.flusher.paused)
+        return step()
+
+    monkeypatch.setattr(bucket.flusher, "step", counted)
+    bucket.flusher.pause()
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.start()
+    assert not bucket.sync(timeout_s=0.2)
+    assert turns.count(True) < 3
+    bucket.flusher.resume()
+    assert bucket.sync(timeout_s=30)
+    deadline = time.monotonic() + 30
+    while bucket.flusher.checkpointing and time.monotonic() < deadline:
+        bucket.sync(timeout_s=30)
+    assert not bucket.flusher.checkpointing
+    bucket.close()
+
+
+def test_sync_and_backup_do_not_pretend_during_a_pause(disk: FullDisk, clock: Clock, tmp_path: Path) -> None:
+    bucket = Bucket(disk, vbuckets=4, clock=clock)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.pause()
+    vbucket.set(b"k", b"v")
+    assert not bucket.sync()
+    with pytest.raises(StorageError, match="resume it"):
+        bucket.backup(tmp_path / "without a thread")
+    bucket.flusher.start()
+    with pytest.raises(StorageError, match="resume it"):
+        bucket.backup(tmp_path / "with a thread")
+    bucket.flusher.resume()
+    assert bucket.sync(timeout_s=30)
+    assert vbucket.persisted_seqno == 1
+    bucket.backup(tmp_path / "copy")
+    bucket.close()
+
+
+def test_who_waits_for_a_vbucket_that_is_gone_is_told(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=1, clock=clock)
+    vbucket, reached = bucket.create_vbucket(0), list[str]()
+    _, seqno = vbucket.set(b"k", b"v")
+    bucket.delete_vbucket(0)
+    assert bucket.flusher.step()
+    bucket.flusher.when_persisted(vbucket, seqno, lambda: reached.append("told"))
+    assert not bucket.flusher.step()
+    assert reached == ["told"]
     bucket.close()
 
 
@@ -290,6 +362,84 @@ def test_any_failure_of_a_commit_keeps_what_was_gathered(tmp_path: Path, monkeyp
     assert called == ["barrier"]
     with Bucket.open(tmp_path / "data", vbuckets=1) as again:
         assert again.vbucket(0).get(b"key").value == b"value"
+
+
+def after_the_commit(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """A step that is interrupted when its commit has taken effect already."""
+    commit = bucket.storage.commit
+
+    def interrupted(batch: Batch) -> None:
+        meanwhile()
+        commit(batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket.storage, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bucket.flusher.step()
+
+
+def test_an_interruption_behind_the_commit_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket.open(tmp_path / "data", vbuckets=1, background=False)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    vbucket.set(b"a", b"1")
+    after_the_commit(bucket, monkeypatch, lambda: vbucket.set(b"during", b"2"))
+    bucket.flusher.step()
+    assert vbucket.persisted_seqno == 2
+    bucket.abandon()
+    again = Bucket.open(tmp_path / "data", vbuckets=1, background=False)
+    assert again.vbucket(0).scan() == [b"a", b"during"]
+    again.abandon()
+
+
+def test_an_interruption_behind_the_commit_brings_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group is on disk, though the flusher does not know: it must not count for the vbucket's successor."""
+    bucket = Bucket.open(tmp_path / "data", vbuckets=2, background=False)
+    vbucket = bucket.create_vbucket(0)
+    bucket.flusher.step()
+    vbucket.set(b"a", b"1")
+    after_the_commit(bucket, monkeypatch, lambda: None)
+    bucket.delete_vbucket(0)
+    bucket.create_vbucket(0)
+    bucket.flusher.step()
+    bucket.abandon()
+    again = Bucket.open(tmp_path / "data", vbuckets=2, background=False)
+    assert again.vbucket(0).scan() == []
+    again.abandon()
+
+
+def test_a_damaged_block_stops_only_its_own_compaction(
+    disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    for vbucket in bucket:
+        vbucket.set(b"key", b"A" * 3000)
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    (block,) = disk.blocks(0)
+    file = Path(disk.path, "data.mdb")
+    data = file.read_bytes()
+    with file.open("r+b") as opened:  # the copies in dropped groups as well
+        place = data.find(block.records)
+        while place >= 0:
+            opened.seek(place + 1000)
+            opened.write(b"B")
+            place = data.find(block.records, place + 1)
+    with pytest.raises(CorruptData):
+        disk.blocks(0)
+    for vbucket in bucket:
+        bucket.flusher.request_compaction(vbucket)
+    bucket.vbucket(1).set(b"other", b"value")
+    bucket.flusher.drain()
+    assert bucket.vbucket(1).persisted_seqno == 2
+    bucket.vbucket(0).set(b"other", b"value")  # nor are writers refused
+    assert not bucket.flusher.compacting
+    assert [record.getMessage() for record in caplog.records if "vbucket 0 is not compacted" in record.getMessage()]
+    with pytest.raises(CorruptData):
+        disk.blocks(0)  # damage gets no fresh checksum
+    bucket.abandon()
 
 
 def test_a_failure_while_gathering_keeps_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

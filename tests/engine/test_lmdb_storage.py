@@ -134,6 +134,18 @@ def test_a_file_that_was_cut_off(path: Path, clock: Clock, size: int) -> None:
         LmdbStorage(path).close()  # nothing but an empty file: as after a stop during the very first start
 
 
+def test_a_group_of_a_number_that_is_there_replaces_it(path: Path) -> None:
+    storage = LmdbStorage(path)
+    for number, group in ((1, b"first"), (3, b"third"), (3, b"third and more"), (2, b"late")):
+        storage.commit(Batch(group=(number, group)))
+    assert [(number, bytes(group)) for number, group in storage.groups()] == [
+        (1, b"first"),
+        (2, b"late"),
+        (3, b"third and more"),
+    ]
+    storage.close()
+
+
 def test_a_file_that_lost_its_end(path: Path, clock: Clock) -> None:
     """It is refused, unless nothing that counts was there."""
     fill(path, clock)

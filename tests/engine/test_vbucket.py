@@ -384,6 +384,17 @@ def test_starting_over_means_another_history(replica: Vbucket) -> None:
     assert replica.rollback_for(before) == 0
 
 
+def test_who_hears_of_starting_over_finds_the_new_log(replica: Vbucket) -> None:
+    """Whoever asks again at once, with the log that he knows, must not be taken for one who has all of the new one."""
+    replica.receive(Event.MUTATION, b"k", b"v")
+    before, found = replica.failover_log, []
+    cursor = replica.open_cursor("stream", 1)
+    cursor.subscribe(lambda: found.append((cursor.ended, replica.high_seqno, replica.failover_log)))
+    replica.start_over()
+    assert found == [(CursorEnd.STATE_CHANGED, 0, replica.failover_log)]
+    assert replica.failover_log != before
+
+
 def test_a_snapshot_without_known_bounds_is_whole_when_told(replica: Vbucket) -> None:
     vbucket = replica
     vbucket.begin_snapshot(0, NO_END, 0)

@@ -215,10 +215,13 @@ class Bucket:
         return self.flusher.when_persisted(vbucket, seqno, done, refused)
 
     def sync(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything done so far is on disk; False if it took too long, an error if a write failed."""
+        """Wait until everything done so far is on disk; False if it took too long, an error if a write failed.
+
+        While the flusher pauses it waits for its thread to go on; without one it is False at once.
+        """
         if not self.flusher.running:
             self.flusher.step()
-            return True
+            return not self.flusher.paused
         settled, errors = threading.Event(), list[StorageError]()
 
         def failed(error: StorageError) -> None:
@@ -235,9 +238,11 @@ class Bucket:
     def backup(self, path: str | os.PathLike[str]) -> None:
         """A consistent copy while running; opened, it is as after a crash at this moment, and another store.
 
-        ``StorageError`` if the disk does not take what the copy should hold, or the copy itself.
+        ``StorageError`` if the disk does not take what the copy should hold, or the copy itself, and while the
+        flusher pauses.
         """
-        self.sync()
+        if self.flusher.paused or not self.sync():
+            raise StorageError(self.storage.path, "nothing is written while the flusher pauses: resume it for a backup")
         self.storage.backup(os.fspath(path))
 
     def maintain(self, budget_s: float = 0.01) -> None:

@@ -35,7 +35,7 @@ from upriver.engine.journal import Journal
 from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
 from upriver.engine.waiting import Done, Failed, Wait, WaitingRoom, told
-from upriver.errors import StorageError
+from upriver.errors import CorruptData, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -187,23 +187,23 @@ class Flusher:
             if self.paused:
                 return False
             gathered = _Gathered()
+            began = perf_counter()
             try:
                 self._gather(gathered)
                 if gathered.batch:
                     began = perf_counter()
-                    try:
-                        self.storage.commit(gathered.batch)
-                    finally:
-                        self.blocks.forget(gathered.batch.rewritten())
-                    self._adapt(gathered.batch, perf_counter() - began)
+                    self.storage.commit(gathered.batch)
             except BaseException as error:  # whatever it was, nothing that was taken may be lost
                 self._failed(gathered, error)
                 raise
             if gathered.batch:
+                took_s = perf_counter() - began
                 self._succeeded(gathered)
+                self._adapt(gathered.batch, took_s)
             self._writing_since = None
             with self.journal.lock:
-                due = told(gathered.waits)
+                # Also after an empty batch: somebody may have come to wait for a vbucket that is gone already.
+                due = told(gathered.waits) + self.waiting.persisted(self._reached)
             notify(due)
             return bool(gathered.batch)
 
@@ -246,9 +246,14 @@ class Flusher:
     def compacting(self) -> bool:
         return bool(self._compactions)
 
+    @property
+    def _at_work(self) -> bool:
+        """Is there something of which each step does a slice?"""
+        return self.checkpointing or self.compacting
+
     def drain(self) -> None:
-        """Step until nothing waits."""
-        while self.step() or self.checkpointing or self.compacting:
+        """Step until nothing waits, or until it pauses."""
+        while self.step() or (self._at_work and not self.paused):
             pass
 
     def _gather(self, gathered: _Gathered) -> None:
@@ -349,14 +354,19 @@ class Flusher:
         if self._owner(vbucket.table) is not vbucket or vbucket.number in gathered.trims:
             self._compactions.popleft()
             return
-        old = self.storage.blocks(vbucket.number, pass_.position, self._slice_bytes)
+        try:
+            old = self.storage.blocks(vbucket.number, pass_.position, self._slice_bytes)
+            retained = [vbucket.table.retain(block.records, pass_.tombstones_to) for block in old]
+        except CorruptData as error:  # these blocks stay as they are, and everybody else is written on
+            log.error("%s: vbucket %d is not compacted: %s", self.storage.path, vbucket.number, error.why)
+            old = []
         if not old:
             self._compactions.popleft()
             return
         gathered.batch.removed += [(block.vbucket, block.upto) for block in old]
         merged: list[bytes] = []
-        for block in old:
-            merged.append(vbucket.table.retain(block.records, pass_.tombstones_to))
+        for block, records in zip(old, retained, strict=True):
+            merged.append(records)
             if sum(map(len, merged)) >= BLOCK_BYTES or block is old[-1]:
                 if any(merged):
                     gathered.batch.blocks.append(Block(vbucket.number, block.upto, b"".join(merged)))
@@ -380,6 +390,7 @@ class Flusher:
         return description
 
     def _succeeded(self, gathered: _Gathered) -> None:
+        self.blocks.forget(gathered.batch.rewritten())
         with self.journal.lock:
             for table in gathered.tables:
                 table.committed()
@@ -397,9 +408,7 @@ class Flusher:
                     table.checkpointed_seqno = table.persisted_seqno
             elif self.group_bytes >= self.checkpoint_bytes or any(len(c) > CUTS_MAX for c in gathered.cuts.values()):
                 self.request_checkpoint()
-            due = self.waiting.persisted(self._reached)
             watched = self.journal.take_watched(table.vbucket for table in gathered.tables)
-        notify(due)
         for number in watched:
             vbucket = self.vbuckets.existing(number)
             if vbucket is not None:
@@ -427,7 +436,12 @@ class Flusher:
     def _failed(self, gathered: _Gathered, error: BaseException) -> None:
         """Take everything back that was on its way, and refuse writers until a commit succeeds."""
         why = error.why if isinstance(error, StorageError) else repr(error)
+        self.blocks.forget(gathered.batch.rewritten())
         with self.journal.lock:
+            if gathered.batch.group is not None:
+                # It may be on disk all the same, if something else failed behind the commit. Its number is not used
+                # again: the next group holds all that is in it, and cuts from now on count for it as well.
+                self.next_group += 1
             self.journal.give_back(gathered.changed, gathered.trims)
             if self._checkpoint is not None:
                 # Those of this batch are not done, and a goal may count on the group that was not written.
@@ -483,11 +497,13 @@ class Flusher:
             if self._stopping.is_set():
                 return
             self._awake.clear()
+            if self.paused:
+                continue  # ``resume`` wakes it
             written = self.bytes_written
             try:
                 self.step()
                 heap.used(self.bytes_written - written)
-                if self.checkpointing or self.compacting:
+                if self._at_work:
                     self._urge()
             except Exception as error:
                 if not isinstance(error, StorageError):

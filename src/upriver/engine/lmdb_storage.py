@@ -265,7 +265,9 @@ class LmdbStorage(Storage):
         if batch.group is not None:
             number, group = batch.group
             key = _NUMBER.pack(number)
-            txn.put(key, _sealed(key, group), db=self._groups, append=True)
+            sealed = _sealed(key, group)
+            if not txn.put(key, sealed, db=self._groups, append=True):  # it is not the last: no reason to lose it
+                txn.put(key, sealed, db=self._groups)
         if batch.drop_groups_to:
             cursor = txn.cursor(db=self._groups)
             while cursor.first() and _NUMBER.unpack(cursor.key())[0] <= batch.drop_groups_to:

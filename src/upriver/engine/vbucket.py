@@ -326,18 +326,21 @@ class Vbucket(KeyValue):
     def start_over(self) -> None:
         """Drop everything under a log of its own: the peer that fills this copy next has none to tell, as in TAP."""
         with self.journal.lock:
-            self.clear()
+            self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
-            self.journal.change(self.number)
+        self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever asks again is told of the new log
 
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
         with self.journal.lock:
-            if self.state is VbucketState.ACTIVE:
-                raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
-            self._check_here()
-            self._clear()
+            self._clear_copy()
         self.end_cursors(CursorEnd.STATE_CHANGED)
+
+    def _clear_copy(self) -> None:
+        if self.state is VbucketState.ACTIVE:
+            raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
+        self._check_here()
+        self._clear()
 
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
         """Empty the vbucket under a new failover log, so that whoever was away learns of it.
