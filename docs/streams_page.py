@@ -65,11 +65,9 @@ of the request, *disk only* at what was on disk; a *notifier* ends as soon as th
 state, a flush (after a [flush](protocol/upr.md#flush-0x5a) message) and a rollback end it too, and so does a history
 that it cannot follow any more.
 
-The state at an end seqno may be gone: compaction drops versions that were replaced. `exact_end` refuses such an end
-with *erange*. `upr` and the drafts, whose consumers would take that for a rollback and ask for ever, stop at the end
-with what is still there and end with *state changed*, the drafts without a snapshot end: what was replaced since lies
-beyond the end, so the consumer is not whole there and must not believe so. Who asks for the rest, of which nothing is
-left, is told *ok*."""
+The state at an end seqno may be gone, because compaction drops versions that were replaced, or may never have been
+there, because a copy is whole only where the snapshots that it received ended. A request for such an end is refused with
+*erange*: whoever asks without an end gets everything that there is."""
 
 _PACE = """\
 Streams take turns, so a large backfill does not hold up a live change elsewhere: who wakes up goes before those that

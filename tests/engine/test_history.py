@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, Retention, ValueFilter, Vbucket
+from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
 from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
 from upriver.model import Change, Event, Snapshot, VbucketState
 from upriver.model.record import HEADER, PREFIX, Record, pack, size_at
@@ -105,27 +105,6 @@ def test_exact_end_gives_the_version_that_was_current(vbucket: Vbucket) -> None:
     vbucket.floor_seqno = 4
     with pytest.raises(OutOfRange):
         read(vbucket, 0, 3, exact_end=True)
-
-
-def test_what_stops_at_its_end_gives_what_is_left_there(bucket: Bucket, vbucket: Vbucket, clock: Clock) -> None:
-    write(vbucket, b"a", b"b", b"a", b"c", b"a")
-    cursor = vbucket.open_cursor("kept", 0, 3, Options(stop_at_end=True))
-    cursor.next_snapshot()
-    assert cursor.read_columns()["seqno"].to_pylist() == [2, 3]
-    assert cursor.ended is CursorEnd.OK
-    bucket.maintenance.retention = Retention(history_s=0, history_bytes=0)
-    bucket.flusher.request_checkpoint()
-    bucket.flusher.drain()
-    clock.pass_by(2)
-    assert list(bucket.maintenance.compact())
-    cursor = vbucket.open_cursor("gone", 0, 3, Options(stop_at_end=True))
-    assert cursor.next_snapshot() == Snapshot(0, 3)
-    assert cursor.read_columns()["seqno"].to_pylist() == [2]
-    assert cursor.ended is CursorEnd.NOT_RETAINED
-    rest = vbucket.open_cursor("rest", 2, 3, Options(stop_at_end=True))
-    assert rest.next_snapshot() is None
-    assert rest.ended is CursorEnd.OK
-    assert not vbucket.cursors
 
 
 def test_history_gives_every_version(vbucket: Vbucket) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.node.peer import ManualTimer
-from upriver.engine import Bucket, Retention
+from upriver.engine import Bucket
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import Entrance
@@ -161,16 +161,6 @@ class Laboratory:
             self.settle()
         self.scheduler.now = until
         self.settle()
-
-    def compact(self) -> None:
-        """Forget every version that was replaced."""
-        self.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0)
-        self.settle()
-        self.bucket.flusher.request_checkpoint()
-        self.settle()
-        self.pass_by(2)
-        for _ in self.bucket.maintenance.compact():
-            pass
 
     def write(self, vbucket: int, *keys: bytes, value: bytes = b"v") -> None:
         """Set keys."""

@@ -103,14 +103,6 @@ def test_a_stream_from_its_request_to_its_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_a_snapshot_that_lacks_what_was_replaced_since_has_no_end(name: str) -> None:
-    laboratory, peer = stage(name, b"a", b"b", b"a")
-    laboratory.compact()
-    messages = peer.send(request(name, end_seqno=2))
-    assert brief(messages) == ["ok", "stream start", "snapshot start", "b@2", "end 1"]
-
-
-@pytest.mark.parametrize("name", DRAFTS)
 def test_what_changes_say(name: str) -> None:
     laboratory, peer = stage(name)
     vbucket = laboratory.bucket.vbucket(0)

@@ -7,7 +7,6 @@ from upriver.model import FailoverEntry, FailoverLog, Snapshot, VbucketState
 from upriver.protocol.stream_dialects import (
     DCP,
     FAILED,
-    NOT_RETAINED,
     STREAM_DIALECTS,
     UPR,
     StreamDialect,
@@ -66,7 +65,7 @@ def test_messages_of_a_stream_name_it(dialect: StreamDialect) -> None:
 
 @pytest.mark.parametrize("dialect", ALL, ids=named)
 def test_every_end_of_a_history_has_a_reason(dialect: StreamDialect) -> None:
-    ends = {"ok", "closed", "state changed", "flushed", "rolled back", "too slow", NOT_RETAINED, FAILED}
+    ends = {"ok", "closed", "state changed", "flushed", "rolled back", "too slow", FAILED}
     assert set(dialect.end_reasons) == ends
     assert dialect.end_reasons["ok"] == 0
     assert all(dialect.end_reasons[reason] for reason in ends - {"ok"})

@@ -89,28 +89,6 @@ def test_exact_end_gives_the_same_on_dcp() -> None:
     assert brief(ask(peer, end=3)) == ["success", "(0,3]", "a@1", "b@2", "c@3", "end 0"]
 
 
-def test_upr_stops_at_an_end_whose_state_is_gone_with_what_is_left_and_does_not_call_it_whole() -> None:
-    laboratory, peer = stage(b"a", b"b", b"c", b"d", b"a", b"c")
-    laboratory.compact()
-    assert laboratory.bucket.vbucket(0).floor_seqno > 4
-    first = ask_upr(peer, end=4)
-    assert brief(first) == ["success", "marker", "b@2", "d@4", "end 1"]
-    # What was replaced lies beyond the end: who asks for the rest is told that nothing more comes, and not for ever.
-    uuid = uuid_of(laboratory)
-    assert brief(ask_upr(peer, 2, 3, vbucket_uuid=uuid)) == ["success", "end 0"]
-    assert brief(ask_upr(peer, 4, 4, vbucket_uuid=uuid)) == ["success", "end 0"]
-    assert brief(ask_upr(peer, end=6)) == ["success", "marker", "b@2", "d@4", "a@5", "c@6", "end 0"]
-    assert not laboratory.bucket.vbucket(0).cursors
-
-
-def test_only_the_setting_refuses_an_end_whose_state_is_gone() -> None:
-    laboratory, peer = stage(b"a", b"b", b"a")
-    laboratory.compact()
-    control(peer, b"exact_end")
-    for request in (ask, ask_upr):
-        assert [answer.status for answer in request(peer, end=2)] == [Status.ERANGE]  # type: ignore[attr-defined]
-
-
 def test_an_end_in_the_future_is_waited_for() -> None:
     laboratory, peer = stage(b"a")
     assert brief(ask(peer, end=3)) == ["success", "(0,1]", "a@1"]

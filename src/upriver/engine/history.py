@@ -40,8 +40,6 @@ class CursorEnd(enum.Enum):
     FLUSHED = "flushed"
     ROLLED_BACK = "rolled back"
     TOO_SLOW = "too slow"
-    #: It stopped at its end seqno, but versions that were current there are gone: the reader is not whole.
-    NOT_RETAINED = "not retained"
 
 
 class CursorEnded(UpriverError):
@@ -68,8 +66,6 @@ class Options:
     persisted_only: bool = False
     #: End with the version that was current at the end seqno, and nothing beyond it.
     exact_end: bool = False
-    #: Nothing beyond the end seqno, and what is still there of the state at it, should that not be retained.
-    stop_at_end: bool = False
     #: Every retained version instead of the newest ones.
     history: bool = False
 
@@ -109,8 +105,6 @@ class Cursor:
         self.from_disk = False
         self.ended: CursorEnd | None = None
         self.changes_read = 0
-        #: The announced snapshot leads to a state that can be shown.
-        self._retained = True
         self._first_end: int | None = vbucket.whole_seqno
         if start_seqno == end_seqno:
             self.end(CursorEnd.OK)
@@ -163,11 +157,6 @@ class Cursor:
         ):
             end = not_beyond
         self._first_end = None
-        if self._stops_at(end) and self.vbucket.whole_at_or_below(end) != end:
-            self._retained = False
-            if not self._anything_upto(end):  # whoever had the rest is told that nothing is missing but what is gone
-                self.end(CursorEnd.OK)
-                return None
         self.snapshot = Snapshot(self.seqno, end)
         self.from_disk = self.vbucket.table.first_evicted(self.seqno, end) != 0
         return self.snapshot
@@ -183,13 +172,7 @@ class Cursor:
             if vbucket.whole_at_or_below(self.end_seqno) != self.end_seqno:
                 raise OutOfRange(f"the state at {self.end_seqno} is not retained", vbucket=vbucket.number)
             return self.end_seqno
-        return min(end, self.end_seqno) if options.stop_at_end else end
-
-    def _stops_at(self, end: int) -> bool:
-        return self.options.stop_at_end and end == self.end_seqno
-
-    def _anything_upto(self, end: int) -> bool:
-        return bool(self.vbucket.table.read(self.seqno, end, end, 1, 0, self.options.history, True, b"", None)[1])
+        return end
 
     def read(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> bytes:
         """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
@@ -310,7 +293,7 @@ class Cursor:
         if done >= snapshot.end:
             self.snapshot = None
             if done >= self.end_seqno:
-                self.end(CursorEnd.OK if self._retained else CursorEnd.NOT_RETAINED)
+                self.end(CursorEnd.OK)
 
     def _passes(self, event: int, key: bytes, value: bytes) -> bool:
         options = self.options

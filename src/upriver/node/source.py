@@ -153,7 +153,6 @@ def engine_options(options: StreamOptions) -> Options:
         value_filter=value_filter(options.value_filter) if options.value_filter else None,
         persisted_only=options.persisted_only,
         exact_end=options.exact_end,
-        stop_at_end=options.stop_at_end,
         history=options.history,
     )
 

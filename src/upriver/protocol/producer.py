@@ -270,8 +270,7 @@ class Producer:
             key_filter=controls["key_filter"],
             value_filter=controls["value_filter"],
             persisted_only=persisted_only or controls["persisted_only"],
-            exact_end=controls["exact_end"],
-            stop_at_end=dialect.stops_at_end and not controls["exact_end"],
+            exact_end=controls["exact_end"] or dialect.exact_end,
             history=controls["history"],
         )
 

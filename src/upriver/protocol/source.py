@@ -19,8 +19,6 @@ class StreamOptions:
     persisted_only: bool = False
     #: End with the version that was current at the end seqno, and nothing beyond it.
     exact_end: bool = False
-    #: Nothing beyond the end seqno, and what is still there of the state at it, should that not be retained.
-    stop_at_end: bool = False
     #: Every retained version instead of the newest ones.
     history: bool = False
 
@@ -50,8 +48,7 @@ class History(Protocol):
 
     @property
     def end_reason(self) -> str | None:
-        """Why nothing more comes: "ok", "closed", "state changed", "flushed", "rolled back", "too slow",
-        "not retained"; or None."""
+        """Why nothing more comes: "ok", "closed", "state changed", "flushed", "rolled back", "too slow"; or None."""
 
     @property
     def checkpoint(self) -> int:

@@ -20,8 +20,6 @@ from upriver.wire.message import DraftMessage
 
 #: A stream that failed because its history could not be read.
 FAILED: Final = "failed"
-#: A stream that stopped at its end seqno without all that was current there.
-NOT_RETAINED: Final = "not retained"
 
 _WireLog = tuple[memcached.FailoverEntry, ...]
 #: The packet that announces a snapshot; the second argument tells the flags, if the message has room for them.
@@ -35,7 +33,6 @@ _DCP_REASONS: Final[Mapping[str, int]] = MappingProxyType(
         "flushed": dcp.EndReason.STATE_CHANGED,
         "rolled back": dcp.EndReason.ROLLBACK,
         "too slow": dcp.EndReason.TOO_SLOW,
-        NOT_RETAINED: dcp.EndReason.BACKFILL_FAILED,
         FAILED: dcp.EndReason.BACKFILL_FAILED,
     }
 )
@@ -78,7 +75,7 @@ class StreamDialect:
     #: Expirations are sent as such whether the consumer has asked for them or not.
     always_expires: bool = True
     #: The stream ends after its end seqno, not with the snapshot that holds it.
-    stops_at_end: bool = True
+    exact_end: bool = True
     #: In a takeover each marker is answered, with this opcode.
     marker_answer: int | None = None
     #: It can be agreed that a stream which the consumer closes ends with a message.
@@ -189,7 +186,7 @@ DCP: Final = StreamDialect(
     by_snapshot=True,
     sends_records=True,
     always_expires=False,
-    stops_at_end=False,
+    exact_end=False,
     marker_answer=dcp.SnapshotMarker.declaration.opcode,
     tells_close=True,
 )

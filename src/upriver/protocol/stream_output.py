@@ -19,7 +19,7 @@ from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.handover import BACKLOG_SMALL, Handover
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
-from upriver.protocol.stream_dialects import FAILED, NOT_RETAINED, StreamDialect, opaque_of
+from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
 from upriver.wire import Message, Response, dcp
 from upriver.wire.codes import Status
@@ -84,7 +84,6 @@ class ProducerStream:
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
-        self._ends_exactly = options.exact_end or options.stop_at_end
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
         heir = connection.heir
@@ -138,7 +137,7 @@ class ProducerStream:
         return (
             self.history.snapshot is None
             and not self._control
-            and not (self.takeover or self._ends_exactly or self.life.ended)
+            and not (self.takeover or self.options.exact_end or self.life.ended)
         )
 
     def _piece(self, max_bytes: int) -> bytes | None:
@@ -238,7 +237,7 @@ class ProducerStream:
             # The last changes did not pass a filter: the consumer must know that it stands at the end all the same.
             self.life.move(StreamEvent.ADVANCE)
             self._queue(dialect.advanced(snapshot.end))
-        if dialect.snapshot_end is not None and self.history.end_reason != NOT_RETAINED:
+        if dialect.snapshot_end is not None:
             self.life.move(StreamEvent.SNAPSHOT_END)
             self._queue(dialect.snapshot_end())
 
