@@ -66,8 +66,8 @@ state, a flush (after a [flush](protocol/upr.md#flush-0x5a) message) and a rollb
 that it cannot follow any more.
 
 The state at an end seqno may be gone, because compaction drops versions that were replaced, or may never have been
-there, because a copy is whole only where the snapshots that it received ended. A request for such an end is refused with
-*erange*: whoever asks without an end gets everything that there is."""
+there, because a copy is whole only where the snapshots that it received ended. A request for such an end is refused
+with *erange*: whoever asks without an end gets everything that there is."""
 
 _PACE = """\
 Streams take turns, so a large backfill does not hold up a live change elsewhere: who wakes up goes before those that

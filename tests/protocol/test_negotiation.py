@@ -5,6 +5,7 @@ import pytest
 from tests.protocol.paper_sink import PaperCopy
 from upriver.errors import PositionError, RollbackRequired, StatusError, TemporaryFailure
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
+from upriver.model.position import NO_END
 from upriver.protocol.negotiation import Negotiation
 from upriver.wire import AnyResponse, Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
@@ -182,3 +183,18 @@ def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialec
     copy.position = StreamPosition.at(8, 6)
     with pytest.raises(TemporaryFailure, match="history of its own"):
         way.answered(accepted((7, 0)))
+
+
+def test_an_end_whose_state_is_gone_is_left_out_on_upr() -> None:
+    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    copy.replace_failover_log(log((7, 0)))
+    copy.told.clear()
+    way = Negotiation(copy, 1, end_seqno=9, dialects=("upr",))
+    way.first()
+    way.answered(told((7, 0)))
+    request = way.answered(refused(Status.ERANGE))
+    assert isinstance(request, upr.StreamRequest)
+    assert (request.start_seqno, request.end_seqno) == (5, NO_END)
+    assert copy.told == []
+    # Refused again, it was not the end: the place itself is unknown there.
+    assert asked(way.answered(refused(Status.ERANGE)))[0] == 0

@@ -110,7 +110,9 @@ class Mover:
         async with self._slots:
             if self._stopping.is_set():
                 return [Step(vbucket, Phase.WAITING, "stopped before it began")]
-            found = await self._run_pair(f"upriver-mover:{vbucket}", (vbucket,))
+            # A source that dies remembers for whom by this name, and lets nobody else go on with it.
+            heir = self.addresses[Link.DESTINATION].endpoints[0]
+            found = await self._run_pair(f"upriver-mover:{vbucket}:{heir}", (vbucket,))
             if found[0].phase is Phase.MOVED:
                 await self.maps.settle(vbucket)
             return found

@@ -64,6 +64,10 @@ class Negotiation:
         if self.modern and self._may_fall_back and answer.status is Status.EINVAL:
             self.modern = False
             return self._ask_for_log()
+        if not self.modern and answer.status is Status.ERANGE and self.end_seqno != NO_END:
+            # Perhaps only the state at the end is gone: who asks without one gets more, and stops by himself.
+            self.end_seqno = NO_END
+            return self._ask()
         unknown_here = not self.modern and answer.status in (Status.KEY_ENOENT, Status.ERANGE)
         if unknown_here and answer.code == upr.StreamRequest.declaration.opcode:
             return self._back(0)
