@@ -1,5 +1,6 @@
 """Both tables against the same expectations, and the compiled one against the plain one, byte for byte."""
 
+import gc
 import os
 import random
 import struct
@@ -8,6 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -690,6 +692,20 @@ def test_rows_that_are_no_changes_of_ours(receiving: Any) -> None:
         receiving.apply_batch(change_batch([mutation(2)]).drop_columns(["cas"]))
 
 
+@pytest.mark.parametrize("column", ["key", "value"])
+@pytest.mark.parametrize("ends", [(0, 2**30, 2), (0, 5, 2), (0, -3, 2)])
+def test_rows_whose_ends_lie_elsewhere(receiving: Any, column: str, ends: tuple[int, ...]) -> None:
+    """Nothing outside of the batch is read, and nothing of it is applied."""
+    batch = change_batch([mutation(1, b"k", b"v"), mutation(2, b"l", b"w")])
+    place = batch.schema.get_field_index(column)
+    buffers = [None, pa.py_buffer(struct.pack("<3i", *ends)), batch.column(place).buffers()[2]]
+    wrong = pa.Array.from_buffers(batch.schema.field(place).type, 2, buffers, null_count=0)
+    columns = [*batch.columns[:place], wrong, *batch.columns[place + 1 :]]
+    with pytest.raises(InvalidArguments, match="not whole"):
+        receiving.apply_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+    assert receiving.high_seqno == 0
+
+
 def flush_of(vbucket: int) -> Change:
     return Change(vbucket=vbucket, event=Event.FLUSH, seqno=2, key=b"")
 
@@ -858,3 +874,25 @@ def test_locks_end_without_anybody_asking(table: Any, clock: Clock) -> None:
     clock.pass_by(11)
     table.end_locks()
     assert not table.locks
+
+
+def test_the_smallest_keys_while_the_collector_runs(backend: ModuleType, clock: Clock) -> None:
+    """What it ends may read other tables, or this one, at any point at which it runs."""
+    tables = [backend.Table(number, backend.Ledger(clock)) for number in range(2)]
+    for table, letter in zip(tables, (b"a", b"b"), strict=True):
+        table.active = True
+        for i in range(50):
+            table.set(b"%s%03d" % (letter, i), b"v" * 50)
+
+    def disturb(_: str, __: dict[str, int]) -> None:
+        tables[1].smallest_keys(b"", 50)
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(disturb)
+    gc.set_threshold(1)
+    try:
+        found = [tables[0].smallest_keys(b"", 40) for _ in range(200)]
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(disturb)
+    assert found == [[b"a%03d" % i for i in range(40)]] * 200

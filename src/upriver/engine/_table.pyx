@@ -299,12 +299,15 @@ cdef class Table:
     def smallest_keys(self, bytes start not None, size_t limit):
         """The first ``limit`` keys of live items from ``start`` on, in order."""
         cdef double now = self.ledger.clock()
-        cdef size_t count = pick_smallest(self, PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start), limit, now)
-        cdef list keys = [None] * count
+        cdef size_t room = min(limit, <size_t>self.items), count
+        cdef list keys = [None] * room  # the collector may run here, and others through it: before anything is picked
+        count = pick_smallest(self, PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start), room, now)
+        room = count
         while count:
             keys[count - 1] = key_of(picked[0])
             count -= 1
             sift_down(0, count, picked[count])
+        del keys[room:]
         return keys
 
     def holds(self, bytes key not None):
@@ -1068,7 +1071,10 @@ cdef list columns_of(batch, Columns *columns):
     cdef Py_ssize_t place, rows = batch.num_rows
     if not batch.schema.equals(CHANGES):
         raise InvalidArguments("a batch to apply has the columns of a batch of changes")
-    batch.validate()
+    try:
+        batch.validate(full=True)  # the ends of keys and values too: they are followed without another look
+    except pa.ArrowInvalid as error:
+        raise InvalidArguments(f"a batch to apply is not whole: {error}") from None
     for place in range(11):
         column = batch.column(place)
         if column.null_count:

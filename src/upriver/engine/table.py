@@ -369,7 +369,10 @@ class Table:
         """The same for the rows of a batch in the columns of ``model.CHANGES``."""
         if not batch.schema.equals(CHANGES):
             raise InvalidArguments("a batch to apply has the columns of a batch of changes")
-        batch.validate()
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InvalidArguments(f"a batch to apply is not whole: {error}") from None
         for column, name in zip(batch.columns, CHANGES.names, strict=True):
             if column.null_count:
                 raise InvalidArguments(f"column {name} holds nulls")
