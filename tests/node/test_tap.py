@@ -19,7 +19,7 @@ from tests.protocol.tap_stage import (
     state_of,
 )
 from upriver.errors import KeyNotFound
-from upriver.model import Event, VbucketState
+from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 from upriver.node.authentication import Role, User, Users
 from upriver.node.options import Entrance
 from upriver.protocol.tap_plan import TapSettings
@@ -276,6 +276,47 @@ def test_a_registered_client_survives_a_purge_by_starting_over(laboratory: Labor
     messages = client(laboratory, BACKFILL | ACK).run()
     assert "#initial_vbucket_stream" in brief(messages)
     assert state_of(messages) == {b"b": b"v"}
+
+
+def test_what_was_sent_and_not_acknowledged_counts_where_the_history_goes_back(laboratory: Laboratory) -> None:
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    replica.replace_failover_log(FailoverLog((FailoverEntry(77, 0),)))
+    for seqno, key in ((1, b"a"), (2, b"b"), (3, b"lost")):
+        replica.begin_snapshot(seqno - 1, seqno)
+        replica.apply(Change(vbucket=2, event=Event.MUTATION, seqno=seqno, key=key, value=b"v"))
+    request = connect(b"client", BACKFILL | ACK | LIST, 0, (2,))
+    first = TapPeer(laboratory, request)
+    heard: list[Message] = []
+
+    def until_b(message: Message) -> Status | None:
+        heard.append(message)
+        return None if "lost" in keys(heard) else Status.SUCCESS
+
+    first.judge = until_b
+    first.run()
+    first.leave()
+    assert "lost" in keys(first.received)
+    replica.roll_back(2)  # the acknowledged place is still there, and something that the client holds is not
+    messages = TapPeer(laboratory, request).run()
+    assert "#initial_vbucket_stream" in brief(messages)
+    assert state_of(first.received + messages) == {b"a": b"v", b"b": b"v"}
+
+
+def test_a_purge_beyond_the_acknowledged_place_counts_even_if_more_was_sent(laboratory: Laboratory) -> None:
+    vbucket = laboratory.bucket.vbucket(1)
+    laboratory.write(1, b"a", b"b")
+    first = client(laboratory)
+    first.run()
+    first.judge = lambda _: None
+    laboratory.write(1, b"c")
+    first.run()
+    vbucket.delete(b"a")
+    laboratory.write(1, b"d")
+    first.run()
+    first.leave()  # it was sent the deletion, and may have lost it
+    vbucket.table.purge_seqno = 4
+    messages = client(laboratory).run()
+    assert "#initial_vbucket_stream" in brief(messages)
 
 
 # The consumer

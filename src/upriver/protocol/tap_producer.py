@@ -29,6 +29,7 @@ TURN_BYTES_MIN: Final = 32 * 1024
 #: The consumer could not take a message for the moment.
 TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
+_MAY_EMPTY: Final = (tap.Flush.declaration.opcode, tap.Opaque.declaration.opcode)
 _NO_LIMIT: Final = 2**31
 
 
@@ -439,6 +440,8 @@ class TapProducer:
 
 def _empties(message: bytes) -> bool:
     """Does the message make a consumer drop what it holds?"""
+    if message[1] not in _MAY_EMPTY:
+        return False
     found = tap.tap.decode(message)
     return isinstance(found, tap.Flush) or (
         isinstance(found, tap.Opaque) and found.control is Control.INITIAL_VBUCKET_STREAM
