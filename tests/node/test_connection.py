@@ -381,3 +381,23 @@ def test_sweeping_a_connection_that_is_gone(upriver_node: EmbeddedNode) -> None:
     upriver_node.call(connection.sweep, time.monotonic())
     upriver_node.call(connection.leave)
     upriver_node.call(connection.abort)
+
+
+def test_a_connection_that_is_done_is_not_closed_while_asyncio_says_that_all_is_sent(
+    upriver_node: EmbeddedNode,
+) -> None:
+    """It would then say twice that the connection is lost, the second time to nobody."""
+    client = Client(upriver_node.port)
+    assert client.ask(Noop()).status == 0
+    connection = only_connection(upriver_node)
+
+    def finish() -> bool:
+        assert connection.session is not None
+        assert connection._transport is not None
+        connection.session.closing = True
+        connection.resume_writing()
+        return connection._transport.is_closing()
+
+    assert upriver_node.call(finish) is False
+    wait_until(lambda: connections(upriver_node) == 0)
+    client.close()

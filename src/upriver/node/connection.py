@@ -39,6 +39,7 @@ class Connection(asyncio.BufferedProtocol):
         "_handshake",
         "_last_active",
         "_node",
+        "_resuming",
         "_scheduled",
         "_stranger_since",
         "_transport",
@@ -61,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         #: When it had last logged in, or came.
         self._stranger_since = 0.0
         self._scheduled = False
+        self._resuming = False
         self._transport: asyncio.Transport | None = None
         self.session: Session | None = None
 
@@ -153,7 +155,9 @@ class Connection(asyncio.BufferedProtocol):
             if self.session.stream is not None:
                 self.session.stream.blocked = False
             self.session.resume()
+            self._resuming = True
             self.flush()
+            self._resuming = False
 
     # Its own
 
@@ -178,7 +182,10 @@ class Connection(asyncio.BufferedProtocol):
         elif data := session.data_to_send():
             self._node.counters.bytes_written += len(data)
             transport.write(data)
-        if session.finished:
+        if session.finished and self._resuming:
+            # asyncio, which has just sent the last of it, would tell twice that the connection is lost.
+            asyncio.get_running_loop().call_soon(self.flush)
+        elif session.finished:
             self._leave(session)
             # Who does not read does not want what is left of a stream.
             (transport.abort if stream is not None and stream.blocked else transport.close)()
