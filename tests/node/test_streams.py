@@ -13,7 +13,7 @@ from tests.protocol.stage import ask, brief, stage
 from upriver.errors import OutOfMemory
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.node.authentication import User
+from upriver.node.authentication import Role, User
 from upriver.wire import AnyRequest, AnyResponse, Message, dcp, memcached, upr
 from upriver.wire.codes import Status
 
@@ -122,7 +122,7 @@ def test_streams_need_their_role() -> None:
     assert brief(peer.send(open_request())) == ["auth_error"]
     user: Any = User.__new__(User)
     object.__setattr__(user, "name", "reader")
-    object.__setattr__(user, "roles", frozenset())
+    object.__setattr__(user, "roles", Role(0))
     peer.session.user = user
     assert brief(peer.send(open_request())) == ["eaccess"]
     assert not peer.closed

@@ -12,6 +12,8 @@ def test_the_engine_fits() -> None:
         assert names <= set(dir(offered))
     assert {name for name in vars(SourceVbucket) if not name.startswith("_")} - set(dir(Vbucket)) == {
         "failover_log",
+        "flush_marks",
+        "flush_ttl",
         "heir",
         "number",
         "state",
