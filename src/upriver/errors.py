@@ -24,7 +24,7 @@
     │   └── LoginImpossible       no way to log in that both sides allow
     ├── ClusterMapError           a cluster map that makes no sense
     ├── StreamRolledBack          the source went back behind where a consumer stands, which may not follow
-    │   └── QueryRolledBack       the same for a query of Spark
+    │   └── QueryRolledBack       the same for a query
     ├── StreamRefused             a stream that the source does not give
     ├── OptionError               an option of a query that is unknown or makes no sense
     ├── RowsRefused               rows that a cluster does not take
