@@ -161,6 +161,7 @@ class RangeReader:
             for number in numbers:
                 self._asked_of[number] = feed
                 feed.add_stream(number, self._answered, end_seqno=self._open[number].end_seqno)
+            feed.flush()
 
     async def _feed(self, endpoint: Endpoint, *, exact: bool) -> Feed:
         feed = self._feeds.get((endpoint, exact))
