@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from upriver.client.address import Endpoint
 from upriver.client.cluster import Cluster
-from upriver.client.connection import Connection
-from upriver.errors import NotMyVbucket, WireError
+from upriver.client.connection import REQUEST_TIMEOUT_S, Connection
+from upriver.errors import NotMyVbucket, TimedOut, WireError
 from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.wire.memcached import GetFailoverLog, Stat
 
@@ -72,9 +72,13 @@ async def owners(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[
 async def failover_logs(connection: Connection, numbers: Iterable[int]) -> dict[int, FailoverLog]:
     """The branches that these vbuckets have lived on; those that the node does not have are left out."""
     asked = {number: connection.post(GetFailoverLog(vbucket=number)) for number in numbers}
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            replies = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+    except TimeoutError:
+        raise TimedOut(str(connection.endpoint), f"no failover logs within {REQUEST_TIMEOUT_S:g} s") from None
     logs: dict[int, FailoverLog] = {}
-    for number, answer in asked.items():
-        reply = await answer
+    for number, reply in replies.items():
         error = reply.error(number)
         if error is None:
             logs[number] = _log(reply.value)

@@ -9,6 +9,7 @@ from upriver.client.connection import Connection
 from upriver.client.copies import Copies
 from upriver.client.feed import Feed, Owner
 from upriver.client.greeting import login_needed
+from upriver.client.inquiry import failover_logs, owners
 from upriver.client.progress import Progress
 from upriver.client.settings import DRAFTS, ConsumerSettings, End, Start
 from upriver.errors import (
@@ -20,12 +21,10 @@ from upriver.errors import (
     StreamRefused,
     UnknownCommand,
 )
-from upriver.model import FailoverEntry, FailoverLog, StreamPosition
+from upriver.model import FailoverLog, StreamPosition
 from upriver.protocol.consumer import ConsumerOptions
 from upriver.wire import dcp, memcached
 from upriver.wire.framing import MEMCACHED
-
-_ENTRY_BYTES = 16
 
 
 async def opening_progress(
@@ -44,9 +43,8 @@ async def opening_progress(
     elif start == "earliest":
         out |= dict.fromkeys(rest, Progress.beginning())
     else:
-        high = await high_seqnos(cluster, rest)
-        for number in rest:
-            log = await failover_log(cluster, number)
+        high, logs = await high_seqnos(cluster, rest), await _failover_logs(cluster, rest)
+        for number, log in logs.items():
             position = StreamPosition.at(log.newest.vbucket_uuid, high[number])
             out[number] = Progress(position, log, high[number])
     return out
@@ -88,15 +86,18 @@ def seqnos_in(value: bytes) -> dict[int, int]:
 
 async def failover_log(cluster: Cluster, vbucket: int) -> FailoverLog:
     """The branches that the source of a vbucket has lived on."""
-    endpoint = cluster.map.owner(vbucket)
-    if endpoint is None:
-        raise StreamRefused(vbucket, "no node of the cluster has it; look at the cluster map")
-    connection = await cluster.connection(endpoint)
-    value = (await connection.ask(memcached.GetFailoverLog(vbucket=vbucket))).value
-    entries = [value[at : at + _ENTRY_BYTES] for at in range(0, len(value) - _ENTRY_BYTES + 1, _ENTRY_BYTES)]
-    return FailoverLog(
-        tuple(FailoverEntry(int.from_bytes(each[:8], "big"), int.from_bytes(each[8:], "big")) for each in entries)
-    )
+    return (await _failover_logs(cluster, [vbucket]))[vbucket]
+
+
+async def _failover_logs(cluster: Cluster, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
+    """The same for many, asked for all at once."""
+    logs: dict[int, FailoverLog] = {}
+    for endpoint, numbers in (await owners(cluster, vbuckets)).items():
+        logs |= await failover_logs(await cluster.connection(endpoint), numbers)
+    lost = [number for number in vbuckets if number not in logs]
+    if lost:
+        raise StreamRefused(lost[0], "no node of the cluster has it; look at the cluster map")
+    return logs
 
 
 async def open_feed(
