@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from upriver.client.address import Address, Endpoint
 from upriver.client.backoff import Backoff
-from upriver.client.batches import Flush, Reset, Run, VbucketEvent
+from upriver.client.batches import Flush, Run, VbucketEvent
 from upriver.client.cluster import Cluster
 from upriver.client.copies import Copies, Policy
 from upriver.client.feed import Feed
@@ -38,7 +38,7 @@ from upriver.errors import (
 )
 from upriver.model import Event, FailoverEntry, FailoverLog
 from upriver.protocol.receiving import ReceivingStream
-from upriver.spark.plan import GoBack, Range
+from upriver.spark.plan import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, rollback_value
 
 T = TypeVar("T")
@@ -256,9 +256,10 @@ class RangeReader:
         asked = self._open.get(event.vbucket)
         if asked is None or isinstance(event, Flush):
             return
-        seqno = 0 if isinstance(event, Reset) else event.seqno
-        self._tell(event.vbucket, GoBack(seqno, event.old_uuid, event.new_uuid), asked.place.branch)
-        if event.new_uuid != asked.place.vbucket_uuid:
+        instead = answered_with_rollback(asked, event.seqno, event.new_uuid, Rules(self._reading.policy))
+        assert instead.go_back is not None
+        self._tell(event.vbucket, instead.go_back, asked.place.branch)
+        if instead.end_seqno == instead.place.seqno:
             self._finish(event.vbucket)
 
     def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:  # noqa: ARG002
