@@ -19,7 +19,7 @@ from pathlib import Path
 
 from upriver.client.mover import MoverShell
 from upriver.model import VbucketState
-from upriver.node import start
+from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Goal, Link, Mover
 from upriver.wire import Framer, Message, dcp, memcached
 from upriver.wire.framing import MEMCACHED
@@ -31,15 +31,18 @@ WAIT_S = 120.0
 def serve(vbuckets: int, changes: int, value_bytes: int) -> None:
     """A node in a process of its own; filled if it shall hold something, else full of replicas."""
     with start(vbuckets=vbuckets) as node:
-        value = b"v" * value_bytes
-        for number in range(vbuckets):
-            vbucket = node.bucket.vbucket(number)
-            if not changes:
-                vbucket.set_state(VbucketState.REPLICA)
-            for key in range(changes // vbuckets):
-                vbucket.set(b"key:%012d" % key, value)
+        node.call(_fill, node, vbuckets, changes, b"v" * value_bytes)
         print(node.port, flush=True)
         sys.stdin.read()
+
+
+def _fill(node: EmbeddedNode, vbuckets: int, changes: int, value: bytes) -> None:
+    for number in range(vbuckets):
+        vbucket = node.bucket.vbucket(number)
+        if not changes:
+            vbucket.set_state(VbucketState.REPLICA)
+        for key in range(changes // vbuckets):
+            vbucket.set(b"key:%012d" % key, value)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from upriver.node import start
 
 def test_there_and_back(tmp_path: Path) -> None:
     with start(vbuckets=2, data=str(tmp_path / "data")) as node:
-        node.bucket.vbucket(0).set(b"fruit", b"apple")
+        node.call(node.bucket.vbucket(0).set, b"fruit", b"apple")
     for command, source, target in (("backup", "data", "copy"), ("restore", "copy", "again")):
         result = CliRunner().invoke(main, [command, str(tmp_path / source), str(tmp_path / target)])
         assert (result.exit_code, result.stdout) == (0, ""), result.stderr

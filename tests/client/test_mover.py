@@ -22,7 +22,7 @@ def contents(node: EmbeddedNode, vbucket: int) -> dict[bytes, bytes]:
 
 def test_a_takeover_under_write_load_loses_no_write() -> None:
     with start(vbuckets=4) as source, start(vbuckets=4) as destination:
-        destination.bucket.vbucket(1).set_state(VbucketState.DEAD)
+        destination.call(destination.bucket.vbucket(1).set_state, VbucketState.DEAD)
         written: list[bytes] = []
         halt = threading.Event()
 
@@ -31,7 +31,7 @@ def test_a_takeover_under_write_load_loses_no_write() -> None:
             while not halt.is_set():
                 key = b"key%d" % (number % 5000)
                 try:
-                    source.bucket.vbucket(1).set(key, b"%d" % number)
+                    source.call(source.bucket.vbucket(1).set, key, b"%d" % number)
                 except NotMyVbucket:
                     return  # not ours any more: whatever was answered before counts
                 written.append(key)
@@ -58,17 +58,17 @@ def test_a_takeover_under_write_load_loses_no_write() -> None:
 def test_replication_survives_a_node_that_goes_away() -> None:
     with start(vbuckets=2) as source:
         for number in range(100):
-            source.bucket.vbucket(0).set(b"k%d" % number, b"v")
+            source.call(source.bucket.vbucket(0).set, b"k%d" % number, b"v")
         mover = Mover("test", [0], Goal.REPLICATE)
         destination = start(vbuckets=2)
-        destination.bucket.vbucket(0).set_state(VbucketState.REPLICA)
+        destination.call(destination.bucket.vbucket(0).set_state, VbucketState.REPLICA)
         shell = MoverShell(mover, addresses(source, destination))
         assert shell.run(DEADLINE_S, lambda: destination.bucket.vbucket(0).high_seqno == 100)
         destination.close()
         with start(vbuckets=2) as other:
-            other.bucket.vbucket(0).set_state(VbucketState.REPLICA)
+            other.call(other.bucket.vbucket(0).set_state, VbucketState.REPLICA)
             shell.addresses[Link.DESTINATION] = (other.host, other.port)
-            source.bucket.vbucket(0).set(b"later", b"v")
+            source.call(source.bucket.vbucket(0).set, b"later", b"v")
             assert shell.run(DEADLINE_S, lambda: other.bucket.vbucket(0).high_seqno == 101)
             shell.close()
             assert contents(other, 0) == contents(source, 0)

@@ -9,8 +9,11 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     laboratory = Laboratory()
     laboratory.bucket.create_vbucket(3)
     laboratory.write(3, b"k")
+    source = laboratory.service.source
+    source_vbucket = source.vbucket(3)
+    assert source_vbucket is not None
     called: list[bool] = []
-    handover = Handover(laboratory.service.source, 3, "heir", lambda: called.append(handover.durable))
+    handover = Handover(source, source_vbucket, "heir", lambda: called.append(handover.durable))
     assert (handover.dead, handover.durable) == (False, False)
 
     laboratory.disk_works = False
@@ -24,3 +27,28 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     assert called == [True]
     assert laboratory.bucket.vbucket(3).heir == "heir"
     assert laboratory.bucket.vbucket(3).persisted_seqno == 1
+
+
+def test_writers_are_waited_for_while_each_round_leaves_less_than_half_of_the_last() -> None:
+    laboratory = Laboratory()
+    vbucket = laboratory.bucket.create_vbucket(3)
+    handover = Handover(laboratory.service.source, vbucket, "heir", lambda: None)
+    sent = 0
+    for written in (9000, 4000, 1900):
+        laboratory.write(3, *(b"%d" % number for number in range(written)))
+        assert not handover.is_near(sent)
+        assert not handover.is_near(vbucket.high_seqno - 1), "the round is not over"
+        sent = vbucket.high_seqno
+    laboratory.write(3, *(b"%d" % number for number in range(1800)))
+    assert handover.is_near(sent)
+
+
+def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> None:
+    laboratory = Laboratory()
+    vbucket = laboratory.bucket.create_vbucket(3)
+    laboratory.write(3, b"a", b"b")
+    handover = Handover(laboratory.service.source, vbucket, "heir", lambda: None)
+    assert not handover.is_near(1)
+    assert handover.is_near(2)
+    laboratory.write(3, *(b"%d" % number for number in range(1000)))
+    assert handover.is_near(2)

@@ -1,5 +1,6 @@
 """One stream from its answer to its end: snapshots, ends, filters, state changes, flush, takeover."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -425,6 +426,35 @@ def test_writes_stop_only_when_the_backlog_is_small() -> None:
     assert taker.state == "active"
     taker.peer.send(dcp.Control(key=b"connection_buffer_size", value=b"0"))
     assert taker.state == "dead"
+
+
+def test_writes_stop_also_if_they_are_faster_than_the_stream() -> None:
+    """Each time what was there is sent, as much has come in again."""
+    taker = Taker(b"a")
+    written, asked = 0, taker.first[1:]
+    while not any(isinstance(message, dcp.StreamEnd) for message in asked):
+        if taker.state == "active":
+            assert written < 20, "it never ends"
+            taker.laboratory.write(0, *(b"key-%d" % number for number in range(2000)))
+            written += 1
+        due = [message for message in asked if isinstance(message, dcp.SnapshotMarker | dcp.SetVbucketState)]
+        asked = taker.answer(*due)
+    assert taker.state == "dead"
+
+
+def test_writes_that_never_pause_do_not_keep_markers_unacknowledged_for_ever() -> None:
+    """However little it is that comes in: between two acknowledgements there is always something new."""
+    taker = Taker(b"a")
+    markers = deque([taker.first[1]])
+    for number in range(100):
+        came = taker.write(b"key-%d" % number)
+        if markers and (number % 2 or not came):  # slower than the writes
+            came += taker.answer(markers.popleft())
+        if any(isinstance(message, dcp.SetVbucketState) for message in came):
+            break
+        markers += [message for message in came if isinstance(message, dcp.SnapshotMarker)]
+    else:
+        pytest.fail("it never asks for the next state")
 
 
 def test_a_refusal_ends_the_takeover() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
-from upriver.protocol.handover import BACKLOG_SMALL, Handover
+from upriver.protocol.handover import Handover
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
@@ -36,6 +36,9 @@ _MEMORY, _DISK, _CHECKPOINT, _ACK = map(
 )
 _HISTORY: Final = int(dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS)
 _DELETE_TIMES: Final = int(dcp.OpenFlag.DELETE_TIMES)
+
+#: Near its end a takeover announces so many more snapshots of what keeps coming, then it waits for acknowledgements.
+MARKERS_AHEAD: Final = 8
 
 
 class ProducerStream:
@@ -84,10 +87,12 @@ class ProducerStream:
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
+        #: The history goes on, but nothing is sent of it until all markers are acknowledged.
+        self._holds_back = False
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
         heir = connection.heir
-        self._handover = Handover(connection.source, vbucket.number, heir, self._wake) if self.takeover else None
+        self._handover = Handover(connection.source, vbucket, heir, self._wake) if self.takeover else None
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._marker = dialect.marker(vbucket.number, self.opaque)
         self._encoder = None if self._sends_frames else self._new_encoder()
@@ -191,8 +196,9 @@ class ProducerStream:
         if self.life.state in (StreamState.PENDING, StreamState.ACTIVATING):
             return
         handover = self._handover
-        if handover is not None and self.life.state is StreamState.DRAINING and not handover.dead:
-            self._die_if_near(handover)
+        self._holds_back = handover is not None and not handover.dead and self._nears_its_end(handover)
+        if self._holds_back:
+            return
         snapshot = self.history.next_snapshot()
         if snapshot is not None and self.notifier:
             self._end("ok")
@@ -310,14 +316,20 @@ class ProducerStream:
         elif self.life.state is StreamState.ACTIVATING:
             self._end("ok")
 
-    def _die_if_near(self, handover: Handover) -> None:
-        """If little is left nobody may write any more; the end of the history is read from a place of its own."""
-        position = self.history.seqno
-        if self.vbucket.high_seqno - position > BACKLOG_SMALL:
-            return
+    def _nears_its_end(self, handover: Handover) -> bool:
+        """While writes go on: near the end of them take the next step; True if nothing else is sent before that."""
+        seqno = self.history.seqno
+        if not handover.is_near(seqno):
+            return False
+        if self.life.state is not StreamState.DRAINING:
+            self._hand_over(handover)
+            holds = self._holds_back or self._markers_unacked >= MARKERS_AHEAD
+            return self.life.state is StreamState.PENDING or holds
         self.history.close()
         handover.die()
-        self.history = self.connection.open_history(self.vbucket, position, NO_END, self.options)
+        # What had come in between is read from a place of its own.
+        self.history = self.connection.open_history(self.vbucket, seqno, NO_END, self.options)
+        return False
 
     # Inside
 
@@ -337,7 +349,7 @@ class ProducerStream:
             return
         self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
-        deaf = self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
+        deaf = self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
         self.history.subscribe(self._called, fresh=deaf)
 
     def _called(self) -> None:

@@ -20,7 +20,7 @@ from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
-from upriver.protocol.handover import BACKLOG_SMALL, Handover
+from upriver.protocol.handover import Handover
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.tap_window import Piece
 from upriver.wire import Request, memcached, tap
@@ -96,7 +96,7 @@ class TapStream:
         self._is_pending = False
         self._said_pending = False
         heir = f"tap:{connection.cursor_name}"
-        self.handover = Handover(connection.source, vbucket.number, heir, self.wake) if self.plan.takeover else None
+        self.handover = Handover(connection.source, vbucket, heir, self.wake) if self.plan.takeover else None
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
@@ -343,8 +343,8 @@ class TapStream:
             self.handover is not None
             and not self.handover.dead
             and self.phase is TapPhase.LIVE
-            and self.backlog <= BACKLOG_SMALL
             and (not self.plan.acks or self._is_pending)
+            and self.handover.is_near(self.seqno)
         )
 
     def answered(self, piece: Piece) -> None:
