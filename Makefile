@@ -68,7 +68,7 @@ docs: $(VENV)/.built ## generate docs/protocol, docs/cli.md and the options in d
 lock: $(VENV)/.installed ## choose new versions of the dependencies
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-	  --extra dev --extra spark --output-file requirements.lock pyproject.toml
+	  --extra dev --extra pipelines --output-file requirements.lock pyproject.toml
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist src/*.egg-info src/upriver/*/_*.c src/upriver/*/*.so
