@@ -62,8 +62,9 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 SANITIZED_TESTS := tests/wire/test_columns.py tests/wire/test_tap_records.py tests/node/test_serve.py \
   $(addprefix tests/engine/test_,table.py key_scan.py block_cache.py keyvalue.py history.py maintenance.py bucket.py flusher.py)
 
-docs: $(VENV)/.built ## generate docs/protocol, docs/cli.md and the options in docs/node.md
+docs: $(VENV)/.built ## generate the pages that follow from the source, then build the site
 	$(BIN)/python -m docs.generate
+	$(BIN)/mkdocs build --quiet --strict --site-dir build/site && echo "the site is in build/site/index.html"
 
 lock: $(VENV)/.installed ## choose new versions of the dependencies
 	$(BIN)/python -m pip install --quiet uv

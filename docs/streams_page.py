@@ -84,10 +84,11 @@ go first."""
 
 _TAKEOVER = """\
 With the flag *takeover* a stream hands its vbucket over. It sends everything, tells the consumer to be *pending* and
-goes on; when the backlog is small its own copy becomes *dead*, so that nobody writes any more. What had come in between
-follows, and only when the death is on disk and all markers are answered is the consumer told to be *active*. The end
-seqno does not count. If the consumer is lost after the death, the vbucket stays dead: the other side may be active
-already, and whoever moves vbuckets must ask it."""
+goes on; when the backlog is small its own copy becomes *dead*, so that nobody writes any more. Writers that are faster
+than the stream do not put this off for ever: when a round of sending what was there leaves no less than half of what
+the last one left, it is time too. What had come in between follows, and only when the death is on disk and all markers
+are answered is the consumer told to be *active*. The end seqno does not count. If the consumer is lost after the
+death, the vbucket stays dead: the other side may be active already, and whoever moves vbuckets must ask it."""
 
 
 _CONSUMING = """\

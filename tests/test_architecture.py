@@ -29,7 +29,6 @@ BELOW: dict[str, frozenset[str]] = {
     "spark": frozenset({"errors", "model", "wire", "protocol", "client"}),
     "pipelines": frozenset({"errors", "model", "wire", "protocol", "client", "spark"}),
     "cli": frozenset({"errors", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}),
-    "dashboard": frozenset({"errors", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}),
 }
 #: Where time and bytes are arguments, so that whole clusters can run in a deterministic simulation.
 PURE = frozenset({"model", "wire", "protocol"})

@@ -1,0 +1,27 @@
+"""The Python examples of the README and of the pages."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples(page: Path) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def shown_tests(page: Path) -> list[str]:
+    """Those that are tests."""
+    return [block for block in examples(page) if "def test_" in block]
+
+
+def program_of(page: Path) -> str:
+    """All others, as one program."""
+    return "\n".join(block for block in examples(page) if "def test_" not in block)
+
+
+def needs_spark(program: str) -> bool:
+    """It starts a Spark, of which one is enough for all tests."""
+    return "pyspark" in program
