@@ -5,6 +5,7 @@ import random
 import resource
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -411,6 +412,32 @@ def lonely_packets() -> Iterator[tuple[Dialect, bytes]]:
                         yield dialect, bytes(packet[: 24 + min(body, fixed + 3)])
             for length in range(len(whole)):
                 yield dialect, bytes(whole[:length])
+
+
+@codecs
+def test_memory_that_is_used_again_never_belongs_to_a_batch_that_lives(codec: ModuleType) -> None:
+    """Threads make and drop batches of all sizes; each one that is kept holds what was put in."""
+
+    def work(thread: int) -> bool:
+        order = random.Random(thread)
+        decoder = ChangeDecoder(dcp.dcp, batch_rows_max=1 << 20, batch_bytes_max=1 << 30, codec=codec)
+        kept: list[tuple[int, pa.RecordBatch]] = []
+        for number in range(60):
+            value = b"%d:%d" % (thread, number) * order.choice((1, 3_000, 9_000))
+            decoder.feed(b"".join(dcp.Mutation(by_seqno=i, key=b"k", value=value).encode() for i in range(1, 30)))
+            (batch,) = list(decoder)
+            assert isinstance(batch, ChangeBatch)
+            kept.append((number, batch.records))
+            if len(kept) > 4:
+                kept.pop(order.randrange(len(kept)))
+            for mark, records in kept:
+                values = set(records.column("value").to_pylist())
+                if len(values) != 1 or not values.pop().startswith(b"%d:%d" % (thread, mark)):
+                    return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
 
 
 @codecs

@@ -13,9 +13,6 @@ from libc.string cimport memcpy, memset
 
 import pyarrow as pa
 
-cdef extern from "stdlib.h":
-    void *aligned_alloc(size_t alignment, size_t size) noexcept nogil
-
 cdef extern from *:
     """
     #include <stdint.h>
@@ -60,18 +57,71 @@ cdef extern from *:
     /* One allocation holds the contents of all columns and what describes them; two batches share it. */
     struct Block {
         int references;
+        size_t size;
         struct ArrowArray arrays[COLUMNS_ROOM];
         struct ArrowArray *children[COLUMNS_ROOM];
         const void *buffers[COLUMNS_ROOM][3];
         const void *no_buffer[1];
     };
+
+    /* Memory that the system gives is touched for the first time page by page, which costs more than filling it. So a
+       few blocks of batches that are gone are used again. Batches are released in any thread, perhaps while another
+       is forked off: whoever does not get the lock at once goes to the allocator, and nobody ever waits. */
+    #define KEPT_BLOCKS_MAX 16
+    #define KEPT_BYTES_MAX (8 << 20)
+    #define KEPT_FROM (64 << 10)
+    #if defined(__SANITIZE_ADDRESS__)
+    #define KEEPS_BLOCKS 0
+    #else
+    #define KEEPS_BLOCKS 1
+    #endif
+    static struct Block *kept[KEPT_BLOCKS_MAX];
+    static int kept_count;
+    static size_t kept_bytes;
+    static char kept_lock;
+    static struct Block *take_block(size_t size) {
+        struct Block *block = NULL;
+        if (size >= KEPT_FROM) size = (size + KEPT_FROM - 1) / KEPT_FROM * KEPT_FROM;
+        if (size >= KEPT_FROM && KEEPS_BLOCKS && !__atomic_test_and_set(&kept_lock, __ATOMIC_ACQUIRE)) {
+            for (int i = kept_count - 1; i >= 0; i--)
+                if (kept[i]->size >= size && kept[i]->size / 2 <= size) {
+                    block = kept[i];
+                    memmove(kept + i, kept + i + 1, (--kept_count - i) * sizeof(*kept));
+                    kept_bytes -= block->size;
+                    break;
+                }
+            __atomic_clear(&kept_lock, __ATOMIC_RELEASE);
+        }
+        if (!block) {
+            block = aligned_alloc(64, size);
+            if (block) block->size = size;
+        }
+        return block;
+    }
+    static void give_back_block(struct Block *block) {
+        size_t size = block->size;
+        if (size >= KEPT_FROM && size <= KEPT_BYTES_MAX && KEEPS_BLOCKS
+            && !__atomic_test_and_set(&kept_lock, __ATOMIC_ACQUIRE)) {
+            /* The oldest go first: sizes change with the values, and what no longer fits must not stay for ever. */
+            while (kept_count && (kept_count == KEPT_BLOCKS_MAX || kept_bytes + size > KEPT_BYTES_MAX)) {
+                kept_bytes -= kept[0]->size;
+                free(kept[0]);
+                memmove(kept, kept + 1, --kept_count * sizeof(*kept));
+            }
+            kept[kept_count++] = block;
+            kept_bytes += size;
+            block = NULL;
+            __atomic_clear(&kept_lock, __ATOMIC_RELEASE);
+        }
+        free(block);
+    }
     static void release_column(struct ArrowArray *array) { array->release = NULL; }
     static void release_batch(struct ArrowArray *array) {
         struct Block *block = array->private_data;
         for (int64_t i = 0; i < array->n_children; i++)
             if (array->children[i]->release) array->children[i]->release(array->children[i]);
         array->release = NULL;
-        if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) == 0) free(block);
+        if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) == 0) give_back_block(block);
     }
     static void describe_column(struct Block *block, int i, int64_t rows, int n_buffers) {
         struct ArrowArray *array = &block->arrays[i];
@@ -99,6 +149,7 @@ cdef extern from *:
         int references
         const void *buffers[16][3]
         const void *no_buffer[1]
+    Block *take_block(size_t size) noexcept nogil
     void describe_column(Block *block, int i, int64_t rows, int n_buffers) noexcept nogil
     void describe_batch(Block *block, ArrowArray *batch, int64_t rows, int first, int count) noexcept nogil
     uint16_t load16(const uint8_t *p) noexcept nogil
@@ -302,7 +353,7 @@ cdef class RowReader:
         cdef ArrowArray records, transport
         for index in range(count):
             total = self.plan(&columns[index], index, rows, total)
-        block = <Block *> aligned_alloc(ALIGN, total)
+        block = take_block(total)
         if block == NULL:
             raise MemoryError
         block.references = 2
