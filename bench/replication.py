@@ -8,6 +8,7 @@ which depends least on what else the machine does.
 """
 
 import argparse
+import asyncio
 import contextlib
 import os
 import socket
@@ -17,15 +18,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from upriver.client.mover import MoverShell
+from upriver.client import Mover
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.protocol.mover import Goal, Link, Mover
+from upriver.protocol.mover import Goal
 from upriver.wire import Framer, Message, dcp, memcached
 from upriver.wire.framing import MEMCACHED
 
 HOST = "127.0.0.1"
 WAIT_S = 120.0
+LOOK_S = 0.02
 
 
 def serve(vbuckets: int, changes: int, value_bytes: int) -> None:
@@ -89,24 +91,19 @@ class Asker:
         self._socket.close()
 
 
-def replicate(source: int, destination: int, vbuckets: int, changes: int) -> float:
+async def replicate(source: int, destination: int, vbuckets: int, changes: int) -> float:
     """Seconds until the replica has everything."""
-    mover = Mover("bench", range(vbuckets), Goal.REPLICATE)
-    shell = MoverShell(mover, {Link.SOURCE: (HOST, source), Link.DESTINATION: (HOST, destination)})
-    asker, asked_at = Asker(destination), 0.0
-
-    def done() -> bool:
-        nonlocal asked_at
-        if time.perf_counter() - asked_at < 0.02:
-            return False
-        asked_at = time.perf_counter()
-        return asker.changes() >= changes
-
+    mover = Mover(f"{HOST}:{source}", f"{HOST}:{destination}", range(vbuckets), Goal.REPLICATE)
+    asker = Asker(destination)
     started = time.perf_counter()
-    assert shell.run(WAIT_S, done), "the replica did not catch up"
+    running = asyncio.create_task(mover.carry_out())
+    async with asyncio.timeout(WAIT_S):
+        while asker.changes() < changes:
+            await asyncio.sleep(LOOK_S)
     took = time.perf_counter() - started
+    mover.stop()
+    await running
     asker.close()
-    shell.close()
     return took
 
 
@@ -142,7 +139,7 @@ def main() -> None:
             with node_process(given.vbuckets, 0, 0) as (destination, destination_pid):
                 pids = (source_pid, os.getpid(), destination_pid)
                 before = [worked_s(pid) for pid in pids]
-                times.append(replicate(source, destination, given.vbuckets, changes))
+                times.append(asyncio.run(replicate(source, destination, given.vbuckets, changes)))
                 work.append([worked_s(pid) - past for pid, past in zip(pids, before, strict=True)])
         thrown_away = min(discard(source, given.vbuckets, changes * size) for _ in range(given.rounds))
     best = min(times)

@@ -33,8 +33,10 @@ def test_each_step_as_json(run: Run, node: EmbeddedNode) -> None:
     with start(vbuckets=8, initial_vbuckets="none") as other:
         result = run("move", "5", "--to", other.address, "--json")
         assert result.exit_code == 0
-        phases = [json.loads(line)["phase"] for line in result.stdout.splitlines()]
+        steps = [json.loads(line) for line in result.stdout.splitlines()]
+        phases = [step["phase"] for step in steps if not step["told"]]
         assert phases == ["asking", "preparing", "streaming", "announcing", "ending", "moved"]
+        assert [step["told"] for step in steps if step["phase"] == "streaming"] == ["", "pending", "active"]
 
 
 def test_what_fails(run: Run, node: EmbeddedNode) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 
 
 class Proxy:
@@ -16,6 +17,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         #: New connections are dropped at once.
         self.refusing = False
+        #: Hears what passes, with the writer that it goes to: one for each direction of each connection.
+        self.overhear: Callable[[asyncio.StreamWriter, bytes], object] | None = None
         #: Each connection is cut after so many bytes from the node; None for never.
         self.cut_after_bytes: int | None = None
         self.cuts = 0
@@ -79,6 +82,8 @@ class Proxy:
                     writer.write(data[: cut_after_bytes - passed])
                     break
                 passed += len(data)
+                if self.overhear is not None:
+                    self.overhear(writer, data)
                 writer.write(data)
                 await writer.drain()
         await asyncio.sleep(0)

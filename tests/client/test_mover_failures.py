@@ -1,30 +1,36 @@
 """A node that is killed in the middle of a takeover: one owner in the end, and no write that was on disk is missing."""
 
+import asyncio
 import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.client.test_consumer_failures import Killed
 from tests.node.peer import SocketPeer
-from upriver.client.mover import MoverShell
+from upriver.client.mover import Mover, Step
 from upriver.model import VbucketState
-from upriver.protocol.mover import Goal, Link, Move, Mover, Phase
-from upriver.wire import memcached, upr
+from upriver.protocol.mover import Goal, Link, Phase
+from upriver.wire import memcached
 from upriver.wire.codes import Status
 
 DEADLINE_S = 60.0
 VBUCKET = 1
 
-MOMENTS: dict[str, Callable[[Move], bool]] = {
-    "streaming": lambda move: move.phase is Phase.STREAMING,
-    "pending": lambda move: move.told is upr.VbucketState.PENDING,
-    "active": lambda move: move.told is upr.VbucketState.ACTIVE or move.phase is Phase.ENDING,
-    "ending": lambda move: move.phase in (Phase.ENDING, Phase.MOVED),
+#: The steps of a takeover at which a node may be killed.
+MOMENTS: dict[str, Callable[[Step], bool]] = {
+    "asking": lambda step: step.phase is Phase.ASKING,
+    "preparing": lambda step: step.phase is Phase.PREPARING,
+    "streaming": lambda step: step.phase is Phase.STREAMING,
+    "pending": lambda step: step.told == "pending",
+    "active": lambda step: step.told == "active",
+    "announcing": lambda step: step.phase is Phase.ANNOUNCING,
+    "ending": lambda step: step.phase is Phase.ENDING,
+    "moved": lambda step: step.phase is Phase.MOVED,
 }
 
 
@@ -48,6 +54,11 @@ class Writer(threading.Thread):
                     if answer.status is Status.SUCCESS:
                         self.acknowledged[key] = value
 
+    def stop(self) -> None:
+        """Write no more."""
+        self.halt.set()
+        self.join(DEADLINE_S)
+
 
 def state_of(node: Killed) -> VbucketState:
     with SocketPeer("127.0.0.1", node.port) as peer:
@@ -61,39 +72,110 @@ def value_of(peer: SocketPeer, key: bytes) -> bytes | None:
     return answer.value if isinstance(answer, memcached.GetResponse) else None
 
 
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[dict[Link, Killed]]:
+    """Two node processes that keep everything on disk; the second has the vbucket dead."""
+    made = {link: Killed(tmp_path / link.value, ack="disk") for link in Link}
+    try:
+        with SocketPeer("127.0.0.1", made[Link.DESTINATION].port) as peer:
+            (answer,) = peer.send(memcached.SetVbucket(vbucket=VBUCKET, state=memcached.VbucketState.DEAD))
+            assert answer.status is Status.SUCCESS
+        yield made
+    finally:
+        for node in made.values():
+            node.served.__exit__()
+
+
+@pytest.fixture
+def writer(nodes: dict[Link, Killed]) -> Iterator[Writer]:
+    """Has written a little, and goes on."""
+    found = Writer(nodes[Link.SOURCE].port)
+    found.start()
+    try:
+        assert wait_for(lambda: len(found.acknowledged) > 20)
+        yield found
+    finally:
+        found.stop()
+
+
+def take_over(
+    nodes: dict[Link, Killed],
+    goal: Goal = Goal.TAKE_OVER,
+    *,
+    on_step: Callable[[Step], object] | None = None,
+    time_s: float = DEADLINE_S,
+) -> Step | None:
+    """Run a mover until it is done; None if it was stopped before, as when its process ends."""
+
+    async def carry_out() -> Step:
+        source, destination = nodes[Link.SOURCE].address, nodes[Link.DESTINATION].address
+        mover = Mover(source, destination, [VBUCKET], goal, patience_s=DEADLINE_S, on_step=on_step)
+        try:
+            async with asyncio.timeout(time_s):
+                (step,) = await mover.carry_out()
+        finally:
+            await mover.close()
+        return step
+
+    try:
+        return asyncio.run(carry_out())
+    except TimeoutError:
+        return None
+
+
+def check(nodes: dict[Link, Killed], writer: Writer, step: Step | None) -> None:
+    """It has moved, there is one owner, and whatever was answered is there."""
+    writer.stop()
+    assert step is not None
+    assert step.phase is Phase.MOVED, step
+    assert state_of(nodes[Link.SOURCE]) is VbucketState.DEAD
+    assert state_of(nodes[Link.DESTINATION]) is VbucketState.ACTIVE
+    assert writer.acknowledged
+    with SocketPeer("127.0.0.1", nodes[Link.DESTINATION].port) as peer:
+        for key, value in writer.acknowledged.items():
+            found = value_of(peer, key)
+            assert found is not None, key
+            assert int(found) >= int(value)  # a write may have counted whose answer was lost
+
+
 @pytest.mark.parametrize("victim", list(Link), ids=lambda link: str(link.value))
 @pytest.mark.parametrize("moment", list(MOMENTS))
-def test_a_kill_in_the_middle_of_a_takeover(tmp_path: Path, victim: Link, moment: str) -> None:
-    nodes = {link: Killed(tmp_path / link.value, ack="disk") for link in Link}
-    with SocketPeer("127.0.0.1", nodes[Link.DESTINATION].port) as peer:
-        dead = memcached.SetVbucket(vbucket=VBUCKET, state=memcached.VbucketState.DEAD)
-        (answer,) = peer.send(dead)
-        assert answer.status is Status.SUCCESS
-    mover = Mover("test", [VBUCKET])
-    shell = MoverShell(mover, {link: ("127.0.0.1", node.port) for link, node in nodes.items()})
-    writer = Writer(nodes[Link.SOURCE].port)
-    writer.start()
-    try:
-        reached = MOMENTS[moment]
-        assert shell.run(DEADLINE_S, lambda: reached(mover.moves[VBUCKET]) and len(writer.acknowledged) > 20)
-        nodes[victim].kill()
-        nodes[victim].start()
-        assert shell.run(DEADLINE_S)
-        writer.halt.set()
-        writer.join(DEADLINE_S)
-        assert mover.moves[VBUCKET].phase is Phase.MOVED, mover.moves[VBUCKET].reason
-        assert state_of(nodes[Link.SOURCE]) is VbucketState.DEAD
-        assert state_of(nodes[Link.DESTINATION]) is VbucketState.ACTIVE
-        with SocketPeer("127.0.0.1", nodes[Link.DESTINATION].port) as peer:
-            for key, value in writer.acknowledged.items():
-                found = value_of(peer, key)
-                assert found is not None, key
-                assert int(found) >= int(value)  # a write may have counted whose answer was lost
-    finally:
-        writer.halt.set()
-        shell.close()
-        for node in nodes.values():
-            node.served.__exit__()
+def test_a_kill_at_every_step_of_a_takeover(
+    nodes: dict[Link, Killed], writer: Writer, victim: Link, moment: str
+) -> None:
+    struck: list[Step] = []
+
+    def strike(step: Step) -> None:
+        if MOMENTS[moment](step) and not struck:
+            struck.append(step)
+            nodes[victim].kill()
+            nodes[victim].start()
+
+    step = take_over(nodes, on_step=strike)
+    assert struck
+    check(nodes, writer, step)
+
+
+@pytest.mark.parametrize("moment", ["pending", "active", "announcing"])
+def test_a_mover_and_both_nodes_killed_while_the_vbucket_changes_hands(
+    nodes: dict[Link, Killed], writer: Writer, moment: str
+) -> None:
+    """Nobody remembers anything but what is on disk: another mover goes on."""
+
+    class Gone(Exception):
+        pass
+
+    def strike(step: Step) -> None:
+        if MOMENTS[moment](step):
+            for node in nodes.values():
+                node.kill()
+            raise Gone
+
+    with pytest.raises(Gone):
+        take_over(nodes, on_step=strike)
+    for node in nodes.values():
+        node.start()
+    check(nodes, writer, take_over(nodes))
 
 
 class OwnerWatch(threading.Thread):
@@ -129,52 +211,24 @@ class OwnerWatch(threading.Thread):
             self.rounds += 1
 
 
-def take_over(nodes: dict[Link, Killed], goal: Goal, stop_at: float) -> Mover:
-    """Run a mover until it is done, or until some moment."""
-    mover = Mover("test", [VBUCKET], goal)
-    shell = MoverShell(mover, {link: ("127.0.0.1", node.port) for link, node in nodes.items()})
-    shell.run(DEADLINE_S, lambda: time.monotonic() >= stop_at)
-    shell.close()
-    return mover
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_kills_at_any_moment_of_a_takeover(tmp_path: Path, seed: int) -> None:
+def test_kills_at_any_moment_of_a_takeover(nodes: dict[Link, Killed], writer: Writer, seed: int) -> None:
     """The mover itself is gone each time too: another one goes on, or takes it back and begins again."""
     rng = random.Random(seed)
-    nodes = {link: Killed(tmp_path / link.value, ack="disk") for link in Link}
-    with SocketPeer("127.0.0.1", nodes[Link.DESTINATION].port) as peer:
-        peer.send(memcached.SetVbucket(vbucket=VBUCKET, state=memcached.VbucketState.DEAD))
-    writer = Writer(nodes[Link.SOURCE].port)
-    writer.start()
-    try:
-        with OwnerWatch(nodes) as watch:
-            for _ in range(2):
-                goal = Goal.UNDO if rng.random() < 0.3 else Goal.TAKE_OVER
-                # An undisturbed takeover of so little takes some tens of milliseconds.
-                take_over(nodes, goal, time.monotonic() + rng.uniform(0, 0.15))
-                for victim in rng.sample(list(Link), rng.choice((1, 1, 2))):
-                    nodes[victim].kill()
-                    nodes[victim].start()
-            mover = take_over(nodes, Goal.TAKE_OVER, time.monotonic() + DEADLINE_S)
-            writer.halt.set()
-            writer.join(DEADLINE_S)
-            rounds = watch.rounds
-            assert wait_for(lambda: watch.rounds > rounds + 1)
-        assert mover.moves[VBUCKET].phase is Phase.MOVED, mover.moves[VBUCKET].reason
-        assert not watch.two_owners
-        assert VbucketState.ACTIVE in watch.seen[Link.DESTINATION]
-        assert state_of(nodes[Link.SOURCE]) is VbucketState.DEAD
-        assert writer.acknowledged
-        with SocketPeer("127.0.0.1", nodes[Link.DESTINATION].port) as peer:
-            for key, value in writer.acknowledged.items():
-                found = value_of(peer, key)
-                assert found is not None, key
-                assert int(found) >= int(value)
-    finally:
-        writer.halt.set()
-        for node in nodes.values():
-            node.served.__exit__()
+    with OwnerWatch(nodes) as watch:
+        for _ in range(2):
+            goal = Goal.UNDO if rng.random() < 0.3 else Goal.TAKE_OVER
+            # An undisturbed takeover of so little takes some tens of milliseconds.
+            take_over(nodes, goal, time_s=rng.uniform(0, 0.15))
+            for victim in rng.sample(list(Link), rng.choice((1, 1, 2))):
+                nodes[victim].kill()
+                nodes[victim].start()
+        step = take_over(nodes)
+        rounds = watch.rounds
+        assert wait_for(lambda: watch.rounds > rounds + 1)
+    assert not watch.two_owners
+    assert VbucketState.ACTIVE in watch.seen[Link.DESTINATION]
+    check(nodes, writer, step)
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:

@@ -3,6 +3,7 @@
 Whatever happens, the copy goes back to where it shares the new history, no further than it must, and ends equal.
 """
 
+import asyncio
 import contextlib
 import random
 import socket
@@ -12,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.proxy import Proxy
 from tests.client.test_consumer_failures import Killed
 from tests.node.peer import SocketPeer
-from upriver.client.mover import MoverShell
-from upriver.protocol.mover import Goal, Link, Mover
+from upriver.client import Mover
+from upriver.protocol.mover import Goal
 from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.layout import Buffer
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
@@ -27,26 +28,21 @@ VBUCKET = 1
 Contents = dict[bytes, tuple[bytes, int, int, int]]
 
 
-class WatchingMover(Mover):
-    """A mover that remembers how streams were asked for, and what was answered."""
+class Overheard:
+    """How streams were asked for, and what was answered."""
 
-    def __init__(self, goal: Goal = Goal.REPLICATE) -> None:
-        super().__init__("test", [VBUCKET], goal)
+    def __init__(self) -> None:
         self.requests: list[dcp.StreamRequest] = []
         #: Each rollback, with the request that was answered so.
         self.rollbacks: list[tuple[dcp.StreamRequest, int]] = []
-        self._framers: dict[Link, Framer] = {}
+        self._framers: dict[asyncio.StreamWriter, Framer] = {}
 
-    def connected(self, link: Link) -> None:
-        self._framers[link] = Framer(MEMCACHED)
-        super().connected(link)
-
-    def received(self, link: Link, data: Buffer) -> None:
-        self._framers[link].feed(bytes(data))
-        while packet := self._framers[link].next_packet():
+    def __call__(self, direction: asyncio.StreamWriter, data: bytes) -> None:
+        framer = self._framers.setdefault(direction, Framer(MEMCACHED))
+        framer.feed(data)
+        while packet := framer.next_packet():
             if packet[1] == dcp.StreamRequest.declaration.opcode:
                 self._note(dcp.dcp.decode(packet))
-        super().received(link, data)
 
     def _note(self, message: Message) -> None:
         if isinstance(message, dcp.StreamRequest):
@@ -59,34 +55,47 @@ class Replication:
     """One node fed by another, in a thread, until the block is left. A stream that has ended is begun again."""
 
     def __init__(self, source: Killed, destination: Killed) -> None:
-        self.addresses = {Link.SOURCE: (HOST, source.port), Link.DESTINATION: (HOST, destination.port)}
-        self.movers: list[WatchingMover] = []
-        self._halt = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._ports = source.port, destination.port
+        self._overheard = Overheard()
+        self._loop = asyncio.new_event_loop()
+        self._halt = asyncio.Event()
+        self._mover: Mover | None = None
+        #: How often it began.
+        self.beginnings = 0
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
 
     def __enter__(self) -> "Replication":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._halt.set()
+        self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
+        self._loop.close()
 
-    def _run(self) -> None:
-        while not self._halt.is_set():
-            self.movers.append(WatchingMover())
-            shell = MoverShell(self.movers[-1], self.addresses)
-            shell.run(DEADLINE_S, self._halt.is_set)
-            shell.close()
+    def _stop(self) -> None:
+        self._halt.set()
+        if self._mover is not None:
+            self._mover.stop()
+
+    async def _run(self) -> None:
+        source, destination = self._ports
+        async with Proxy(source, seed=1) as proxy:
+            proxy.overhear = self._overheard
+            while not self._halt.is_set():
+                addresses = f"{HOST}:{proxy.port}", f"{HOST}:{destination}"
+                self._mover = Mover(*addresses, [VBUCKET], Goal.REPLICATE, patience_s=DEADLINE_S)
+                self.beginnings += 1
+                await self._mover.carry_out()
 
     @property
     def rollbacks(self) -> list[tuple[dcp.StreamRequest, int]]:
-        return [each for mover in self.movers for each in mover.rollbacks]
+        return self._overheard.rollbacks
 
     @property
     def requests(self) -> list[dcp.StreamRequest]:
-        return [each for mover in self.movers for each in mover.requests]
+        return self._overheard.requests
 
 
 class Writer(threading.Thread):
@@ -290,4 +299,4 @@ def test_roles_that_change_under_write_load(nodes: Callable[[str], Killed]) -> N
         wait_for(lambda: equal(source, copy))
     assert contents(source) == contents(copy)
     assert b"mistake" not in contents(copy)
-    assert len(replication.movers) > 1
+    assert replication.beginnings > 1

@@ -40,7 +40,10 @@ class Thing:
         return self.count(3)
 
     def plain(self) -> str:
-        return "plain"
+        return threading.current_thread().name
+
+    async def plain_inside(self, twin: "Synchronous[Thing]") -> str:
+        return str(twin.plain())
 
 
 def test_methods_block_and_iterators_iterate() -> None:
@@ -49,12 +52,14 @@ def test_methods_block_and_iterators_iterate() -> None:
         assert thing.double(2, plus=1) == 5
         assert list(thing.count(4)) == [0, 1, 2, 3]
         assert list(thing) == [0, 1, 2]
-        assert thing.plain() == "plain"
+        assert thing.plain() == "upriver-client"
+        assert thing.plain_inside(thing) == "upriver-client"
         with pytest.raises(LookupError, match="no"):
             thing.fail()
         with pytest.raises(AttributeError):
             thing.nothing()
     assert thing.closed
+    assert thing.plain() == threading.current_thread().name
     assert thing.loop.is_closed()
     assert not [each for each in threading.enumerate() if each.name == "upriver-client"]
 

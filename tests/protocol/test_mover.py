@@ -27,6 +27,8 @@ def test_a_takeover_from_beginning_to_end() -> None:
         Phase.ASKING,
         Phase.PREPARING,
         Phase.STREAMING,
+        Phase.STREAMING,  # the destination shall be pending
+        Phase.STREAMING,  # and active
         Phase.ANNOUNCING,
         Phase.ENDING,
         Phase.MOVED,

@@ -10,7 +10,7 @@ from upriver.cli.output import progress, show_json
 from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option
 from upriver.cli.running import run
 from upriver.client import Address, Mover, Step
-from upriver.client.moving import PARALLEL, PATIENCE_S
+from upriver.client.mover import PARALLEL, PATIENCE_S
 from upriver.protocol.mover import Goal, Phase
 
 
@@ -77,8 +77,8 @@ async def _move(
 
 def show_step(step: Step) -> None:
     """A step as a line of JSON, at once."""
-    phase = step.phase.name.lower()
-    show_json({"vbucket": step.vbucket, "phase": phase, "reason": step.reason, "bytes": step.bytes_passed_on})
+    found = {"vbucket": step.vbucket, "phase": step.phase.name.lower(), "reason": step.reason}
+    show_json({**found, "bytes": step.bytes_passed_on, "told": step.told})
 
 
 def _conclude(steps: list[Step], wanted: Phase) -> None:

@@ -13,7 +13,7 @@ from upriver.cli.running import run
 from upriver.client import Address, Mover, Step
 from upriver.client.cluster import Cluster
 from upriver.client.inquiry import VbucketStatus, vbuckets_of
-from upriver.client.moving import PATIENCE_S
+from upriver.client.mover import PATIENCE_S
 from upriver.protocol.mover import Goal, Phase
 
 _LOOK_S = 0.2

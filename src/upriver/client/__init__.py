@@ -7,7 +7,7 @@ from upriver.client.cluster import Cluster
 from upriver.client.cluster_map import ClusterMap
 from upriver.client.consumer import Consumer
 from upriver.client.kv import Item, KvClient, Meta, SyncKvClient, Written
-from upriver.client.moving import Mover, Step
+from upriver.client.mover import Mover, Step
 from upriver.client.progress import Progress
 from upriver.client.settings import ConsumerSettings
 

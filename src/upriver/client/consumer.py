@@ -650,14 +650,6 @@ class SynchronousConsumer(Synchronous[Consumer]):
             else:
                 yield from batch.changes()
 
-    def acknowledge(self, batch: Batch) -> None:
-        """This batch is done; see ``Consumer.acknowledge``."""
-
-        async def acknowledge() -> None:
-            self._object.acknowledge(batch)
-
-        self._run(acknowledge())
-
     def close(self) -> None:
         """Close the consumer and its loop. The batch that was given last is not done; those before it are."""
         if self._runner.is_running and self._given > 1:

@@ -11,9 +11,10 @@ import json
 from typing import Any, Final
 
 from upriver.client.address import Address, Endpoint
+from upriver.client.backoff import Backoff
 from upriver.client.cluster_map import HOST, ClusterMap
 from upriver.client.connection import Connection
-from upriver.errors import ClusterMapError, UpriverError
+from upriver.errors import ClusterMapError, NodeUnavailable, UpriverError
 from upriver.protocol.mover import moved_map
 from upriver.wire.memcached import GetClusterConfig, SetClusterConfig
 
@@ -60,11 +61,14 @@ class MapChanges:
         """Tell everybody else; who cannot be reached is told by the next who knows it."""
         await asyncio.gather(*(self._push(endpoint, self.source, encoded) for endpoint in self._others()))
 
-    async def settle(self, vbucket: int) -> None:
-        """See that the nodes' newest map says that the vbucket has moved: somebody may have pushed another."""
+    async def settle(self, vbucket: int, patience_s: float) -> None:
+        """See that the nodes' newest map says that the vbucket has moved: somebody may have pushed another.
+
+        A node that cannot be asked is waited for, so long.
+        """
         here, there = self.source.endpoints[0], self.destination.endpoints[0]
         for _ in range(ATTEMPTS_MAX):
-            found = [await self._fetch(each) for each in (self.source, self.destination)]
+            found = await self._fetch_both(patience_s)
             newest = max(found, key=revision)
             place = place_of(newest, there)
             if place is not None and newest["vBucketServerMap"]["vBucketMap"][vbucket][0] == place:
@@ -77,6 +81,18 @@ class MapChanges:
                 self.push_to_others(encoded),
             )
         raise ClusterMapError(f"vbucket {vbucket} has moved, but somebody keeps pushing maps that do not say so")
+
+    async def _fetch_both(self, patience_s: float) -> list[Config]:
+        backoff, loop = Backoff(), asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        while True:
+            try:
+                return [await self._fetch(each) for each in (self.source, self.destination)]
+            except NodeUnavailable:
+                pause_s = backoff.pause_s()
+                if loop.time() + pause_s >= deadline:
+                    raise
+                await asyncio.sleep(pause_s)
 
     async def _fetch(self, address: Address) -> Config:
         endpoint = address.endpoints[0]

@@ -1,140 +1,336 @@
-"""The shell of a mover: two sockets, and what the mover wants done with them.
+"""Moves and replicates vbuckets between two nodes: the steps of ``upriver.protocol.mover`` over real connections.
 
-Bytes are read in large pieces and sent on before the next ones are read, so nothing piles up here: a destination that
-does not keep up holds back the source, by its window and by the sockets.
+Each vbucket that is taken over has a pair of connections of its own, under a name of its own. To open a connection ends
+the one that bore its name before, so whoever moves a vbucket anew, in this process or another, ends what an interrupted
+mover has left. A few vbuckets move at a time. Replication goes on until it is stopped, so there all share one pair.
+
+What comes from one side goes to the other as it came, in large pieces. A destination that does not keep up keeps the
+source from being read.
 """
 
-import contextlib
-import selectors
-import socket
-import time
-from collections.abc import Callable, Mapping
-from typing import Final
+import asyncio
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
 
-from upriver.protocol.mover import Connect, Disconnect, Link, Mover, Send
+from upriver.client.address import Address
+from upriver.client.backoff import Backoff
+from upriver.client.connection import Connection
+from upriver.client.map_changes import MapChanges
+from upriver.client.sync import Synchronous
+from upriver.errors import AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible, UpriverError
+from upriver.protocol import mover as steps
+from upriver.protocol.mover import Goal, Link, Move, Phase
 
+PARALLEL: Final = 4
+PATIENCE_S: Final = 60.0
 RECEIVE_BYTES: Final = 512 * 1024
-CONNECT_S: Final = 5.0
-SEND_S: Final = 30.0
-#: How long to wait before a connection that failed is tried again.
-RETRY_S: Final = 0.05
-_POLL_S: Final = 0.02
+#: Errors that the next attempt would only repeat.
+_HOPELESS: Final = (AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible)
+#: What says that a vbucket is further than before.
+_ONWARD: Final = frozenset(Phase) - {Phase.WAITING, Phase.ASKING}
 
 
-class MoverShell:
-    """Runs one mover between two addresses, in the thread that calls ``run``."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far one vbucket is."""
 
-    def __init__(self, mover: Mover, addresses: Mapping[Link, tuple[str, int]]) -> None:
-        self.mover = mover
-        #: Where the two nodes are; may change while it runs, as when one comes back on another port.
-        self.addresses = dict(addresses)
-        self._sockets: dict[Link, socket.socket] = {}
-        self._selector = selectors.DefaultSelector()
-        self._connect_at: dict[Link, float] = {}
-        self._buffer = bytearray(RECEIVE_BYTES)
+    vbucket: int
+    phase: Phase
+    #: Why it failed, or what it waits for.
+    reason: str = ""
+    #: What its connections have passed on so far.
+    bytes_passed_on: int = 0
+    #: What the source has told the destination to become, until that is answered: `pending`, later `active`.
+    told: str = ""
 
-    def run(self, timeout_s: float, until: Callable[[], bool] | None = None) -> bool:
-        """Go on until the mover is done, or something else is so; False if that took too long."""
-        deadline = time.monotonic() + timeout_s
-        if not self._sockets and not self._connect_at:
-            self.mover.start()
+
+class Mover:
+    """Moves vbuckets from the first node of one address to the first of another.
+
+    ::
+
+        steps = await Mover("a:11210", "b:11210", range(512)).carry_out()
+
+    Do it again after whatever interrupted it: it goes on where it was. With ``Goal.UNDO`` it takes an interrupted
+    takeover back instead, after it has asked the destination; if that cannot be reached a dead source stays dead.
+    """
+
+    def __init__(
+        self,
+        source: str | Address,
+        destination: str | Address,
+        vbuckets: Iterable[int],
+        goal: Goal = Goal.TAKE_OVER,
+        *,
+        parallel: int = PARALLEL,
+        patience_s: float = PATIENCE_S,
+        on_step: Callable[[Step], object] | None = None,
+    ) -> None:
+        """``patience_s`` is how long a vbucket may get no further before it is given up; ``on_step`` sees each step."""
+        self.addresses = {Link.SOURCE: Address.parse(source), Link.DESTINATION: Address.parse(destination)}
+        self.vbuckets = tuple(dict.fromkeys(vbuckets))
+        self.goal = goal
+        self.patience_s = patience_s
+        self.on_step = on_step
+        self.maps = MapChanges(self.addresses[Link.SOURCE], self.addresses[Link.DESTINATION])
+        self._slots = asyncio.Semaphore(max(1, parallel))
+        self._stopping = asyncio.Event()
+        self._pairs: list[_Pair] = []
+
+    @classmethod
+    def sync(cls, *arguments: Any, **options: Any) -> "Synchronous[Mover]":
+        """The same with methods that block, in a ``with``."""
+        return Synchronous(lambda: cls(*arguments, **options))
+
+    async def carry_out(self) -> list[Step]:
+        """Do it; where each vbucket has come to. Replication ends only by ``stop``."""
+        if self.goal is Goal.TAKE_OVER:
+            await self.maps.learn()
+        if self.goal is Goal.REPLICATE:
+            # The same command again takes the place of one that was interrupted; any other leaves it alone.
+            these = zlib.crc32(repr(self.vbuckets).encode())
+            return await self._run_pair(f"upriver-replicator:{self._heir}:{these:08x}", self.vbuckets)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_one(number)) for number in self.vbuckets]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first has stopped the others
+        return [step for task in tasks for step in task.result()]
+
+    def stop(self) -> None:
+        """End as soon as possible; what is not done can be gone on with later."""
+        self._stopping.set()
+
+    async def close(self) -> None:
+        """Stop and close all connections."""
+        self.stop()
+        for pair in self._pairs:
+            await pair.close()
+
+    @property
+    def bytes_passed_on(self) -> int:
+        """What all connections together have passed on."""
+        return sum(pair.steps.bytes_passed_on for pair in self._pairs)
+
+    async def _run_one(self, vbucket: int) -> list[Step]:
+        async with self._slots:
+            if self._stopping.is_set():
+                return [Step(vbucket, Phase.WAITING, "stopped before it began")]
+            # A source that dies remembers for whom by this name, and lets nobody else go on with it.
+            found = await self._run_pair(f"upriver-mover:{vbucket}:{self._heir}", (vbucket,))
+            if found[0].phase is Phase.MOVED:
+                await self.maps.settle(vbucket, self.patience_s)
+            return found
+
+    @property
+    def _heir(self) -> str:
+        return str(self.addresses[Link.DESTINATION].endpoints[0])
+
+    async def _run_pair(self, name: str, vbuckets: tuple[int, ...]) -> list[Step]:
+        pair = _Pair(self, name, vbuckets)
+        self._pairs.append(pair)
+        try:
+            await pair.run(self._stopping)
+        finally:
+            await pair.close()
+        return [pair.step(move) for move in pair.steps.moves.values()]
+
+
+class _Pair:
+    """Two connections and what goes on between them."""
+
+    def __init__(self, owner: Mover, name: str, vbuckets: tuple[int, ...]) -> None:
+        self.owner = owner
+        takes_over = owner.goal is Goal.TAKE_OVER
+        self.steps = steps.Mover(
+            name,
+            vbuckets,
+            owner.goal,
+            new_map=owner.maps.moved if takes_over else None,
+            has_others=takes_over and owner.maps.has_others,
+            on_phase=self._on_phase,
+        )
+        self._connections: dict[Link, Connection] = {}
+        self._backoffs = {link: Backoff() for link in Link}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Why a side is not connected.
+        self._missing: dict[Link, str] = {}
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+        self._draining = False
+        self._passed_on = 0
+        self._onward_at = asyncio.get_running_loop().time()
+
+    def step(self, move: Move) -> Step:
+        """How far a vbucket is, for those outside."""
+        told = "" if move.told is None else move.told.name.lower()
+        return Step(move.vbucket, move.phase, move.reason, self.steps.bytes_passed_on, told)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until all is done, nothing moves any more, or somebody says stop."""
+        self.steps.start()
         self._act()
-        while not self.mover.over and not (until is not None and until()):
-            if time.monotonic() >= deadline:
-                return False
-            self._connect_due()
-            for key, _ in self._selector.select(_POLL_S):
-                self._read(key.data)
-            self._act()
-        return True
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            while not self.steps.over and not stopping.is_set():
+                if self._failure is not None:
+                    raise self._failure
+                left_s = self._left_s()
+                if left_s <= 0:
+                    self._give_up()
+                    return
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({changed, stop}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+        finally:
+            stop.cancel()
 
-    def close(self) -> None:
-        """Close both connections."""
-        for link in list(self._sockets):
-            self._drop(link)
-        self._connect_at.clear()
-        self._selector.close()
+    def _left_s(self) -> float:
+        """How long to wait for something to go on."""
+        now = asyncio.get_running_loop().time()
+        streaming = all(move.phase is Phase.STREAMING for move in self.steps.moves.values() if not move.phase.over)
+        idle = self.owner.goal is Goal.REPLICATE and streaming  # nothing to pass on is no fault
+        if idle or self.steps.bytes_passed_on != self._passed_on:
+            self._passed_on, self._onward_at = self.steps.bytes_passed_on, now
+        return self._onward_at + self.owner.patience_s - now
+
+    def _give_up(self) -> None:
+        missing = "; ".join(f"the {link.value} cannot be reached: {why}" for link, why in self._missing.items())
+        for move in self.steps.moves.values():
+            if not move.phase.over:
+                why = missing or move.reason or move.phase.value
+                move.reason = f"no progress for {self.owner.patience_s:g} s: {why}"
+
+    async def close(self) -> None:
+        """Close both."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close()
+
+    # What the steps want done
 
     def _act(self) -> None:
-        while actions := self.mover.actions():
+        while actions := self.steps.actions():
             for action in actions:
                 match action:
-                    case Connect(link):
-                        self._connect_at.setdefault(link, time.monotonic())
-                    case Disconnect(link):
+                    case steps.Connect(link):
+                        self._spawn(self._connect(link))
+                    case steps.Disconnect(link):
                         self._drop(link)
-                    case Send(link, data):
-                        self._send(link, data)
+                    case steps.Send(link, data):
+                        self._send(link, bytes(data))  # it is only lent, and may have to wait
+                    case steps.Announce(vbucket, encoded):
+                        self._spawn(self._announce(vbucket, encoded))
+        if self.steps.over:
+            self._changed.set()
 
-    def _send(self, link: Link, data: bytes | bytearray | memoryview) -> None:
-        connection = self._sockets.get(link)
-        if connection is None:
-            return
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, link: Link) -> None:
+        address, backoff = self.owner.addresses[link], self._backoffs[link]
+        if backoff.attempts:
+            await asyncio.sleep(backoff.pause_s())
+        else:
+            backoff.pause_s()  # the first attempt is made at once
         try:
-            connection.sendall(data)
-        except OSError as error:
-            self._lose(link, str(error))
-
-    def _connect_due(self) -> None:
-        now = time.monotonic()
-        for link, at in list(self._connect_at.items()):
-            if now >= at:
-                del self._connect_at[link]
-                self._connect(link)
-
-    def _connect(self, link: Link) -> None:
-        try:
-            connection = socket.create_connection(self.addresses[link], CONNECT_S)
-        except OSError as error:
-            self.mover.lost(link, str(error))
-            self._later(link)
+            connection = await Connection.open(address.endpoints[0], address, receive_bytes=RECEIVE_BYTES)
+        except _HOPELESS as error:
+            self._failure = error
+            self._changed.set()
             return
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(SEND_S)
-        self._sockets[link] = connection
-        self._selector.register(connection, selectors.EVENT_READ, link)
-        self.mover.connected(link)
+        except UpriverError as error:
+            self._missing[link] = str(error)
+            self.steps.lost(link, str(error))
+            self._act()
+            return
+        self._missing.pop(link, None)
+        self._connections[link] = connection
+        connection.stream_to(_Ear(self, link, connection))
+        self.steps.connected(link)
         self._act()
-
-    def _later(self, *links: Link) -> None:
-        """What the mover wants connected now is connected a little later."""
-        kept = []
-        for action in self.mover.actions():
-            if isinstance(action, Connect):
-                self._connect_at[action.link] = time.monotonic() + RETRY_S
-            else:
-                kept.append(action)
-        for link in links:
-            self._connect_at.setdefault(link, time.monotonic() + RETRY_S)
-        for action in kept:
-            if isinstance(action, Disconnect):
-                self._drop(action.link)
-            elif isinstance(action, Send):
-                self._send(action.link, action.data)
-
-    def _read(self, link: Link) -> None:
-        connection = self._sockets.get(link)
-        if connection is None:
-            return
-        try:
-            count = connection.recv_into(self._buffer)
-        except OSError as error:
-            self._lose(link, str(error))
-            return
-        if not count:
-            self._lose(link, "it has closed the connection")
-            return
-        self.mover.received(link, memoryview(self._buffer)[:count])
-        self._act()
-
-    def _lose(self, link: Link, why: str) -> None:
-        self._drop(link)
-        self.mover.lost(link, why)
-        self._later()
 
     def _drop(self, link: Link) -> None:
-        connection = self._sockets.pop(link, None)
+        connection = self._connections.pop(link, None)
         if connection is not None:
-            self._selector.unregister(connection)
-            with contextlib.suppress(OSError):
-                connection.close()
+            connection.abort()
+
+    def _send(self, link: Link, data: bytes) -> None:
+        connection = self._connections.get(link)
+        if connection is None:
+            return
+        connection.write(data)
+        if link is Link.DESTINATION and connection.backed_up and not self._draining:
+            self._draining = True
+            self._spawn(self._hold_back(connection))
+
+    async def _hold_back(self, destination: Connection) -> None:
+        """Read nothing from the source until the destination has taken what it was sent."""
+        source = self._connections.get(Link.SOURCE)
+        if source is not None:
+            source.pause()
+        try:
+            await destination.drain()
+        except UpriverError:
+            pass  # whoever hears that it is lost begins anew
+        finally:
+            self._draining = False
+            if source is not None:
+                source.resume()
+
+    async def _announce(self, vbucket: int, encoded: bytes) -> None:
+        await self.owner.maps.push_to_others(encoded)
+        self.steps.announced(vbucket, encoded)
+        self._act()
+
+    # What comes
+
+    def received(self, link: Link, connection: Connection, data: memoryview) -> None:
+        """Bytes from one side."""
+        if self._connections.get(link) is connection:
+            self.steps.received(link, data)
+            self._act()
+
+    def lost(self, link: Link, connection: Connection, error: UpriverError) -> None:
+        """A connection is gone."""
+        if self._connections.get(link) is connection:
+            del self._connections[link]
+            self.steps.lost(link, str(error))
+            self._act()
+
+    def _on_phase(self, move: Move) -> None:
+        if move.phase in _ONWARD:
+            self._onward_at = asyncio.get_running_loop().time()
+            for backoff in self._backoffs.values():
+                backoff.reset()
+        if self.owner.on_step is not None:
+            try:
+                self.owner.on_step(self.step(move))
+            except Exception as error:  # it goes to whoever waits for the mover, not to the event loop's log
+                self._failure = error
+        self._changed.set()
+
+
+class _Ear:
+    """Hears one connection for its pair."""
+
+    def __init__(self, pair: _Pair, link: Link, connection: Connection) -> None:
+        self._pair = pair
+        self._link = link
+        self._connection = connection
+
+    def receive(self, data: memoryview) -> None:
+        """Pass it on."""
+        self._pair.received(self._link, self._connection, data)
+
+    def lost(self, error: UpriverError) -> None:
+        """Say so."""
+        self._pair.lost(self._link, self._connection, error)

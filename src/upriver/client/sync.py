@@ -30,7 +30,7 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for what it gives."""
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             work.close()
             raise RuntimeError("a synchronous client cannot be used in its own event loop")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -39,6 +39,11 @@ class LoopThread:
         except BaseException:
             future.cancel()  # interrupted: do not let it go on behind our back
             raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether whoever asks runs in it."""
+        return threading.current_thread() is self._thread
 
     @property
     def is_running(self) -> bool:
@@ -109,7 +114,19 @@ class Synchronous(Generic[T]):
             return partial(self._call, found)
         if inspect.isasyncgenfunction(found):
             return lambda *arguments, **options: self._iterated(found(*arguments, **options))
+        if inspect.ismethod(found):
+            return partial(self._call_there, found)
         return found
+
+    def _call_there(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call something that does not wait, in the loop: nothing of the object's may be touched from elsewhere."""
+
+        async def call() -> Any:
+            return function(*arguments, **options)
+
+        if self._runner.is_current or not self._runner.is_running:
+            return function(*arguments, **options)
+        return self._runner.run(call())
 
     def _call(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> Any:
         return self._runner.run(function(*arguments, **options))

@@ -414,6 +414,7 @@ class Mover:
             if move is not None:
                 move.told = message.state
                 self._by_opaque[message.opaque] = move
+                self._tell(move)
         elif packet[0] == 0x80 and packet[1] == dcp.StreamEnd.declaration.opcode:
             message = decoded(packet)
             assert isinstance(message, dcp.StreamEnd | upr.StreamEnd)
@@ -500,6 +501,9 @@ class Mover:
 
     def _set(self, move: Move, phase: Phase, reason: str = "") -> None:
         move.phase, move.reason = phase, reason
+        self._tell(move)
+
+    def _tell(self, move: Move) -> None:
         if self.on_phase is not None:
             self.on_phase(move)
 
