@@ -1,0 +1,19 @@
+"""The pipelines by name, each imported when it is asked for: Spark is large, and so are some of the targets."""
+
+from importlib import import_module
+from typing import Final
+
+from upriver.errors import OptionError
+from upriver.pipelines.pipeline import Job
+
+#: Where each pipeline is, and what the list of pipelines says about it.
+PIPELINES: Final[dict[str, tuple[str, str]]] = {}
+
+
+def find(name: str) -> type[Job]:
+    """The pipeline of this name."""
+    if name not in PIPELINES:
+        raise OptionError("pipeline", name, f"there is none of this name; known are {', '.join(sorted(PIPELINES))}")
+    module, _, attribute = PIPELINES[name][0].partition(":")
+    found: type[Job] = getattr(import_module(module), attribute)
+    return found
