@@ -1,0 +1,81 @@
+"""What a pipeline keeps up to date, whatever it is: it takes work, a transaction each, and knows how far it is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+
+class Ahead(NamedTuple):
+    """A vbucket was read from the node itself, and its content is further than the stream is.
+
+    What was read under a branch that the node then left is wrong, and the stream would not say so: until it has passed
+    ``until_seqno`` the uuid is looked at before every batch.
+    """
+
+    vbucket_uuid: int
+    #: The content is exactly the node's state here, so that the stream's changes up to it are known already; else 0.
+    whole_seqno: int
+    #: The stream knows everything that was read once it has come here.
+    until_seqno: int
+
+
+class Progress(NamedTuple):
+    """How far a target is."""
+
+    #: The query whose batches it holds; None if nothing was ever written.
+    query: str | None = None
+    #: The last batch that it holds.
+    number: int = -1
+    ahead: Mapping[int, Ahead] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a target does in one transaction."""
+
+    query: str
+    #: The batch that is complete with it; None if more work belongs to the batch.
+    number: int | None
+    #: The rows of Spark that count, each key of a vbucket once: mutations are stored, the others remove.
+    rows: pa.Table
+    #: Vbuckets whose content is dropped before the rows are stored.
+    cleared: frozenset[int] = frozenset()
+    #: Everything is dropped before.
+    clear_all: bool = False
+    #: What is true of read vbuckets when it is done.
+    ahead: Mapping[int, Ahead] = field(default_factory=dict)
+
+
+class Target(ABC):
+    """Something that holds the latest state of every key."""
+
+    @abstractmethod
+    def progress(self) -> Progress:
+        """How far it is, as the last transaction has left it."""
+
+    @abstractmethod
+    def commit(self, work: Work) -> None:
+        """Do the work completely or not at all; where that is impossible, so that doing it again completes it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+
+class Source(ABC):
+    """The node, asked directly: what the stream alone cannot tell."""
+
+    @abstractmethod
+    def uuids(self, vbuckets: Iterable[int]) -> Mapping[int, int]:
+        """The branch that each of these vbuckets is on now."""
+
+    @abstractmethod
+    def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
+        """The same vbuckets in groups that are small enough to be held."""
+
+    @abstractmethod
+    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, Ahead]]:
+        """All that these vbuckets hold, as rows of Spark, and how far that is."""
