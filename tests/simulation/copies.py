@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
+from upriver.node.replicas import RETRY_S
 from upriver.protocol.consumer import ConsumerOptions
 from upriver.protocol.intake import Intake
 from upriver.protocol.replica import Replica
@@ -61,7 +62,16 @@ class Copies:
 
     def receive(self, link: Link, data: bytes) -> None:
         """Bytes of the source have come, in whatever pieces."""
+        self._take(link, data)
+
+    def _take(self, link: Link, data: bytes = b"") -> None:
+        """Without room, because the disk refuses, the rest waits in the intake; a node tries again by itself."""
+        if self.replica is None or link is not self.link:
+            return
+        self.replica.go_on()
         self._intake.feed(data, self.machine.clock())
+        if self.replica.full:
+            self.machine.errands.later(RETRY_S, lambda: self._take(link))
         self._pass_on()
 
     def _pass_on(self) -> None:

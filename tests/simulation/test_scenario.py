@@ -8,9 +8,38 @@ from hashlib import sha256
 import pytest
 
 from tests.simulation.scenario import Outcome, replay, run, shrink
+from tests.simulation.world import ALL, Plan, Script
 
 SEEDS = 500
 CHUNK = 50
+
+#: Histories that once ended badly, made short: what a seed means changes whenever its author learns something.
+ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
+    # Seed 3041: a copy without room waits for nobody but itself, and tries again.
+    "disk refuses before the first change": (
+        Plan(machines=2, keys=4, replica_dialect="upr"),
+        [
+            ("connect", 1, 0),
+            ("move", 1, ALL, ALL, ALL),
+            ("move", 1, ALL, ALL, ALL),
+            ("trouble", 1, 1),
+            ("disk", 1),
+            ("write", 0, 0, "meta", 2, 0),
+        ],
+    ),
+    # Seed 3992: the same, with a window.
+    "disk refuses while the first change is on its way": (
+        Plan(machines=2, keys=2, replica_dialect="upr", replica_window_bytes=200),
+        [
+            ("connect", 1, 0),
+            ("move", 1, ALL, ALL, ALL),
+            ("trouble", 1, 1),
+            ("write", 0, 0, "set", 0, 0),
+            ("move", 1, ALL, 1, ALL),
+            ("disk", 1),
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -19,6 +48,12 @@ def test_everybody_ends_with_the_contents_of_the_active(first: int) -> None:
         outcome = run(seed)
         if outcome.problem:
             pytest.fail(f"{shrink(outcome)}\n\nall of it: make simulate SEED={seed} VERBOSE=1")
+
+
+@pytest.mark.parametrize("name", ONCE_WRONG)
+def test_what_was_once_wrong_is_right(name: str) -> None:
+    outcome = replay(0, *ONCE_WRONG[name])
+    assert not outcome.problem, str(outcome)
 
 
 def digest(outcome: Outcome) -> str:
