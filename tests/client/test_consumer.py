@@ -19,7 +19,7 @@ from upriver.errors import (
     StreamRolledBack,
     Unreachable,
 )
-from upriver.model import CHANGES, Change, Event, Snapshot, StreamPosition
+from upriver.model import CHANGES, Change, Event, Snapshot, StreamPosition, VbucketState
 from upriver.node import EmbeddedNode, start
 
 DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3", "tap")
@@ -276,6 +276,40 @@ def test_deletions_of_a_draft_keep_what_its_text_has(
         return out
 
     assert sorted(run(rows()))[0] == (Event.DELETION, 77)
+
+
+@pytest.mark.parametrize("dialect", ["upr_draft2", "upr_draft3"])
+def test_whoever_speaks_a_draft_knows_where_a_snapshot_ends(upriver_node: EmbeddedNode, dialect: str) -> None:
+    """So a failover behind a live stream, of which nothing more comes, sends nobody back who had it all."""
+
+    async def caught_up() -> tuple[Mirror, Consumer]:
+        mirror = Mirror()
+        async with KvClient(upriver_node.address) as kv, Consumer(upriver_node.address, dialect=dialect) as consumer:
+            for number in range(50):
+                await kv.set(f"key{number}", "v")
+            await follow(consumer, mirror, lambda: _whole(consumer, 50))
+        return mirror, consumer
+
+    def fail_over() -> None:
+        for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
+            for vbucket in upriver_node.bucket:
+                vbucket.set_state(state)
+
+    mirror, consumer = run(caught_up())
+    upriver_node.call(fail_over)
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("after", "v")
+    # Under *fail* a rollback would raise.
+    later, _ = run(read(upriver_node.address, dialect=dialect, start=consumer.progress, on_rollback="fail"))
+    assert later.contents == {b"after": b"v"}
+    assert mirror.contents | later.contents == contents_of(upriver_node)
+
+
+def _whole(consumer: Consumer, changes: int) -> bool:
+    """Has it taken so many changes, and does it know of each vbucket that it is whole there?"""
+    positions = [each.position for each in consumer.progress.values()]
+    taken, whole = (sum(getattr(each, name) for each in positions) for name in ("seqno", "whole_seqno"))
+    return taken == whole == changes
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

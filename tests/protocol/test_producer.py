@@ -1,13 +1,18 @@
 """The producer's side of a connection over a bucket in memory: requests, answers, turns, windows, noops."""
 
+from typing import Any
+
 import pytest
 
 from tests.node.laboratory import Laboratory, Peer
 from tests.protocol.stage import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
-from upriver.errors import InvalidArguments
+from upriver.errors import InvalidArguments, RollbackRequired
 from upriver.model import FailoverLog, VbucketState
+from upriver.node.options import Entrance
+from upriver.node.source import EngineSource
 from upriver.protocol.producer import PIECE_BYTES, checked_name
-from upriver.wire import AnyResponse, Response, dcp, upr
+from upriver.protocol.stream_dialects import STREAM_DIALECTS, opaque_of, put_opaque
+from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.codes import Status
 
 # The checks on a stream request, in their order
@@ -76,6 +81,33 @@ def test_two_dialects_share_a_connection() -> None:
 
 
 # Rollback
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "dcp in a run", "upr", "upr_draft1", "upr_draft2", "upr_draft3"])
+def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the producer's check and the store's the purge may pass: a text instead of the seqno helps nobody."""
+    laboratory, peer = stage(b"a", b"b")
+    entry = laboratory.bucket.vbucket(0).failover_log.newest
+
+    def purged(*_: object) -> None:
+        raise RollbackRequired("deletions in between were purged", seqno=1)
+
+    monkeypatch.setattr(EngineSource, "history", purged)
+    name = dialect.split()[0]
+    fields: dict[str, Any] = {"vbucket": 0, "start_seqno": 2, "vbucket_uuid": entry.vbucket_uuid}
+    if name == "dcp":
+        request: Message = dcp.StreamRequest(**fields, snapshot_start=2, snapshot_end=2, opaque=7)
+    else:
+        request = STREAM_DIALECTS[name].request(**fields, high_seqno=entry.seqno)  # type: ignore[call-arg]
+        put_opaque(request, 7)
+        if name not in ("dcp", "upr"):
+            peer = laboratory.connect(wire=STREAM_DIALECTS[name].wire, entrance=Entrance(dialect=name))
+    data = request.encode()
+    answer = peer.send(data * 2 if dialect == "dcp in a run" else data)[0]
+    assert answer.title() == "rollback required"
+    assert (answer.seqno, opaque_of(answer)) == (1, 7)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,27 @@ def test_a_snapshot_and_its_changes() -> None:
     assert stream.changes_received == 3
 
 
+def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
+    """Whoever is cut off there need not go back behind it; and nothing comes before the next snapshot begins."""
+    stream, copy = opened(StreamPosition(7, 4, Snapshot(2, 8)), modern=False)  # resumed inside a snapshot
+    stream.unbounded_marker()
+    data = changes(5, 8, modern=False)
+    assert stream.run(data, 0) == len(data)
+    assert copy.position.whole_seqno == 2
+    stream.snapshot_end()
+    assert copy.position == StreamPosition.at(7, 8)
+    assert stream.position == StreamPosition.at(7, 8)
+    assert stream.run(changes(9, modern=False), 0) == 0
+    assert isinstance(stream.refuse(9), InvalidArguments)
+    assert stream.life.ended
+
+
+def test_a_snapshot_that_has_not_begun_cannot_end() -> None:
+    stream, _ = opened(modern=False)
+    with pytest.raises(ProtocolViolation):
+        stream.snapshot_end()
+
+
 def test_an_old_change_is_refused_and_the_stream_goes_on() -> None:
     stream, _ = opened(StreamPosition.at(7, 4))
     stream.marker(4, 9, 1)

@@ -23,7 +23,7 @@ from tests.protocol.tap_stage import (
     state_of,
 )
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
-from upriver.wire import Message, tap
+from upriver.wire import Message, dcp, tap
 from upriver.wire.codes import Status
 from upriver.wire.tap import TapFlag
 
@@ -433,6 +433,41 @@ def test_a_consumer_that_is_lost_half_way_leaves_the_source_as_it_is() -> None:
     assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
     again = follow(laboratory, TAKEOVER | ACK)
     assert brief(again.run())[-2:] == ["state active", "#close_tap_stream"]
+
+
+def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    peer = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    peer.judge = lambda m: None if brief([m]) == ["state active"] else Status.SUCCESS
+    peer.run()
+    peer.leave()
+    assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
+    for name in (b"other", b""):
+        other = TapPeer(laboratory, connect(name, TAKEOVER | ACK | LIST, vbuckets=(1,)))
+        assert brief(other.run()) == ["not_my_vbucket"]
+    other = TapPeer(laboratory, connect(b"other", TAKEOVER | ACK | LIST, vbuckets=(1, 2)))
+    with caplog.at_level(logging.WARNING):
+        assert "a=v" not in brief(other.run())
+    assert "vbucket 1 is not handed over: it died for 'tap:heir', who may own it" in caplog.text
+    assert laboratory.bucket.vbucket(2).state is VbucketState.DEAD
+    (answer,) = (
+        laboratory.connect().open(b"mover").send(dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3))
+    )
+    assert brief([answer]) == ["not_my_vbucket"]
+    heir = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    assert brief(heir.run())[-2:] == ["state active", "#close_tap_stream"]
+
+
+def test_who_has_no_name_leaves_nobody_who_could_come_back() -> None:
+    laboratory = stage(b"a")
+    peer = TapPeer(laboratory, connect(b"", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    peer.judge = lambda m: None if brief([m]) == ["state active"] else Status.SUCCESS
+    peer.run()
+    peer.leave()
+    laboratory.pass_by(1)
+    again = TapPeer(laboratory, connect(b"", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    assert brief(again.run()) == ["not_my_vbucket"]
 
 
 def test_copies_are_not_handed_over(caplog: pytest.LogCaptureFixture) -> None:

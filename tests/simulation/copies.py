@@ -22,6 +22,7 @@ class Copies:
         self.link: Link | None = None
         self.replica: Replica | None = None
         self._opaque = 0
+        machine.on_fall = self._fall
 
     def __str__(self) -> str:
         return self.name
@@ -99,6 +100,11 @@ class Copies:
             if self.replica is not None:
                 self.replica.lose()
                 self.replica = None
+
+    def _fall(self) -> None:
+        """Our own machine is down."""
+        if self.link is not None:
+            self.link.cut()
 
     def attend(self) -> None:
         """Nobody has to look after a machine's own copies."""

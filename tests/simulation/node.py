@@ -94,6 +94,8 @@ class Machine:
         self.up = False
         self.starts = 0
         self.links: list[Link] = []
+        #: Called when it goes down, whatever the reason: the connections that it made itself are gone too.
+        self.on_fall: Callable[[], object] = lambda: None
         self._duty: Iterator[None] | None = None
         self.start()
 
@@ -159,6 +161,7 @@ class Machine:
         self._duty = None
         for link in list(self.links):
             link.cut()
+        self.on_fall()
 
     # Disk.
 

@@ -237,12 +237,10 @@ class World:
     def do_crash(self, n: int) -> None:
         """The power fails."""
         self.machines[n].crash()
-        self._lose_receiver(n)
 
     def do_stop(self, n: int) -> None:
         """A clean stop."""
         self.machines[n].stop()
-        self._lose_receiver(n)
 
     def _lose_receiver(self, n: int) -> None:
         link = self.replicas[n].link
@@ -345,6 +343,8 @@ class World:
         if destination.role(v) is ACTIVE:
             source.vbucket(v).set_state(REPLICA)
             return
+        # It may have been active for a moment, before its power failed and nothing of that was on its disk.
+        self.owner[v] = self.machines.index(source)
         destination.vbucket(v).set_state(REPLICA)
         if source.role(v) is not ACTIVE:
             if moving.phase is Phase.MOVED:

@@ -18,7 +18,7 @@ from upriver.protocol.consumer import Answered, Consumer, ConsumerOptions
 from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
 from upriver.protocol.receiving import ReceivingStream
-from upriver.wire import AnyResponse, Dialect, Framer, dcp
+from upriver.wire import AnyResponse, Dialect, Framer, dcp, upr_draft3
 from upriver.wire.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.message import AnyRequest
@@ -112,17 +112,10 @@ class Feed:
         """Take bytes from the socket."""
         now = self._loop.time()
         try:
-            if self._framer is not None:
-                data = self._translated(data)
-            if self._partial:
-                data = self._completed(data, now)
-            try:
-                at = self._receive_whole(data, now)
-            finally:
-                if self._head:  # it is noted already, whatever came behind it
-                    self._decode(data[:0])
-            if at < len(data):
-                self._partial += data[at:]
+            if self._framer is None:
+                self._receive(data, now)
+            else:
+                self._receive_draft(data, now)
         except WireError:
             raise
         except Exception as error:
@@ -131,8 +124,19 @@ class Feed:
         self._protocol.silence.heard(now)
         self._send()
 
-    def _translated(self, data: memoryview) -> memoryview:
-        """What a draft says, in `upr`: always whole packets."""
+    def _receive(self, data: memoryview, now: float) -> None:
+        if self._partial:
+            data = self._completed(data, now)
+        try:
+            at = self._receive_whole(data, now)
+        finally:
+            if self._head:  # it is noted already, whatever came behind it
+                self._decode(data[:0])
+        if at < len(data):
+            self._partial += data[at:]
+
+    def _receive_draft(self, data: memoryview, now: float) -> None:
+        """Take what a draft says, in `upr`: always whole packets, and between them what `upr` has no packets for."""
         assert self._framer is not None
         assert self._translator is not None
         assert self._draft is not None
@@ -140,10 +144,18 @@ class Feed:
         out: list[bytes] = []
         while (packet := self._framer.next_packet()) is not None:
             message = self._translator.incoming(self._draft.decode(packet))
-            if message is not None:
+            if isinstance(message, upr_draft3.StreamStart | upr_draft3.SnapshotEnd):
+                self._receive_translated(out, now)
+                self._protocol.receive(message, now, len(packet))
+            elif message is not None:
                 out.append(message.encode())
+        self._receive_translated(out, now)
+
+    def _receive_translated(self, packets: list[bytes], now: float) -> None:
+        assert self._translator is not None
         self._left_over = self._translator.take_left_over()
-        return memoryview(b"".join(out))
+        self._receive(memoryview(b"".join(packets)), now)
+        packets.clear()
 
     def _completed(self, data: memoryview, now: float) -> memoryview:
         """Take the packet whose first bytes came last time; what is left of the new bytes."""

@@ -40,7 +40,9 @@ _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, 
 class TapConnection(Pump):
     """A session that a client has made its TAP stream."""
 
-    def __init__(self, service: "TapService", session: Session, client: TapClient, plan: TapPlan) -> None:
+    def __init__(
+        self, service: "TapService", session: Session, client: TapClient, plan: TapPlan, heir: str = ""
+    ) -> None:
         super().__init__(service.node, session)
         self.service = service
         self.client = client
@@ -52,6 +54,7 @@ class TapConnection(Pump):
             plan,
             service.settings,
             self.created,
+            heir=heir,
             positions=client.positions,
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
@@ -206,7 +209,8 @@ class TapService:
             if session.stream is not None:
                 raise KeyExists("the connection streams already")
             plan = plan_of(request, self.node.clock())
-            check_takeover(self.source, plan)
+            heir = self._heir(session, request)
+            check_takeover(self.source, plan, heir)
             name = request.name.decode(errors="backslashreplace") or self._made_up_name()
             self._replace(session, name)
             client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
@@ -214,8 +218,14 @@ class TapService:
             session.put(refusal(request, error).encode())
             self.close(session, str(error))
             return
-        session.stream = self._by_name[name] = TapConnection(self, session, client, plan)
+        session.stream = self._by_name[name] = TapConnection(self, session, client, plan, heir)
         self._look_later()
+
+    def _heir(self, session: Session, request: tap.Connect) -> str:
+        """For whom vbuckets die that are handed over: who has no name cannot come back, and nobody in his place."""
+        if request.name:
+            return f"tap:{request.name.decode(errors='backslashreplace')}"
+        return f"tap without a name from {session.peer} at {self.node.clock()}"
 
     def _made_up_name(self) -> str:
         """One that nobody has."""

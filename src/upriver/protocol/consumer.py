@@ -33,7 +33,8 @@ from upriver.protocol.liveness import NOOP_INTERVAL_S, SilenceWatch
 from upriver.protocol.negotiation import DIALECTS, Negotiation
 from upriver.protocol.receiving import ReceivingStream
 from upriver.protocol.sink import Sink
-from upriver.wire import AnyResponse, Message, Request, Response, dcp, upr
+from upriver.protocol.streams import StreamEvent
+from upriver.wire import AnyResponse, Message, Request, Response, dcp, upr, upr_draft3
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED, u16_at
 from upriver.wire.layout import Buffer
@@ -50,10 +51,13 @@ _MARKER: Final = upr.SnapshotMarker.declaration.opcode
 _ASKED: Final = frozenset((dcp.StreamRequest.declaration.opcode, upr.FailoverLogRequest.declaration.opcode))
 _CONTROL: Final = dcp.Control.declaration.opcode
 
-#: Messages of a producer that belong to a stream. All of them count for flow control.
+#: Messages of a producer that belong to a stream. All of them count for flow control. The drafts say where a stream
+#: begins and a snapshot ends, for which the others have no words; everything else of theirs comes in `upr`.
 StreamMessage = (
     dcp.SnapshotMarker
     | upr.SnapshotMarker
+    | upr_draft3.StreamStart
+    | upr_draft3.SnapshotEnd
     | dcp.Mutation
     | upr.Mutation
     | dcp.Deletion
@@ -276,6 +280,10 @@ class Consumer:
                 self._answer_marker(stream)
             case upr.SnapshotMarker() if not stream.modern:
                 stream.unbounded_marker()
+            case upr_draft3.StreamStart():
+                stream.life.move(StreamEvent.START)
+            case upr_draft3.SnapshotEnd():
+                stream.snapshot_end()
             case dcp.SeqnoAdvanced():
                 stream.advance(message.by_seqno)
                 self._answer_marker(stream)

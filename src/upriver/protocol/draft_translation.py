@@ -2,8 +2,10 @@
 
 The drafts frame a snapshot with a start and an end where `upr` sends a marker, answer an accepted request without the
 failover log, and know no settings. What a consumer has to say and to hear is otherwise the same, so one consumer serves
-all of them. A draft's deletion carries flags, an expiration and a lock time, for which `upr` has no room; they are kept
-beside it, for whoever decodes the deletion.
+all of them. For the start of a stream and the end of a snapshot `upr` has no message: they are told in the third
+draft's. Without the end a consumer would not know that it is whole before the next snapshot begins, and would go back
+further than it must. A draft's deletion carries flags, an expiration and a lock time, for which `upr` has no room; they
+are kept beside it, for whoever decodes the deletion.
 """
 
 from typing import Any
@@ -55,7 +57,7 @@ class DraftTranslator:
         self._asked[message.opaque] = asked
 
     def incoming(self, message: Message) -> Message | None:
-        """The same in `upr`; None for what a consumer need not know."""
+        """The same in `upr`, as far as it has words for it; None for what a consumer need not know."""
         given: Any = message
         opaque = int(given.request_id if isinstance(message, DraftMessage) else given.opaque)
         if opaque not in self._vbuckets:
@@ -81,6 +83,10 @@ class DraftTranslator:
                 return upr.Deletion(**self._deletion(message, where["vbucket"]), **where)
             case upr_draft1.SnapshotStart() | upr_draft3.SnapshotStart():
                 return upr.SnapshotMarker(**where)
+            case upr_draft1.SnapshotEnd() | upr_draft3.SnapshotEnd():
+                return upr_draft3.SnapshotEnd(**where)
+            case upr_draft1.StreamStart() | upr_draft3.StreamStart():
+                return upr_draft3.StreamStart(**where)
             case upr_draft1.StreamEnd() | upr_draft3.StreamEnd():
                 return upr.StreamEnd(reason=message.reason, **where)
             case upr_draft2.Flush() | upr_draft3.Flush():

@@ -136,7 +136,7 @@ class Producer:
             try:
                 answer = self._request_stream(dialect, request)
             except StatusError as error:
-                answer = dialect.refused(request, error)
+                answer = dialect.refusal(request, error)
             if answer is not None:
                 put_opaque(answer, request.opaque)
                 self._send(answer)
@@ -167,7 +167,7 @@ class Producer:
         try:
             answer = run(dialect, request)
         except StatusError as error:
-            answer = dialect.refused(request, error)
+            answer = dialect.refusal(request, error)
         if answer is not None:
             put_opaque(answer, opaque_of(request))
             self._send(answer)

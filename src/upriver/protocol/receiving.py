@@ -7,7 +7,8 @@ else that does not fit something may be missing, so the stream is over: the posi
 on from there.
 
 `upr` tells no bounds. A marker says that everything before it is whole, unless the stream was resumed inside a
-snapshot, whose rest comes first; so do an end with *ok* and a change of state in a takeover.
+snapshot, whose rest comes first; so do an end with *ok* and a change of state in a takeover. The drafts, which are
+heard in `upr`, say that a snapshot ends.
 """
 
 from upriver.errors import (
@@ -114,6 +115,13 @@ class ReceivingStream:
             snapshot = Snapshot(self.position.seqno, NO_END)
         self.copy.begin_snapshot(snapshot, 0)
         self.position = StreamPosition(self.position.vbucket_uuid, self.position.seqno, snapshot)
+
+    def snapshot_end(self) -> None:
+        """The drafts say that a snapshot is sent: whatever was missing before has come with it."""
+        self._check_ours()
+        self.life.move(StreamEvent.SNAPSHOT_END)
+        self._resumed_inside = False
+        self._complete()
 
     def run(self, data: Buffer, at: int) -> int:
         """Take the changes that stand next, as many as fit in here; where they end, ``at`` if the first does not."""

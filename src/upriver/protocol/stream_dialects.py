@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from upriver.errors import NotMyVbucket, StatusError
+from upriver.errors import NotMyVbucket, RollbackRequired, StatusError
 from upriver.model import FailoverLog, Snapshot, VbucketState
 from upriver.wire import AnyResponse, Dialect, Message, dcp, memcached, upr, upr_draft1, upr_draft2, upr_draft3
 from upriver.wire.codes import Magic, Status
@@ -50,7 +50,8 @@ class StreamDialect:
     #: What a consumer asks with.
     request: type[Message]
     failover_log_request: type[Message]
-    #: The answers: accepted (a whole packet), the log that was asked for, roll back to this seqno, and everything else.
+    #: The answers: accepted (a whole packet), the log that was asked for, roll back to this seqno, and everything else
+    #: (see ``refusal``).
     accepted: Callable[[FailoverLog, int], bytes]
     failover_log: Callable[[_WireLog], Message]
     rollback: Callable[[int], Message]
@@ -87,6 +88,10 @@ class StreamDialect:
     def name(self) -> str:
         """What it is called."""
         return self.wire.name
+
+    def refusal(self, request: Message, error: StatusError) -> Message:
+        """The answer to a request that failed; whoever must go back is told whither, whoever has noticed it."""
+        return self.rollback(error.seqno) if isinstance(error, RollbackRequired) else self.refused(request, error)
 
     def addressed(self, message: Message, vbucket: int, opaque: int) -> bytes:
         """The message as one of this stream's."""

@@ -33,13 +33,13 @@ _MAY_EMPTY: Final = (tap.Flush.declaration.opcode, tap.Opaque.declaration.opcode
 _NO_LIMIT: Final = 2**31
 
 
-def check_takeover(source: Source, plan: TapPlan) -> None:
-    """Refuse a takeover of which nothing can be handed over."""
+def check_takeover(source: Source, plan: TapPlan, heir: str) -> None:
+    """Refuse a takeover of which nothing can be handed over to this heir."""
     if not plan.takeover:
         return
     states = (VbucketState.ACTIVE,) if plan.vbuckets is None else (VbucketState.ACTIVE, VbucketState.DEAD)
     found = [source.vbucket(number) for number in plan.vbuckets or source.vbuckets()]
-    if not any(vbucket is not None and vbucket.state in states for vbucket in found):
+    if not any(v is not None and v.state in states and v.heir in ("", heir) for v in found):
         raise NotMyVbucket("none of these vbuckets can be handed over from here")
 
 
@@ -54,12 +54,15 @@ class TapProducer:
         settings: TapSettings,
         now: float,
         *,
+        heir: str = "",
         positions: dict[int, StreamPosition] | None = None,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.source = source
         self.cursor_name = cursor_name
+        #: For whom a vbucket dies that is handed over here.
+        self.heir = heir
         self.plan = plan
         self.settings = settings
         self.warn = warn
@@ -119,6 +122,9 @@ class TapProducer:
             return  # it may come to be
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self.warn(f"vbucket {number} is not handed over: it is a {vbucket.state.value} copy")
+            return
+        if self.plan.takeover and vbucket.heir not in ("", self.heir):
+            self.warn(f"vbucket {number} is not handed over: it died for {vbucket.heir!r}, who may own it")
             return
         try:
             stream = TapStream(

@@ -95,8 +95,7 @@ class TapStream:
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
         self._said_pending = False
-        heir = f"tap:{connection.cursor_name}"
-        self.handover = Handover(connection.source, vbucket, heir, self.wake) if self.plan.takeover else None
+        self.handover = Handover(connection.source, vbucket, connection.heir, self.wake) if self.plan.takeover else None
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
