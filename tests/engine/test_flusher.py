@@ -12,7 +12,7 @@ from upriver.engine import Bucket, CursorEnd
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch, Block
 from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
-from upriver.model import VbucketState
+from upriver.model import Change, Event, VbucketState
 
 
 class FullDisk(LmdbStorage):
@@ -409,15 +409,8 @@ def test_an_interruption_behind_the_commit_brings_nothing_back(tmp_path: Path, m
     again.abandon()
 
 
-def test_a_damaged_block_stops_only_its_own_compaction(
-    disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    bucket = Bucket(disk, vbuckets=2, clock=clock)
-    bucket.create_vbuckets()
-    for vbucket in bucket:
-        vbucket.set(b"key", b"A" * 3000)
-    bucket.flusher.request_checkpoint()
-    bucket.flusher.drain()
+def damage_the_block(disk: FullDisk) -> None:
+    """Change one byte of the only block of vbucket 0, while the store is open."""
     (block,) = disk.blocks(0)
     file = Path(disk.path, "data.mdb")
     data = file.read_bytes()
@@ -429,6 +422,18 @@ def test_a_damaged_block_stops_only_its_own_compaction(
             place = data.find(block.records, place + 1)
     with pytest.raises(CorruptData):
         disk.blocks(0)
+
+
+def test_a_damaged_block_stops_only_its_own_compaction(
+    disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    for vbucket in bucket:
+        vbucket.set(b"key", b"A" * 3000)
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    damage_the_block(disk)
     for vbucket in bucket:
         bucket.flusher.request_compaction(vbucket)
     bucket.vbucket(1).set(b"other", b"value")
@@ -440,6 +445,54 @@ def test_a_damaged_block_stops_only_its_own_compaction(
     with pytest.raises(CorruptData):
         disk.blocks(0)  # damage gets no fresh checksum
     bucket.abandon()
+
+
+def test_a_damaged_block_that_is_cut_back_stops_nobody(
+    disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    vbucket, other = bucket
+    for number in range(3):
+        vbucket.set(b"key%d" % number, b"A" * 3000)
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    damage_the_block(disk)
+    vbucket.set_state(VbucketState.REPLICA)
+    assert vbucket.roll_back(2) == 2
+    other.set(b"key", b"value")
+    bucket.flusher.drain()
+    assert other.persisted_seqno == 1
+    assert "the block of vbucket 0 up to 3 is damaged" in caplog.text
+    vbucket.begin_snapshot(2, 3)
+    vbucket.apply(
+        Change(vbucket=0, event=Event.MUTATION, seqno=3, key=b"new", value=b"C" * 3000)
+    )  # under the key that the block had
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    with pytest.raises(CorruptData, match="up to 2 is damaged"):
+        disk.blocks(0)  # neither a fresh checksum nor a place where nobody looks
+    bucket.abandon()
+    storage = LmdbStorage(disk.path)
+    with pytest.raises(CorruptData, match="up to 2 is damaged"):
+        Bucket(storage, vbuckets=2, clock=clock)
+    storage.close()
+
+
+def test_a_damaged_block_is_no_hindrance_where_nothing_of_it_counts(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    bucket.vbucket(0).set(b"key", b"A" * 3000)
+    bucket.flusher.step()
+    bucket.flusher.request_checkpoint()  # of everything: no group is left
+    bucket.flusher.drain()
+    damage_the_block(disk)
+    bucket.vbucket(0).flush()
+    bucket.flusher.drain()
+    assert disk.blocks(0) == []
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=2, background=False) as again:
+        assert again.vbucket(0).scan() == []
 
 
 def test_a_failure_while_gathering_keeps_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

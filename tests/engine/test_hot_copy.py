@@ -1,5 +1,8 @@
 """Copies of data directories that a node uses."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,45 @@ def test_the_node_goes_on_while_it_is_copied(tmp_path: Path) -> None:
     with start(vbuckets=2, data=str(tmp_path / "copy")) as copy:
         assert sum(copy.bucket.vbucket(number).high_seqno for number in range(2)) == 1000
         assert copy.bucket.vbucket(0).failover_log.entries[1:] == branches.entries
+
+
+#: Commits as fast as it can, other pages each time, until it is told to stop; the store stays small.
+WRITER = """
+import sys, threading
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage import Batch, Block
+storage = LmdbStorage(sys.argv[1])
+storage.commit(Batch(facts={"clean": False}))
+print("ready", flush=True)
+stop = threading.Thread(target=sys.stdin.read)
+stop.start()
+number = 100
+while stop.is_alive():
+    number += 1
+    blocks = [Block(vbucket, number, bytes(10_000)) for vbucket in range(4)]
+    removed = [(vbucket, number - 50) for vbucket in range(4)]
+    storage.commit(Batch(group=(number, bytes(20_000)), drop_groups_to=number - 20, blocks=blocks, removed=removed))
+storage.close()
+"""
+
+
+def test_a_sound_store_is_never_taken_for_damaged_while_it_is_written(quick_disk: Path) -> None:
+    """Commits come faster than a look at the pages takes: each time it must look at those of one and the same."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(quick_disk / "data")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            for number in range(60):
+                hot_copy(quick_disk / "data", quick_disk / "copy", check=number % 10 == 0)
+                hot_copy(quick_disk / "copy", quick_disk / "again", check=True)
+                shutil.rmtree(quick_disk / "copy")
+                shutil.rmtree(quick_disk / "again")
+        finally:
+            process.stdin.close()
+    assert process.returncode == 0
 
 
 def test_what_is_damaged_is_found(tmp_path: Path) -> None:

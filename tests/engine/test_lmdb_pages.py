@@ -1,12 +1,16 @@
 import os
 import random
 import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
 import pytest
 
-from upriver.engine.lmdb_pages import Damaged, check_pages
+from upriver.engine.lmdb_pages import Damaged, check_pages, heads
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch, Block
 
@@ -57,6 +61,69 @@ def test_a_sound_file_passes(file: Path, tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path / "new"), max_dbs=1):
         pass
     check_pages(tmp_path / "new" / "data.mdb")
+
+
+#: Commits whenever it reads a line, each time other pages.
+WRITER = """
+import sys, lmdb
+with lmdb.open(sys.argv[1], max_dbs=4, map_size=2**26) as env:
+    table = env.open_db(b"one")
+    for number, _ in enumerate(sys.stdin):
+        with env.begin(write=True, db=table) as txn:
+            for i in range(0, 500, 7):
+                txn.put(b"key%04d" % i, b"%d" % number * 50)
+        print(number, flush=True)
+"""
+
+
+@contextmanager
+def writer(path: Path) -> Iterator[Callable[[], object]]:
+    """Another process that commits when it is told to, and says so when it has."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def commit() -> None:
+            stdin.write("\n")
+            stdin.flush()
+            assert stdout.readline()
+
+        yield commit
+        stdin.close()
+
+
+def test_a_commit_that_nobody_reads_is_overwritten(file: Path) -> None:
+    with writer(file.parent) as commit:
+        commit()
+        shown = heads(file)[0]
+        check_pages(file, shown)
+        for _ in range(4):
+            commit()
+        with pytest.raises(Damaged):  # what it showed is no more, though nothing is damaged
+            check_pages(file, shown)
+        check_pages(file)
+
+
+def test_a_commit_that_is_read_can_be_looked_at(file: Path) -> None:
+    with writer(file.parent) as commit, lmdb.open(str(file.parent), max_dbs=4, map_size=2**26, readonly=True) as env:
+        commit()
+        with env.begin() as txn:
+            shown = heads(file)[0]
+            assert shown.transaction == txn.id() == env.info()["last_txnid"]
+            for _ in range(4):
+                commit()
+            check_pages(file, shown)
+            assert env.info()["last_txnid"] == shown.transaction + 4
+
+
+@pytest.mark.parametrize("place", [0, PAGE])
+def test_a_head_with_impossible_pages(file: Path, place: int) -> None:
+    changed(file, place + 16 + 24, bytes(4))  # LMDB divides by it
+    with pytest.raises(Damaged, match="pages of 0 bytes"):
+        check_pages(file)
 
 
 @pytest.mark.parametrize("kind", [0x01, 0x02, 0x04])

@@ -9,6 +9,7 @@ their own.
 
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,51 +24,76 @@ _BRANCH, _LEAF, _OVERFLOW, _DIRTY = 0x01, 0x02, 0x04, 0x10
 _BIG, _SUBTREE = 0x01, 0x02
 _NO_PAGE: Final = 2**64 - 1
 _DEPTH_MAX: Final = 32
+_PAGE_BYTES_MAX: Final = 65536
 
 
 class Damaged(Exception):
     """A page is not what it should be: which, and why."""
 
 
-def check_pages(file: Path) -> None:
-    """Raise ``Damaged`` if the trees of the last commit cannot be walked; an empty file passes."""
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What one commit shows: the last page that it counts, and its two trees."""
+
+    transaction: int
+    page_bytes: int
+    room: int
+    last: int
+    free: bytes
+    main: bytes
+
+
+def heads(file: Path) -> list[Head]:
+    """The heads of the last two commits, the newer one first; ``Damaged`` if there is none, none of an empty file."""
+    with file.open("rb") as opened:
+        start = opened.read(2 * _PAGE_BYTES_MAX)
+    if not start:
+        return []
+    # The size of a page stands in the padding of the first tree, in either head.
+    first = _head(start, 0)
+    second = _head(start, first.page_bytes if first is not None else mmap.PAGESIZE)
+    found = [head for head in (first, second) if head is not None]
+    if not found:
+        raise Damaged("neither of its two heads is one")
+    return sorted(found, key=lambda head: head.transaction, reverse=True)
+
+
+def _head(start: bytes, place: int) -> Head | None:
+    if place + _HEADER.size + _META.size > len(start):
+        return None
+    magic, version, _, room, free, main, last, transaction = _META.unpack_from(start, place + _HEADER.size)
+    if magic != _MAGIC or version != 1:
+        return None
+    page_bytes = _TREE.unpack(free)[0]
+    if not 512 <= page_bytes <= _PAGE_BYTES_MAX or page_bytes & (page_bytes - 1):
+        raise Damaged(f"a head speaks of pages of {page_bytes} bytes")  # LMDB would take its word for it
+    return Head(transaction, page_bytes, room, last, free, main)
+
+
+def check_pages(file: Path, head: Head | None = None) -> None:
+    """Raise ``Damaged`` if the trees of a commit cannot be walked, by default of the last one; an empty file passes.
+
+    While somebody writes, pages of a commit are used again as soon as a newer one has replaced them. Who looks at a
+    file that is in use therefore names a commit that a reading transaction of LMDB holds on to.
+    """
     with file.open("rb") as opened:
         size = file.stat().st_size
         if size == 0:
             return
         with mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) as pages:
-            _Walk(pages).check()
+            _Walk(pages, head or heads(file)[0]).check()
 
 
 class _Walk:
     """One look at a file."""
 
-    def __init__(self, pages: mmap.mmap) -> None:
+    def __init__(self, pages: mmap.mmap, head: Head) -> None:
         self._pages = pages
         self._seen: set[int] = set()
-        self._page_bytes, metas = 0, []
-        for place in (0, 1):
-            found = self._meta(place)
-            if found is not None:
-                metas.append(found)
-        if not metas:
-            raise Damaged("neither of its two heads is one")
         # The file may end before the last page: those that are taken and freed in one transaction are never written.
-        _, self._last, self._free, self._main = max(metas)
-
-    def _meta(self, place: int) -> tuple[int, int, bytes, bytes] | None:
-        # The size of a page stands in the padding of the first tree, in either head.
-        start = place * (self._page_bytes or mmap.PAGESIZE)
-        if start + _HEADER.size + _META.size > len(self._pages):
-            return None
-        magic, version, _, room, free, main, last, transaction = _META.unpack_from(self._pages, start + _HEADER.size)
-        page_bytes = _TREE.unpack(free)[0]
-        if magic != _MAGIC or version != 1 or not 512 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
-            return None
-        if (last + 1) * page_bytes > room:
-            raise Damaged(f"a head counts {last + 1} pages where only {room} bytes were reserved")
-        self._page_bytes = page_bytes
-        return transaction, last, free, main
+        self._page_bytes, self._last, self._free, self._main = head.page_bytes, head.last, head.free, head.main
+        if (head.last + 1) * head.page_bytes > head.room:
+            raise Damaged(f"a head counts {head.last + 1} pages where only {head.room} bytes were reserved")
 
     def check(self) -> None:
         trees = [("the free pages", self._free), ("the tables", self._main)]

@@ -17,6 +17,7 @@ damaged store from somebody else's files.
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import struct
@@ -32,6 +33,8 @@ from upriver.engine.lmdb_pages import Damaged, check_pages
 from upriver.engine.storage import Batch, Block, Storage
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
 from upriver.model.record import PREFIX, SEQNO_OFFSET, aligned, size_at
+
+log = logging.getLogger(__name__)
 
 FORMAT: Final = 3
 MAP_BYTES: Final = 2**40
@@ -286,17 +289,30 @@ class LmdbStorage(Storage):
         cursor = txn.cursor(db=self._blocks)
         if not cursor.set_range(_BLOCK_KEY.pack(vbucket, seqno + 1)):
             return
-        straddling = b""
+        straddling: bytes | None = None
         owner, upto = _BLOCK_KEY.unpack(cursor.key())
-        if seqno and owner == vbucket:  # only the first can straddle; damage must not get a fresh checksum
-            name = _block_name(vbucket, upto)
-            straddling = cut(bytes(self._checked(cursor.key(), memoryview(cursor.value()), name)), seqno)
+        cut_key = _BLOCK_KEY.pack(vbucket, seqno)
+        if seqno and owner == vbucket:  # only the first can straddle
+            straddling = self._cut_block(cut_key, cursor, seqno, _block_name(vbucket, upto))
         while (key := cursor.key()) and _BLOCK_KEY.unpack(key)[0] == vbucket:
             if not cursor.delete():
                 break
-        if straddling:
-            key = _BLOCK_KEY.pack(vbucket, seqno)
-            txn.put(key, _sealed(key, straddling), db=self._blocks)
+        if straddling is not None:
+            txn.put(cut_key, straddling, db=self._blocks)
+
+    def _cut_block(self, cut_key: bytes, cursor: lmdb.Cursor, seqno: int, name: str) -> bytes | None:
+        """What is stored in the place of a block that ends at ``seqno`` from now on; None for nothing.
+
+        A damaged one stays as it is, and as damaged as it is: it gets no fresh checksum, so everybody who reads it
+        notices. Only its own vbucket suffers from it, while a refused cut would stop the writes of all.
+        """
+        value = bytes(cursor.value())
+        try:
+            records = cut(bytes(self._checked(cursor.key(), memoryview(value), name)), seqno)
+        except CorruptData as error:
+            log.error("%s: what is left below %d stays damaged: %s", self.path, seqno, error.why)
+            return value
+        return _sealed(cut_key, records) if records else None
 
     # Reading.
 
