@@ -1,6 +1,7 @@
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -8,8 +9,8 @@ from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.errors import OutOfMemory, RollbackRequired
-from upriver.model import Event, VbucketState
-from upriver.model.record import size_at, unpack
+from upriver.model import Change, Event, VbucketState
+from upriver.model.record import PREFIX, Record, pack, size_at, unpack
 
 DAY = 24 * 3600
 
@@ -53,6 +54,122 @@ def test_the_pager_expires_what_nobody_reads(quick_disk: Path, clock: Clock) -> 
     assert {change.event for change in expired} == {Event.EXPIRATION}
     assert bucket.statistics().operations["expiration"] == 1000
     bucket.close()
+
+
+def looks(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Does what is due until there is nothing more, and says how often it went through the vbuckets."""
+    vbuckets = bucket.maintenance.vbuckets
+    walk = Mock(side_effect=vbuckets)
+    monkeypatch.setattr(bucket.maintenance, "vbuckets", walk)
+
+    def turns() -> int:
+        walk.reset_mock()
+        for _ in range(5):
+            bucket.maintain(1.0)
+        return walk.call_count
+
+    return turns
+
+
+def test_nothing_is_looked_at_before_its_time(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    vbucket = bucket.vbucket(0)
+    turns = looks(bucket, monkeypatch)
+    vbucket.set(b"lasting", b"v")
+    bucket.maintain()
+    assert turns() == 0
+    vbucket.set(b"soon", b"v", expiry=10)
+    vbucket.set(b"later", b"v", expiry=20)
+    clock.pass_by(9)
+    assert turns() == 0
+    clock.pass_by(1)
+    assert turns() > 0
+    assert vbucket.table.find(b"soon").event == Event.EXPIRATION  # type: ignore[union-attr]
+    assert turns() == 0
+    clock.pass_by(10)
+    assert turns() > 0
+    assert (vbucket.table.items, vbucket.high_seqno) == (1, 5)
+    assert turns() == 0
+
+
+def test_locks_are_looked_for_when_one_ends(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    vbucket, copy = bucket.vbucket(0), bucket.create_vbucket(1, VbucketState.REPLICA)
+    vbucket.set(b"k", b"v")
+    bucket.maintain()
+    turns = looks(bucket, monkeypatch)
+    vbucket.get_and_lock(b"k", 5)
+    copy.begin_snapshot(0, 2)
+    copy.apply(Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"a", lock_time=7))
+    frames = Change(vbucket=1, event=Event.MUTATION, seqno=2, key=b"b", lock_time=9)
+    copy.apply_frames(pack(Record(change=frames, time=0))[PREFIX.size :])
+    for passed, left in ((4, 3), (1, 2), (2, 1), (2, 0)):
+        clock.pass_by(passed)
+        assert (turns() > 0) == (left < 3)
+        assert len(vbucket.table.locks) + len(copy.table.locks) == left
+    assert turns() == 0
+
+
+def test_who_becomes_active_lets_items_expire(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"v", expiry=10)
+    vbucket.set_state(VbucketState.REPLICA)
+    clock.pass_by(20)
+    turns = looks(bucket, monkeypatch)
+    turns()
+    assert turns() == 0, "what does not expire here is not looked for again and again"
+    assert vbucket.table.items == 1
+    vbucket.set_state(VbucketState.ACTIVE)
+    turns()
+    assert vbucket.table.tombstones == 1
+
+
+def test_what_was_loaded_expires_too(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock)
+    bucket.vbucket(0).set(b"in a block", b"v", expiry=10)
+    checkpoint(bucket)
+    bucket.vbucket(1).set(b"in a group", b"v", expiry=20)
+    bucket.close()
+    bucket = opened(quick_disk, clock)
+    for _ in range(2):
+        clock.pass_by(10)
+        bucket.maintain(1.0)
+    assert [vbucket.table.tombstones for vbucket in bucket] == [1, 1]
+    bucket.close()
+
+
+def test_tombstones_are_looked_for_each_minute(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"v")
+    vbucket.delete(b"k")
+    vbucket.set(b"last", b"v")
+    bucket.flusher.step()
+    turns = looks(bucket, monkeypatch)
+    clock.pass_by(3 * DAY - 30)
+    assert turns() == 1
+    assert turns() == 0
+    clock.pass_by(59)
+    assert turns() == 0
+    clock.pass_by(2)
+    assert turns() == 1
+    assert vbucket.table.tombstones == 0
+    clock.pass_by(-DAY)  # somebody has set it right
+    assert turns() == 1
+
+
+def test_a_duty_that_failed_is_begun_anew(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"v", expiry=10)
+    clock.pass_by(10)
+    vbuckets = bucket.maintenance.vbuckets
+
+    def failing() -> list[Vbucket]:
+        monkeypatch.setattr(bucket.maintenance, "vbuckets", vbuckets)
+        raise MemoryError
+
+    monkeypatch.setattr(bucket.maintenance, "vbuckets", failing)
+    with pytest.raises(MemoryError):
+        bucket.maintain(1.0)
+    bucket.maintain(1.0)
+    assert vbucket.table.tombstones == 1
 
 
 def test_tombstones_are_purged_after_three_days(quick_disk: Path, clock: Clock) -> None:

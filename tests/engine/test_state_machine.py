@@ -662,10 +662,10 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.bucket.ledger.pending_bytes == 0)
     @invariant()
     def sums_agree(self) -> None:
-        statistics = self.bucket.statistics()
-        assert statistics.history_bytes == sum(part.history_bytes for part in statistics.vbuckets)
-        assert statistics.memory_bytes == sum(part.memory_bytes for part in statistics.vbuckets)
-        assert statistics.queue_bytes == sum(part.queue_bytes for part in statistics.vbuckets) == 0
+        statistics, parts = self.bucket.statistics(), self.bucket.vbucket_statistics()
+        assert statistics.history_bytes == sum(part.history_bytes for part in parts)
+        assert statistics.memory_bytes == sum(part.memory_bytes for part in parts)
+        assert statistics.queue_bytes == sum(part.queue_bytes for part in parts) == 0
 
 
 # Four parts, so that one worker's timeout holds for each.

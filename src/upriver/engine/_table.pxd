@@ -38,6 +38,7 @@ cdef class Ledger:
     cdef public object clock, relief, wake
     cdef public str refusal
     cdef public int64_t quota_bytes, queue_bytes_max, pending_bytes, memory_bytes, history_bytes
+    cdef public double due_s
     cdef public uint64_t last_cas, gets, get_misses, sets, deletes, expirations
     cdef list dirty
     cdef uint64_t seed

@@ -18,6 +18,7 @@ import pyarrow as pa
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t, int64_t, uintptr_t
+from libc.math cimport INFINITY
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
@@ -111,6 +112,7 @@ cdef class Ledger:
         self.quota_bytes = quota_bytes
         self.queue_bytes_max = queue_bytes_max
         self.refusal = ""
+        self.due_s = INFINITY
         self.dirty = []
         self.seed = int.from_bytes(os.urandom(8), "little")
 
@@ -127,6 +129,11 @@ cdef class Ledger:
         """Stay above a CAS that came from elsewhere."""
         if self.last_cas < cas < FOLLOWED_CAS_MAX:
             self.last_cas = cas
+
+    def expect(self, double when):
+        """Something is due then, if not before."""
+        if when < self.due_s:
+            self.due_s = when
 
     def take_dirty(self):
         """The tables with changes that wait for the disk, each once."""
@@ -277,6 +284,22 @@ cdef class Table:
                         keys.append(key_of(record))
             return keys, chunk.last_seqno if i < self.order_count else 0
         return keys, 0
+
+    def lock(self, bytes key not None, uint64_t cas, double until):
+        """Nobody but who knows the CAS may change the key until then."""
+        self.locks[key] = (cas, until)
+        self.ledger.expect(until)
+
+    def due(self):
+        """Before this time nothing expires here and no lock ends."""
+        cdef double first = min((held[1] for held in self.locks.values()), default=INFINITY)
+        cdef uint32_t i, expiry
+        if self.active:
+            for i in range(self.order_count):
+                expiry = self.chunks[self.order[i]].min_expiry
+                if expiry != NEVER and expiry < first:
+                    first = expiry
+        return first
 
     def end_locks(self):
         """Forget the locks that have ended."""
@@ -1042,7 +1065,7 @@ cdef int receive(Table self, Version *version, double *now) except -1:
         key = PyBytes_FromStringAndSize(version.key, version.key_size)
         self.locks.pop(key, None)
         if version.lock_time and version.event == MUTATION:
-            self.locks[key] = (version.cas, now[0] + version.lock_time)
+            self.lock(key, version.cas, now[0] + version.lock_time)
     return 0
 
 
@@ -1346,6 +1369,8 @@ cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t si
         chunk.last_time = time
     if expiry and expiry < chunk.min_expiry:
         chunk.min_expiry = expiry
+        if expiry < self.ledger.due_s:
+            self.ledger.due_s = expiry
     if <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
         chunk.tombstones += 1
         rev_seqno = load_be64(record + R_REV_SEQNO)

@@ -21,7 +21,7 @@ from upriver.engine.journal import Journal
 from upriver.engine.lmdb_storage import LmdbStorage, cut
 from upriver.engine.maintenance import Maintenance, Retention
 from upriver.engine.memory_storage import MemoryStorage
-from upriver.engine.statistics import BucketStatistics, bucket_statistics
+from upriver.engine.statistics import BucketStatistics, VbucketStatistics, bucket_statistics, vbucket_statistics
 from upriver.engine.storage import Batch, Storage
 from upriver.engine.table import group_parts
 from upriver.engine.vbucket import Vbucket, new_uuid
@@ -250,8 +250,12 @@ class Bucket:
         self.maintenance.run(budget_s)
 
     def statistics(self) -> BucketStatistics:
-        """What there is to know."""
+        """What there is to know of the whole; cheap enough to be asked often."""
         return bucket_statistics(self)
+
+    def vbucket_statistics(self) -> list[VbucketStatistics]:
+        """The same of each vbucket: a thousand of them are some milliseconds."""
+        return [vbucket_statistics(vbucket) for vbucket in self]
 
     def close(self) -> None:
         """Write everything and mark the stop as clean."""

@@ -98,7 +98,7 @@ class KeyValue:
             lock_time_s = LOCK_TIME_S
         now = self.table.ledger.clock()
         item.cas = self.table.ledger.next_cas(now)
-        self.table.locks[key] = (item.cas, now + lock_time_s)
+        self.table.lock(key, item.cas, now + lock_time_s)
         return item
 
     def unlock(self, key: bytes, cas: int) -> None:

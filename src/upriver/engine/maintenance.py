@@ -13,6 +13,7 @@ its share of the quota while memory is short: then compaction ends the cursor as
 blocks on disk is dropped or evicted, so the disk can always replace what memory lost.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic, thread_time
@@ -35,6 +36,9 @@ GARBAGE_BYTES_MIN: Final = 2**20
 #: How long a write that found no room looks for some, and after what time it looks again where there was none.
 RELIEF_S: Final = 0.01
 LOOK_AGAIN_S: Final = 0.05
+#: Tombstones are looked for so often within their time, and at least each minute.
+PURGES: Final = 100
+PURGE_INTERVAL_S_MAX: Final = 60.0
 #: Later than any time that a record can have.
 ANY_TIME: Final = 2**32
 
@@ -63,6 +67,7 @@ class Maintenance:
         self._garbage: dict[int, int] = {}
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
+        self._purged_s = -PURGE_INTERVAL_S_MAX
         self._duties = self._rounds()
         #: The round under way for those who found no room, at which commit it began and what it has freed; and at which
         #: commit one freed nothing.
@@ -77,7 +82,11 @@ class Maintenance:
         began = thread_time()
         before = began
         while before - began < budget_s:
-            more = next(self._duties)
+            try:
+                more = next(self._duties)
+            except BaseException:
+                self._duties = self._rounds()  # what failed is begun anew the next time
+                raise
             now = thread_time()
             self.longest_step_s = max(self.longest_step_s, now - before)
             before = now
@@ -85,35 +94,57 @@ class Maintenance:
                 return
 
     def run_all(self) -> None:
-        """One whole round of every duty, however long it takes."""
+        """One whole round of every duty, due or not, however long it takes."""
         self._duties = self._rounds()
+        self.ledger.due_s, self._purged_s = 0.0, -PURGE_INTERVAL_S_MAX
         while next(self._duties):
             pass
 
     def _rounds(self) -> Iterator[bool]:
         while True:
-            for duty in (self.expire, self.purge, self.compact, self.evict):
+            for duty in (self._expire_if_due, self._purge_if_due, self.compact, self.evict):
                 for _ in duty():
                     yield True
             yield False
+
+    def _expire_if_due(self) -> Iterator[None]:
+        if self.ledger.due_s <= self.ledger.clock():
+            yield from self.expire()
+
+    def _purge_if_due(self) -> Iterator[None]:
+        now = self.ledger.clock()
+        interval_s = min(PURGE_INTERVAL_S_MAX, self.retention.tombstone_s / PURGES)
+        if not self._purged_s <= now < self._purged_s + interval_s:  # clocks go back too
+            self._purged_s = now
+            yield from self.purge()
 
     # Expiry.
 
     def expire(self) -> Iterator[None]:
         """The pager: items of active vbuckets that nobody reads expire too."""
-        for vbucket in self.vbuckets():
-            if vbucket.state is not VbucketState.ACTIVE:
-                vbucket.table.end_locks()  # those that came with changes end here too
-                continue
-            position, upto = 0, vbucket.high_seqno
-            while True:
-                keys, position = vbucket.table.expired(position)
-                for key in keys:
-                    vbucket.table.expire(key)
-                if not position or position >= upto:
-                    break
-                yield
+        ledger, all_seen = self.ledger, False
+        ledger.due_s = math.inf  # whoever writes from now on says when he expects us
+        try:
+            for vbucket in self.vbuckets():
+                if vbucket.state is VbucketState.ACTIVE:
+                    yield from self._expire(vbucket)
+                else:
+                    vbucket.table.end_locks()  # those that came with changes end here too
+                ledger.expect(vbucket.table.due())
+            all_seen = True
+        finally:
+            if not all_seen:
+                ledger.due_s = 0.0
+
+    def _expire(self, vbucket: Vbucket) -> Iterator[None]:
+        position, upto = 0, vbucket.high_seqno
+        while True:
+            keys, position = vbucket.table.expired(position)
+            for key in keys:
+                vbucket.table.expire(key)
             yield
+            if not position or position >= upto:
+                break
 
     # Purge and compaction.
 

@@ -43,7 +43,7 @@ class VbucketStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStatistics:
-    """The bucket; the totals are the sums over ``vbuckets``."""
+    """The bucket; what is counted by vbucket too is the sum over those."""
 
     store: str
     items: int
@@ -62,7 +62,6 @@ class BucketStatistics:
     #: Why writes are refused, or empty.
     refusal: str
     operations: dict[str, int]
-    vbuckets: tuple[VbucketStatistics, ...]
 
 
 def vbucket_statistics(vbucket: "Vbucket") -> VbucketStatistics:
@@ -99,14 +98,14 @@ def vbucket_statistics(vbucket: "Vbucket") -> VbucketStatistics:
 
 def bucket_statistics(bucket: "Bucket") -> BucketStatistics:
     """The whole bucket, as it is now."""
-    parts = tuple(vbucket_statistics(vbucket) for vbucket in bucket)
+    tables = [table for table in bucket.tables if table is not None]
     ledger = bucket.ledger
-    items = sum(part.items for part in parts)
-    evicted = sum(part.evicted_items for part in parts)
+    items = sum(table.items for table in tables)
+    evicted = sum(table.evicted_items for table in tables)
     return BucketStatistics(
         store=bucket.store,
         items=items,
-        tombstones=sum(part.tombstones for part in parts),
+        tombstones=sum(table.tombstones for table in tables),
         resident_ratio=1.0 - evicted / items if items else 1.0,
         memory_bytes=ledger.memory_bytes,
         history_bytes=ledger.history_bytes,
@@ -126,5 +125,4 @@ def bucket_statistics(bucket: "Bucket") -> BucketStatistics:
             "delete": ledger.deletes,
             "expiration": ledger.expirations,
         },
-        vbuckets=parts,
     )

@@ -14,6 +14,7 @@ one writer at a time; the flusher's thread only calls ``collect`` and ``records`
 import dataclasses
 import functools
 import heapq
+import math
 import random
 import struct
 from bisect import bisect_right
@@ -100,6 +101,8 @@ class Ledger:
         self.sets = 0
         self.deletes = 0
         self.expirations = 0
+        #: Before this time no item of an active table expires and no lock ends.
+        self.due_s = math.inf
         #: Called when the quota is reached, to make room.
         self.relief: Callable[[], object] | None = None
         #: Called when the first change after a flush waits for the disk.
@@ -115,6 +118,10 @@ class Ledger:
         """Stay above a CAS that came from elsewhere."""
         if self.last_cas < cas < FOLLOWED_CAS_MAX:
             self.last_cas = cas
+
+    def expect(self, when: float) -> None:
+        """Something is due then, if not before."""
+        self.due_s = min(self.due_s, when)
 
     def take_dirty(self) -> "list[Table]":
         """The tables with changes that wait for the disk, each once."""
@@ -330,6 +337,18 @@ class Table:
         keys = [e.key for e in window if not e.superseded_by and self._is_expired(e)]
         return keys, window[-1].seqno if first + SWEEP_RECORDS < len(self._records) else 0
 
+    def lock(self, key: bytes, cas: int, until: float) -> None:
+        """Nobody but who knows the CAS may change the key until then."""
+        self.locks[key] = (cas, until)
+        self.ledger.expect(until)
+
+    def due(self) -> float:
+        """Before this time nothing expires here and no lock ends."""
+        times = [until for _, until in self.locks.values()]
+        if self.active:
+            times += [e.expiry for e in self._index.values() if e.event == Event.MUTATION and e.expiry]
+        return min(times, default=math.inf)
+
     def end_locks(self) -> None:
         """Forget the locks that have ended."""
         if self.locks:
@@ -417,7 +436,7 @@ class Table:
         self._append_pending(_Entry(Record(change=change, time=time, ttl=ttl)))
         self.locks.pop(change.key, None)
         if change.lock_time and change.event == Event.MUTATION:
-            self.locks[change.key] = (change.cas, now + change.lock_time)
+            self.lock(change.key, change.cas, now + change.lock_time)
 
     # History.
 
@@ -799,7 +818,9 @@ class Table:
             self._account(old, -1)
             old.superseded_by = entry.seqno
             self._account(old)
-        if entry.event != Event.MUTATION:
+        if entry.event == Event.MUTATION and entry.expiry:
+            self.ledger.expect(entry.expiry)
+        elif entry.event != Event.MUTATION:
             self.deleted_rev_seqno = max(self.deleted_rev_seqno, entry.rev_seqno)
         self._index[entry.key] = entry
         self._records.append(entry)

@@ -135,6 +135,7 @@ class Vbucket(KeyValue):
             self.state = state
             self.heir = heir
             self.table.active = state is VbucketState.ACTIVE
+            self.table.ledger.expect(self.table.due())  # only who is active lets items expire
             self.journal.change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
@@ -217,8 +218,7 @@ class Vbucket(KeyValue):
             )
             self.table.locks.pop(change.key, None)
             if change.lock_time and change.event == Event.MUTATION:
-                until = self.table.ledger.clock() + change.lock_time
-                self.table.locks[change.key] = (change.cas, until)
+                self.table.lock(change.key, change.cas, self.table.ledger.clock() + change.lock_time)
             self._complete()
 
     def receive(
