@@ -1,6 +1,8 @@
 """Reading history: frames and Arrow columns from memory and from a warm disk, against memcpy in the same run.
 
-Time is this thread's CPU time: what a core to ourselves would take.
+The share of memcpy compares the bytes of the frames that the changes read make up with a copy of those same bytes,
+contiguous in memory that no cache holds, in the same process. Time is this thread's CPU time: what a core to ourselves
+would take.
 
 python -m bench.engine_history [items]
 """
@@ -10,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from upriver.engine import Bucket
 from upriver.engine.vbucket import Vbucket
@@ -19,16 +21,22 @@ from upriver.model import vbucket_of
 READ_BYTES = 1 << 20
 
 
-def memcpy_bandwidth() -> float:
-    """Copies pieces as large as a read from a source that no cache holds, over and over into one buffer."""
-    source, target = memoryview(bytearray(256 << 20)), memoryview(bytearray(READ_BYTES))
-    best = 0.0
-    for _ in range(5):
-        began = time.thread_time()
-        for place in range(0, len(source), READ_BYTES):
+def memcpy_bandwidth(parts: list[Vbucket]) -> float:
+    """Copies the very frames, laid out one behind the other, in pieces as large as a read into one buffer."""
+    source, target = memoryview(b"".join(all_frames(parts))), memoryview(bytearray(READ_BYTES))
+
+    def copy() -> int:
+        for place in range(0, len(source) - READ_BYTES, READ_BYTES):
             target[:] = source[place : place + READ_BYTES]
-        best = max(best, len(source) / (time.thread_time() - began))
-    return best
+        return len(source) - len(source) % READ_BYTES
+
+    return best_of(7, copy)
+
+
+def all_frames(parts: list[Vbucket]) -> Iterator[bytes]:
+    for vbucket in parts:
+        for snapshot in vbucket.changes():
+            yield from snapshot.frames(READ_BYTES)
 
 
 def best_of(times: int, work: Callable[[], int]) -> float:
@@ -66,7 +74,7 @@ def columns(parts: list[Vbucket]) -> int:
     for vbucket in parts:
         with vbucket.open_cursor("bench") as cursor:
             while cursor.next_snapshot() is not None:
-                cursor.read_columns(4 * READ_BYTES)
+                cursor.read_columns(READ_BYTES)
             count += cursor.changes_read
     return count
 
@@ -85,8 +93,6 @@ def evict_everything(bucket: Bucket) -> None:
 
 def measure(path: str, count: int, vbuckets: int) -> None:
     frame_bytes = 24 + 31 + 16 + 128
-    memcpy = memcpy_bandwidth()
-    print(f"{count} changes of {frame_bytes} bytes, {vbuckets} vbuckets; memcpy {memcpy / 1e9:.1f} GB/s")
     with Bucket.open(path, vbuckets=vbuckets, queue_bytes_max=0, background=False) as bucket:
         bucket.create_vbuckets()
         parts = list(bucket)
@@ -100,6 +106,8 @@ def measure(path: str, count: int, vbuckets: int) -> None:
         for key in keys:
             parts[vbucket_of(key, vbuckets)].set(key, b"v" * 128)
         bucket.flusher.step()
+        memcpy = memcpy_bandwidth(parts)
+        print(f"{count} changes of {frame_bytes} bytes, {vbuckets} vbuckets; memcpy {memcpy / 1e9:.1f} GB/s")
         show("memory, all live: frames into a buffer", into_buffer)
         show("memory, all live: frames", frames)
         show("memory, all live: Arrow columns", columns)

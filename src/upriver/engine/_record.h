@@ -72,10 +72,10 @@ static inline uint64_t hash_key(const char *key, size_t size, uint64_t seed) {
 static inline void prefetch(const void *p) { __builtin_prefetch(p); }
 static inline void prefetch_write(const void *p) { __builtin_prefetch(p, 1); }
 
-/* The four lines of the record that comes in a kilobyte: the processor itself does not look beyond a page, nor from
+/* The four lines of the record that comes in four kilobytes: the processor itself does not look beyond a page, nor from
  * the end of one chunk to the start of the next. */
 static inline void fetch_ahead(const char *record, const char *end, const char *following) {
-    const char *p = record + 1024;
+    const char *p = record + 4096;
     if (p >= end) p = following + (p - end);
     prefetch(p);
     prefetch(p + 64);

@@ -102,6 +102,7 @@ cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
 # What a read has picked, in order. One for all tables: nothing else runs between picking and copying.
 cdef const char **picked = NULL
 cdef size_t picked_room = 0
+cdef size_t picked_key_bytes = 0, picked_value_bytes = 0
 
 
 cdef class Ledger:
@@ -1700,15 +1701,14 @@ cdef bint expire_if_due(Table self, bytes key, double now) except -1:
     return True
 
 
-cdef int patch_lock_time(Table self, const char *record, char *frame, double now) except -1:
-    cdef uint32_t rest
+cdef uint32_t lock_time_of(Table self, const char *record, double now) except? 9999:
+    """What remains of the lock of an item, in whole seconds; 0 if there is none."""
     if load64(record) or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
         return 0
     held = self.locks.get(key_of(record))
-    if held is not None and held[1] > now:
-        rest = <uint32_t>(<double>held[1] - now)
-        store_be32(frame + R_LOCK_TIME - R_FRAME, max(1, rest))
-    return 0
+    if held is None or held[1] <= now:
+        return 0
+    return max(1, <uint32_t>(<double>held[1] - now))
 
 
 # Reading.
@@ -1770,7 +1770,7 @@ cdef size_t copy_frames(
 ) except? 9999:
     """Lay the picked frames out one behind the other."""
     cdef size_t i
-    cdef uint32_t size
+    cdef uint32_t size, lock_time
     cdef char *start = to
     cdef const char *record
     for i in range(count):
@@ -1782,7 +1782,9 @@ cdef size_t copy_frames(
             store_be32(to + R_BODY_LENGTH - R_FRAME, size - (R_EXTRAS - R_FRAME))
             to[R_DATATYPE - R_FRAME] = 0
         if now:
-            patch_lock_time(self, record, to, now)
+            lock_time = lock_time_of(self, record, now)
+            if lock_time:
+                store_be32(to + R_LOCK_TIME - R_FRAME, lock_time)
         to += size
     return to - start
 
@@ -1807,10 +1809,12 @@ cdef size_t select(
     cdef uint32_t i = seek_chunk(self, after), place, first
     cdef size_t count = 0, total = 0, prefix_size = PyBytes_GET_SIZE(prefix)
     cdef uint64_t superseded_by, seqno, last = after
-    cdef uint32_t size
+    cdef uint32_t size, key_size
     cdef Chunk *chunk
     cdef const char *record
     cdef const char *following
+    global picked_key_bytes, picked_value_bytes
+    picked_key_bytes = picked_value_bytes = 0
     first = seek_place(self, i, after) if i < self.order_count else 0
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
@@ -1842,6 +1846,9 @@ cdef size_t select(
                     picked[count] = record
                 count += 1
                 total += size
+                key_size = load_be16(record + R_KEY_LENGTH)
+                picked_key_bytes += key_size
+                picked_value_bytes += load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
             last = seqno
         i += 1
     done[0] = upto
@@ -1962,17 +1969,13 @@ cdef int restore(Table self, size_t count, const uint8_t[::1] block) except -1:
 
 cdef object columns(Table self, size_t count, bint keys_only, double now):
     """An Arrow batch of what was picked."""
-    cdef size_t i, key_total = 0, value_total = 0
-    cdef uint32_t key_size, value_size, expiry, flags, lock_time
-    cdef uint8_t opcode
+    cdef size_t i, key_total = picked_key_bytes, value_total = 0 if keys_only else picked_value_bytes
+    cdef uint32_t key_size, value_size, expiry, flags, key_end = 0, value_end = 0
+    cdef uint16_t vbucket = self.vbucket
+    cdef uint8_t opcode, extras
+    cdef const char **rows = picked
     cdef const char *record
     cdef const char *key
-    for i in range(count):
-        record = picked[i]
-        key_size = load_be16(record + R_KEY_LENGTH)
-        key_total += key_size
-        if not keys_only:
-            value_total += load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
     # One piece of memory for all columns, each at a multiple of 64 bytes as Arrow likes it.
     cdef size_t[13] sizes = [
         count * 2, count, count * 8, count * 8, count * 8, count * 4, count * 4, count * 4, count,
@@ -2003,40 +2006,42 @@ cdef object columns(Table self, size_t count, bint keys_only, double now):
     cdef char *p_value = base + places[12]
     p_key_end[0] = p_value_end[0] = 0
     for i in range(count):
-        record = picked[i]
+        p_vbucket[i] = vbucket
+    memset(p_lock, 0, count * 4)
+    for i in range(count):
+        record = rows[i]
         opcode = record[R_OPCODE]
+        extras = record[R_EXTRAS_LENGTH]
         key_size = load_be16(record + R_KEY_LENGTH)
-        key = record_key(record)
-        p_vbucket[i] = self.vbucket
+        key = record + R_EXTRAS + extras
         p_event[i] = opcode - EVENT_OF_OPCODE
         p_seqno[i] = load_be64(record + R_SEQNO)
         p_rev_seqno[i] = load_be64(record + R_REV_SEQNO)
         p_cas[i] = load_be64(record + R_CAS)
-        flags = lock_time = 0
+        flags = 0
         if opcode == OPCODE_MUTATION:
             flags = load_be32(record + R_FLAGS)
             expiry = load_be32(record + R_EXPIRY)
-            if now and not load64(record):
-                held = self.locks.get(key_of(record))
-                if held is not None and held[1] > now:
-                    lock_time = max(1, <uint32_t>(<double>held[1] - now))
         elif opcode == OPCODE_DELETION:
             expiry = load32(record + R_TIME)
         else:
             expiry = load_be32(record + R_DELETE_TIME)
         p_flags[i] = flags
         p_expiry[i] = expiry
-        p_lock[i] = lock_time
         p_datatype[i] = 0 if keys_only else <uint8_t>record[R_DATATYPE]
         memcpy(p_key, key, key_size)
         p_key += key_size
-        p_key_end[i + 1] = p_key_end[i] + key_size
-        value_size = 0
+        key_end += key_size
+        p_key_end[i + 1] = key_end
         if not keys_only:
-            value_size = load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
+            value_size = load_be32(record + R_BODY_LENGTH) - extras - key_size
             memcpy(p_value, key + key_size, value_size)
             p_value += value_size
-        p_value_end[i + 1] = p_value_end[i] + value_size
+            value_end += value_size
+        p_value_end[i + 1] = value_end
+    if now:
+        for i in range(count):
+            p_lock[i] = lock_time_of(self, rows[i], now)
     for i in range(9):
         describe_column(block, <int>i, count, base + places[i], NULL)
     describe_column(block, 9, count, base + places[9], base + places[10])
