@@ -12,6 +12,8 @@ from upriver.engine import Bucket, Options, Retention
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfMemory, StorageError, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 
+MIB = 2**20
+
 
 @pytest.fixture
 def path(quick_disk: Path) -> Path:
@@ -251,6 +253,24 @@ def test_each_restored_copy_is_another_store_on_a_branch_of_its_own(path: Path, 
     with opened(path, clock) as bucket:
         assert bucket.store == original
         assert bucket.vbucket(0).failover_log == log
+
+
+@pytest.mark.parametrize(
+    ("quota", "given", "expected"),
+    [
+        (0, None, 256 * MIB),
+        (64 * MIB, None, 8 * MIB),
+        (1024 * MIB, None, 64 * MIB),
+        (2**40, None, 256 * MIB),
+        (64 * MIB, 1000, 1000),
+        (64 * MIB, 0, 0),
+    ],
+)
+def test_what_waits_for_the_disk_is_a_share_of_the_quota(
+    clock: Clock, quota: int, given: int | None, expected: int
+) -> None:
+    with Bucket.open(None, vbuckets=1, quota_bytes=quota, queue_bytes_max=given, clock=clock, background=False) as one:
+        assert one.ledger.queue_bytes_max == expected
 
 
 def test_evicted_values_are_read_back(path: Path, clock: Clock) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from upriver.engine.backend import Ledger, Table, replay, stored_value
 from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
@@ -37,7 +37,17 @@ from upriver.errors import (
 from upriver.model import VbucketState
 from upriver.model.vbucket import VBUCKETS_MAX
 
-QUEUE_BYTES_MAX = 256 * 2**20
+QUEUE_BYTES_MAX: Final = 256 * 2**20
+#: With a quota the queue to disk is this share of it, but not less than this: what is written exists several times.
+QUEUE_SHARE: Final = 1 / 16
+QUEUE_BYTES_MIN: Final = 8 * 2**20
+
+
+def queue_bytes(quota_bytes: int) -> int:
+    """How much may wait for the disk unless somebody says otherwise."""
+    if not quota_bytes:
+        return QUEUE_BYTES_MAX
+    return min(QUEUE_BYTES_MAX, max(QUEUE_BYTES_MIN, int(quota_bytes * QUEUE_SHARE)))
 
 
 class Bucket:
@@ -50,7 +60,7 @@ class Bucket:
         vbuckets: int = VBUCKETS_MAX,
         ack: Literal["memory", "disk"] = "memory",
         quota_bytes: int = 0,
-        queue_bytes_max: int = QUEUE_BYTES_MAX,
+        queue_bytes_max: int | None = None,
         clock: Callable[[], float] = time.time,
         retention: Retention | None = None,
         interval_s: float = 0.05,
@@ -67,7 +77,8 @@ class Bucket:
         #: The name of the store, for telling copies apart: each time a backup is restored it gets another one.
         self.store: str = secrets.token_hex(8) if facts.get("copy") else facts.get("store") or secrets.token_hex(8)
         self.operations: Counter[str] = Counter()
-        self.ledger = Ledger(clock, quota_bytes, queue_bytes_max)
+        queue = queue_bytes(quota_bytes) if queue_bytes_max is None else queue_bytes_max
+        self.ledger = Ledger(clock, quota_bytes, queue)
         self.journal = Journal()
         self._vbuckets: list[Vbucket | None] = [None] * vbuckets
         #: The tables by number of their vbucket, for compiled code that serves many requests in one call.
@@ -94,7 +105,7 @@ class Bucket:
         vbuckets: int = VBUCKETS_MAX,
         ack: Literal["memory", "disk"] = "memory",
         quota_bytes: int = 0,
-        queue_bytes_max: int = QUEUE_BYTES_MAX,
+        queue_bytes_max: int | None = None,
         clock: Callable[[], float] = time.time,
         retention: Retention | None = None,
         interval_s: float = 0.05,

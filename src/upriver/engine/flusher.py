@@ -71,6 +71,7 @@ class _Gathered:
     """A batch on its way, and what to do when it arrives."""
 
     batch: Batch = field(default_factory=Batch)
+    group_bytes: int = 0
     tables: list[Table] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
     trims: dict[int, int] = field(default_factory=dict)
@@ -270,6 +271,7 @@ class Flusher:
             batch = gathered.batch
             if tables:
                 batch.group = (self.next_group, collect(tables, self.storage.keeps_records))
+                gathered.group_bytes = len(batch.group[1])
             for number, seqno in trims.items():
                 self._gather_trim(gathered, number, seqno)
             if self._checkpoint is not None:
@@ -300,8 +302,7 @@ class Flusher:
 
     def _gather_checkpoint(self, gathered: _Gathered, checkpoint: _Checkpoint) -> None:
         """One slice: at least as much as comes in, or the groups would grow for ever."""
-        group = gathered.batch.group
-        room, later = max(self._slice_bytes, len(group[1]) if group else 0), []
+        room, later = max(self._slice_bytes, gathered.group_bytes), []
         while checkpoint.numbers and room > 0:
             number = checkpoint.numbers[-1]
             vbucket = self.vbuckets.existing(number)
@@ -399,7 +400,7 @@ class Flusher:
                 table.checkpointed_seqno = min(upto, self.journal.trims.get(number, upto))
                 table.records_from_group = from_group
             self.cuts.update(gathered.cuts)
-            self._count(gathered.batch)
+            self._count(gathered.batch, gathered.group_bytes)
             if self.error is not None:
                 log.info("%s: writing again", self.storage.path)
                 self.error, self.ledger.refusal = None, ""
@@ -414,11 +415,11 @@ class Flusher:
             if vbucket is not None:
                 vbucket.wake_persisted()
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: Batch, group_bytes: int) -> None:
         if batch.group is not None:
             self.next_group += 1
-            self.group_bytes += len(batch.group[1])
-            self.bytes_written += len(batch.group[1])
+            self.group_bytes += group_bytes
+            self.bytes_written += group_bytes
         self.bytes_written += sum(len(block.records) for block in batch.blocks)
         self.commits += 1
         if batch.drop_groups_to:

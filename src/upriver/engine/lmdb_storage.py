@@ -266,9 +266,10 @@ class LmdbStorage(Storage):
             key = _BLOCK_KEY.pack(block.vbucket, block.upto)
             txn.put(key, _sealed(key, block.records), db=self._blocks)
         if batch.group is not None:
-            number, group = batch.group
+            number = batch.group[0]
             key = _NUMBER.pack(number)
-            sealed = _sealed(key, group)
+            sealed = _sealed(key, batch.group[1])
+            batch.group = number, sealed  # what it was made of can go: LMDB is about to make another copy
             if not txn.put(key, sealed, db=self._groups, append=True):  # it is not the last: no reason to lose it
                 txn.put(key, sealed, db=self._groups)
         if batch.drop_groups_to:

@@ -33,7 +33,7 @@ class Batch:
     #: Blocks to be removed: vbucket and ``upto``.
     removed: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-    #: Number and content of the new group.
+    #: Number and content of the new group; whoever stores it may let go of the content.
     group: tuple[int, bytes] | None = None
     #: Groups up to this number go.
     drop_groups_to: int = 0
