@@ -1,9 +1,9 @@
 """Generate the documentation that follows from the source: ``python -m docs.generate [--check]``.
 
 Hand-drawn byte diagrams drift, so nobody draws them: the pages of `docs/protocol/` come from the declared messages, the
-errata from decoding the texts' own examples, `docs/cli.md` from the help texts, the options in `docs/node.md` and
-`docs/spark.md` from their declarations and the diagram of a stream's life in `docs/streams.md` from the table that the
-program runs. With ``--check`` nothing is written; stale pages are named and the exit code is 1.
+errata from decoding the texts' own examples, `docs/cli.md` from the help texts, the options in `docs/node.md`,
+`docs/spark.md` and `docs/pipelines.md` from their declarations and the diagram of a stream's life in `docs/streams.md`
+from the table that the program runs. With ``--check`` nothing is written; stale pages are named and the exit code is 1.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from docs.cli_page import cli_page
 from docs.errata_page import errata_page
 from docs.node_page import node_page
+from docs.pipelines_page import pipelines_page
 from docs.protocol_pages import index_page, protocol_page
 from docs.spark_page import spark_page
 from docs.streams_page import streams_page
@@ -30,6 +31,7 @@ def pages() -> dict[Path, str]:
         protocol / "errata.md": errata_page(),
         DOCS / "cli.md": cli_page(),
         DOCS / "node.md": node_page(),
+        DOCS / "pipelines.md": pipelines_page(),
         DOCS / "spark.md": spark_page(),
         DOCS / "streams.md": streams_page(),
     }

@@ -30,6 +30,7 @@
     ├── RowsRefused               rows that a cluster does not take
     ├── OffsetError               an offset of a query that cannot be read
     ├── DataLoss                  what a query has read is known to nobody any more
+    ├── PipelineFailed            a pipeline cannot go on: in which stage, vbucket and batch, and why
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
         ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
@@ -277,6 +278,24 @@ class DataLoss(UpriverError):
 
     def __str__(self) -> str:
         return f"vbucket {self.vbucket}: {self.why}. Changes may be lost: set failOnDataLoss to false to go on"
+
+
+class PipelineFailed(UpriverError):
+    """A pipeline cannot go on: what it was doing, where, and why. Its checkpoint stays as it is."""
+
+    def __init__(self, pipeline: str, stage: str, where: str, why: str, checkpoint: str) -> None:
+        super().__init__(pipeline, stage, where, why, checkpoint)
+        self.pipeline = pipeline
+        self.stage = stage
+        self.where = where
+        self.why = why
+        self.checkpoint = checkpoint
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pipeline} failed in the stage {self.stage!r}, {self.where}: {self.why}. "
+            f"Start it again to go on from the checkpoint {self.checkpoint}"
+        )
 
 
 class StreamRefused(UpriverError):

@@ -1,5 +1,15 @@
-"""What people do with a change stream, each a job on Spark: from the command line, from a file and from Python."""
+"""What people do with a change stream, each a job on Spark: from the command line, from a file and from Python.
 
-from upriver.pipelines.pipeline import Job, Pipeline
+::
 
-__all__ = ["Job", "Pipeline"]
+    from upriver.pipelines import find, run
+
+    run(find("replicate").of(source="a:11210", to="b:11210"), once=True)
+"""
+
+from upriver.pipelines.pipeline import Job, Pipeline, Task
+from upriver.pipelines.progress import Progress, Summary
+from upriver.pipelines.registry import find
+from upriver.pipelines.runner import run
+
+__all__ = ["Job", "Pipeline", "Progress", "Summary", "Task", "find", "run"]

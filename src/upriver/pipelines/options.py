@@ -40,7 +40,12 @@ class JobOptions:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
         """The options that these texts mean; one clear error for the first that makes no sense."""
-        return cls(**read_fields(cls, {name: _text(value) for name, value in given.items()}, shown_name))
+        texts = {
+            _NAMES.get(name, name): value if isinstance(value, Address) else _text(value)
+            for name, value in given.items()
+            if value is not None
+        }
+        return cls(**read_fields(cls, texts, shown_name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ meanwhile has moved on to the next batch. So ``apply`` must be idempotent, and o
 
 import abc
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -23,7 +23,9 @@ class Job(abc.ABC):
     """Something that the runner can carry out."""
 
     #: What it is called on the command line.
-    name: ClassVar[str]
+    name: str
+    #: Whether standard output is the job's own, so that progress is told on standard error.
+    owns_output: bool = False
     #: The table of its options.
     options_type: ClassVar[type[JobOptions]]
 
@@ -44,8 +46,20 @@ class Job(abc.ABC):
         """What was done since the start, for the progress and the summary."""
         return {}
 
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[Any]]] | None:
+        """What is shown live on a terminal, if there is something: names of columns, and rows."""
+        return None
+
     def close(self) -> None:  # noqa: B027
         """Let go of everything; the runner calls it once, whatever has happened."""
+
+
+class Task(Job):
+    """A job that needs no Spark and comes to an end by itself."""
+
+    @abc.abstractmethod
+    def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
+        """Do it, or go on with it, until it is done or ``stop`` is set; ``tell`` when the counts are new."""
 
 
 class Pipeline(Job):

@@ -7,7 +7,11 @@ from upriver.errors import OptionError
 from upriver.pipelines.pipeline import Job
 
 #: Where each pipeline is, and what the list of pipelines says about it.
-PIPELINES: Final[dict[str, tuple[str, str]]] = {}
+PIPELINES: Final[dict[str, tuple[str, str]]] = {
+    "observe": ("upriver.pipelines.observe:Observe", "Count changes over time, by event and prefix, with hot keys."),
+    "replicate": ("upriver.pipelines.replicate:Replicate", "Copy changes to another cluster, one way or both ways."),
+    "transition": ("upriver.pipelines.transition:Transition", "Move vbuckets to another node, verified, with undo."),
+}
 
 
 def find(name: str) -> type[Job]:

@@ -135,7 +135,7 @@ def read_fields(options: type[Any], given: Mapping[str, Any], shown: Callable[[s
         if field is None:
             raise OptionError(name, str(value), _suggestion(name, [shown(each.name) for each in fields.values()]))
         try:
-            found[field.name] = field.metadata["read"](str(value).strip())
+            found[field.name] = field.metadata["read"](value.strip() if isinstance(value, str) else value)
         except ValueError as error:
             displayed = "…" if field.name == "password" else str(value)
             raise OptionError(shown(field.name), displayed, f"it must be {error}") from None

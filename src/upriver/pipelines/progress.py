@@ -1,0 +1,144 @@
+"""How far a pipeline is while it runs, and what became of it: rows/s, how far behind, batches, restarts."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from upriver.errors import OffsetError
+from upriver.spark.offsets import Offset
+
+#: The rate is that of the last seconds.
+RATE_S: Final = 10.0
+#: How often a look at the source is remembered, and how many looks at most.
+_LOOKS_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A look at a pipeline."""
+
+    pipeline: str
+    seconds: float
+    rows: int
+    rows_per_s: float
+    #: How many changes of the source are not done yet; None before that is known.
+    lag_changes: int | None
+    #: For how long the oldest of them has been there, as far as was seen; None before that is known.
+    lag_s: float | None
+    batches: int
+    restarts: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    #: What it waits for, if something is wrong at the moment.
+    waiting_for: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For a line of JSON: what is counted stands beside the rest."""
+        said = {name: value for name, value in asdict(self).items() if name != "counts"}
+        said |= {"seconds": round(self.seconds, 1), "rows_per_s": round(self.rows_per_s, 1)}
+        if self.lag_s is not None:
+            said["lag_s"] = round(self.lag_s, 1)
+        return {**said, **self.counts}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run has done."""
+
+    pipeline: str
+    checkpoint: str
+    last: Progress
+    #: Whether somebody ended it before it had what it wanted.
+    interrupted: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """For the last line of JSON."""
+        return {"summary": True, **self.last.as_json(), "checkpoint": self.checkpoint, "interrupted": self.interrupted}
+
+
+class Lag:
+    """How far behind: in changes, and in seconds since the source was seen to have more than is done."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS_MAX)
+        self._done = 0
+        self.changes: int | None = None
+
+    def seen(self, done: int, source: int) -> None:
+        """So many seqnos are done, and so many the source has, over all vbuckets."""
+        self._done = done
+        self.changes = max(0, source - done)
+        if not self._looks or self._looks[-1][1] < source:
+            self._looks.append((self._clock(), source))
+        while self._looks and self._looks[0][1] <= done:
+            self._looks.popleft()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long ago the source had more than is done now; 0 if nothing is missing."""
+        if self.changes is None:
+            return None
+        return self._clock() - self._looks[0][0] if self.changes and self._looks else 0.0
+
+
+class Meter:
+    """What one query tells in its progress events, added up over its restarts."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows = 0
+        self.batches = 0
+        self.lag = Lag(clock)
+        self._clock = clock
+        self._run = ""
+        self._last = -1
+        self._started = clock()
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def take(self, event: Mapping[str, Any]) -> bool:
+        """One progress event; whether it tells of a batch that was not known yet."""
+        source = (event.get("sources") or [{}])[0]
+        # The end of the last batch stays in the events of an idle query, together with where the source is now.
+        done, latest = _total(source.get("endOffset")), _total(source.get("latestOffset"))
+        if done is not None:
+            self.lag.seen(done, done if latest is None else latest)
+        run, number = str(event.get("runId")), int(event.get("batchId", -1))
+        rows = int(event.get("numInputRows") or 0)
+        if run != self._run:
+            self._run, self._last = run, -1
+        if number <= self._last or not rows:
+            return False
+        self._last = number
+        self.batches += 1
+        self.rows += rows
+        self._recent.append((self._clock(), rows))
+        return True
+
+    @property
+    def rows_per_s(self) -> float:
+        """The rate of the last seconds."""
+        now = self._clock()
+        while self._recent and self._recent[0][0] < now - RATE_S:
+            self._recent.popleft()
+        return sum(rows for _, rows in self._recent) / max(1.0, min(RATE_S, now - self._started))
+
+
+def _total(offset: Any) -> int | None:
+    """The seqnos of all vbuckets, added up."""
+    try:
+        given = offset if isinstance(offset, Mapping) else _parsed(offset)
+        return None if given is None else sum(place.seqno for place in Offset.unpacked(given))
+    except OffsetError:
+        return None
+
+
+def _parsed(offset: Any) -> Mapping[str, Any] | None:
+    if not isinstance(offset, str):
+        return None
+    try:
+        found = json.loads(offset)
+    except ValueError:
+        return None
+    return found if isinstance(found, Mapping) else None

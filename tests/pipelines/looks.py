@@ -1,0 +1,36 @@
+"""What tests look at from outside: what nodes hold, and in which state."""
+
+import asyncio
+
+from upriver.client import Address, Cluster, SyncKvClient
+from upriver.client.inquiry import VbucketStatus, vbuckets_of
+from upriver.model import VbucketState
+
+
+def held(address: str, keys: list[str]) -> dict[str, bytes]:
+    """The values of those of the keys that are there."""
+    with SyncKvClient(address, timeout_s=60) as kv:
+        return {key.decode(): item.value for key, item in kv.get_many(keys).items()}
+
+
+def vbuckets(address: str) -> dict[int, VbucketStatus]:
+    """What a node says of its vbuckets."""
+
+    async def ask() -> dict[int, VbucketStatus]:
+        cluster = Cluster(address)
+        try:
+            return await vbuckets_of(await cluster.connection(Address.parse(address).endpoints[0]))
+        finally:
+            await cluster.close()
+
+    return asyncio.run(ask())
+
+
+def active(address: str) -> list[int]:
+    """The vbuckets that a node has active."""
+    return sorted(number for number, status in vbuckets(address).items() if status.state is VbucketState.ACTIVE)
+
+
+def changes(address: str) -> int:
+    """How many changes a node has seen."""
+    return sum(status.high_seqno for status in vbuckets(address).values())

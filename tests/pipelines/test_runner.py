@@ -1,0 +1,95 @@
+"""The runner: it starts again what may pass, tells what does not, and never loses what was done."""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+
+from pyspark.sql import DataFrame
+
+from tests.pipelines.running import Running
+from upriver.errors import CheckpointError
+from upriver.pipelines import Pipeline, Task, run
+from upriver.pipelines.options import JobOptions, PipelineOptions
+from upriver.pipelines.runner import all_known
+
+
+class Waiting(Task):
+    """Counts to three, then waits until it is stopped."""
+
+    name = "waiting"
+    options_type = JobOptions
+    closed = 0
+    number = 0
+    interrupts_itself = False
+
+    def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
+        for self.number in range(1, 4):
+            tell()
+        if self.interrupts_itself:
+            signal.raise_signal(signal.SIGINT)
+        assert stop.wait(60)
+
+    def counts(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_task_tells_how_far_it_is_and_is_closed_once(tmp_path: Path) -> None:
+    job = Waiting.of()
+    with Running(job, tmp_path) as running:
+        running.wait(lambda: bool(running.seen) and running.seen[-1].counts == {"number": 3})
+        with pytest.raises(CheckpointError, match="another process"):
+            run(Waiting.of(), checkpoint=tmp_path)
+        assert [progress.counts["number"] for progress in running.seen] == [1, 2, 3]
+    assert running.summary is not None
+    assert (running.summary.pipeline, running.summary.checkpoint) == ("waiting", str(tmp_path))
+    assert not running.summary.interrupted
+    assert job.closed == 1
+
+
+def test_ctrl_c_stops_and_the_handler_is_as_before(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    job = Waiting.of()
+    job.interrupts_itself = True
+    assert run(job, checkpoint=tmp_path).interrupted
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_source_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    run(Waiting.of({"from": "a:1"}), checkpoint=tmp_path, stop=stop)
+    with pytest.raises(CheckpointError, match="from is 'a:1' there and 'b:1' here"):
+        run(Waiting.of({"from": "b:1"}), checkpoint=tmp_path)
+
+
+def test_what_is_not_known_of_all_is_not_told() -> None:
+    assert [all_known(values) for values in ([1, 0], [1, None], [])] == [True, False, False]
+
+
+class Collecting(Pipeline):
+    """Keeps the keys that come, and fails as often as it is told to."""
+
+    name = "collecting"
+    options_type = PipelineOptions
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        self.keys: list[bytes] = []
+        self.troubles: list[Exception] = []
+        self.idled = threading.Event()
+
+    def apply(self, frame: DataFrame, batch_number: int) -> None:
+        if self.troubles:
+            raise self.troubles.pop()
+        self.keys += [bytes(row.key) for row in frame.select("key").collect()]
+
+    def idle(self) -> None:
+        self.idled.set()
