@@ -65,6 +65,7 @@ def test_sparks_text_tells_the_stage_and_the_vbucket() -> None:
     assert trouble("something\nValueError: no such thing\n", applying=False) == Trouble(
         "plan", "ValueError: no such thing", False, None
     )
+    assert trouble("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", applying=False).is_temporary
     assert trouble(ZeroDivisionError("by zero"), applying=True).stage == "apply"
 
 

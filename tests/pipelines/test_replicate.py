@@ -1,6 +1,8 @@
 """Replication in a real Spark: one way, both ways, with other names, and through crashes of the source."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -8,9 +10,13 @@ import pytest
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 
+from tests.pipelines.looks import held, vbuckets
+from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start
-from upriver.pipelines.replicate import ReplicateOptions, renamed
+from upriver.pipelines.directory import RunDirectory
+from upriver.pipelines.replicate import Replicate, ReplicateOptions, renamed
+from upriver.spark.offsets import Offset, Place
 
 
 @pytest.fixture
@@ -18,6 +24,37 @@ def target() -> Iterator[EmbeddedNode]:
     """The node that gets the changes."""
     with start(vbuckets=4) as node:
         yield node
+
+
+def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_there(
+    target: EmbeddedNode, tmp_path: Path
+) -> None:
+    """What a repair has read beyond the stream may be lost without a row that says so: the mark remembers it."""
+    with start(vbuckets=4) as source:
+        with SyncKvClient(source.address) as a, SyncKvClient(target.address) as b:
+            a.set("k", b"right")
+            b.set_with_meta("k", b"lost", rev_seqno=99, cas=99)
+            number = a.cluster.map.vbucket_of(b"k")
+        before = vbuckets(source.address)[number]
+        directory = RunDirectory(tmp_path)
+        directory.write("repairs.json", {str(number): [before.vbucket_uuid ^ 1, before.high_seqno]})
+        job = Replicate.of({"from": source.address, "to": target.address})
+        job.open(tmp_path)
+        job.idle()
+        assert held(target.address, ["k"]) == {"k": b"right"}
+        assert job.counts()["repaired"] == 1
+        kept = directory.read("repairs.json")
+        assert kept == {str(number): [before.vbucket_uuid, before.high_seqno]}
+        job.idle()  # nothing has changed: nothing is done
+        assert job.counts()["repaired"] == 1
+        offsets = directory.spark / "offsets"
+        offsets.mkdir(parents=True)
+        (directory.spark / "commits").mkdir()
+        place = Place.whole_at(number, before.vbucket_uuid, before.high_seqno)
+        (offsets / "0").write_text("v1\n{}\n" + json.dumps(Offset([place]).packed()))
+        (directory.spark / "commits" / "0").write_text("v1\n{}")
+        job.idle()  # the stream is whole up to there
+        assert directory.read("repairs.json") == {}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ _VBUCKET: Final = re.compile(r"\bvbucket (\d+)")
 _HOMELESS: Final = re.compile(r"no node (?:of the cluster )?has it")
 #: Somebody holds a lock on a key; locks end by themselves.
 _LOCKED: Final = f"status 0x{Locked.status:02x}"
+#: The Spark of a runner that was killed may live for a moment, and be about to write its last word.
+_LINGERING: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 _CHARACTERS_MAX: Final = 400
 
 
@@ -87,6 +89,7 @@ def trouble(error: BaseException | str, *, applying: bool) -> Trouble:
     kind = getattr(errors, ours[-1][0], None) if ours else None
     why = ours[-1][1] if ours else _last_words(text)
     temporary = isinstance(kind, type) and issubclass(kind, BaseException) and _may_pass(kind, why)
+    temporary = temporary or _LINGERING in text
     return Trouble(_stage(text, applying), why, temporary, _vbucket(why))
 
 
