@@ -53,6 +53,40 @@ def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
     assert stream.life.ended
 
 
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
+    """The change at the end may be a deletion that is purged: at the last change before it the key was still there."""
+    copy = PaperCopy()
+    stream = ReceivingStream(copy, 9)
+    stream.accept(LOG, modern=False, end_seqno=3)
+    stream.unbounded_marker()
+    stream.run(changes(2, modern=False), 0)
+    if draft:
+        stream.snapshot_end()
+    assert copy.position.whole_seqno == 0
+    stream.end(upr.EndReason.OK)
+    assert copy.position == StreamPosition.at(7, 3)
+
+
+def test_a_stream_without_anything_before_its_end_stands_there_too() -> None:
+    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    stream = ReceivingStream(copy, 9)
+    stream.accept(LOG, modern=False, end_seqno=8)
+    stream.end(upr.EndReason.OK)
+    assert copy.position == StreamPosition.at(7, 8)
+
+
+@pytest.mark.parametrize("reason", [upr.EndReason.OK, upr.EndReason.STATE_CHANGED])
+def test_an_end_that_proves_nothing_leaves_the_place(reason: upr.EndReason) -> None:
+    torn = StreamPosition(7, 4, Snapshot(2, 8))
+    copy = PaperCopy(0, torn if reason is upr.EndReason.OK else StreamPosition.at(7, 4))
+    stream = ReceivingStream(copy, 9)
+    stream.accept(LOG, modern=False, end_seqno=6)
+    before = copy.position
+    stream.end(reason)
+    assert copy.position == before
+
+
 def test_a_snapshot_that_has_not_begun_cannot_end() -> None:
     stream, _ = opened(modern=False)
     with pytest.raises(ProtocolViolation):

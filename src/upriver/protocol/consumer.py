@@ -353,7 +353,7 @@ class Consumer:
             if not isinstance(following, FailoverLog):
                 self._send(following)
                 return
-            stream.accept(following, modern=negotiation.modern)
+            stream.accept(following, modern=negotiation.modern, end_seqno=negotiation.end_seqno)
         except (StatusError, PositionError) as error:
             del self._asking[answer.opaque]
             if answer.status is Status.SUCCESS and answer.code == dcp.StreamRequest.declaration.opcode:

@@ -45,6 +45,8 @@ class ReceivingStream:
         self.start_seqno = self.position.seqno
         #: It speaks `dcp`, not `upr`.
         self.modern = True
+        #: Where it was asked to end.
+        self.end_seqno = NO_END
         self.changes_received = 0
         self.markers_received = 0
         #: The last run was not taken whole, because there was no room for it.
@@ -63,11 +65,12 @@ class ReceivingStream:
 
     # Beginning
 
-    def accept(self, log: FailoverLog, *, modern: bool) -> None:
-        """The producer has accepted the request: its log is ours from now on."""
+    def accept(self, log: FailoverLog, *, modern: bool, end_seqno: int = NO_END) -> None:
+        """The producer has accepted the request, up to this end: its log is ours from now on."""
         self.copy.replace_failover_log(log)  # refused if somebody has made the copy active meanwhile
         self.life.move(StreamEvent.ACCEPT)
         self.modern = modern
+        self.end_seqno = end_seqno
         position = self.copy.position
         self.start_seqno = position.seqno
         self._resumed_inside = not modern and position.whole_seqno != position.seqno
@@ -117,11 +120,16 @@ class ReceivingStream:
         self.position = StreamPosition(self.position.vbucket_uuid, self.position.seqno, snapshot)
 
     def snapshot_end(self) -> None:
-        """The drafts say that a snapshot is sent: whatever was missing before has come with it."""
+        """The drafts say that a snapshot is sent: whatever was missing before has come with it.
+
+        Where it ends they do not say. It is the last change, unless the stream was cut at its end seqno, whose change
+        may be a deletion that was purged: there only the end of the stream is a proof.
+        """
         self._check_ours()
         self.life.move(StreamEvent.SNAPSHOT_END)
-        self._resumed_inside = False
-        self._complete()
+        if self.end_seqno == NO_END:
+            self._resumed_inside = False
+            self._complete()
 
     def run(self, data: Buffer, at: int) -> int:
         """Take the changes that stand next, as many as fit in here; where they end, ``at`` if the first does not."""
@@ -213,6 +221,7 @@ class ReceivingStream:
         """The producer has ended it."""
         self.life.move(StreamEvent.END)
         if not self.modern and not int(reason):
+            self._reach_end()
             self._complete()
         self._leave(reason.label)
 
@@ -242,6 +251,16 @@ class ReceivingStream:
     def _leave(self, reason: str) -> None:
         self.end_reason = reason
         self.copy.close()
+
+    def _reach_end(self) -> None:
+        """It was cut where we asked for it: that is where we stand, though the last change may lie before it."""
+        position, end = self.position, self.end_seqno
+        if self._resumed_inside or end == NO_END or position.seqno >= end or not self._is_ours:
+            return
+        snapshot = Snapshot(position.whole_seqno, NO_END)
+        self.copy.begin_snapshot(snapshot, 0)
+        self.copy.advance(end)
+        self.position = StreamPosition(position.vbucket_uuid, end, snapshot)
 
     def _complete(self) -> None:
         """Everything that was announced has come."""
