@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 
 from tests.cli.conftest import Run
-from upriver.cli.rollback_check import explained
-from upriver.client import FileCheckpoint, Progress
-from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
+from upriver.cli.rollback_check import Source, judged, judged_by_logs
+from upriver.client import Consumer, FileCheckpoint, Progress
+from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
 from upriver.node import EmbeddedNode
 
@@ -77,6 +78,65 @@ def test_the_words_agree_with_the_rule(entries: list[tuple[int, int]], uuid: int
     start, seqno, end = sorted(data.draw(seqnos) for _ in range(3))
     high, purge = data.draw(seqnos), data.draw(seqnos)
     position = StreamPosition(uuid, seqno, Snapshot(start, end))
-    why = explained(position, log, high, purge)
+    to, why = judged(position, Source(log, high, purge))
     goes_on = any(words in why for words in ("lose nothing", "holds nothing beyond", "which the node has whole"))
-    assert goes_on == (rollback_by_snapshot(log, high, purge, position) is None)
+    assert goes_on == (to is None) == (rollback_by_snapshot(log, high, purge, position) is None)
+
+
+logs = st.lists(st.tuples(st.integers(1, 4), seqnos), min_size=1, max_size=4, unique_by=lambda entry: entry[0])
+
+
+@given(logs, logs, st.sampled_from(["upr", "upr_draft1", "upr_draft2", "upr_draft3"]), st.data())
+def test_the_words_agree_with_the_rule_of_upr(
+    ours: list[tuple[int, int]], theirs: list[tuple[int, int]], dialect: str, data: st.DataObject
+) -> None:
+    own, log = (FailoverLog(tuple(FailoverEntry(*entry) for entry in each)) for each in (ours, theirs))
+    start, seqno, end = sorted(data.draw(seqnos) for _ in range(3))
+    high, purge = data.draw(seqnos), data.draw(seqnos)
+    position = StreamPosition(own.newest.vbucket_uuid, seqno, Snapshot(start, end))
+    to, why = judged_by_logs(position, data.draw(st.sampled_from([own, None])), Source(log, high, purge), dialect)
+    assert to is None or 0 <= to < seqno
+    assert (to is None) == ("lose nothing" in why or "and it holds nothing beyond that" in why)
+    if "starts over" in why:
+        assert to == 0
+    if "goes back by itself" in why and "further" not in why:
+        assert to is not None
+        assert to <= position.whole_seqno
+
+
+@pytest.mark.parametrize("dialect", ["upr", "upr_draft1", "upr_draft2", "upr_draft3"])
+def test_what_it_says_is_what_happens(run: Run, filled: EmbeddedNode, tmp_path: Path, dialect: str) -> None:
+    """A consumer stopped in the middle of a snapshot, and a failover after that."""
+    path, vbucket = tmp_path / "seen", filled.bucket.vbucket(3)
+    log = vbucket.failover_log
+    position = StreamPosition(log.newest.vbucket_uuid, 30, Snapshot(20, NO_END))
+    FileCheckpoint(path, source="any").write({3: Progress(position, log, 0)})
+
+    def told() -> tuple[int | None, str]:
+        found = json.loads(run("rollback-check", "--json", "--dialect", dialect, "--checkpoint", str(path)).stdout)
+        return found["to_seqno"], found["why"]
+
+    assert told()[0] is None
+    for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
+        filled.call(vbucket.set_state, state)
+    seqno, why = told()
+    assert seqno == 20
+    assert "newer branches have begun (1)" in why
+    if dialect != "upr_draft1":  # which has a listener of its own
+        assert rolled_back_to(filled, dialect, Progress(position, log, 0)) == seqno
+
+
+def rolled_back_to(node: EmbeddedNode, dialect: str, progress: Progress) -> int:
+    with Consumer.sync(
+        node.address, dialect=dialect, vbuckets=[3], start={3: progress}, end="latest", on_rollback="emit"
+    ) as consumer:
+        (event,) = [batch.event for batch in consumer if batch.event is not None]
+    return int(event.seqno)
+
+
+def test_a_checkpoint_of_tap_has_no_positions(run: Run, filled: EmbeddedNode, tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    FileCheckpoint(path, source="any").write({3: Progress.unplaced(filled.bucket.vbucket(3).failover_log)})
+    result = run("rollback-check", "--checkpoint", str(path))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "tells no positions" in result.stderr

@@ -23,6 +23,8 @@ from upriver.model import CHANGES, Change, Event, Snapshot, StreamPosition, Vbuc
 from upriver.node import EmbeddedNode, start
 
 DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3", "tap")
+#: A listener of the first draft, which looks like the second.
+DRAFT1 = "127.0.0.1:0,dialect=upr_draft1,anonymous"
 #: Those in which a connection can be told settings.
 TOLD = ("dcp", "upr")
 T = TypeVar("T")
@@ -344,21 +346,8 @@ def test_a_source_that_was_flushed_meanwhile_is_a_reset(upriver_node: EmbeddedNo
     assert set(mirror.events) == {"Reset"}
 
 
-def test_a_vbucket_that_stands_still_is_told(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
-    async def stand_still() -> str:
-        async with Consumer(upriver_node.address, stall_s=0.2, vbuckets=[0, 1]) as consumer:
-            await asyncio.to_thread(upriver_node.call, upriver_node.bucket.delete_vbucket, 1)
-            mirror = Mirror()
-            await follow(consumer, mirror, lambda: 1 in consumer.stalled)
-            assert 0 not in consumer.stalled
-            return consumer.stalled[1]
-
-    assert run(stand_still()) == "no node says that it has it"
-    assert "vbucket 1 has stopped moving" in caplog.text
-
-
 def test_the_first_draft_on_its_own_listener() -> None:
-    with start(vbuckets=4, listen="127.0.0.1:0,dialect=upr_draft1,anonymous") as node:
+    with start(vbuckets=4, listen=DRAFT1) as node:
         fill(node, 0)
         port = node.node.entrances[1].port
         mirror, _ = run(read(node.address, dialect="upr_draft1", stream_port=port))

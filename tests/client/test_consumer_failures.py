@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,19 +15,25 @@ import pytest
 from tests.client.clusters import push_map, two_nodes
 from tests.client.contents import Mirror, contents_of, follow
 from tests.client.proxy import Proxy
-from tests.client.test_consumer import DIALECTS, fill, run
+from tests.client.test_consumer import DIALECTS, DRAFT1, fill, run
 from tests.node.probes import Client, Served
-from upriver.client import Consumer, FileCheckpoint, KvClient, SyncKvClient
+from upriver.client import Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
 from upriver.errors import StreamRolledBack
 from upriver.model import vbucket_of
-from upriver.node import EmbeddedNode
+from upriver.node import EmbeddedNode, start
+from upriver.protocol.mover import Phase
 from upriver.wire.memcached import SetVbucket, StopPersistence, VbucketState
 
 POLICIES = ("rewind", "emit")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.upriver(vbuckets=8)
+def of_dialect(node: EmbeddedNode, dialect: str) -> tuple[int, dict[str, Any]]:
+    """Where a node gives the streams of a dialect, and what a consumer must be told for it."""
+    return (node.node.entrances[1].port if dialect == "upr_draft1" else node.port), {"dialect": dialect}
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
+@pytest.mark.upriver(vbuckets=8, listen=DRAFT1)
 def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, dialect: str) -> None:
     """Nothing is lost and nothing comes twice: the position is right at whatever byte the cut was.
 
@@ -36,12 +43,16 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
     async def follow_through() -> None:
         mirror = Mirror()
         fill(upriver_node, 0, 2000)
-        async with Proxy(upriver_node.port, seed=7) as proxy, KvClient(upriver_node.address) as kv:
-            push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
+        stream_port, chosen = of_dialect(upriver_node, dialect)
+        async with Proxy(stream_port, seed=7) as proxy, KvClient(upriver_node.address) as kv:
+            if stream_port == upriver_node.port:
+                push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
+            else:
+                chosen["stream_port"] = proxy.port
             # In `tap` nothing counts that was not acknowledged: a cut that always comes before that is for ever.
             grain = 200 if dialect == "tap" else 1
             proxy.cut_after_bytes = 2000 * grain
-            settings: dict[str, Any] = {"dialect": dialect, "on_rollback": "fail", "window_bytes": 100_000}
+            settings: dict[str, Any] = {**chosen, "on_rollback": "fail", "window_bytes": 100_000}
             async with Consumer(f"127.0.0.1:{upriver_node.port}", **settings) as consumer:
                 for turn in range(40):
                     proxy.cut_after_bytes = (1500 + 37 * turn) * grain
@@ -63,14 +74,18 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
     run(follow_through())
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.upriver(vbuckets=8)
+@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
+@pytest.mark.upriver(vbuckets=8, listen=DRAFT1)
 def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> None:
     async def through_the_dark() -> None:
         mirror = Mirror()
-        async with Proxy(upriver_node.port, seed=3) as proxy, KvClient(upriver_node.address) as kv:
-            push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
-            async with Consumer(f"127.0.0.1:{proxy.port}", dialect=dialect) as consumer:
+        stream_port, settings = of_dialect(upriver_node, dialect)
+        async with Proxy(stream_port, seed=3) as proxy, KvClient(upriver_node.address) as kv:
+            if stream_port == upriver_node.port:
+                push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
+            else:
+                settings["stream_port"] = proxy.port
+            async with Consumer(upriver_node.address, **settings) as consumer:
                 await kv.set("a", "1")
                 await follow(consumer, mirror, lambda: mirror.contents == {b"a": b"1"})
                 proxy.refusing = True
@@ -86,11 +101,23 @@ def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> Non
     run(through_the_dark())
 
 
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 class Killed:
     """A node process that can be killed and started again on the same port."""
 
-    def __init__(self, path: Path, ack: str = "memory") -> None:
-        self.arguments = ("--data", str(path), "--vbuckets", "4", "--ack", ack)
+    def __init__(self, path: Path, ack: str = "memory", dialect: str = "dcp") -> None:
+        """One of the first draft has a listener of its own for that."""
+        self.arguments = ["--data", str(path), "--vbuckets", "4", "--ack", ack]
+        #: What a consumer must be told.
+        self.settings: dict[str, Any] = {"dialect": dialect}
+        if dialect == "upr_draft1":
+            self.settings["stream_port"] = port = free_port()
+            self.arguments += ["--listen", f"127.0.0.1:{port},dialect=upr_draft1,anonymous"]
         self.served = Served("--port", "0", *self.arguments)
         self.port = self.served.port
 
@@ -110,17 +137,17 @@ class Killed:
             assert client.ask(StopPersistence()).status == 0
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: str) -> None:
     """Killed before its changes were on disk, it comes back without them and writes others in their place."""
-    node = Killed(tmp_path / "data")
+    node = Killed(tmp_path / "data", dialect=dialect)
 
     async def through_the_crash() -> None:
         mirror = Mirror()
         async with (
             KvClient(node.address, timeout_s=60) as kv,
-            Consumer(node.address, dialect=dialect, on_rollback=policy) as consumer,
+            Consumer(node.address, **node.settings, on_rollback=policy) as consumer,
         ):
             await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
             await follow(consumer, mirror, lambda: len(mirror.contents) == 100)
@@ -159,13 +186,13 @@ async def _persisted(kv: KvClient) -> None:
         await connection.ask(SeqnoPersistence(vbucket=vbucket, seqno=seqno))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
-    node = Killed(tmp_path / "data")
+    node = Killed(tmp_path / "data", dialect=dialect)
 
     async def through_the_crash() -> None:
         mirror = Mirror()
-        async with KvClient(node.address, timeout_s=60) as kv, Consumer(node.address, dialect=dialect) as consumer:
+        async with KvClient(node.address, timeout_s=60) as kv, Consumer(node.address, **node.settings) as consumer:
             await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
             await _persisted(kv)
             await asyncio.to_thread(node.stop_persistence)
@@ -186,10 +213,10 @@ def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
         node.kill()
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: str) -> None:
     """From its checkpoint a consumer repeats at most what it had not acknowledged."""
-    node = Killed(tmp_path / "data", ack="disk")
+    node = Killed(tmp_path / "data", ack="disk", dialect=dialect)
     mirror = Mirror()
     rng = random.Random(5)
 
@@ -197,7 +224,7 @@ def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: s
         checkpoint = FileCheckpoint(tmp_path / "progress", "me")
         # On `upr` a source that was killed is a new branch, on which nobody may go on inside a snapshot.
         policy = "fail" if dialect == "dcp" else "rewind"
-        settings: dict[str, Any] = {"dialect": dialect, "checkpoint": checkpoint, "on_rollback": policy}
+        settings: dict[str, Any] = {**node.settings, "checkpoint": checkpoint, "on_rollback": policy}
         async with KvClient(node.address, timeout_s=60) as kv:
             await kv.set_many({b"k%d" % rng.randrange(300): b"%d" % turn for n in range(100)})
         seen = 0
@@ -210,12 +237,12 @@ def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: s
 
     async def the_rest() -> None:
         checkpoint = FileCheckpoint(tmp_path / "progress", "me")
-        settings: dict[str, Any] = {"dialect": dialect, "end": "latest", "on_rollback": "rewind"}
+        settings: dict[str, Any] = {**node.settings, "end": "latest", "on_rollback": "rewind"}
         async with Consumer(node.address, checkpoint=checkpoint, **settings) as consumer:
             async for batch in consumer:
                 await mirror.apply(batch)
         fresh = Mirror()
-        async with Consumer(node.address, dialect=dialect, end="latest") as consumer:
+        async with Consumer(node.address, **node.settings, end="latest") as consumer:
             async for batch in consumer:
                 await fresh.apply(batch)
         assert mirror.contents == fresh.contents
@@ -251,6 +278,51 @@ def test_a_vbucket_that_moves_is_followed(dialect: str, policy: str) -> None:
                 await follow(consumer, mirror, lambda: mirror.contents.get(key) == b"at the second", kv)
 
     run(follow_it())
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
+@pytest.mark.parametrize("policy", ["fail", *POLICIES])
+def test_a_vbucket_that_is_taken_over_is_followed(dialect: str, policy: str) -> None:
+    """To and fro. Nothing is lost in a takeover, so in `dcp` there is nothing to roll back, whatever the policy.
+
+    A new owner is a new branch. `upr` tells no bounds, so its consumer knows only up to the last marker that it was
+    whole, and goes back to there; `tap` tells nothing at all, and starts over.
+    """
+    draft1 = free_port()
+    listen = {"listen": f"{{}}:{draft1},dialect=upr_draft1,anonymous"} if dialect == "upr_draft1" else {}
+    settings: dict[str, Any] = {"dialect": dialect, "on_rollback": policy}
+    if listen:
+        settings["stream_port"] = draft1
+    if policy == "emit":
+        settings["name"] = "me"  # `tap` remembers by it, and both nodes do
+
+    def node(host: str, vbuckets: str) -> EmbeddedNode:
+        own = {name: text.format(host) for name, text in listen.items()}
+        return start(vbuckets=4, host=host, initial_vbuckets=vbuckets, **own)
+
+    async def follow_it(first: EmbeddedNode, second: EmbeddedNode) -> None:
+        mirror = Mirror()
+        expected: dict[bytes, bytes] = {}
+        async with KvClient(first.address) as kv, Consumer(first.address, **settings) as consumer:
+            for turn, (here, there) in enumerate([(first, second), (second, first), (first, second)]):
+                changed = {b"k%d" % n: b"%d" % turn for n in range(turn * 10, turn * 10 + 50)}
+                assert await kv.set_many(changed) == {}
+                expected.update(changed)
+                await follow(consumer, mirror, lambda: mirror.contents == expected, kv)
+                steps = await Mover(here.address, there.address, range(4)).carry_out()
+                assert {step.phase for step in steps} == {Phase.MOVED}
+            await kv.set("last", "there")
+            await follow(consumer, mirror, lambda: mirror.contents == expected | {b"last": b"there"}, kv)
+        allowed = {"Reset", "Rollback"} if policy == "emit" and dialect != "tap" else {"Reset"}
+        assert set(mirror.events) <= (set() if dialect == "dcp" else allowed)
+
+    # Two addresses of this machine: the port of a pinned listener is the same on all nodes.
+    with node("127.0.0.1", "all") as first, node("127.0.0.2", "none") as second:
+        if policy == "fail" and dialect != "dcp":
+            with pytest.raises(StreamRolledBack):
+                run(follow_it(first, second))
+        else:
+            run(follow_it(first, second))
 
 
 def _set_state(node: EmbeddedNode, state: VbucketState) -> None:

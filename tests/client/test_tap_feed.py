@@ -75,8 +75,8 @@ def test_a_source_that_falls_silent_is_left(upriver_node: EmbeddedNode) -> None:
         ):
             await kv.set("a", "1")
             await follow(consumer, mirror, lambda: mirror.contents == {b"a": b"1"})
-            for feed in consumer._tap_feeds.values():
-                feed.connection.pause()  # as if nothing came through any more
+            for connection in consumer.connections:
+                connection.pause()  # as if nothing came through any more
             await kv.set("a", "2")
             await follow(consumer, mirror, lambda: mirror.contents == {b"a": b"2"})
             assert consumer.reconnects == 1

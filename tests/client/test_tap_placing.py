@@ -42,7 +42,7 @@ def test_what_was_not_acknowledged_comes_again_in_another_process(upriver_node: 
                 await mirror.apply(batch)
                 if done:
                     consumer.acknowledge(batch)
-            while done and any(each.connection.is_open for each in consumer._tap_feeds.values()):
+            while done and any(each.is_open for each in consumer.connections):
                 await asyncio.sleep(0.01)  # until the source has heard it
         return mirror
 
@@ -69,8 +69,8 @@ def test_from_now_on_across_a_reconnect(upriver_node: EmbeddedNode) -> None:
                     break
                 assert seen
                 for turn in range(5):
-                    for feed in list(consumer._tap_feeds.values()):
-                        feed.connection.abort()
+                    for connection in consumer.connections:
+                        connection.abort()
                     await kv.set_many({b"new%d" % n: b"%d" % turn for n in range(100)})
                     await follow(
                         consumer,

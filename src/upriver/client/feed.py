@@ -72,6 +72,8 @@ class Feed:
         self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
         #: It speaks one of the drafts, which cannot close a stream.
         self.is_draft = draft is not None
+        #: It speaks `dcp`, in which a stream can be asked for that only an active copy gives.
+        self.is_modern = "dcp" in options.dialects
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
         #: The vbuckets that were asked for here.
@@ -88,6 +90,11 @@ class Feed:
     def flush(self) -> None:
         """Send what was asked for."""
         self._send()
+
+    def has_stream(self, vbucket: int) -> bool:
+        """Whether one was asked for here and has not ended."""
+        stream = self._protocol.streams.get(vbucket)
+        return stream is not None and not stream.life.ended
 
     def close_stream(self, vbucket: int) -> None:
         """Take no more of it, and tell the node so."""

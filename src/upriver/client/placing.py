@@ -67,13 +67,17 @@ async def high_seqnos(cluster: Cluster, vbuckets: Sequence[int]) -> dict[int, in
     endpoints = {cluster.map.owner(number) for number in vbuckets}
     for endpoint in endpoints:
         if endpoint is not None:
-            connection = await cluster.connection(endpoint)
-            state = memcached.VbucketState.ACTIVE
-            out |= seqnos_in((await connection.ask(memcached.GetAllVbucketSeqnos(state=state))).value)
+            out |= await active_on(await cluster.connection(endpoint))
     lost = [number for number in vbuckets if number not in out]
     if lost:
         raise StreamRefused(lost[0], "no node of the cluster has it active")
     return out
+
+
+async def active_on(connection: Connection) -> dict[int, int]:
+    """The vbuckets that are active on a node, each with its high seqno."""
+    request = memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.ACTIVE)
+    return seqnos_in((await connection.ask(request)).value)
 
 
 def seqnos_in(value: bytes) -> dict[int, int]:

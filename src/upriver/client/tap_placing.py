@@ -15,7 +15,7 @@ from upriver.client.connection import Connection
 from upriver.client.copies import Copies, Copy
 from upriver.client.greeting import login_needed
 from upriver.client.inquiry import failover_logs
-from upriver.client.placing import seqnos_in
+from upriver.client.placing import active_on
 from upriver.client.progress import Progress
 from upriver.client.settings import ConsumerSettings, Start
 from upriver.client.tap_feed import TapFeed, TapOwner
@@ -49,6 +49,8 @@ class TapPlaces:
         self._generation = 0
         #: Who has fed each vbucket last.
         self._fed_by: dict[int, Endpoint] = {}
+        #: Who may remember our name, and with it where we stood when we were there last.
+        self._remembered_by: set[Endpoint] = set()
         #: What still waits for what comes, and has missed nothing of it.
         self._future: set[int] = set()
         self._starts_late = settings.start == "latest"
@@ -99,9 +101,13 @@ class TapPlaces:
         strange = self._settings.is_named and any(
             number not in self._fed_by and not self._copies[number].progress.is_unplaced for number in logs
         )
-        if strange or any(self._fed_by.get(copy.number, endpoint) == endpoint for copy in changed):
+        # What another node has fed meanwhile came back to one that still thinks that we stand where we left it.
+        returned = any(self._fed_by.get(number, endpoint) != endpoint for number in logs)
+        remembered = self._settings.is_named or endpoint in self._remembered_by
+        if strange or (remembered and (changed or returned)):
             await self._be_forgotten(connection)
             self._future.difference_update(number for number in logs if number in self._fed_by)
+        self._remembered_by.add(endpoint)
         for number, log in logs.items():
             self._fed_by[number] = endpoint
             self._settle(self._copies[number], log, changed)
@@ -122,6 +128,7 @@ class TapPlaces:
                 await connection.ask(memcached.DeregisterTapClient(name=self._name.encode()[:200]))
         else:
             self._generation += 1
+            self._remembered_by.clear()
             self._name = f"{self._settings.name}:{self._generation}"
 
     def _connect(self, vbuckets: list[int], *, future: bool) -> tap.Connect:
@@ -151,9 +158,3 @@ class TapPlaces:
     async def gone(self, feed: TapFeed, endpoint: Endpoint) -> set[int]:
         """Which vbuckets of a feed its node has no more: TAP does not tell."""
         return feed.carried - set(await active_on(await self._cluster.connection(endpoint)))
-
-
-async def active_on(connection: Connection) -> dict[int, int]:
-    """The vbuckets that are active on a node."""
-    request = memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.ACTIVE)
-    return seqnos_in((await connection.ask(request)).value)

@@ -1,6 +1,6 @@
 """May a consumer go on from where it stands? The producer's rules (docs/semantics.md), as pure functions.
 
-Both answer None for "go on" or the seqno to roll back to. A consumer that starts at 0 never rolls back; one
+The first two answer None for "go on" or the seqno to roll back to. A consumer that starts at 0 never rolls back; one
 that stands below the purge seqno may have missed deletions and starts over.
 """
 
@@ -50,3 +50,22 @@ def rollback_by_entry(
     if place == 0:
         raise OutOfRange(f"start seqno {start_seqno} is above the high seqno {high_seqno}")
     return upper
+
+
+def resume_by_entry(position: StreamPosition, ours: FailoverLog, theirs: FailoverLog) -> tuple[FailoverEntry, int]:
+    """Where a consumer of `upr` or a draft may ask to go on, and the entry of the failover log that it names.
+
+    Its requests carry no bounds, so it compares the logs itself: where it stands it goes on only if its branch is still
+    the producer's newest, otherwise from where it was last whole; and never with what only its own newer branches had.
+    """
+    shared = next((entry for entry in ours if theirs.index(entry.vbucket_uuid) is not None), None)
+    if position.seqno == 0 or shared is None:
+        # The text (Failover Log Request): the entry with the highest seqno, and from the beginning.
+        return max(theirs, key=lambda entry: entry.seqno), 0
+    if shared != ours.newest:
+        place = ours.index(shared.vbucket_uuid)
+        assert place is not None
+        return shared, min(ours.upper(place, position.seqno), position.whole_seqno)
+    if shared.vbucket_uuid != theirs.newest.vbucket_uuid:
+        return shared, position.whole_seqno
+    return shared, position.seqno

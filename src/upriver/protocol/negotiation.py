@@ -15,6 +15,7 @@ from typing import Final
 from upriver.errors import RollbackRequired, StatusError, TemporaryFailure
 from upriver.model import FailoverEntry, FailoverLog
 from upriver.model.position import NO_END
+from upriver.model.rollback import resume_by_entry
 from upriver.protocol.sink import SinkVbucket
 from upriver.wire import Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
@@ -124,27 +125,10 @@ class Negotiation:
     def _compare(self, theirs: FailoverLog) -> Request:
         """Choose where to go on, and the entry of our log to name."""
         self._compared = theirs.newest
-        position, ours = self.copy.position, self.copy.failover_log
-        shared = next((entry for entry in ours if theirs.index(entry.vbucket_uuid) is not None), None)
-        if position.seqno == 0 or shared is None:
-            # The text (Failover Log Request): the entry with the highest seqno, and from the beginning.
-            self._entry = max(theirs, key=lambda entry: entry.seqno)
-            if position.seqno:
-                self.copy.roll_back(0)
-            return self._ask()
-        self._entry = shared
-        if shared != ours.newest:
-            # What our own newer branches wrote the producer never had.
-            place = ours.index(shared.vbucket_uuid)
-            assert place is not None
-            self._back_to(min(ours.upper(place, position.seqno), position.whole_seqno))
-        elif shared.vbucket_uuid != theirs.newest.vbucket_uuid:
-            self._back_to(position.whole_seqno)
-        return self._ask()
-
-    def _back_to(self, seqno: int) -> None:
+        self._entry, seqno = resume_by_entry(self.copy.position, self.copy.failover_log, theirs)
         if seqno < self.copy.position.seqno:
             self.copy.roll_back(seqno)
+        return self._ask()
 
 
 def failover_log(entries: Sequence[memcached.FailoverEntry]) -> FailoverLog:
