@@ -61,7 +61,7 @@ def test_parquet_with_meta_keeps_cas_and_revision(run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "code", "why"),
     [
-        ("x.jsonl", b'{"key":"a","value":"b"}\nnonsense\n', 1, "line 2"),
+        ("x.jsonl", b'{"key":"a","value":"b"}\nnonsense\n', 1, "x.jsonl: line 2: this is no JSON"),
         ("x.csv", b"name,value\na,b\n", 1, "no column key"),
         ("x.csv", b"key,value,flags\na,b,many\n", 2, "invalid value 'many'"),
         ("x.csv", b"", 2, "x.csv"),

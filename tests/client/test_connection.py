@@ -1,6 +1,7 @@
 """One connection: answers find whoever asked, and every failure says what it is."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import pytest
 import trustme
 
 from upriver.client.address import Address, Endpoint
-from upriver.client.connection import Connection
+from upriver.client.connection import Connection, reason
 from upriver.errors import ConnectionLost, KeyNotFound, TimedOut, Unreachable
 from upriver.node import EmbeddedNode, start
 from upriver.wire.memcached import Get, Noop, Set
@@ -63,7 +64,7 @@ def test_a_thousand_requests_on_their_way() -> None:
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:{port}: cannot connect: "):
+    with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:{port}: cannot connect: Connection refused$"):
         asyncio.run(opened(Endpoint("127.0.0.1", port)))
     with pytest.raises(Unreachable, match=r"^host\.invalid:1: cannot connect: "):
         asyncio.run(opened(Endpoint("host.invalid", 1)))
@@ -137,3 +138,19 @@ def test_tls(tmp_path: Path) -> None:
             asyncio.run(ask(f"upriver://{node.address}?ca={tmp_path}/nothing"))
     with start(vbuckets=1) as plain, pytest.raises(Unreachable, match="does it speak TLS"):
         asyncio.run(ask(f"upriver://{plain.address}?ca={ca}"))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1), [Errno 111] …"),
+            "Connection refused",
+        ),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+)
+def test_a_failure_is_told_in_the_systems_words(error: OSError, words: str) -> None:
+    assert reason(error) == words

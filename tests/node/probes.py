@@ -190,7 +190,7 @@ class Served:
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         self.start_s = time.monotonic() - started
-        found = re.search(r"served on (\S+):(\d+)(?:, metrics on \S+:(\d+))?\n", self.line)
+        found = re.search(r"served on (\S+?):(\d+)(?:, \S+ on \S+:\d+)*?(?:, metrics on \S+:(\d+))?\n", self.line)
         if found is None:
             _, self.errors = self.process.communicate(timeout=PATIENCE_S)
             raise AssertionError(f"it did not start: {self.errors}")

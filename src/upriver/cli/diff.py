@@ -110,7 +110,7 @@ async def _read(
     pieces: dict[int, list[pa.RecordBatch]] = {number: [] for number in group}
     ends = {number: held[number].high_seqno for number in group if held[number].high_seqno}
     if ends:
-        consumer = Consumer(address, vbuckets=list(ends), end=ends, columns=_COLUMNS)
+        consumer = Consumer(address, vbuckets=list(ends), end=ends, columns=_COLUMNS, active_only=False)
         consumer.cluster = SingleNode(address, ends)
         async with consumer:
             async for batch in consumer:

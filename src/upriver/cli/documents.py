@@ -88,7 +88,10 @@ _COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "cas", "rev_seqno
 
 
 def _row(line: bytes) -> tuple[Any, ...]:
-    document = json.loads(line)
+    try:
+        document = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise NotADocument(f"this is no JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}") from None
     if not isinstance(document, dict):
         raise NotADocument("this is no JSON object")
     key = _bytes(document, "key")

@@ -61,7 +61,10 @@ def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bo
     else:
         form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl")
         batches, total = _READERS[form](file)
-    stored, refused = run(_load(batches, total, with_meta, address))
+    try:
+        stored, refused = run(_load(batches, total, with_meta, address))
+    except (NotADocument, pa.ArrowInvalid) as error:
+        raise Failure(f"{'standard input' if file == '-' else file}: {error}") from None
     click.echo(f"{stored:,} documents are stored", err=True)
     if refused:
         key, why = next(iter(refused.items()))
@@ -102,10 +105,7 @@ async def _load(
 
 
 def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    try:
-        return next(batches, None)
-    except (NotADocument, pa.ArrowInvalid) as error:
-        raise Failure(str(error)) from None
+    return next(batches, None)
 
 
 def taken(batch: pa.RecordBatch, with_meta: bool) -> pa.RecordBatch:

@@ -6,6 +6,9 @@ Every way to fail is a typed error that names the node.
 """
 
 import asyncio
+import os
+import re
+import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -138,9 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             raise Unreachable(str(endpoint), why) from None
         except OSError as error:
             hint = "; does it speak TLS on this port?" if context and isinstance(error, ConnectionResetError) else ""
-            raise Unreachable(
-                str(endpoint), f"cannot connect: {error.strerror or type(error).__name__}{hint}"
-            ) from None
+            raise Unreachable(str(endpoint), f"cannot connect: {reason(error)}{hint}") from None
         if greeting:
             try:
                 ask = partial(connection.ask, timeout_s=timeout_s)
@@ -358,6 +359,14 @@ class Connection(asyncio.BufferedProtocol):
         """Close without a word."""
         self._fail(ConnectionLost(str(self.endpoint), "we closed the connection"))
         self._transport.abort()
+
+
+def reason(error: OSError) -> str:
+    """Why a connection failed, in the system's words: asyncio puts the address in their place, or joins several."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    number = error.errno or next((int(each) for each in re.findall(r"\[Errno (\d+)\]", str(error))), 0)
+    return os.strerror(number) if number else str(error) or type(error).__name__
 
 
 def tls_context(address: Address) -> ssl.SSLContext:

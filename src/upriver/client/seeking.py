@@ -248,13 +248,17 @@ class Seeking:
                     await self._place_tap(self._tap, endpoint, numbers)
                     continue
                 feed = await self._feed(endpoint)
-                here = numbers if feed.is_modern else await self._active_among(numbers, endpoint)
+                here = await self._active_among(numbers, endpoint) if self._must_ask_first(feed) else numbers
             except NodeUnavailable as error:
                 self._unavailable(error, numbers, endpoint)
                 continue
             for number in here:
                 self._ask(feed, number)
             feed.flush()
+
+    def _must_ask_first(self, feed: Feed) -> bool:
+        """Whether the dialect has no way to ask for an active copy."""
+        return self._settings.active_only and not feed.is_modern
 
     async def _active_among(self, numbers: list[int], endpoint: Endpoint) -> list[int]:
         """Those that a node has active: our map may be old, and a dead copy would be streamed and never move on."""
@@ -296,8 +300,9 @@ class Seeking:
         end_seqno = self._end_of(vbucket)
         with contextlib.suppress(KeyExists):  # it has one already
             # Deployed servers refuse what they do not have active without being told.
-            flags = dcp.StreamFlag.ACTIVE_ONLY if feed.connection.is_ours and feed.is_modern else 0
-            feed.add_stream(vbucket, answered, end_seqno=end_seqno, flags=int(flags))
+            asks = self._settings.active_only and feed.connection.is_ours and feed.is_modern
+            flags = int(dcp.StreamFlag.ACTIVE_ONLY) if asks else 0
+            feed.add_stream(vbucket, answered, end_seqno=end_seqno, flags=flags)
 
     def _end_of(self, vbucket: int) -> int:
         return self._ranges.end_to_ask_for(vbucket, self._copies[vbucket].position.seqno)

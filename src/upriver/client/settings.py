@@ -53,6 +53,8 @@ class ConsumerSettings:
     history: bool = False
     #: Ranges shall end with the state that was current there; None: if ``end`` is given and the source can.
     exact_end: bool | None = None
+    #: Only from active copies. Else from whatever copy the map names, which may be behind and need never move on.
+    active_only: bool = True
     #: Which columns of the changes to decode; all unless told otherwise.
     columns: tuple[str, ...] = tuple(CHANGES.names)
     #: Where each node gives streams, if not where it answers everything else; a pinned listener, for instance.

@@ -29,7 +29,8 @@ class KeyPattern:
         try:
             assert self._compiled is not None
         except re2.error as error:
-            raise InvalidArguments(f"the key pattern {self.pattern!r} is none: {error}") from None
+            why = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else error
+            raise InvalidArguments(f"the key pattern {self.pattern!r} is none: {why}") from None
 
     @cached_property
     def _compiled(self) -> Any:
