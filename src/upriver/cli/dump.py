@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 import click
@@ -15,7 +17,7 @@ from upriver.cli.complaint import Complaint
 from upriver.cli.documents import lines_of
 from upriver.cli.output import Advance, progress
 from upriver.cli.parameters import address_argument, vbuckets_option
-from upriver.cli.running import run
+from upriver.cli.running import interruptible, run
 from upriver.client import Address, Consumer
 from upriver.client.inquiry import active_vbuckets
 from upriver.model import CHANGES, Event
@@ -71,12 +73,15 @@ def dump(
       upriver dump 127.0.0.1:11210 > all.jsonl
       upriver dump -o all.parquet
       upriver dump --keys-only --vbuckets 0-15 | wc -l
+
+    A file that is named with -o takes its name only when everything is in it.
     """
     form = form or ("parquet" if output.endswith(".parquet") else "jsonl")
     if form == "parquet" and output == "-":
         raise Complaint("Parquet does not go to standard output: name a file with -o")
     columns = tuple(name for name in COLUMNS if not (keys_only and name == "value"))
-    with _opened(output, form, columns) as writer:
+    left = "the lines end where it stopped" if output == "-" else f"{output} is not written"
+    with interruptible(left), _opened(output, form, columns) as writer:
         run(_dump(writer, columns, vbuckets, keys_only, deletions, address))
 
 
@@ -132,22 +137,39 @@ def live(changes: pa.Table, now: int) -> pa.Table:
 
 @contextlib.contextmanager
 def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer]:
-    if form == "parquet":
-        writer = ParquetWriter(output, pa.schema([CHANGES.field(name) for name in columns]))
+    if output == "-":
+        yield LinesWriter(sys.stdout.buffer)
+        return
+    with _until_whole(Path(output)) as path:
+        if form == "jsonl":
+            with path.open("wb") as file:
+                yield LinesWriter(file)
+            return
+        writer = ParquetWriter(str(path), pa.schema([CHANGES.field(name) for name in columns]))
         try:
             yield writer
         finally:
             writer.abandon()
+
+
+@contextlib.contextmanager
+def _until_whole(output: Path) -> Iterator[Path]:
+    """Where to write meanwhile: nobody shall take half a dump for a whole one, nor lose the one before for it."""
+    if output.is_dir():
+        raise Complaint(f"{output}: Is a directory")
+    if output.exists() and not output.is_file():  # a device or a pipe, which has nothing to lose
+        yield output
         return
-    if output == "-":
-        yield LinesWriter(sys.stdout.buffer)
-        return
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
-        file = open(output, "wb")  # noqa: SIM115
+        part.touch()
     except OSError as error:
         raise Complaint(f"{output}: {error.strerror}") from None
-    with file:
-        yield LinesWriter(file)
+    try:
+        yield part
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class LinesWriter:
@@ -173,12 +195,9 @@ class ParquetWriter:
         import pyarrow.parquet as pq  # here, because only Parquet needs it
 
         few = [name for name in ("vbucket", "event", "flags", "expiry", "datatype") if name in schema.names]
-        try:
-            self._file = pq.ParquetWriter(
-                path, schema, compression="zstd", compression_level=1, use_dictionary=few, write_statistics=few
-            )
-        except OSError as error:
-            raise Complaint(f"{path}: {error.strerror or error}") from None
+        self._file = pq.ParquetWriter(
+            path, schema, compression="zstd", compression_level=1, use_dictionary=few, write_statistics=few
+        )
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, changes: pa.Table) -> None:

@@ -14,7 +14,7 @@ from upriver.cli.complaint import Complaint, Failure
 from upriver.cli.documents import NotADocument, batches_of
 from upriver.cli.output import progress, shown
 from upriver.cli.parameters import ADDRESS, default_address
-from upriver.cli.running import run
+from upriver.cli.running import interruptible, run
 from upriver.client import Address, KvClient
 from upriver.errors import StatusError
 from upriver.model import CHANGES
@@ -62,7 +62,8 @@ def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bo
         form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl")
         batches, total = _READERS[form](file)
     try:
-        stored, refused = run(_load(batches, total, with_meta, address))
+        with interruptible("what was read until then may be stored or not; load it again"):
+            stored, refused = run(_load(batches, total, with_meta, address))
     except (NotADocument, pa.ArrowInvalid) as error:
         raise Failure(f"{'standard input' if file == '-' else file}: {error}") from None
     click.echo(f"{stored:,} documents are stored", err=True)

@@ -8,7 +8,7 @@ import click
 from upriver.cli.complaint import Failure
 from upriver.cli.output import progress, show_json
 from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option
-from upriver.cli.running import run
+from upriver.cli.running import interruptible, run
 from upriver.client import Address, Mover, Step
 from upriver.client.mover import PARALLEL, PATIENCE_S
 from upriver.protocol.mover import Goal, Phase
@@ -48,7 +48,8 @@ def move(
       upriver move 7 --to 10.0.0.8:11210 --undo 10.0.0.7:11210
     """
     goal = Goal.UNDO if undo else Goal.TAKE_OVER
-    with progress("undo" if undo else "move", len(vbuckets), "vbuckets") as advance:
+    again = "type the same again to go on, or add --undo to take back what is not done"
+    with interruptible(again), progress("undo" if undo else "move", len(vbuckets), "vbuckets") as advance:
 
         def on_step(step: Step) -> None:
             if as_json:

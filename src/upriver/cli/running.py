@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+import click
+
 from upriver.cli.complaint import Complaint, Failure
 from upriver.errors import AddressError, StatusError, UpriverError
 
@@ -36,6 +38,16 @@ def complaints() -> Iterator[None]:
         raise
     except OSError as error:
         raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+
+
+@contextlib.contextmanager
+def interruptible(meaning: str) -> Iterator[None]:
+    """Say what Ctrl-C means for work that was not done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"{click.get_current_context().command_path}: interrupted: {meaning}", err=True)
+        raise
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
