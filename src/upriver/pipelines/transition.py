@@ -268,7 +268,7 @@ async def _read(address: Address, ends: dict[int, int]) -> dict[int, pa.Table]:
     asked = {number: end for number, end in ends.items() if end}
     if asked:
         settings: dict[str, Any] = {"vbuckets": list(asked), "end": asked, "columns": _COLUMNS, "keys_only": True}
-        consumer = Consumer(address, **settings)
+        consumer = Consumer(address, active_only=False, **settings)
         consumer.cluster = SingleNode(address, asked)
         async with consumer:
             async for batch in consumer:
