@@ -112,6 +112,27 @@ class Layout:
         self._check_references()
         self.has_key = any(field.is_key for field in self.rest)
         self.has_value = any(not field.is_key for field in self.rest)
+        self._prepare_encoding()
+
+    def _prepare_encoding(self) -> None:
+        """What encoding would otherwise find out again for each message."""
+        self.by_name = {field.name: field for field in self.fields}
+        self.header_name = f"the header of {self.owner}"
+        #: Where the key stands among the fields behind the fixed part; None if there is none.
+        self.key_place = next((place for place, field in enumerate(self.rest) if field.is_key), None)
+        self._names = {length: tuple(field.name for field in part.named) for length, part in self.parts.items()}
+        #: The length of the fixed part, where there is no choice.
+        self._length = self.lengths[0] if len(self.lengths) == 1 else None
+        if any(field.default is None for field in self.fixed_fields):
+            self._length = None
+        #: Name, packer and name for complaints of each field behind the fixed part, where all of them are always there
+        #: and none is a list; bytes need no packer.
+        plain = all(field.when is None and not isinstance(field.kind, Repeat) for field in self.rest)
+        self._plain_rest = tuple(map(self._plain_field, self.rest)) if plain else None
+
+    def _plain_field(self, field: Field) -> tuple[str, struct.Struct | None, str]:
+        packer = _NUMBERS[field.kind.size] if isinstance(field.kind, UInt) else None
+        return field.name, packer, f"{self.owner}.{field.name}"
 
     def _check_references(self) -> None:
         """Fields name other fields; a name that does not exist would only show when a packet comes."""
@@ -192,6 +213,8 @@ class Layout:
 
     def choose_length(self, values: Any) -> int:
         """The first declared length of the fixed part that can say all that ``values`` say."""
+        if self._length is not None:
+            return self._length
         for length, part in self.parts.items():
             if all(self._is_default(field, values) for field in part.absent) and not any(
                 field.default is None and getattr(values, field.name) is None for field in part.named
@@ -206,9 +229,14 @@ class Layout:
 
     def encode(self, values: Any, length: int) -> tuple[bytes, list[bytes]]:
         """The fixed part, and each of the fields behind it."""
-        part = self.parts[length]
-        numbers = [getattr(values, field.name) for field in part.named]
-        return packed(part.struct, self.owner, *numbers), [self._encode_field(field, values) for field in self.rest]
+        numbers = [getattr(values, name) for name in self._names[length]]
+        fixed = packed(self.parts[length].struct, self.owner, *numbers) if length else b""
+        if self._plain_rest is not None:
+            return fixed, [
+                bytes(getattr(values, name)) if packer is None else packed(packer, owner, getattr(values, name))
+                for name, packer, owner in self._plain_rest
+            ]
+        return fixed, [self._encode_field(field, values) for field in self.rest]
 
     def _encode_field(self, field: Field, values: Any) -> bytes:
         value, kind = getattr(values, field.name), field.kind
@@ -228,11 +256,10 @@ class Layout:
 
     def size_of(self, name: str, values: Any) -> int:
         """How many bytes the named field takes; 0 if it is absent."""
-        field = next(field for field in self.fields if field.name == name)
-        value = getattr(values, name)
+        value, kind = getattr(values, name), self.by_name[name].kind
         if value is None:
             return 0
-        return field.kind.size if isinstance(field.kind, UInt) else len(value)
+        return kind.size if isinstance(kind, UInt) else len(value)
 
     # Explaining
 

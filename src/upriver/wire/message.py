@@ -83,10 +83,10 @@ class MemcachedMessage(Message):
         layout = self.layout
         fixed, rest = layout.encode(self, layout.choose_length(self))
         extras = len(fixed) if layout.private is None else len(fixed) - getattr(self, layout.private)
-        key = next((part for field, part in zip(layout.rest, rest, strict=True) if field.is_key), b"")
+        key_length = 0 if layout.key_place is None else len(rest[layout.key_place])
         body = len(fixed) + sum(map(len, rest))
-        numbers = magic, self.code, len(key), extras, datatype, sixth, body, opaque, cas
-        header = packed(MEMCACHED.header, f"the header of {layout.owner}", *numbers)
+        numbers = magic, self.code, key_length, extras, datatype, sixth, body, opaque, cas
+        header = packed(MEMCACHED.header, layout.header_name, *numbers)
         return b"".join((header, fixed, *rest))
 
     @classmethod
@@ -283,12 +283,13 @@ class DraftMessage(Message):
         kind = b"" if type_code is None else bytes((type_code,))
         key_length = 0
         if layout.has_key and layout.has_value:  # otherwise the key is simply the rest
-            key_length = next(len(part) for field, part in zip(layout.rest, rest, strict=True) if field.is_key)
+            assert layout.key_place is not None
+            key_length = len(rest[layout.key_place])
             if not key_length:
                 raise ValueError(f"a {self.title()} needs a key: the draft cannot tell an empty one from none")
         length = len(kind) + len(fixed) + sum(map(len, rest))
         numbers = self.code, 0, key_length, self.request_id, length
-        header = packed(DRAFT.header, f"the header of {layout.owner}", *numbers)
+        header = packed(DRAFT.header, layout.header_name, *numbers)
         return b"".join((header, kind, fixed, *rest))
 
     @classmethod
