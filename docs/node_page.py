@@ -37,4 +37,4 @@ def _metavar(field: "dataclasses.Field[Any]") -> str:
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:
-    return "" if field.default is None or field.default is False else f"`{field.default}`"
+    return "" if field.default is None or str(field.default) in ("", "False") else f"`{field.default}`"

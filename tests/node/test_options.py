@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from upriver.engine import Retention
 from upriver.errors import InvalidArguments
 from upriver.model import vbucket as model_vbucket
 from upriver.node import options as options_module
@@ -17,6 +18,10 @@ from upriver.wire import DIALECTS, framing
 def test_the_bounds_are_those_of_the_engine_and_the_wire() -> None:
     assert options_module.VBUCKETS_MAX == model_vbucket.VBUCKETS_MAX
     assert options_module.BODY_BYTES_MAX == framing.BODY_BYTES_MAX
+    options = NodeOptions()
+    assert Retention() == Retention(
+        history_s=options.history_s, history_bytes=options.history_bytes, tombstone_s=options.tombstone_s
+    )
 
 
 def test_without_anything_it_listens_on_loopback_in_memory() -> None:
@@ -46,6 +51,9 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "initial_vbuckets": ("0-3,7", "0-3,7"),
     "ack": ("disk", "disk"),
     "memory_quota": ("64MiB", "64MiB"),
+    "history_s": ("2.5", 2.5),
+    "history_bytes": ("1000", 1000),
+    "tombstone_s": ("60", 60.0),
     "users": ("users.json", "users.json"),
     "insecure": ("on", True),
     "tls_cert": ("cert.pem", "cert.pem"),

@@ -350,3 +350,20 @@ def test_a_flush_that_was_put_off_does_not_run_while_the_node_stops() -> None:
         return timer
 
     assert asyncio.run(stopped()).cancelled()
+
+
+# The past
+
+
+def test_history_is_kept_as_long_as_told() -> None:
+    """With no time and no bytes for it, superseded versions go; with the defaults they stay."""
+    with start(vbuckets=1, history_s=0, history_bytes=0) as brief, start(vbuckets=1) as long:
+        for node in (brief, long):
+            with Client(node.port) as client:
+                for number in range(100):
+                    client.set(b"key", b"%d" % number)
+        wait_until(lambda: brief.call(lambda: brief.bucket.totals().history_bytes) == 0, "history is dropped")
+        assert long.call(lambda: long.bucket.totals().history_bytes) > 99 * 60
+        for node in (brief, long):
+            with Client(node.port) as client:
+                assert client.get(b"key") == b"99"

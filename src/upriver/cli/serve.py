@@ -27,7 +27,9 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for field in reversed(dataclasses.fields(NodeOptions)):
         kind: Any = field.type
         choices = get_args(kind) if get_origin(kind) is Literal else ()
-        default = "" if field.default is None or field.default is False else f"  [default: {field.default}]"
+        default = (
+            "" if field.default is None or str(field.default) in ("", "False") else f"  [default: {field.default}]"
+        )
         decorate = click.option(
             f"--{field.name.replace('_', '-')}",
             field.name,

@@ -75,6 +75,11 @@ class NodeOptions:
     )
     ack: Literal["memory", "disk"] = option("memory", "answer writes when they are in memory or on disk")
     memory_quota: str = option("1GiB", "how much memory items may take; 0 for no limit", "SIZE")
+    history_s: float = option(
+        600.0, "keep superseded versions for at least so many seconds, unless memory is short", "SECONDS", 0
+    )
+    history_bytes: int = option(2**30, "keep older ones too, up to so many bytes of all of them", "BYTES", 0)
+    tombstone_s: float = option(259_200.0, "remember that a key was deleted for so many seconds", "SECONDS", 0)
     users: str | None = option(None, "file of the users; without one nobody has to authenticate", "FILE")
     insecure: bool = option(False, "listen beyond loopback although there is no users file")
     tls_cert: str | None = option(None, "certificate chain in PEM form: serve TLS", "FILE")

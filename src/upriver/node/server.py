@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from upriver.engine import Bucket
+from upriver.engine import Bucket, Retention
 from upriver.engine.backend import COMPILED
 from upriver.errors import InvalidArguments, StorageError
 from upriver.model import VbucketState
@@ -133,6 +133,9 @@ class Node:
             vbuckets=options.vbuckets,
             ack=options.ack,
             quota_bytes=parse_bytes(options.memory_quota),
+            retention=Retention(
+                history_s=options.history_s, history_bytes=options.history_bytes, tombstone_s=options.tombstone_s
+            ),
         )
         try:
             if not bucket.numbers():
