@@ -1,10 +1,26 @@
-"""How property tests run: without a deadline, because machines are loaded, and in CI the same way each time."""
+"""How tests run: properties without a deadline, because machines are loaded, and in CI the same way each time.
+
+Where ``UPRIVER_INTEROP=required`` is set, as CI does once the foreign tools are there, a test against one of them fails
+instead of being skipped: nobody reads a list of skipped tests.
+"""
 
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "upriver", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("upriver")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    required = os.environ.get("UPRIVER_INTEROP") == "required" and item.get_closest_marker("interop") is not None
+    if required and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"it must run where UPRIVER_INTEROP=required, and was skipped: {report.longrepr}"
+    return report
