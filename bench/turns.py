@@ -1,0 +1,142 @@
+"""How long others wait while somebody asks for what takes long: a noop beside each such request, over sockets.
+
+    python -m bench.turns [--seconds S]
+
+The node has 1,024 vbuckets. One client sends the request again and again, a few of them always on their way; another
+asks for one noop at a time, and what counts is how long that takes. The goal is a p99 of some 10 ms: whatever takes
+longer than that must be done in turns. Beside nothing the same noop shows what the machine adds of its own.
+"""
+
+import argparse
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from bench.node import free_port, pinned, running
+from upriver.model import vbucket_of
+from upriver.wire import Request
+from upriver.wire.memcached import (
+    CreateCheckpoint,
+    GetAllVbucketSeqnos,
+    GetClusterConfig,
+    Noop,
+    Observe,
+    ObservedKey,
+    Set,
+    SetVbucket,
+    Stat,
+    VbucketState,
+)
+
+GOAL_MS = 10.0
+#: How many of the requests are on their way at once, and how many keys are stored.
+AHEAD, KEYS = 4, 20_000
+OBSERVED_KEYS = 500
+GROUPS = (
+    "", "memory", "vbucket", "vbucket-details", "vbucket-seqno", "vbucket-positions", "failovers", "checkpoint", "dcp",
+)  # fmt: skip
+
+
+def requests() -> dict[str, Request]:
+    """What is asked for, by name."""
+    keys = [b"key:%012d" % number for number in range(OBSERVED_KEYS)]
+    observed = tuple(ObservedKey(vbucket=vbucket_of(key, 1024), key=key) for key in keys)
+    return {
+        **{f"stat {name}".strip(): Stat(key=name.encode()) for name in GROUPS},
+        "all seqnos": GetAllVbucketSeqnos(),
+        "cluster config": GetClusterConfig(),
+        "create checkpoint": CreateCheckpoint(vbucket=1),
+        "set vbucket": SetVbucket(vbucket=1, state=VbucketState.ACTIVE),
+        f"observe of {OBSERVED_KEYS} keys": Observe(keys=observed),
+    }
+
+
+def store(port: int) -> None:
+    """Something in every vbucket."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        keys = [b"key:%012d" % number for number in range(KEYS)]
+        connection.sendall(b"".join(Set(key=key, value=b"v", vbucket=vbucket_of(key, 1024)).encode() for key in keys))
+        left = 24 * KEYS
+        while left:
+            left -= len(connection.recv(1 << 20))
+
+
+class Asker:
+    """A client that asks for the same again and again, in a thread of its own."""
+
+    def __init__(self, port: int, request: Request | None) -> None:
+        self.answers = 0
+        self._ended = False
+        self._packet = b"" if request is None else request.encode() + Noop(opaque=0xFEEDFACE).encode()
+        self._connection = socket.create_connection(("127.0.0.1", port))
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Asker":
+        if self._packet:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        if self._packet:
+            self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        """Whenever the noop behind a request is answered, the next request goes out."""
+        end, rest = b"\xfe\xed\xfa\xce" + bytes(8), b""
+        self._connection.sendall(self._packet * AHEAD)
+        while not self._ended:
+            rest += self._connection.recv(1 << 20)
+            ended = rest.count(end)
+            rest = rest[-len(end) + 1 :] if ended else rest
+            if ended:
+                self.answers += ended
+                self._connection.sendall(self._packet * ended)
+
+
+def noop_times_s(port: int, seconds: float) -> list[float]:
+    """How long each of many noops took, one at a time, in order."""
+    times, packet = [], Noop().encode()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
+            connection.sendall(packet)
+            assert len(connection.recv(24)) == 24
+            times.append(time.perf_counter() - start)
+    return sorted(times)
+
+
+def measured(port: int, seconds: float) -> str:
+    """The noops of a process of its own, so that the asker's thread does not hold them up."""
+    command = [sys.executable, "-c", f"from bench.turns import told; told({port}, {seconds})"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def told(port: int, seconds: float) -> None:
+    """Print what ``measured`` reads."""
+    times = noop_times_s(port, seconds)
+    middle, late, last = (times[int(len(times) * share)] * 1e3 for share in (0.5, 0.99, 0.99999))
+    verdict = "ok" if late <= GOAL_MS else "MISSED"
+    print(
+        f"p50 {middle:6.2f} ms, p99 {late:6.2f}, max {last:6.2f} of {len(times)}; goal p99 <= {GOAL_MS:.0f} {verdict}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="beside each request")
+    options = parser.parse_args()
+    port = free_port()
+    with running(pinned([sys.executable, "-m", "upriver", "serve", "--port", str(port), "--log-level", "error"]), port):
+        store(port)
+        for name, request in {"nothing": None, **requests()}.items():
+            with Asker(port, request) as asker:
+                print(f"beside {name:22} {measured(port, options.seconds)}; {asker.answers} answers", flush=True)
+
+
+if __name__ == "__main__":
+    main()
