@@ -6,7 +6,8 @@
  * contents: a page that is there already stays as it is. Larger blocks are mapped and unmapped one by one.
  *
  * What is given back beyond a share of what is in use is returned to the system, all but the page with the link to
- * the next. Everything but the helper is guarded by the interpreter's lock. */
+ * the next. The share is what a compaction frees when memory is short, a tenth of the quota: the writers take that again
+ * at once, and would pay for each page a second time. Everything but the helper is guarded by the interpreter's lock. */
 #ifndef UPRIVER_ENGINE_ARENA_H
 #define UPRIVER_ENGINE_ARENA_H
 
@@ -202,7 +203,7 @@ static inline void arena_give(char *piece, uint32_t size) {
         return;
     }
     spare_put(piece, arena_class(size));
-    if (arena_spare_bytes > SPARE_BYTES && arena_spare_bytes > arena_given / 16)
+    if (arena_spare_bytes > SPARE_BYTES && arena_spare_bytes > arena_given / 8)
         madvise(piece + SMALL_PAGE, size - SMALL_PAGE, MADV_DONTNEED);
 }
 
