@@ -210,7 +210,7 @@ def test_every_option_is_on_the_command_line() -> None:
 
 
 #: What commands share.
-NO_COMMANDS = {"comparison", "complaint", "documents", "output", "parameters", "running"}
+NO_COMMANDS = {"comparison", "complaint", "documents", "output", "parameters", "running", "watching"}
 
 
 def test_the_list_of_commands_says_what_the_commands_say() -> None:
