@@ -303,10 +303,12 @@ class EngineMachine(RuleBasedStateMachine):
             forgotten = self.forgotten(vbucket, key)
             assert operation(key, delta, 7)[0] == 7
             model.write(key, Event.MUTATION, b"7", 0, 0, self.clock.now, forgotten=forgotten)
+        elif self.locked(model, key, operation, key, delta):
+            return
         elif not version.value.isdigit():
             with pytest.raises(NotANumber):
                 operation(key, delta)
-        elif not self.locked(model, key, operation, key, delta):
+        else:
             result = max(0, int(version.value) + (delta if up else -delta))
             assert operation(key, delta)[0] == result
             model.write(key, Event.MUTATION, b"%d" % result, version.flags, version.expiry, self.clock.now)
