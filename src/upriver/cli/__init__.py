@@ -30,7 +30,7 @@ COMMANDS: Final = {
     "replicate": "Keep copies of vbuckets on another node up to date, until Ctrl-C.",
     "restore": "Make a data directory for a node from a backup.",
     "rollback-check": "Tell whether a consumer would be sent back, and why.",
-    "run": "Carry out a pipeline: replicate, observe, transition and others.",
+    "run": "Carry out a pipeline: what people do with a change stream.",
     "serve": "Run a node until SIGTERM or SIGINT.",
     "set": "Store a value under a key, whatever was there.",
     "stats": "Show the statistics of a node.",
