@@ -65,7 +65,6 @@ def test_sparks_text_tells_the_stage_and_the_vbucket() -> None:
     assert trouble("something\nValueError: no such thing\n", applying=False) == Trouble(
         "plan", "ValueError: no such thing", False, None
     )
-    assert trouble("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", applying=False).is_temporary
     assert trouble(ZeroDivisionError("by zero"), applying=True).stage == "apply"
 
 
@@ -80,3 +79,11 @@ def test_the_place_is_told_as_exactly_as_it_is_known() -> None:
     assert of_all.where(batch._replace(is_done=True)) == "after batch 7, which ended at vbucket 1 change 30 and others"
     assert of_all.where(None) == "before the first batch"
     assert of_one.where(None) == "vbucket 1, before the first batch"
+
+
+def test_what_troubles_spark_itself_may_pass() -> None:
+    late = "org.apache.spark.SparkException: Python worker failed to connect back."
+    for text in ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", late):
+        assert trouble(text, applying=False).is_temporary
+    refused = f"{late}\nupriver.errors.AccessDenied: vbucket 3: No access (status 0x24)"
+    assert not trouble(refused, applying=False).is_temporary  # our own word weighs more

@@ -35,8 +35,13 @@ _VBUCKET: Final = re.compile(r"\bvbucket (\d+)")
 _HOMELESS: Final = re.compile(r"no node (?:of the cluster )?has it")
 #: Somebody holds a lock on a key; locks end by themselves.
 _LOCKED: Final = f"status 0x{Locked.status:02x}"
-#: The Spark of a runner that was killed may live for a moment, and be about to write its last word.
-_LINGERING: Final = "CONCURRENT_STREAM_LOG_UPDATE"
+#: Spark's own trouble that may pass. The Spark of a runner that was killed may live for a moment, and be about to write
+#: its last word; on a busy machine a worker comes too late, and where memory is short it is killed.
+_OF_SPARK: Final = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Python worker failed to connect back",
+    "Python worker exited unexpectedly",
+)
 _CHARACTERS_MAX: Final = 400
 
 
@@ -89,7 +94,7 @@ def trouble(error: BaseException | str, *, applying: bool) -> Trouble:
     kind = getattr(errors, ours[-1][0], None) if ours else None
     why = ours[-1][1] if ours else _last_words(text)
     temporary = isinstance(kind, type) and issubclass(kind, BaseException) and _may_pass(kind, why)
-    temporary = temporary or _LINGERING in text
+    temporary = temporary or (not ours and any(words in text for words in _OF_SPARK))
     return Trouble(_stage(text, applying), why, temporary, _vbucket(why))
 
 
