@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from bench.engine_history import evict_everything
 from upriver.node import EmbeddedNode, start
-from upriver.wire import Framer, dcp, memcached
+from upriver.wire import Framer, Message, dcp, memcached
 from upriver.wire.framing import MEMCACHED
 
 PIECE_BYTES = 256 * 1024
@@ -150,6 +150,22 @@ def other_process(*arguments: str) -> Iterator[int]:
             process.terminate()
 
 
+def until_delivered(writer: socket.socket, reader: socket.socket, change: bytes, *expected: Message) -> Iterator[float]:
+    """Seconds from sending a change until all bytes that tell of it are here; what they say is looked at later."""
+    answers, framer, opcodes = Framer(MEMCACHED), Framer(MEMCACHED), [message.code for message in expected]
+    size = sum(len(message.encode()) for message in expected)
+    for _ in range(LATENCY_ROUNDS):
+        started = time.perf_counter()
+        writer.sendall(change)
+        data = reader.recv(65536)
+        while len(data) < size:
+            data += reader.recv(65536)
+        yield time.perf_counter() - started
+        framer.feed(data)
+        assert [next_packet(reader, framer)[1] for _ in opcodes] == opcodes
+        next_packet(writer, answers)
+
+
 def deliveries(port: int) -> Iterator[float]:
     """Seconds from sending a set on one connection to having the mutation on another."""
     with connected(port) as writer, connected(port) as reader:
@@ -164,13 +180,8 @@ def deliveries(port: int) -> Iterator[float]:
         reader.sendall(request.encode())
         next_packet(reader, framer)
         change = memcached.Set(key=b"key", value=b"v" * 64).encode()
-        for _ in range(LATENCY_ROUNDS):
-            started = time.perf_counter()
-            writer.sendall(change)
-            while next_packet(reader, framer)[1] != 0x57:
-                pass
-            yield time.perf_counter() - started
-            next_packet(writer, answers)
+        mutation = dcp.Mutation(by_seqno=1, key=b"key", value=b"v" * 64)
+        yield from until_delivered(writer, reader, change, dcp.SnapshotMarker(start_seqno=0, end_seqno=1), mutation)
 
 
 def echo_server(kind: str) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 from bench.streams import (
     KEY,
-    LATENCY_ROUNDS,
     connected,
     echoes,
     fill,
@@ -24,6 +23,7 @@ from bench.streams import (
     print_latency,
     timed,
     timed_sendall,
+    until_delivered,
 )
 from upriver.node import EmbeddedNode, start
 from upriver.wire import Framer, dcp, memcached, tap
@@ -85,16 +85,12 @@ def compare(value_size: int, vbuckets: int, items: int, rounds: int) -> None:
 def deliveries(port: int) -> Iterator[float]:
     """Seconds from sending a set on one connection to having its TAP mutation on another."""
     with connected(port) as writer, connected(port) as reader:
-        framer, answers = Framer(MEMCACHED), Framer(MEMCACHED)
+        framer = Framer(MEMCACHED)
         reader.sendall(tap.Connect(name=b"latency").encode() + memcached.Noop().encode())
         next_packet(reader, framer)
         change = memcached.Set(key=b"key", value=b"v" * 64).encode()
-        for _ in range(LATENCY_ROUNDS):
-            started = time.perf_counter()
-            writer.sendall(change)
-            next_packet(reader, framer)
-            yield time.perf_counter() - started
-            next_packet(writer, answers)
+        mutation = tap.Mutation(key=b"key", value=b"v" * 64, rev_seqno=1, nru=0)
+        yield from until_delivered(writer, reader, change, mutation)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def test_the_first_is_open_and_none_is_closed(vbucket: Vbucket) -> None:
     assert checkpoints.open_id(vbucket) == FIRST_ID
     assert checkpoints.last_closed_id(vbucket) == FIRST_ID - 1
     assert checkpoints.end_after(vbucket, 0) is None
-    assert checkpoints.begins_at(vbucket, 0)
+    assert [checkpoints.around(vbucket, seqno) for seqno in (0, 1)] == [(True, None), (False, None)]
 
 
 def test_a_checkpoint_ends_where_it_was_closed(vbucket: Vbucket) -> None:
@@ -39,7 +39,19 @@ def test_a_checkpoint_ends_where_it_was_closed(vbucket: Vbucket) -> None:
         checkpoints.create(vbucket)
     assert checkpoints.open_id(vbucket) == FIRST_ID + 3
     assert [checkpoints.end_after(vbucket, seqno) for seqno in (0, 2, 3, 4, 5)] == [3, 3, 5, 5, None]
-    assert [checkpoints.begins_at(vbucket, seqno) for seqno in (0, 1, 3, 5)] == [True, False, True, True]
+    around = [checkpoints.around(vbucket, seqno) for seqno in (0, 1, 3, 4, 5, 6)]
+    assert around == [(True, 3), (False, 3), (True, 5), (False, 5), (True, None), (False, None)]
+
+
+def test_another_vbucket_under_the_same_number_begins_anew(bucket: Bucket, vbucket: Vbucket) -> None:
+    checkpoints = Checkpoints()
+    write(vbucket, 3)
+    checkpoints.create(vbucket)
+    bucket.delete_vbucket(0)
+    other = bucket.create_vbucket(0)
+    write(other, 5)
+    assert checkpoints.open_id(other) == FIRST_ID
+    assert checkpoints.end_after(other, 0) is None
 
 
 def test_a_flush_begins_anew(vbucket: Vbucket) -> None:

@@ -1,5 +1,6 @@
 """The shell of a session over real sockets: limits, pauses and good-byes."""
 
+import contextlib
 import logging
 import socket
 import struct
@@ -15,6 +16,7 @@ from upriver.node import connection as connection_module
 from upriver.node.authentication import Role, User, Users
 from upriver.node.connection import Connection
 from upriver.node.embedded import EmbeddedNode, start
+from upriver.wire import dcp
 from upriver.wire.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 
 MESSAGES = "upriver.node"
@@ -401,3 +403,37 @@ def test_a_connection_that_is_done_is_not_closed_while_asyncio_says_that_all_is_
     assert upriver_node.call(finish) is False
     wait_until(lambda: connections(upriver_node) == 0)
     client.close()
+
+
+def test_a_live_change_goes_to_one_stream_before_the_answer_and_to_the_others_behind_it(
+    upriver_node: EmbeddedNode,
+) -> None:
+    """A writer waits for one of those who listen, not for all of them."""
+    writes: list[str] = []
+
+    def record(connection: Connection, name: str) -> None:
+        transport = connection._transport
+        assert transport is not None
+        write = transport.write
+
+        def recording(data: bytes | bytearray | memoryview) -> None:
+            writes.append(name)
+            write(data)
+
+        transport.write = recording  # type: ignore[method-assign]
+
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            client = stack.enter_context(Client(upriver_node.port))
+            assert client.ask(dcp.Open(name=b"%d" % number, flags=dcp.OpenFlag.PRODUCER)).status == 0
+            client.ask(dcp.StreamRequest(opaque=1))
+        wait_until(lambda: upriver_node.call(lambda: len(upriver_node.bucket.vbucket(0).cursors)) == 3)
+        for connection in upriver_node.call(lambda: set(upriver_node.node.state.connections)):
+            upriver_node.call(record, connection, "stream")
+        writer = stack.enter_context(Client(upriver_node.port))
+        writer.ask(Noop())
+        (connection,) = (c for c in upriver_node.node.state.connections if c.session and c.session.stream is None)
+        upriver_node.call(record, connection, "answer")
+        writer.set(b"key", b"value")
+        wait_until(lambda: len(writes) == 4)
+    assert writes == ["stream", "answer", "stream", "stream"]

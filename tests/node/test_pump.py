@@ -2,6 +2,8 @@
 
 import socket
 
+import pytest
+
 from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
@@ -113,3 +115,22 @@ def test_after_the_end_nothing_happens() -> None:
     pump.wake()
     laboratory.pass_by(2)
     assert (pump.runs, pump.times) == (0, [])
+
+
+def test_a_stream_that_fails_ends_its_own_connection_and_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    wire, seen = Wire(pump), []
+
+    def send() -> None:
+        seen.append(pump.session.closing)
+        if not pump.session.closing:
+            pump.pump(wire)
+
+    def fail() -> bytes:
+        raise ZeroDivisionError
+
+    pump.produce, pump.session.on_output = fail, send  # type: ignore[method-assign]
+    pump.run()
+    assert seen == [False, True]
+    assert "could not be made" in caplog.text

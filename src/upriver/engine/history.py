@@ -141,9 +141,10 @@ class Cursor:
 
         One that is not the first ends at ``not_beyond`` if the state there can still be shown.
         """
-        if self.ended is CursorEnd.OK:
-            return None
-        self._check()
+        if self.ended is not None:
+            if self.ended is CursorEnd.OK:
+                return None
+            self._check()
         if self.snapshot is not None:
             return self.snapshot
         end = self._snapshot_end()

@@ -35,6 +35,7 @@ from upriver.model.rollback import rollback_by_snapshot
 log = logging.getLogger(__name__)
 
 Run = TypeVar("Run")
+Place = TypeVar("Place", bound=Cursor)
 #: So many flushes are known again.
 FLUSH_MARKS_MAX: Final = 16
 
@@ -390,11 +391,22 @@ class Vbucket(KeyValue):
         self, name: str, start_seqno: int = 0, end_seqno: int = NO_END, options: Options | None = None
     ) -> Cursor:
         """A named place in the history, from which snapshots are read."""
+        return self.open_place(Cursor, name, start_seqno, end_seqno, options or PLAIN)
+
+    def open_place(
+        self,
+        make: Callable[["Vbucket", str, int, int, Options], Place],
+        name: str,
+        start_seqno: int,
+        end_seqno: int,
+        options: Options,
+    ) -> Place:
+        """The same, for who has a kind of cursor of its own."""
         if name in self.cursors:
             raise KeyExists(f"there is a cursor {name!r} already", vbucket=self.number)
         if self.state is not VbucketState.ACTIVE and not self.streamable:
             raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
-        cursor = Cursor(self, name, start_seqno, end_seqno, options or PLAIN)
+        cursor = make(self, name, start_seqno, end_seqno, options)
         if cursor.ended is None:
             self.cursors[name] = cursor
         return cursor

@@ -10,7 +10,7 @@ after a restart, a flush or a rollback below what was closed they begin anew.
 
 from bisect import bisect_right
 from collections import deque
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 from upriver.engine import Vbucket
 
@@ -25,9 +25,11 @@ _ENDS_MAX = 1000
 class _Ids:
     """The checkpoints of one vbucket."""
 
-    __slots__ = ("closed", "end_seqno", "ended_ids", "ends", "open_id", "opened_at", "persisted_id")
+    __slots__ = ("closed", "end_seqno", "ended_ids", "ends", "open_id", "opened_at", "persisted_id", "vbucket")
 
-    def __init__(self) -> None:
+    def __init__(self, vbucket: Vbucket) -> None:
+        #: Another vbucket may have taken its number since.
+        self.vbucket: ReferenceType[Vbucket] = ref(vbucket)
         self.open_id = FIRST_ID
         self.persisted_id = FIRST_ID - 1
         #: Where the newest closed checkpoint ends, and those before it.
@@ -43,7 +45,7 @@ class Checkpoints:
     """The checkpoints of all vbuckets."""
 
     def __init__(self) -> None:
-        self._by_vbucket: WeakKeyDictionary[Vbucket, _Ids] = WeakKeyDictionary()
+        self._by_number: dict[int, _Ids] = {}
 
     def open_id(self, vbucket: Vbucket) -> int:
         """The id of the open checkpoint."""
@@ -92,18 +94,21 @@ class Checkpoints:
         at = bisect_right(ids.ends, seqno)
         return ids.ended_ids[at] if at < len(ids.ends) else ids.open_id
 
-    def begins_at(self, vbucket: Vbucket, seqno: int) -> bool:
-        """Does a checkpoint begin after this seqno? The first one begins with the history."""
-        if seqno == 0:
-            return True
+    def around(self, vbucket: Vbucket, seqno: int) -> tuple[bool, int | None]:
+        """Does a checkpoint begin after this seqno, and where does the one end that holds the next change?
+
+        The first one begins with the history; the open one has no end.
+        """
         ends = self._current(vbucket).ends
+        if not ends:
+            return seqno == 0, None
         at = bisect_right(ends, seqno)
-        return at > 0 and ends[at - 1] == seqno
+        return seqno == 0 or (at > 0 and ends[at - 1] == seqno), ends[at] if at < len(ends) else None
 
     def _current(self, vbucket: Vbucket) -> _Ids:
-        ids = self._by_vbucket.get(vbucket)
-        if ids is None or ids.end_seqno > vbucket.high_seqno:
-            ids = self._by_vbucket[vbucket] = _Ids()
+        ids = self._by_number.get(vbucket.number)
+        if ids is None or ids.end_seqno > vbucket.high_seqno or ids.vbucket() is not vbucket:
+            ids = self._by_number[vbucket.number] = _Ids(vbucket)
         while ids.closed and ids.closed[0][1] <= vbucket.persisted_seqno:
             ids.persisted_id = ids.closed.popleft()[0]
         return ids

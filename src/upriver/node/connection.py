@@ -122,6 +122,8 @@ class Connection(asyncio.BufferedProtocol):
                 session.put(answers or b"")  # TLS may bring requests before its handshake has ended here
                 self.flush()
             elif answers:
+                if woken:
+                    woken.pop(0).run()
                 node.counters.bytes_written += len(answers)
                 self._transport.write(answers)
         finally:

@@ -3,9 +3,10 @@
 Two things flow. Answers go out at once, before everything else. Changes are read from the history only when the
 transport's buffer is empty, one piece at a time, and the next piece waits for the event loop's next turn: so a consumer
 that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for the others. A stream
-that wakes up only takes note. If what some connection has received woke it, it sends as soon as that connection is
-answered, in the same turn: a live change is on its way before anything else is looked at. Otherwise it sends in the
-next turn, together with all that has come until then.
+that wakes up only takes note. If what some connection has received woke it, it sends in the same turn, when the
+requests are carried out: a live change is on its way before anything else is looked at. The first stream that was woken
+even goes before the answer, which is ready and as good as sent; the others come behind it, so that a writer does not
+wait for all who listen. Otherwise a stream sends in the next turn, together with all that has come until then.
 """
 
 import contextlib
@@ -95,10 +96,17 @@ class Pump:
                 self.node.scheduler.later(0.0, self.run)
 
     def run(self) -> None:
-        """Send what there is."""
+        """Send what there is. A stream that fails ends its own connection, not that of the writer who woke it."""
         self._woken = False
-        if not self.lost and self.session.on_output is not None:
-            self.session.on_output()
+        session = self.session
+        if self.lost or session.on_output is None:
+            return
+        try:
+            session.on_output()
+        except Exception:
+            session.log.exception("what a stream sends could not be made")
+            session.closing = True
+            session.on_output()
 
     def pump(self, transport: Transport) -> int:
         """Write one piece if the transport is empty; how many bytes."""

@@ -255,6 +255,8 @@ class Session:
 
     def data_to_send(self) -> bytes:
         """The answers that are ready; each is given once."""
+        if not self._out:
+            return b""
         out = bytes(self._out)
         self._out.clear()
         return out

@@ -6,9 +6,8 @@ by the flusher's thread and takes the way over the scheduler.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Final
-
-import pyarrow as pa
 
 from upriver.engine import Cursor, KeyPattern, Options, Vbucket
 from upriver.engine import ValueFilter as EngineValueFilter
@@ -20,87 +19,52 @@ from upriver.protocol.source import StreamOptions
 _FILTER_FORM: Final = '{"field": "a.b", "equals": …} or {"field": "a.b", "contains": …}'
 
 
-class EngineHistory:
-    """A cursor of the engine."""
+class EngineHistory(Cursor):
+    """A cursor of the engine that knows the node's checkpoints."""
 
-    __slots__ = ("_cursor", "_node")
-
-    def __init__(self, cursor: Cursor, node: NodeState) -> None:
-        self._cursor = cursor
+    def __init__(
+        self, node: NodeState, vbucket: Vbucket, name: str, start_seqno: int, end_seqno: int, options: Options
+    ) -> None:
+        super().__init__(vbucket, name, start_seqno, end_seqno, options)
         self._node = node
-
-    @property
-    def seqno(self) -> int:
-        """Everything up to here was read."""
-        return self._cursor.seqno
-
-    @property
-    def changes_read(self) -> int:
-        """How many changes were read so far."""
-        return self._cursor.changes_read
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The announced snapshot that is not read to its end yet."""
-        return self._cursor.snapshot
-
-    @property
-    def from_disk(self) -> bool:
-        """Does the announced snapshot come from disk?"""
-        return self._cursor.from_disk
-
-    @property
-    def begins_checkpoint(self) -> bool:
-        """Does the announced snapshot begin where a checkpoint does?"""
-        snapshot, vbucket = self._cursor.snapshot, self._cursor.vbucket
-        return snapshot is not None and self._node.checkpoints.begins_at(vbucket, snapshot.start)
+        #: The announced snapshot begins where a checkpoint does.
+        self.begins_checkpoint = False
 
     @property
     def checkpoint(self) -> int:
         """The id of the checkpoint that the next change belongs to."""
-        return self._node.checkpoints.id_after(self._cursor.vbucket, self._cursor.seqno)
+        return self._node.checkpoints.id_after(self.vbucket, self.seqno)
 
     @property
     def in_open_checkpoint(self) -> bool:
         """Is that checkpoint still open?"""
-        return self._node.checkpoints.end_after(self._cursor.vbucket, self._cursor.seqno) is None
+        return self._node.checkpoints.end_after(self.vbucket, self.seqno) is None
 
     @property
     def end_reason(self) -> str | None:
         """Why nothing more comes; None before."""
-        return None if self._cursor.ended is None else self._cursor.ended.value
+        return None if self.ended is None else self.ended.value
 
-    def next_snapshot(self) -> Snapshot | None:
-        """Announce the next snapshot; None if there is nothing new, or nothing more comes."""
-        cursor = self._cursor
-        if cursor.ended is not None:
+    def next_snapshot(self, not_beyond: int | None = None) -> Snapshot | None:
+        """Announce the next snapshot; None if there is nothing new, or nothing more comes.
+
+        Unless told otherwise it does not reach beyond the end of a checkpoint.
+        """
+        if self.ended is not None:
             return None
-        return cursor.next_snapshot(self._node.checkpoints.end_after(cursor.vbucket, cursor.seqno))
-
-    def read(self, max_bytes: int, opaque: int) -> bytes:
-        """The next changes of the announced snapshot as `dcp` frames."""
-        return self._cursor.read(max_bytes, opaque)
-
-    def read_records(self, max_bytes: int) -> bytes:
-        """The next changes of the announced snapshot as records."""
-        return self._cursor.read_records(max_bytes)
-
-    def read_columns(self, max_bytes: int) -> pa.RecordBatch:
-        """The next changes of the announced snapshot."""
-        return self._cursor.read_columns(max_bytes)
+        begins, end = self._node.checkpoints.around(self.vbucket, self.seqno)
+        if self.snapshot is None:
+            self.begins_checkpoint = begins
+        return super().next_snapshot(end if not_beyond is None else not_beyond)
 
     def subscribe(self, callback: Callable[[], object], *, fresh: bool = False) -> None:
         """Call back once when there may be more to read, or when it has ended."""
         if fresh:
-            self._cursor.vbucket.when_changed(callback)
-        elif self._cursor.options.persisted_only:
-            self._cursor.subscribe(lambda: self._node.scheduler.from_thread(callback))
+            self.vbucket.when_changed(callback)
+        elif self.options.persisted_only:
+            super().subscribe(lambda: self._node.scheduler.from_thread(callback))
         else:
-            self._cursor.subscribe(callback)
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._cursor.close()
+            super().subscribe(callback)
 
 
 class EngineSource:
@@ -131,8 +95,9 @@ class EngineSource:
         if options is not known:
             wanted = engine_options(options)
             self._last = options, wanted
-        cursor = self._node.bucket.vbucket(vbucket).open_cursor(name, start, end, wanted)
-        return EngineHistory(cursor, self._node)
+        return self._node.bucket.vbucket(vbucket).open_place(
+            partial(EngineHistory, self._node), name, start, end, wanted
+        )
 
     def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
         """Give a vbucket another role, and tell clients who own what."""

@@ -82,6 +82,8 @@ class Producer:
         self.controls = Controls()
         self.window = SendWindow()
         self.noops = NoopSender(now)
+        #: How much it sends at once: connections take turns, so a larger piece is a larger share.
+        self.piece_bytes = int(PIECE_BYTES * SHARES[self.controls["set_priority"]])
         #: One backfill is finished before the next begins.
         self.sequential = False
         self.streams: dict[int, ProducerStream] = {}
@@ -188,7 +190,9 @@ class Producer:
             self.source.check(StreamOptions(**{name: value}))
         self.controls.set(name, value)
         self._options_now.clear()
-        if name == "connection_buffer_size":
+        if name == "set_priority":
+            self.piece_bytes = int(PIECE_BYTES * SHARES[value])
+        elif name == "connection_buffer_size":
             self.window.size_bytes = value
         elif name == "backfill_order":
             self.sequential = value == "sequential"
@@ -295,11 +299,6 @@ class Producer:
         """One backfill after the other was asked for, and this stream has not finished its own."""
         return self.sequential and stream.backfilling
 
-    @property
-    def piece_bytes(self) -> int:
-        """How much it sends at once: connections take turns, so a larger piece is a larger share."""
-        return int(PIECE_BYTES * SHARES[self.controls["set_priority"]])
-
     def tick(self, now: float) -> None:
         """Time has passed: ask whether the consumer is there, or give up on it."""
         match self.noops.check(now):
@@ -325,26 +324,29 @@ class Producer:
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
-        pieces = [self.answers()]
-        size = len(pieces[0])
+        pieces = [self.answers()] if self._answers else []
+        size = len(pieces[0]) if pieces else 0
+        window, turns = self.window, self._turns
         # Half of it is enough: to put another large piece behind the first would cost more than it brings.
-        while size < max(1, max_bytes // 2):
-            room = self.window.room_bytes
-            stream = None if room == 0 else self._turns.next()
+        enough = max_bytes // 2 or 1
+        while size < enough:
+            room = window.room_bytes
+            stream = None if room == 0 else turns.next()
             if stream is None:
                 break
             left = max_bytes - size
-            share = min(left, max(TURN_BYTES_MIN, left // (len(self._turns) + 1)))
-            piece = stream.turn(share if room is None else min(share, room))
-            self.window.sent(len(piece))
+            share = left if left <= TURN_BYTES_MIN else max(TURN_BYTES_MIN, left // (len(turns) + 1))
+            piece = stream.turn(share if room is None or room > share else room)
+            if room is not None:
+                window.sent(len(piece))
             self.bytes_sent_total += len(piece)
             size += len(piece)
             pieces.append(piece)
             if stream.finished:
                 self._forget(stream)
             elif stream.has_more:
-                self._turns.again(stream, first=self._in_line(stream))
-        return b"".join(pieces) if len(pieces) != 2 or pieces[0] else pieces[1]
+                turns.again(stream, first=self._in_line(stream))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _forget(self, stream: ProducerStream) -> None:
         if self.streams.get(stream.vbucket.number) is stream:

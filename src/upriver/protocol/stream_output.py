@@ -81,7 +81,8 @@ class ProducerStream:
         #: It stands in the connection's queue of those that may have something to send.
         self.queued = False
         self._control: deque[bytes] = deque()
-        self._waiting = False
+        #: It did not run dry in its last turn.
+        self.has_more = True
         self._subscribed_to: History | None = None
         self._snapshots = 0
         self._last_change_seqno = self.start_seqno
@@ -103,11 +104,6 @@ class ProducerStream:
     # What the connection asks for
 
     @property
-    def has_more(self) -> bool:
-        """It did not run dry in its last turn."""
-        return not self._waiting
-
-    @property
     def backfilling(self) -> bool:
         """Its first snapshot, which holds all that was there when it was asked for, is not sent to its end."""
         return not self._snapshots or (self._snapshots == 1 and self.history.snapshot is not None)
@@ -119,18 +115,19 @@ class ProducerStream:
 
     def turn(self, max_bytes: int) -> bytes:
         """Send a piece: messages and changes, about so many bytes, and at least one packet if there is one."""
-        self._waiting = False
+        self.has_more = True
         pieces: list[bytes] = []
         size = 0
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
-        while not size or size < max_bytes // 2:
+        enough = max_bytes // 2 or 1
+        while size < enough:
             piece = self._piece(max_bytes - size)
             if piece is None:
                 self._wait()
                 break
             pieces.append(piece)
             size += len(piece)
-            if self._may_have_caught_up:
+            if self.history.snapshot is None and not self._control and self._may_have_caught_up:
                 # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
                 self._wait()
                 break
@@ -138,18 +135,15 @@ class ProducerStream:
 
     @property
     def _may_have_caught_up(self) -> bool:
-        """A snapshot is sent, and nothing has to be decided before the next."""
-        return (
-            self.history.snapshot is None
-            and not self._control
-            and not (self.takeover or self.options.exact_end or self.life.ended)
-        )
+        """A snapshot is sent: has nothing to be decided before the next?"""
+        return not (self.takeover or self.options.exact_end or self.life.ended)
 
     def _piece(self, max_bytes: int) -> bytes | None:
         """What comes next, empty if a filter let nothing pass; None if there is nothing to send."""
         if not self._control:
             try:
-                self._go_on()
+                if self.history.snapshot is None:
+                    self._go_on()
                 if not self._control and self.history.snapshot is not None:
                     return self._changes(max_bytes)
             except (StatusError, StorageError) as error:
@@ -187,13 +181,14 @@ class ProducerStream:
     # Snapshots
 
     def _go_on(self) -> None:
-        """Decide what comes next, if nothing is being read."""
-        if self.life.ended or self.history.snapshot is not None:
+        """Decide what comes next when nothing is being read."""
+        state = self.life.state
+        if state is StreamState.ENDED:
             return
         if self.history.end_reason is not None:
             self._finish(self.history.end_reason)
             return
-        if self.life.state in (StreamState.PENDING, StreamState.ACTIVATING):
+        if state is StreamState.PENDING or state is StreamState.ACTIVATING:
             return
         handover = self._handover
         self._holds_back = handover is not None and not handover.dead and self._nears_its_end(handover)
@@ -222,17 +217,18 @@ class ProducerStream:
         return flags | self._flags_of_all
 
     def _changes(self, max_bytes: int) -> bytes:
-        snapshot = self.history.snapshot
+        history = self.history
+        snapshot = history.snapshot
         assert snapshot is not None
-        before = self.history.changes_read
+        before = history.changes_read
         out = self._frames(max_bytes) if self._encoder is None else self._encoded(self._encoder, max_bytes)
-        count = self.history.changes_read - before
+        count = history.changes_read - before
         if count:
             self.life.move(StreamEvent.CHANGE)
             self.changes_sent += count
             self.backfilled += count if self._snapshots == 1 else 0
-        self.last_sent_seqno = self.history.seqno
-        if self.history.snapshot is None:
+        self.last_sent_seqno = history.seqno
+        if history.snapshot is None:
             self._complete(snapshot)
         return out
 
@@ -337,19 +333,23 @@ class ProducerStream:
         self._control.append(self.dialect.addressed(message, self.vbucket.number, self.opaque))
 
     def _take_control(self, max_bytes: int) -> bytes:
-        out = bytearray()
-        while self._control and (not out or len(out) + len(self._control[0]) <= max_bytes):
-            out += self._control.popleft()
+        control = self._control
+        first = control.popleft()
+        if not control:
+            return first
+        out = bytearray(first)
+        while control and len(out) + len(control[0]) <= max_bytes:
+            out += control.popleft()
         return bytes(out)
 
     def _wait(self) -> None:
         """Nothing to send: wake up when the history goes on."""
-        self._waiting = True
+        self.has_more = False
         if self.life.ended or self._subscribed_to is self.history:
             return
         self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
-        deaf = self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
+        deaf = self.takeover and (self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING))
         self.history.subscribe(self._called, fresh=deaf)
 
     def _called(self) -> None:
@@ -357,5 +357,4 @@ class ProducerStream:
         self._wake()
 
     def _wake(self) -> None:
-        self._waiting = False
         self.connection.ready(self)

@@ -28,6 +28,9 @@ class Turns(Generic[T]):
         self._busy: deque[T] = deque()
         self._turns = 0
 
+    def __bool__(self) -> bool:
+        return bool(self._woken or self._busy)
+
     def __len__(self) -> int:
         return len(self._woken) + len(self._busy)
 
