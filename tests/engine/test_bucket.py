@@ -428,3 +428,21 @@ def test_one_thread_works_while_the_flusher_writes(path: Path) -> None:
         after = {number: contents["contents"] for number, contents in digest(reopened).items()}
         living = {n: {k: v for k, v in part.items() if v[0] == Event.MUTATION} for n, part in after.items()}
         assert living == {n: {k: v for k, v in part.items() if v[0] == Event.MUTATION} for n, part in before.items()}
+
+
+def test_who_listens_hears_of_roles_and_of_what_can_be_streamed(tmp_path: Path) -> None:
+    heard: list[int] = []
+    with Bucket.open(tmp_path / "b", vbuckets=4, background=False) as bucket:
+        bucket.role_listeners.append(heard.append)
+        bucket.create_vbucket(1)
+        replica = bucket.create_vbucket(2, VbucketState.REPLICA)
+        assert heard == [1, 2]
+        replica.begin_snapshot(0, 5)
+        replica.begin_snapshot(0, 6)
+        other = bucket.create_vbucket(3, VbucketState.REPLICA)
+        other.receive(Event.MUTATION, b"key", b"value")
+        other.receive(Event.MUTATION, b"key", b"value")
+        assert heard == [1, 2, 2, 3, 3]
+        replica.set_state(VbucketState.REPLICA)  # as before
+        bucket.vbucket(1).set_state(VbucketState.DEAD)
+        assert heard == [1, 2, 2, 3, 3, 1]

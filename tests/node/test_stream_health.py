@@ -10,6 +10,7 @@ from tests.protocol.tap_stage import ACK, BACKFILL, TapPeer, connect
 from upriver.model.position import NO_END
 from upriver.node.health import problems
 from upriver.node.stream_statistics import stream_numbers
+from upriver.node.streams import StreamConnection
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import dcp, tap
 
@@ -163,3 +164,25 @@ def test_the_numbers_of_tap(laboratory: Laboratory) -> None:
     after = stream_numbers(laboratory.node)
     assert (after.connections.total(), after.streams) == (0, 0)
     assert (after.bytes_sent, after.changes_sent) == (numbers.bytes_sent, 3)
+
+
+def test_of_many_streams_some_are_looked_at_each_time_and_none_is_left_out(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.node.stream_health.STREAMS_PER_LOOK", 2)
+    for number in range(5):
+        peer = laboratory.connect().open(b"peer %d" % number)
+        peer.send(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(2)))
+        stopped(peer, monkeypatch)
+    looked: list[str] = []
+    behind = StreamConnection.behind
+
+    def recording(self: StreamConnection) -> Any:
+        looked.append(self.name)
+        return behind(self)
+
+    monkeypatch.setattr(StreamConnection, "behind", recording)
+    laboratory.write(0, b"a")
+    assert watched(laboratory, 5) == []
+    assert looked == [f"peer {number}" for number in range(5)]
+    assert len(watched(laboratory, 15)) == 5

@@ -283,3 +283,86 @@ def test_noops_can_be_switched_off() -> None:
     laboratory.pass_by(10_000)
     assert peer.run() == []
     assert not peer.closed
+
+
+# Beginning
+
+
+def producer_of(peer: TapPeer) -> tap_producer.TapProducer:
+    assert peer.peer.session.stream is not None
+    return peer.peer.session.stream.producer  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("flags", [BACKFILL, BACKFILL | ACK, DUMP, 0])
+def test_a_turn_begins_only_some_of_many_streams(flags: int) -> None:
+    laboratory = Laboratory(vbuckets=256)
+    laboratory.bucket.create_vbuckets()
+    for vbucket in range(256):
+        laboratory.write(vbucket, b"old")
+    peer = TapPeer(laboratory, connect(b"client", flags))
+    producer = producer_of(peer)
+    assert (len(producer.streams), producer.beginning, producer.has_output) == (0, True, True)
+    producer.produce()
+    assert len(producer.streams) == tap_producer.BEGIN_MAX
+    laboratory.write(255, b"new")
+    again = TapPeer(laboratory, connect(b"again", flags))  # what the first turn sent is lost
+    laboratory.write(255, b"newer")
+    found = keys(again.run())
+    assert found.count("old") == (256 if flags else 0)
+    assert found.count("newer") == 1
+    assert again.closed == (flags == DUMP)
+
+
+@pytest.mark.parametrize(("flags", "date"), [(0, 0), (BACKFILL, 5), (BACKFILL, 0)])
+def test_a_history_that_breaks_before_its_stream_has_begun_is_not_missed(flags: int, date: int) -> None:
+    laboratory = Laboratory()
+    for vbucket in (1, 2):
+        laboratory.bucket.create_vbucket(vbucket)
+        laboratory.write(vbucket, b"old")
+    peer = TapPeer(laboratory, connect(b"client", flags | ACK, date))
+    laboratory.bucket.flush()
+    laboratory.write(2, b"new")
+    messages = peer.run()
+    assert brief(messages).count("#initial_vbucket_stream") == 2
+    assert keys(messages) == ["new"]
+
+
+def test_a_flush_of_what_has_begun_leaves_alone_what_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap_producer, "BEGIN_MAX", 1)
+    laboratory = Laboratory()
+    for vbucket in (1, 2):
+        laboratory.bucket.create_vbucket(vbucket)
+        laboratory.write(vbucket, b"old")
+    peer = TapPeer(laboratory, connect(b"client", ACK))
+    producer = producer_of(peer)
+    producer.produce()
+    assert list(producer.streams) == [1]
+    laboratory.bucket.vbucket(1).flush()
+    assert "flush" not in brief(peer.run())
+
+
+def test_who_goes_before_all_streams_have_begun_misses_nothing() -> None:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, b"old")
+    TapPeer(laboratory, connect(b"client", ACK)).leave()
+    laboratory.write(1, b"meanwhile")
+    assert keys(TapPeer(laboratory, connect(b"client", ACK)).run()) == ["meanwhile"]
+
+
+def test_a_vbucket_is_followed_as_soon_as_it_can_be_and_nobody_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    laboratory, peer = stage(flags=LIST)
+    asked: Counter[int] = Counter()
+    follow = tap_producer.TapProducer._follow
+    monkeypatch.setattr(
+        tap_producer.TapProducer, "_follow", lambda self, number: (asked.update([number]), follow(self, number))
+    )
+    everything = TapPeer(laboratory, connect(b"all"))
+    for each in (peer, everything):
+        each.run()
+    asked.clear()
+    laboratory.pass_by(10)
+    assert not asked
+    laboratory.bucket.create_vbucket(3)
+    laboratory.write(3, b"new")
+    assert (keys(everything.run()), keys(peer.run()), asked) == (["new"], [], Counter({3: 1}))

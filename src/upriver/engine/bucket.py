@@ -80,6 +80,9 @@ class Bucket:
         queue = queue_bytes(quota_bytes) if queue_bytes_max is None else queue_bytes_max
         self.ledger = Ledger(clock, quota_bytes, queue)
         self.journal = Journal()
+        #: Told the number of each vbucket that takes on a role, also a new one, or can be streamed from now on; they
+        #: must only take note.
+        self.role_listeners: list[Callable[[int], object]] = []
         self._vbuckets: list[Vbucket | None] = [None] * vbuckets
         #: The tables by number of their vbucket, for compiled code that serves many requests in one call.
         self.tables: list[Table | None] = [None] * vbuckets
@@ -292,10 +295,15 @@ class Bucket:
 
     def _new(self, number: int) -> Vbucket:
         vbucket = Vbucket(number, self.ledger, self.journal, self.operations)
+        vbucket.on_role = self._role_taken
         if self.storage.keeps_records:
             vbucket.table.fetch = lambda seqno: self._fetch(number, seqno)
             vbucket.read_block = lambda seqno: self._read_block(number, seqno)
         return vbucket
+
+    def _role_taken(self, number: int) -> None:
+        for listener in self.role_listeners:
+            listener(number)
 
     def _read_block(self, number: int, seqno: int) -> tuple[bytes, int]:
         block = self.flusher.blocks.block(number, seqno)

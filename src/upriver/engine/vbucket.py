@@ -78,6 +78,8 @@ class Vbucket(KeyValue):
         #: Its bucket has deleted it; whoever still holds it cannot change anything.
         self.removed = False
         self.cursors: dict[str, Cursor] = {}
+        #: Called when it has taken on a role, or has something to stream for the first time; must only take note.
+        self.on_role: Callable[[int], object] = lambda _: None
         #: Reads a stored block around a seqno: (records, last seqno).
         self.read_block: Callable[[int], tuple[bytes, int]] | None = None
         self._waiting: list[Callable[[], object]] = []
@@ -138,6 +140,7 @@ class Vbucket(KeyValue):
             self.table.active = state is VbucketState.ACTIVE
             self.table.ledger.expect(self.table.due())  # only who is active lets items expire
             self.journal.change(self.number)
+        self.on_role(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def branch_after_crash(self) -> None:
@@ -183,6 +186,7 @@ class Vbucket(KeyValue):
             if not self.streamable:
                 self.streamable = True
                 self.journal.change(self.number)
+                self.on_role(self.number)
             self.table.snapshot_start = position.snapshot.start
             self.table.snapshot_end = position.snapshot.end
             self.table.touch()
@@ -245,6 +249,7 @@ class Vbucket(KeyValue):
             if not self.streamable:
                 self.streamable = True
                 self.journal.change(self.number)
+                self.on_role(self.number)
             if not rev_seqno:
                 old = self.table.find(key)
                 rev_seqno = 1 + (self.table.deleted_rev_seqno if old is None else old.rev_seqno)

@@ -11,6 +11,7 @@ wait for all who listen. Otherwise a stream sends in the next turn, together wit
 
 import contextlib
 import socket
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
@@ -83,6 +84,15 @@ class Pump:
     def on_time(self, now: float) -> None:
         """A deadline has come."""
         raise NotImplementedError
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams it sends."""
+        return 0
+
+    def behind(self) -> Iterator[tuple[tuple[str, int], object, int]]:
+        """The streams that have something to send, and whose consumer would take it: which, and where they stand."""
+        return iter(())
 
     # Going out
 

@@ -4,11 +4,12 @@ Theory of operation. Once a second the watch looks at every stream that has chan
 notes where it stands. One that stands still for long has one of three reasons. The consumer gave a window, or
 acknowledges, and has not done so: it is his own decision and no problem of the node. The consumer has stopped reading:
 nothing the node could do, but somebody must look. Or neither, and then it is the node that does not get on.
+
+A look is bounded: of many connections with a thousand streams each it takes some, and the others next time.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from upriver.node.pump import Pump
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Which stream: the name of its connection and the vbucket.
 Key = tuple[str, int]
+#: Connections are looked at until they have had so many streams.
+STREAMS_PER_LOOK: Final = 4096
 
 
 @dataclass(slots=True)
@@ -33,15 +36,33 @@ class StreamWatch:
 
     def __init__(self) -> None:
         self._places: dict[Key, _Place] = {}
+        #: How many connections were looked at since all had their turn.
+        self._looked = 0
 
     def look(self, node: "NodeState", now: float) -> None:
-        """Take note of where every stream stands."""
-        found: dict[Key, _Place] = {}
-        for key, stream, seqno, connection in (*_of_producers(node), *_of_tap(node)):
-            before = self._places.get(key)
-            moved = before is None or before.stream is not stream or before.seqno != seqno
-            found[key] = _Place(stream, seqno, connection, now) if before is None or moved else before
+        """Take note of where streams stand: all of them, or as many as one look may cost."""
+        chosen = self._chosen([*(node.streams or ()), *(node.tap or ())])
+        places = self._places
+        found = {k: old for k, old in places.items() if not (old.connection.lost or old.connection in chosen)}
+        for connection in chosen:
+            for key, stream, seqno in connection.behind():
+                before = places.get(key)
+                moved = before is None or before.stream is not stream or before.seqno != seqno
+                found[key] = _Place(stream, seqno, connection, now) if before is None or moved else before
         self._places = found
+
+    def _chosen(self, connections: "list[Pump]") -> "dict[Pump, None]":
+        """Whose turn it is to be looked at."""
+        if self._looked >= len(connections):
+            self._looked = 0
+        chosen: dict[Pump, None] = {}
+        streams = 0
+        while streams < STREAMS_PER_LOOK and self._looked < len(connections):
+            connection = connections[self._looked]
+            chosen[connection] = None
+            streams += connection.stream_count
+            self._looked += 1
+        return chosen
 
     def problems(self, now: float, stall_s: float) -> list[str]:
         """Each connection with streams that have stood still for longer, and why, as far as one can tell."""
@@ -50,25 +71,6 @@ class StreamWatch:
             if now - place.since > stall_s and not place.connection.lost:
                 by_name.setdefault(name, []).append((now - place.since, -number, place.connection))
         return [_sentence(name, still) for name, still in by_name.items()]
-
-
-def _of_producers(node: "NodeState") -> "Iterator[tuple[Key, object, int, Pump]]":
-    """Streams that have something to send, and whose consumer would take it."""
-    for connection in node.streams or ():
-        if connection.producer is None or connection.producer.window.room_bytes == 0:
-            continue
-        for number, stream in connection.producer.streams.items():
-            if backlog(node, stream):
-                yield (connection.name, number), stream, stream.history.seqno, connection
-
-
-def _of_tap(node: "NodeState") -> "Iterator[tuple[Key, object, int, Pump]]":
-    for connection in node.tap or ():
-        if not connection.producer.room:
-            continue
-        for number, stream in connection.producer.streams.items():
-            if not stream.ended and stream.backlog:
-                yield (connection.producer.cursor_name, number), stream, stream.seqno, connection
 
 
 def backlog(node: "NodeState", stream: "ProducerStream") -> int:

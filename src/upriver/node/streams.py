@@ -20,6 +20,7 @@ from upriver.node.session import Session, malformed, refusal
 from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
+from upriver.node.stream_health import backlog
 from upriver.protocol.producer import Producer, checked_name
 from upriver.protocol.request_runs import REQUEST_BYTES
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
@@ -106,6 +107,18 @@ class StreamConnection(Pump):
     def has_output(self) -> bool:
         """May there be something to send?"""
         return self.producer.has_output
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams it sends."""
+        return len(self.producer.streams)
+
+    def behind(self) -> Iterator[tuple[tuple[str, int], object, int]]:
+        """The streams that have something to send, and whose consumer would take it."""
+        if self.producer.window.room_bytes != 0:
+            for number, stream in self.producer.streams.items():
+                if backlog(self.node, stream):
+                    yield (self.name, number), stream, stream.history.seqno
 
     def on_time(self, now: float) -> None:
         """A noop is due, or was not answered."""

@@ -32,8 +32,8 @@ from upriver.wire.tap import Control
 #: The opcodes of TAP, from connect to checkpoint end.
 _OPCODES: Final = frozenset(range(0x40, 0x48))
 _CONNECT: Final = tap.Connect.declaration.opcode
-#: New vbuckets are looked for, and clients that stay away forgotten, once in so many seconds.
-LOOK_S: Final = 1.0
+#: Clients that stay away are looked for once in so many seconds.
+EXPIRE_S: Final = 1.0
 _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE)
 
 
@@ -84,7 +84,7 @@ class TapConnection(Pump):
         out = self.producer.produce(PIECE_BYTES)
         if self.producer.done and not out:
             self.service.close(self.session, "everything is sent")
-        elif self.producer.done:
+        elif self.producer.done or (self.producer.beginning and not out):
             self.wake()
         return out
 
@@ -92,6 +92,18 @@ class TapConnection(Pump):
     def has_output(self) -> bool:
         """May there be something to send?"""
         return self.producer.has_output
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams it sends."""
+        return len(self.producer.streams)
+
+    def behind(self) -> Iterator[tuple[tuple[str, int], object, int]]:
+        """The streams that have something to send, and whose consumer would take it."""
+        if self.producer.room:
+            for number, stream in self.producer.streams.items():
+                if not stream.ended and stream.backlog:
+                    yield (self.producer.cursor_name, number), stream, stream.seqno
 
     def on_time(self, now: float) -> None:
         """Something is to be sent again, or a noop is due."""
@@ -154,7 +166,10 @@ class TapService:
         self.changes_sent_before = 0
         self._by_name: dict[str, TapConnection] = {}
         self._anonymous = itertools.count(1)
-        self._looking = False
+        self._expiring = False
+        #: The vbuckets that took on a role and that the connections were not told of yet.
+        self._roles: set[int] = set()
+        node.bucket.role_listeners.append(self._role_taken)
 
     def __iter__(self) -> Iterator[TapConnection]:
         return iter(list(self._by_name.values()))
@@ -219,7 +234,6 @@ class TapService:
             self.close(session, str(error))
             return
         session.stream = self._by_name[name] = TapConnection(self, session, client, plan, heir)
-        self._look_later()
 
     def _heir(self, session: Session, request: tap.Connect) -> str:
         """For whom vbuckets die that are handed over: who has no name cannot come back, and nobody in his place."""
@@ -269,6 +283,7 @@ class TapService:
         self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or client.anonymous)
         if self._by_name.get(client.name) is connection:
             del self._by_name[client.name]
+        self._expire_later()
 
     # Peers that send
 
@@ -290,18 +305,26 @@ class TapService:
 
     # Time, and the end
 
-    def _look_later(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self.node.scheduler.later(LOOK_S, self._look)
+    def _role_taken(self, number: int) -> None:
+        if not self._roles:
+            self.node.scheduler.from_thread(self._tell_roles)
+        self._roles.add(number)
 
-    def _look(self) -> None:
-        self._looking = False
-        self.clients.expire(self.node.clock())
+    def _tell_roles(self) -> None:
+        numbers, self._roles = self._roles, set()
         for connection in self:
-            connection.producer.look_for_vbuckets()
-        if self._by_name or len(self.clients):
-            self._look_later()
+            for number in numbers:
+                connection.producer.role_taken(number)
+
+    def _expire_later(self) -> None:
+        if not self._expiring and self.clients.away:
+            self._expiring = True
+            self.node.scheduler.later(EXPIRE_S, self._expire)
+
+    def _expire(self) -> None:
+        self._expiring = False
+        self.clients.expire(self.node.clock())
+        self._expire_later()
 
     def close(self, session: Session, why: str) -> None:
         """Close a connection that is done, or broke the rules."""

@@ -11,7 +11,6 @@ At every moment at most one of the two is active; a consumer that is lost half-w
 may be active already.
 """
 
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from upriver.errors import StatusError, StorageError
@@ -80,7 +79,7 @@ class ProducerStream:
         self.failure = ""
         #: It stands in the connection's queue of those that may have something to send.
         self.queued = False
-        self._control: deque[bytes] = deque()
+        self._control: list[bytes] = []  # hardly ever more than one: a deque would be ten times as large
         #: It did not run dry in its last turn.
         self.has_more = True
         self._subscribed_to: History | None = None
@@ -334,12 +333,12 @@ class ProducerStream:
 
     def _take_control(self, max_bytes: int) -> bytes:
         control = self._control
-        first = control.popleft()
+        first = control.pop(0)
         if not control:
             return first
         out = bytearray(first)
         while control and len(out) + len(control[0]) <= max_bytes:
-            out += control.popleft()
+            out += control.pop(0)
         return bytes(out)
 
     def _wait(self) -> None:

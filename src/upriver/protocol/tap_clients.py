@@ -50,6 +50,11 @@ class TapClients:
     def __len__(self) -> int:
         return len(self._by_name)
 
+    @property
+    def away(self) -> bool:
+        """Will somebody be forgotten if he does not come back?"""
+        return any(client.left_at is not None and not client.registered for client in self._by_name.values())
+
     def get(self, name: str) -> TapClient | None:
         """The client of this name."""
         return self._by_name.get(name)

@@ -7,6 +7,7 @@ and no more is sent than the window has room for. A refused message is sent agai
 connection, as its status says.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -31,6 +32,8 @@ TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
 _MAY_EMPTY: Final = (tap.Flush.declaration.opcode, tap.Opaque.declaration.opcode)
 _NO_LIMIT: Final = 2**31
+#: So many streams are begun in a turn, as long as there are fewer that have something to send.
+BEGIN_MAX: Final = 64
 
 
 def check_takeover(source: Source, plan: TapPlan, heir: str) -> None:
@@ -92,10 +95,14 @@ class TapProducer:
         self._positions = dict(positions or {})
         #: Where each vbucket stood at the connect: what comes later is new.
         self._began_at = {
-            number: vbucket.whole_seqno
+            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.whole_seqno)
             for number in plan.vbuckets or source.vbuckets()
             if (vbucket := source.vbucket(number)) is not None
         }
+        #: None for all.
+        self._wanted = None if plan.vbuckets is None else frozenset(plan.vbuckets)
+        #: What was asked for and is not followed yet.
+        self._unbegun = deque(plan.vbuckets or source.vbuckets())
         self._warned: set[int] = set()
         #: The vbuckets that something was said about.
         self._named: set[int] = set()
@@ -106,8 +113,18 @@ class TapProducer:
             self.send(tap.Opaque(control=Control.ENABLE_AUTO_NACK))
         if self.plan.checkpoints:
             self.send(tap.Opaque(control=Control.ENABLE_CHECKPOINT_SYNC))
-        for number in self.plan.vbuckets or self.source.vbuckets():
-            self._follow(number)
+
+    @property
+    def beginning(self) -> bool:
+        """Some of the vbuckets that were asked for are not followed yet."""
+        return bool(self._unbegun)
+
+    def _begin_some(self) -> None:
+        """Follow some more. A thousand streams take their time and memory, so each turn begins a few of them."""
+        while self._unbegun and len(self._turns) < BEGIN_MAX:
+            for number in [self._unbegun.popleft() for _ in range(min(BEGIN_MAX, len(self._unbegun)))]:
+                if number not in self.streams:
+                    self._follow(number)
 
     # Which vbuckets
 
@@ -127,9 +144,7 @@ class TapProducer:
             self.warn(f"vbucket {number} is not handed over: it died for {vbucket.heir!r}, who may own it")
             return
         try:
-            stream = TapStream(
-                self, vbucket, self._positions.pop(number, None), future_from=self._began_at.get(number, 0)
-            )
+            stream = TapStream(self, vbucket, self._positions.pop(number, None), began=self._place_at_connect(number))
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
@@ -140,13 +155,13 @@ class TapProducer:
         self.streams[number] = stream
         self.ready(stream)
 
-    def look_for_vbuckets(self) -> None:
-        """Follow vbuckets that were not there before, of those that were asked for."""
-        if not self.plan.ends:
-            for number in self.plan.vbuckets or self.source.vbuckets():
-                known = self.streams.get(number)
-                if known is None or (known.ended and known.vbucket is not self.source.vbucket(number)):
-                    self._follow(number)
+    def role_taken(self, number: int) -> None:
+        """A vbucket was made, or has another role: follow it, if it was asked for and could not be followed before."""
+        if self.plan.ends or not (self._wanted is None or number in self._wanted):
+            return
+        known = self.streams.get(number)
+        if known is None or (known.ended and known.vbucket is not self.source.vbucket(number)):
+            self._follow(number)
 
     @property
     def changes_sent(self) -> int:
@@ -166,7 +181,13 @@ class TapProducer:
     @property
     def positions(self) -> dict[int, StreamPosition]:
         """Where each vbucket goes on when the client comes back."""
-        return self._positions | {number: stream.position for number, stream in self.streams.items()}
+        # Who waits for what comes, and goes before all are followed, has missed what came in between.
+        missed = self._unbegun if self.plan.future_only else ()
+        begun = {number: stream.position for number, stream in self.streams.items()}
+        return {number: self._place_at_connect(number) for number in missed} | self._positions | begun
+
+    def _place_at_connect(self, number: int) -> StreamPosition:
+        return StreamPosition.at(*self._began_at.get(number, (0, 0)))
 
     # Coming in
 
@@ -228,7 +249,7 @@ class TapProducer:
         if needless:
             return
         if stream is not None:
-            stream.holds[piece.before_seqno] += 1
+            stream.hold(piece.before_seqno)
         self._retries.add(Retry(message, stream, piece.before_seqno, self._now + self.settings.backoff_s))
 
     def awaits_answers(self, stream: TapStream) -> bool:
@@ -295,7 +316,9 @@ class TapProducer:
     @property
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
-        return bool(self._out) or (self.room > 0 and bool(self._turns)) or self._has_due or self._finishing
+        if self._out or self._unbegun:
+            return True
+        return (bool(self._turns) and self.room > 0) or self._has_due or self._finishing
 
     @property
     def _has_due(self) -> bool:
@@ -306,6 +329,8 @@ class TapProducer:
         """The next bytes to send, about as many as asked for."""
         if self.closing:
             return b""
+        if self._unbegun:
+            self._begin_some()
         self._send_retries(max_bytes)
         while self.room and (not self.size or max_bytes - self.size >= TURN_BYTES_MIN):
             stream = self._turns.next()
@@ -346,9 +371,10 @@ class TapProducer:
         streams = [stream for stream in self.streams.values() if not stream.ended]
         flushed = [stream for stream in streams if stream.history.end_reason == "flushed"]
         others = [stream for stream in streams if stream not in flushed]
+        kept = [stream.vbucket for stream in others] + [self.source.vbucket(number) for number in self._unbegun]
         for stream in flushed:
             self._drop_retries(stream)
-        if any(stream.vbucket.state is VbucketState.ACTIVE and stream.vbucket.high_seqno for stream in others):
+        if any(vbucket and vbucket.state is VbucketState.ACTIVE and vbucket.high_seqno for vbucket in kept):
             for stream in flushed:
                 self.restart(stream)
             return
@@ -396,7 +422,7 @@ class TapProducer:
     @property
     def _finishing(self) -> bool:
         """Everything that was asked for is sent, and there is a step to take: to say so, or to go."""
-        if not self.plan.ends or self.done or self._turns:
+        if not self.plan.ends or self.done or self._turns or self._unbegun:
             return False
         if not all(stream.ended for stream in self.streams.values()):
             return False

@@ -13,7 +13,6 @@ A *takeover* makes the consumer's copy pending first, sends everything, and then
 """
 
 import enum
-from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from upriver.errors import StatusError, StorageError
@@ -55,13 +54,13 @@ class TapStream:
         before: StreamPosition | None = None,
         flushed: bool = False,
         told_by: int = 0,
-        future_from: int | None = None,
+        began: StreamPosition | None = None,
     ) -> None:
         """Go on from a place where the consumer stood, if the history still leads on from there.
 
         ``before`` is the place of a stream that cannot go on and is replaced by this one. After a flush, which the
-        consumer was told of with the message ``told_by``, everything that comes is new. What comes begins after the
-        seqno ``future_from``: of a vbucket that was not there yet, with the first change.
+        consumer was told of with the message ``told_by``, everything that comes is new. ``began`` is where the vbucket
+        stood when the consumer connected: what comes later is new to it; of one that was not there yet, everything.
         """
         self.connection = connection
         self.vbucket = vbucket
@@ -80,13 +79,13 @@ class TapStream:
         self.seqno = 0
         self.acked_seqno = 0
         #: Where it stood before each message that was refused for the moment.
-        self.holds: Counter[int] = Counter()
+        self.holds: dict[int, int] = {}
         #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
         self._reached = 0
         #: A place that is no more, which counts until the consumer has answered the message that says so.
         self._before = before if told_by else None
         self._told_by = told_by
-        self._control: deque[Request] = deque()
+        self._control: list[Request] = []  # seldom more than one or two: a deque would be ten times as large
         self._records = b""
         self._at = 0
         self._read_to = 0
@@ -101,8 +100,10 @@ class TapStream:
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
         #: What counts as backfill.
         self.backfill_end = 0 if flushed else vbucket.whole_seqno
-        if self.plan.future_only and future_from is not None:
-            self.backfill_end = min(self.backfill_end, future_from)
+        if began is not None and self.plan.future_only:
+            self.backfill_end = min(self.backfill_end, began.seqno)
+        if before is None and resume is None and began is not None and not self._continues(began):
+            before = began  # since the consumer connected the history has gone back
         self.history = self._begin(resume, before, flushed=flushed)
 
     @property
@@ -220,7 +221,7 @@ class TapStream:
             self.acked_seqno = self.seqno  # nothing of it was wanted: there is nothing to wait for
 
     def _send_control(self) -> None:
-        message = self._control.popleft()
+        message = self._control.pop(0)
         number = self.connection.send(message, self)
         if isinstance(message, tap.SetVbucket):
             self._said_pending = True
@@ -355,9 +356,13 @@ class TapStream:
 
     def let_go(self, before_seqno: int) -> None:
         """A message that was refused for the moment is taken, or needless."""
-        self.holds[before_seqno] -= 1
-        if self.holds[before_seqno] <= 0:
-            del self.holds[before_seqno]
+        count = self.holds.pop(before_seqno, 0)
+        if count > 1:
+            self.holds[before_seqno] = count - 1
+
+    def hold(self, before_seqno: int) -> None:
+        """A message was refused for the moment: until it is taken, a reconnect goes on before it."""
+        self.holds[before_seqno] = self.holds.get(before_seqno, 0) + 1
 
     def acked(self, piece: Piece) -> None:
         """The consumer holds what this piece brought."""
