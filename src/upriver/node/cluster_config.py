@@ -7,12 +7,12 @@ those. A pushed map stands until a newer one comes; with a data directory also a
 """
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from upriver.errors import InvalidArguments, KeyExists, StorageError
+from upriver.node.kept_file import keep
 
 #: The place of the host name that each client fills in with the address it connected to.
 HOST: Final = "$HOST"
@@ -98,7 +98,7 @@ class ClusterConfig:
         if revision < self.revision or (revision == self.revision and config != self._config):
             raise KeyExists(f"epoch and revision {revision} are not newer than {self.revision}")
         if self._path is not None:
-            _replace(self._path, encoded)
+            keep(self._path, encoded)
         self._take(config)
 
     def _take(self, config: dict[str, Any]) -> None:
@@ -113,19 +113,6 @@ class ClusterConfig:
         servers["vBucketMap"] = [[0 if number in owned else -1] for number in range(len(servers["vBucketMap"]))]
         self._config["rev"] += 1
         self._encoded = None
-
-
-def _replace(path: Path, encoded: bytes) -> None:
-    """Write the file as a whole, so that a crash leaves the old one or the new one."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with new.open("wb") as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as error:
-        raise StorageError(str(path), error.strerror or str(error)) from None
 
 
 def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:

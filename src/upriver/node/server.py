@@ -37,6 +37,7 @@ from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_liste
 from upriver.node.state import LOGGER, Limits, NodeState
 from upriver.node.streams import StreamService
 from upriver.node.tap import TapService
+from upriver.node.tap_registry import TapRegistry
 from upriver.protocol.tap_plan import TapSettings
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ STOP_WAIT_S: Final = 2.0
 DESCRIPTORS_KEPT: Final = 64
 #: Where the data directory keeps the cluster map that was pushed.
 CLUSTER_FILE: Final = "cluster.json"
+#: And the TAP clients that are registered.
+TAP_DIRECTORY: Final = "tap-clients"
 T = TypeVar("T")
 
 
@@ -309,6 +312,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
             keep_alive_s=options.tap_keep_alive_s,
             noop_interval_s=options.tap_noop_interval_s,
         ),
+        TapRegistry(None if options.data is None else Path(options.data) / TAP_DIRECTORY),
     )
     return state
 

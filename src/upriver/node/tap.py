@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from upriver.errors import KeyExists, KeyNotFound, StatusError, WireError
+from upriver.errors import KeyExists, KeyNotFound, StatusError, StorageError, TemporaryFailure, WireError
 from upriver.node import drafts
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
@@ -19,6 +19,7 @@ from upriver.node.pump import PIECE_BYTES, Pump
 from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
+from upriver.node.tap_registry import TapRegistry
 from upriver.node.tap_sink import EngineTapSink
 from upriver.protocol.tap_clients import TapClient, TapClients
 from upriver.protocol.tap_consumer import TapConsumer
@@ -153,11 +154,16 @@ class TapReceiver(Pump):
 class TapService:
     """All TAP connections of a node, and the clients that it knows."""
 
-    def __init__(self, node: NodeState, settings: TapSettings | None = None) -> None:
+    def __init__(
+        self, node: NodeState, settings: TapSettings | None = None, registry: TapRegistry | None = None
+    ) -> None:
         self.node = node
+        self.registry = registry or TapRegistry(None)
         self.settings = settings or TapSettings()
         self.source = EngineSource(node)
         self.clients = TapClients(self.settings.keep_alive_s)
+        for client in self.registry.load(range(len(node.bucket))):
+            self.clients.restore(client)
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
@@ -229,6 +235,7 @@ class TapService:
             name = request.name.decode(errors="backslashreplace") or self._made_up_name()
             self._replace(session, name)
             client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
+            self._note_connected(client)
         except StatusError as error:
             session.put(refusal(request, error).encode())
             self.close(session, str(error))
@@ -240,6 +247,15 @@ class TapService:
         if request.name:
             return f"tap:{request.name.decode(errors='backslashreplace')}"
         return f"tap without a name from {session.peer} at {self.node.clock()}"
+
+    def _note_connected(self, client: TapClient) -> None:
+        """From here on nobody knows what a registered client holds, should the node crash: so it says on disk."""
+        if client.registered:
+            try:
+                self.registry.keep(client)
+            except StorageError as error:
+                self.clients.left(client, {}, self.node.clock(), done=False)
+                raise TemporaryFailure(f"a registered client must be kept on disk: {error}") from None
 
     def _made_up_name(self) -> str:
         """One that nobody has."""
@@ -263,9 +279,14 @@ class TapService:
 
     def deregister(self, name: str) -> None:
         """Forget a registered client. If it is connected it is told that nothing more comes."""
-        client = self.clients.deregister(name)
-        if client is None:
+        client = self.clients.get(name)
+        if client is None or not client.registered:
             raise KeyNotFound(f"no TAP client is registered as {name!r}")
+        try:
+            self.registry.drop(name)
+        except StorageError as error:
+            raise TemporaryFailure(f"the client is still registered: {error}") from None
+        self.clients.deregister(name)
         connection = self._by_name.get(name)
         if connection is not None:
             connection.producer.say_goodbye()
@@ -281,6 +302,13 @@ class TapService:
         self.bytes_sent_before += producer.bytes_sent_total
         self.changes_sent_before += producer.changes_sent
         self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or client.anonymous)
+        if client.registered:
+            try:
+                self.registry.keep(client)
+            except StorageError as error:
+                connection.session.log.warning(
+                    "TAP client %s starts over after a restart: its place cannot be written: %s", client.name, error
+                )
         if self._by_name.get(client.name) is connection:
             del self._by_name[client.name]
         self._expire_later()

@@ -59,6 +59,10 @@ class TapClients:
         """The client of this name."""
         return self._by_name.get(name)
 
+    def restore(self, client: TapClient) -> None:
+        """Take back one that was known before a restart."""
+        self._by_name[client.name] = client
+
     def connected(self, name: str, plan: TapPlan, now: float, *, anonymous: bool = False) -> TapClient:
         """Somebody connects: the client that he is, with the places that still count."""
         self.expire(now)

@@ -1,0 +1,110 @@
+"""The registered TAP clients, kept over a restart of the node: each in a small file of its own.
+
+Theory of operation. A client's place is only worth something if the node knows *all* that the client may hold, for what
+a crash has lost must not stay with the client. While it is connected that changes with every message. So its file says,
+on disk before the first message, that it is connected, and when it has gone, where it stands. A node that finds the
+former has crashed meanwhile: nobody knows what the client holds, and it starts over. A client that was away goes on as
+if the node had been there all the time, as far as the history still leads on from its place.
+
+The files do not belong to a backup: whoever uses one meets clients that have gone on without it.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from upriver.errors import StorageError, UpriverError
+from upriver.model import Snapshot, StreamPosition
+from upriver.node.kept_file import UNFINISHED, drop, keep
+from upriver.protocol.tap_clients import TapClient
+from upriver.protocol.tap_plan import TapPlan
+
+#: A place on no branch at all: no history leads on from it.
+LOST: Final = StreamPosition.at(0, 1)
+
+
+class TapRegistry:
+    """The files of a node's registered clients; without a directory nothing is kept."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def load(self, vbuckets: Iterable[int]) -> Iterator[TapClient]:
+        """All clients that were kept; ``vbuckets`` are those that one may have been sent which has asked for all."""
+        if self._directory is None or not self._directory.is_dir():
+            return
+        for path in sorted(self._directory.iterdir()):
+            if path.name.endswith(UNFINISHED):
+                drop(path)
+                continue
+            try:
+                stored = json.loads(path.read_bytes())
+                client = _client(stored, vbuckets)
+            except OSError as error:
+                raise StorageError(str(path), error.strerror or str(error)) from None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UpriverError):
+                raise StorageError(
+                    str(path), "is no registered TAP client; remove the file, and the client starts over"
+                ) from None
+            yield client
+
+    def keep(self, client: TapClient) -> None:
+        """Write down what is known of the client; it is on disk when this returns."""
+        if self._directory is not None:
+            try:
+                self._directory.mkdir(exist_ok=True)
+            except OSError as error:
+                raise StorageError(str(self._directory), error.strerror or str(error)) from None
+            keep(self._path(self._directory, client.name), json.dumps(_stored(client)).encode())
+
+    def drop(self, name: str) -> None:
+        """Forget the client."""
+        if self._directory is not None:
+            drop(self._path(self._directory, name))
+
+    @staticmethod
+    def _path(directory: Path, name: str) -> Path:
+        """Names may be longer than those of files, and hold anything."""
+        return directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+
+
+def _stored(client: TapClient) -> dict[str, Any]:
+    places = {} if client.connected else client.positions
+    return {
+        "name": client.name,
+        "created": client.created,
+        "left_at": client.left_at,
+        "reconnects": client.reconnects,
+        "plan": None if client.plan is None else dataclasses.asdict(client.plan),
+        "connected": client.connected,
+        "places": {number: [p.vbucket_uuid, p.seqno, p.snapshot.end] for number, p in places.items()},
+    }
+
+
+def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
+    plan = TapPlan(**stored["plan"] | {"vbuckets": _numbers(stored["plan"]["vbuckets"])})
+    if stored["connected"]:
+        positions = dict.fromkeys(plan.vbuckets or vbuckets, LOST)
+    else:
+        positions = {int(number): _position(*place) for number, place in stored["places"].items()}
+    return TapClient(
+        str(stored["name"]),
+        float(stored["created"]),
+        flags=int(plan.flags),
+        plan=plan,
+        registered=True,
+        reconnects=int(stored["reconnects"]),
+        left_at=float(stored["left_at"] or stored["created"]),
+        positions=positions,
+    )
+
+
+def _numbers(vbuckets: list[int] | None) -> tuple[int, ...] | None:
+    return None if vbuckets is None else tuple(map(int, vbuckets))
+
+
+def _position(vbucket_uuid: int, seqno: int, reached: int) -> StreamPosition:
+    return StreamPosition(int(vbucket_uuid), int(seqno), Snapshot(int(seqno), int(reached)))

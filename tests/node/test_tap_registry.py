@@ -1,0 +1,247 @@
+"""Registered TAP clients over restarts of their node, also such as nobody has asked for."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from tests.node.probes import Client, Served, refused, wait_until
+from tests.node.tap_relay import Listener
+from tests.protocol.tap_stage import ACK, BACKFILL, REGISTERED, TapPeer, brief, connect, state_of
+from upriver.engine import Bucket
+from upriver.errors import StorageError, TemporaryFailure
+from upriver.model import Snapshot, StreamPosition
+from upriver.node.tap_registry import LOST, TapRegistry
+from upriver.protocol.tap_clients import TapClient, TapClients
+from upriver.protocol.tap_plan import plan_of
+from upriver.wire import Message, tap
+from upriver.wire.memcached import DeregisterTapClient, Set, Stat
+from upriver.wire.tap import Control
+
+NAME = b"the registered one"
+PLACES = {1: StreamPosition(2**63 + 5, 7, Snapshot(7, 9)), 3: StreamPosition.at(8, 2)}
+
+
+def registered(name: str = "client", flags: int = BACKFILL | ACK | REGISTERED, now: float = 100.0) -> TapClient:
+    clients = TapClients(10.0)
+    client = clients.connected(name, plan_of(connect(name.encode(), flags), now), now)
+    clients.left(client, PLACES, now + 5, done=False)
+    return client
+
+
+# What the files hold
+
+
+@pytest.mark.parametrize("name", ["client", "../../etc/passwd", "ä" * 100, "x" * 250, "\\xff"])
+def test_what_is_kept_comes_back(tmp_path: Path, name: str) -> None:
+    client = registered(name)
+    client.reconnects = 3
+    TapRegistry(tmp_path / "clients").keep(client)
+    (found,) = TapRegistry(tmp_path / "clients").load(range(4))
+    for field in ("name", "created", "flags", "plan", "registered", "connected", "reconnects", "left_at", "positions"):
+        assert getattr(found, field) == getattr(client, field), field
+    TapRegistry(tmp_path / "clients").drop(name)
+    assert list(TapRegistry(tmp_path / "clients").load(range(4))) == []
+
+
+def test_of_one_that_was_connected_nobody_knows_what_it_holds(tmp_path: Path) -> None:
+    client = registered()
+    client.connected = True
+    TapRegistry(tmp_path).keep(client)
+    (found,) = TapRegistry(tmp_path).load(range(4))
+    assert found.positions == dict.fromkeys(range(4), LOST)
+    assert not found.connected
+
+
+def test_each_client_has_a_file_of_its_own(tmp_path: Path) -> None:
+    registry = TapRegistry(tmp_path)
+    for name in ("a", "b", "c", "b"):
+        registry.keep(registered(name))
+    registry.drop("c")
+    assert sorted(client.name for client in registry.load(())) == ["a", "b"]
+
+
+def test_what_a_crash_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    registry = TapRegistry(tmp_path)
+    registry.keep(registered())
+    (tmp_path / "half.json.new").write_bytes(b'{"na')
+    assert len(list(registry.load(()))) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda stored: b"{",
+        lambda stored: b"[]",
+        lambda stored: b"\xff\xfe",
+        lambda stored: json.dumps({**stored, "plan": None}).encode(),
+        lambda stored: json.dumps({**stored, "places": {"1": [1, 5, 2]}}).encode(),
+        lambda stored: json.dumps({**stored, "places": {"1": [1]}}).encode(),
+        lambda stored: json.dumps({name: value for name, value in stored.items() if name != "name"}).encode(),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, spoil: Callable[[dict[str, object]], bytes]) -> None:
+    registry = TapRegistry(tmp_path)
+    registry.keep(registered())
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(spoil(json.loads(path.read_bytes())))
+    with pytest.raises(StorageError, match="remove the file"):
+        list(registry.load(()))
+
+
+def test_without_a_directory_nothing_is_kept() -> None:
+    registry = TapRegistry(None)
+    registry.keep(registered())
+    registry.drop("client")
+    assert list(registry.load(range(4))) == []
+
+
+def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(1)
+    (tmp_path / "file").write_bytes(b"")
+    request = connect(NAME, ACK | REGISTERED)
+    broken, works = TapRegistry(tmp_path / "file"), TapRegistry(tmp_path / "directory")
+    laboratory.tap.registry = broken
+    peer = TapPeer(laboratory, request)
+    assert brief(peer.run()) == ["etmpfail"]
+    assert peer.closed
+    laboratory.tap.registry = works
+    peer = TapPeer(laboratory, request)
+    peer.run()
+    laboratory.tap.registry = broken
+    with pytest.raises(TemporaryFailure, match="still registered"):
+        laboratory.tap.deregister(NAME.decode())
+    peer.leave()
+    assert "starts over after a restart" in caplog.text
+    (client,) = works.load(range(4))
+    assert client.positions == dict.fromkeys(range(4), LOST)
+
+
+# Nodes that are killed
+
+
+class Data:
+    """The data directory of a node that is started again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.served = self._serve()
+
+    def _serve(self) -> Served:
+        arguments = "--port", "0", "--data", str(self.path), "--vbuckets", "4", "--initial-vbuckets", "1-2"
+        return Served(*arguments, "--ack", "disk")
+
+    def kill(self) -> None:
+        """End the process without a word, and start another one."""
+        self.served.__exit__()
+        self.served = self._serve()
+
+    def stop(self) -> None:
+        """End it in peace, and start another one."""
+        self.served.stop()
+        self.served = self._serve()
+
+    def listen(self, flags: int = 0) -> Listener:
+        return Listener(self.served.port, connect(NAME, ACK | REGISTERED | flags))
+
+    def write(self, key: bytes, vbucket: int = 1) -> None:
+        with Client(self.served.port) as client:
+            assert client.ask(Set(key=key, value=b"v", vbucket=vbucket)).status == 0
+
+    def about(self, what: str) -> str | None:
+        key = b"eq_tapq:" + NAME + b":" + what.encode()
+        with Client(self.served.port) as client:
+            client.send(Stat(key=b"tap"))
+            while body := client.reply().body:
+                if body.startswith(key):
+                    return body.removeprefix(key).decode()
+        return None
+
+    def gone(self) -> None:
+        """Wait until the node knows that the client has gone."""
+        wait_until(lambda: self.about("connected") == "false")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Data]:
+    opened = Data(tmp_path / "data")
+    try:
+        yield opened
+    finally:
+        opened.served.__exit__()
+
+
+def up_to(listener: Listener, key: bytes) -> list[Message]:
+    return list(listener.until(lambda message: isinstance(message, tap.Mutation) and message.key == key))
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_client_that_was_away_goes_on_where_it_had_acknowledged(data: Data, end: str) -> None:
+    with data.listen(BACKFILL) as listener:
+        data.write(b"one")
+        up_to(listener, b"one")
+        # Its next change is sent when everything before is acknowledged, as far as the client knows.
+        data.write(b"two", 2)
+        up_to(listener, b"two")
+        wait_until(lambda: data.about("unacked") == "0")
+    data.gone()
+    data.write(b"away")
+    getattr(data, end)()
+    assert (data.about("registered"), data.about("connected")) == ("true", "false")
+    data.write(b"back")
+    with data.listen(BACKFILL) as listener:
+        found = brief(up_to(listener, b"back"))
+    assert [each for each in found if "=" in each] == ["away=v", "back=v"]
+    assert "#initial_vbucket_stream" not in found
+    assert data.about("reconnects") == "1"
+
+
+def test_what_a_crash_has_lost_does_not_stay_with_a_client_that_was_connected(data: Data) -> None:
+    with data.listen() as listener:
+        data.write(b"kept")
+        held = up_to(listener, b"kept")
+        with Client(data.served.port) as client:
+            client.send(tap.Opaque(control=Control.START_ONLINEUPDATE))  # nothing more is written to disk
+            client.send(Set(key=b"lost", value=b"v", vbucket=1))
+        held += up_to(listener, b"lost")
+        data.kill()
+    data.write(b"new")
+    with data.listen() as listener:
+        held += up_to(listener, b"new")
+    assert state_of(held) == {b"kept": b"v", b"new": b"v"}
+
+
+def test_a_client_that_is_cut_by_a_stop_goes_on(data: Data) -> None:
+    with data.listen() as listener:
+        data.write(b"one")
+        up_to(listener, b"one")
+        wait_until(lambda: data.about("unacked") == "0")
+        data.stop()
+    data.write(b"two")
+    with data.listen() as listener:
+        assert [each for each in brief(up_to(listener, b"two")) if "=" in each] == ["two=v"]
+
+
+def test_who_was_deregistered_stays_so(data: Data) -> None:
+    data.listen().__exit__()
+    data.gone()
+    with Client(data.served.port) as client:
+        assert client.ask(DeregisterTapClient(name=NAME)).status == 0
+    data.kill()
+    assert data.about("registered") is None
+
+
+def test_a_spoiled_file_is_told_before_anybody_is_served(tmp_path: Path) -> None:
+    Bucket.open(tmp_path / "data").close()
+    directory = tmp_path / "data" / "tap-clients"
+    directory.mkdir()
+    (directory / "x.json").write_bytes(b"{}")
+    said = refused("--port", "0", "--data", str(tmp_path / "data"))
+    assert "x.json" in said
+    assert "remove the file" in said
