@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.node.laboratory import Laboratory
 from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
@@ -14,7 +16,7 @@ from upriver.protocol.tap_plan import TapSettings
 from upriver.protocol.tap_window import key_of
 from upriver.wire import AnyResponse, Message, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import TapFlag
+from upriver.wire.tap import Control, TapFlag
 
 ACKED = BACKFILL | LIST | ACK
 
@@ -283,6 +285,23 @@ def test_noops_can_be_switched_off() -> None:
     laboratory.pass_by(10_000)
     assert peer.run() == []
     assert not peer.closed
+
+
+# What is packed without a declared message
+
+
+@given(
+    st.sampled_from([*Control]),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([TapFlag(0), TapFlag.ACK]),
+    st.integers(0, 255),
+)
+def test_a_packed_control_is_what_its_declaration_says(
+    control: Control, vbucket: int, opaque: int, flags: TapFlag, ttl: int
+) -> None:
+    message = tap.Opaque(control=control, vbucket=vbucket, opaque=opaque, tap_flags=flags, ttl=ttl)
+    assert tap_producer.packed(message) == message.encode()
 
 
 # Beginning

@@ -7,6 +7,7 @@ and no more is sent than the window has room for. A refused message is sent agai
 connection, as its status says.
 """
 
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 from upriver.errors import NotMyVbucket, StatusError
 from upriver.model import StreamPosition, VbucketState
 from upriver.protocol.liveness import NoopSender, Verdict
-from upriver.protocol.source import Source
+from upriver.protocol.source import Source, StreamOptions
 from upriver.protocol.tap_consumer import FLUSH_MARK_SIZE
 from upriver.protocol.tap_plan import TapPlan, TapSettings
 from upriver.protocol.tap_retries import Retries, Retry
@@ -22,16 +23,19 @@ from upriver.protocol.tap_stream import TapStream
 from upriver.protocol.tap_window import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.turns import Turns
 from upriver.wire import Message, Request, Response, memcached, tap
-from upriver.wire.codes import Status
+from upriver.wire.codes import Magic, Status
 from upriver.wire.tap import Control, TapFlag
 
 PIECE_BYTES: Final = 256 * 1024
-TURN_BYTES_MIN: Final = 32 * 1024
+#: What a stream gets at least when its turn comes: less would cost more than it sends.
+TURN_BYTES_MIN: Final = 256 * 1024
 #: The consumer could not take a message for the moment.
 TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
 _MAY_EMPTY: Final = (tap.Flush.declaration.opcode, tap.Opaque.declaration.opcode)
 _NO_LIMIT: Final = 2**31
+_OPAQUE: Final = struct.Struct(">BBHBBHIIQHHB3xI")
+_OPAQUE_BEGIN: Final = (Magic.REQUEST, tap.Opaque.declaration.opcode, 0, 8, 0)
 #: So many streams are begun in a turn, as long as there are fewer that have something to send.
 BEGIN_MAX: Final = 64
 
@@ -67,6 +71,8 @@ class TapProducer:
         #: For whom a vbucket dies that is handed over here.
         self.heir = heir
         self.plan = plan
+        #: The same for all of its streams.
+        self.options = StreamOptions(keys_only=plan.keys_only)
         self.settings = settings
         self.warn = warn
         #: Called when there may be something to send that was not there before.
@@ -283,7 +289,7 @@ class TapProducer:
         if self.plan.acks:
             message.tap_flags = TapFlag.ACK  # type: ignore[attr-defined]
         at = 0 if stream is None else stream.seqno
-        self._put(Piece(number, 1, message.encode(), stream, at, at))
+        self._put(Piece(number, 1, packed(message), stream, at, at))
         if stream is not None:
             self._named.add(stream.number)
         return number
@@ -331,12 +337,16 @@ class TapProducer:
             return b""
         if self._unbegun:
             self._begin_some()
-        self._send_retries(max_bytes)
-        while self.room and (not self.size or max_bytes - self.size >= TURN_BYTES_MIN):
+        if self._retries:
+            self._send_retries(max_bytes)
+        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        enough = max_bytes // 2 or 1
+        while self.size < enough and self.room:
             stream = self._turns.next()
             if stream is None:
                 break
-            stream.turn(max(TURN_BYTES_MIN, (max_bytes - self.size) // (len(self._turns) + 1)))
+            left = max_bytes - self.size
+            stream.turn(left if left <= TURN_BYTES_MIN else max(TURN_BYTES_MIN, left // (len(self._turns) + 1)))
             if stream.stopped:
                 self._drop_retries(stream)
             elif stream.has_more and not stream.ended:
@@ -468,6 +478,14 @@ class TapProducer:
         for stream in self.streams.values():
             stream.history.close()
         self._turns.clear()
+
+
+def packed(message: Request) -> bytes:
+    """A message as bytes. A thousand streams say two things each: those are packed here, and a test compares."""
+    if type(message) is not tap.Opaque:
+        return message.encode()
+    flags, control = int(message.tap_flags), int(message.control)
+    return _OPAQUE.pack(*_OPAQUE_BEGIN, message.vbucket, 12, message.opaque, 0, 4, flags, message.ttl, control)
 
 
 def _empties(message: bytes) -> bool:

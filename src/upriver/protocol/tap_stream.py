@@ -20,7 +20,7 @@ from upriver.model import Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
 from upriver.protocol.handover import Handover
-from upriver.protocol.source import History, SourceVbucket, StreamOptions
+from upriver.protocol.source import History, SourceVbucket
 from upriver.protocol.tap_window import Piece
 from upriver.wire import Request, memcached, tap
 from upriver.wire.tap import Control
@@ -166,11 +166,10 @@ class TapStream:
 
     def _open(self, start: int) -> History:
         end = max(start, self.backfill_end) if self.plan.dump else NO_END
-        options = StreamOptions(keys_only=self.plan.keys_only)
         name = f"{self.connection.cursor_name}:{self.number}"
         self._records, self._at = b"", 0
         self.seqno = self._read_to = start
-        return self.connection.source.history(self.number, name, start, end, options)
+        return self.connection.source.history(self.number, name, start, end, self.connection.options)
 
     # Sending
 
@@ -181,9 +180,13 @@ class TapStream:
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
         enough = until - max_bytes // 2
         try:
-            while connection.size < enough and connection.room and not self.ended:
+            while connection.size < enough and connection.room and self.phase is not TapPhase.ENDED:
                 if self._at < len(self._records):
                     self._send_records()
+                    if self._may_have_caught_up:
+                        # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
+                        self._wait()
+                        break
                 elif self._awaits_pending:
                     self._wait()
                     break
@@ -194,6 +197,17 @@ class TapStream:
                     break
         except (StatusError, StorageError) as error:
             self.stop(str(error))
+
+    @property
+    def _may_have_caught_up(self) -> bool:
+        """A snapshot is sent: has nothing to be decided before the next?"""
+        return (
+            self.phase is TapPhase.LIVE
+            and self.history.snapshot is None
+            and self._at >= len(self._records)
+            and self.handover is None
+            and not self._control
+        )
 
     def _send_records(self) -> None:
         connection, plan = self.connection, self.plan
@@ -269,6 +283,8 @@ class TapStream:
 
     def _tell_checkpoint(self) -> None:
         """Say so where a checkpoint begins, to those who understand it."""
+        if not (self.plan.checkpoints or self.plan.registered):
+            return
         found = self.history.checkpoint
         if found == self._checkpoint or self.plan.dump:
             return
