@@ -177,7 +177,7 @@ class Cursor:
 
     def read(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> bytes:
         """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
-        snapshot = self._announced()
+        snapshot = self.snapshot if self.ended is None and self.snapshot is not None else self._announced()
         upto, block = self._source(snapshot)
         frames, count, done = self.vbucket.table.read(
             self.seqno,

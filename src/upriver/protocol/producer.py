@@ -290,14 +290,12 @@ class Producer:
     # Going out
 
     def ready(self, stream: ProducerStream) -> None:
-        """The stream may have something to send."""
-        known = self.streams.get(stream.vbucket.number) is stream
-        if known and self._turns.wake(stream, last=self._in_line(stream)) and self.on_ready is not None:
+        """The stream may have something to send. In sequential order a backfill waits for those before it."""
+        if stream.queued or self.streams.get(stream.vbucket.number) is not stream:
+            return
+        self._turns.wake(stream, last=self.sequential and stream.backfilling)
+        if self.on_ready is not None:
             self.on_ready()
-
-    def _in_line(self, stream: ProducerStream) -> bool:
-        """One backfill after the other was asked for, and this stream has not finished its own."""
-        return self.sequential and stream.backfilling
 
     def tick(self, now: float) -> None:
         """Time has passed: ask whether the consumer is there, or give up on it."""
@@ -345,7 +343,7 @@ class Producer:
             if stream.finished:
                 self._forget(stream)
             elif stream.has_more:
-                turns.again(stream, first=self._in_line(stream))
+                turns.again(stream, first=self.sequential and stream.backfilling)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _forget(self, stream: ProducerStream) -> None:

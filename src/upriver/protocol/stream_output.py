@@ -120,10 +120,20 @@ class ProducerStream:
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
         enough = max_bytes // 2 or 1
         while size < enough:
-            piece = self._piece(max_bytes - size)
-            if piece is None:
-                self._wait()
-                break
+            try:
+                if not self._control and self.history.snapshot is None:
+                    self._go_on()
+                if self._control:
+                    piece = self._take_control(max_bytes - size)
+                elif self.history.snapshot is not None:
+                    piece = self._changes(max_bytes - size)
+                else:
+                    self._wait()
+                    break
+            except (StatusError, StorageError) as error:
+                self.failure = str(error)
+                self._end(FAILED)
+                continue
             pieces.append(piece)
             size += len(piece)
             if self.history.snapshot is None and not self._control and self._may_have_caught_up:
@@ -136,19 +146,6 @@ class ProducerStream:
     def _may_have_caught_up(self) -> bool:
         """A snapshot is sent: has nothing to be decided before the next?"""
         return not (self.takeover or self.options.exact_end or self.life.ended)
-
-    def _piece(self, max_bytes: int) -> bytes | None:
-        """What comes next, empty if a filter let nothing pass; None if there is nothing to send."""
-        if not self._control:
-            try:
-                if self.history.snapshot is None:
-                    self._go_on()
-                if not self._control and self.history.snapshot is not None:
-                    return self._changes(max_bytes)
-            except (StatusError, StorageError) as error:
-                self.failure = str(error)
-                self._end(FAILED)
-        return self._take_control(max_bytes) if self._control else None
 
     def close(self, *, tell: bool) -> bytes:
         """The consumer wants no more: nothing follows, except an end if that was agreed on."""
@@ -216,6 +213,7 @@ class ProducerStream:
         return flags | self._flags_of_all
 
     def _changes(self, max_bytes: int) -> bytes:
+        """The next changes of the announced snapshot; empty if a filter let nothing pass."""
         history = self.history
         snapshot = history.snapshot
         assert snapshot is not None
@@ -227,7 +225,9 @@ class ProducerStream:
             self.changes_sent += count
             self.backfilled += count if self._snapshots == 1 else 0
         self.last_sent_seqno = history.seqno
-        if history.snapshot is None:
+        if history.snapshot is None and (
+            self._last_change_seqno < snapshot.end or self.dialect.snapshot_end is not None
+        ):
             self._complete(snapshot)
         return out
 
@@ -353,7 +353,7 @@ class ProducerStream:
 
     def _called(self) -> None:
         self._subscribed_to = None
-        self._wake()
+        self.connection.ready(self)
 
     def _wake(self) -> None:
         self.connection.ready(self)
