@@ -105,6 +105,7 @@ class Cursor:
         self.from_disk = False
         self.ended: CursorEnd | None = None
         self.changes_read = 0
+        self._looks_at_each = options.filtered
         self._first_end: int | None = vbucket.whole_seqno
         if start_seqno == end_seqno:
             self.end(CursorEnd.OK)
@@ -190,7 +191,7 @@ class Cursor:
             self.options.key_prefix,
             block,
         )
-        if self.options.filtered:
+        if self._looks_at_each:
             frames, count = self._filtered(frames)
         self._advance(done, count, snapshot)
         return frames
@@ -256,16 +257,12 @@ class Cursor:
         note.
         """
         with self.vbucket.journal.lock:  # the flusher cannot come between the look and the promise
-            if not self._ready():
-                self.vbucket.when_changed(callback, persisted=self.options.persisted_only)
-                return
+            if self.ended is None and self.snapshot is None:
+                end = self._snapshot_end()
+                if end is None or end <= self.seqno:
+                    self.vbucket.when_changed(callback, persisted=self.options.persisted_only)
+                    return
         callback()
-
-    def _ready(self) -> bool:
-        if self.ended is not None or self.snapshot is not None:
-            return True
-        end = self._snapshot_end()
-        return end is not None and end > self.seqno
 
     def _check(self) -> None:
         if self.ended is not None:

@@ -99,9 +99,12 @@ class Checkpoints:
 
         The first one begins with the history; the open one has no end.
         """
-        ends = self._current(vbucket).ends
-        if not ends:
+        ids = self._by_number.get(vbucket.number)
+        if (
+            ids is not None and not ids.ends and ids.vbucket() is vbucket
+        ):  # as it is for most, and asked for each change
             return seqno == 0, None
+        ends = self._current(vbucket).ends
         at = bisect_right(ends, seqno)
         return seqno == 0 or (at > 0 and ends[at - 1] == seqno), ends[at] if at < len(ends) else None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from upriver.engine import Cursor, KeyPattern, Options, Vbucket
+from upriver.engine import Cursor, CursorEnd, KeyPattern, Options, Vbucket
 from upriver.engine import ValueFilter as EngineValueFilter
 from upriver.errors import InvalidArguments
 from upriver.model import Snapshot, VbucketState
@@ -29,6 +29,8 @@ class EngineHistory(Cursor):
         self._node = node
         #: The announced snapshot begins where a checkpoint does.
         self.begins_checkpoint = False
+        #: Why nothing more comes; None before.
+        self.end_reason: str | None = None if self.ended is None else self.ended.value
 
     @property
     def checkpoint(self) -> int:
@@ -40,10 +42,11 @@ class EngineHistory(Cursor):
         """Is that checkpoint still open?"""
         return self._node.checkpoints.end_after(self.vbucket, self.seqno) is None
 
-    @property
-    def end_reason(self) -> str | None:
-        """Why nothing more comes; None before."""
-        return None if self.ended is None else self.ended.value
+    def end(self, reason: CursorEnd) -> None:
+        """Nothing more comes; the first reason stays."""
+        super().end(reason)
+        if self.ended is not None:
+            self.end_reason = self.ended.value
 
     def next_snapshot(self, not_beyond: int | None = None) -> Snapshot | None:
         """Announce the next snapshot; None if there is nothing new, or nothing more comes.

@@ -344,6 +344,8 @@ class Producer:
                 self._forget(stream)
             elif stream.has_more:
                 turns.again(stream, first=self.sequential and stream.backfilling)
+            if not turns:
+                break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _forget(self, stream: ProducerStream) -> None:

@@ -70,6 +70,8 @@ class ProducerStream:
         self.life = StreamLife(vbucket.number)
         self.life.move(StreamEvent.ACCEPT)
         self.takeover = dialect.set_state is not None and bool(self.flags & TAKEOVER)
+        #: When a snapshot is sent nothing has to be decided before the next.
+        self._just_goes_on = not (self.takeover or options.exact_end)
         self.notifier = bool(connection.flags & _NOTIFIER)
         self.last_sent_seqno = self.start_seqno
         self.changes_sent = 0
@@ -110,7 +112,7 @@ class ProducerStream:
     @property
     def finished(self) -> bool:
         """It has ended, and its last message is sent."""
-        return self.life.ended and not self._control
+        return self.life.state is StreamState.ENDED and not self._control
 
     def turn(self, max_bytes: int) -> bytes:
         """Send a piece: messages and changes, about so many bytes, and at least one packet if there is one."""
@@ -136,16 +138,11 @@ class ProducerStream:
                 continue
             pieces.append(piece)
             size += len(piece)
-            if self.history.snapshot is None and not self._control and self._may_have_caught_up:
+            if self._just_goes_on and self.history.snapshot is None and not self._control:
                 # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
                 self._wait()
                 break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    @property
-    def _may_have_caught_up(self) -> bool:
-        """A snapshot is sent: has nothing to be decided before the next?"""
-        return not (self.takeover or self.options.exact_end or self.life.ended)
 
     def close(self, *, tell: bool) -> bytes:
         """The consumer wants no more: nothing follows, except an end if that was agreed on."""
@@ -344,7 +341,7 @@ class ProducerStream:
     def _wait(self) -> None:
         """Nothing to send: wake up when the history goes on."""
         self.has_more = False
-        if self.life.ended or self._subscribed_to is self.history:
+        if self.life.state is StreamState.ENDED or self._subscribed_to is self.history:
             return
         self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
