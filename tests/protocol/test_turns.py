@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from upriver.protocol.turns import Turns
 
 
@@ -25,6 +27,21 @@ def test_who_woke_up_goes_first_and_nobody_starves() -> None:
             turns.again(stream)
     assert served == (["live"] * 3 + ["backfill"]) * 3
     assert len(turns) == 4
+
+
+@pytest.mark.parametrize("turns_before", range(8))
+def test_who_wakes_up_goes_first_whatever_was_before(turns_before: int) -> None:
+    turns: Turns[Stream] = Turns()
+    backfill, live = Stream("backfill"), Stream("live")
+    for _ in range(turns_before):
+        turns.wake(live)
+        assert turns.next() is live
+    turns.again(backfill)
+    for _ in range(turns_before):
+        assert turns.next() is backfill
+        turns.again(backfill)
+    turns.wake(live)
+    assert turns.next() is live
 
 
 def test_nobody_stands_in_the_queue_twice() -> None:

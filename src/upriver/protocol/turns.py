@@ -1,11 +1,14 @@
 """Whose turn it is, where many streams share a connection.
 
-Who woke up goes first, so that a live change waits for no backfill of millions; every fourth turn is for those that had
-more to send in their last one, so that nobody starves.
+Who woke up goes first, so that a live change waits for no backfill of millions; after three of them one has its turn
+that had more to send in its last one, so that nobody starves.
 """
 
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+#: So many that woke up may go before one that is busy.
+WOKEN_IN_A_ROW: Final = 3
 
 
 class TakesTurns(Protocol):
@@ -21,12 +24,13 @@ T = TypeVar("T", bound=TakesTurns)
 class Turns(Generic[T]):
     """The streams that may have something to send: those that woke up, and those that had more in their last turn."""
 
-    __slots__ = ("_busy", "_turns", "_woken")
+    __slots__ = ("_busy", "_in_a_row", "_woken")
 
     def __init__(self) -> None:
         self._woken: deque[T] = deque()
         self._busy: deque[T] = deque()
-        self._turns = 0
+        #: How many that woke up have gone before one that is busy.
+        self._in_a_row = 0
 
     def __bool__(self) -> bool:
         return bool(self._woken or self._busy)
@@ -50,11 +54,14 @@ class Turns(Generic[T]):
 
     def next(self) -> T | None:
         """Whose turn it is; None if nobody has anything to send."""
-        self._turns += 1
-        queue = self._busy if self._busy and (self._turns % 4 == 0 or not self._woken) else self._woken
-        if not queue:
+        if self._woken and not (self._busy and self._in_a_row >= WOKEN_IN_A_ROW):
+            stream = self._woken.popleft()
+            self._in_a_row = self._in_a_row + 1 if self._busy else 0
+        elif self._busy:
+            stream = self._busy.popleft()
+            self._in_a_row = 0
+        else:
             return None
-        stream = queue.popleft()
         stream.queued = False
         return stream
 
