@@ -28,6 +28,9 @@
     ├── StreamRefused             a stream that the source does not give
     ├── OptionError               an option of a query that is unknown or makes no sense
     ├── RowsRefused               rows that a cluster does not take
+    ├── TargetRefused             what a pipeline's target does not take
+    ├── HttpRefused               a request that a server answers with an error
+    ├── SearchError               a query that an index does not understand
     ├── OffsetError               an offset of a query that cannot be read
     ├── DataLoss                  what a query has read is known to nobody any more
     ├── PipelineFailed            a pipeline cannot go on: in which stage, vbucket and batch, and why
@@ -262,6 +265,46 @@ class RowsRefused(UpriverError):
             f"{self.count} rows were refused, among them {'; '.join(self.samples)}. "
             "Set errorsAs to ignore, or to deadletter with a deadLetterPath, to go on without them"
         )
+
+
+class TargetRefused(UpriverError):
+    """What a pipeline's target does not take, whatever is tried: some of it by name, with the reason."""
+
+    def __init__(self, where: str, count: int, samples: list[str]) -> None:
+        super().__init__(where, count, samples)
+        self.where = where
+        self.count = count
+        self.samples = samples
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.count} refused: {'; '.join(self.samples)}"
+
+
+class HttpRefused(UpriverError):
+    """A request that a server answers with an error which another attempt would not change."""
+
+    def __init__(self, where: str, method: str, path: str, status: int, answer: str) -> None:
+        super().__init__(where, method, path, status, answer)
+        self.where = where
+        self.method = method
+        self.path = path
+        self.status = status
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.method} {self.path or '/'} was answered with {self.status}: {self.answer}"
+
+
+class SearchError(UpriverError, ValueError):
+    """A query that an index does not understand."""
+
+    def __init__(self, query: str, why: str) -> None:
+        super().__init__(query, why)
+        self.query = query
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the query {self.query!r} is not understood: {self.why}"
 
 
 class OffsetError(UpriverError, ValueError):

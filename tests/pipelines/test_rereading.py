@@ -54,6 +54,7 @@ def test_groups_are_small_enough_to_be_held(
     write(upriver_node, 4, b"a")
     assert reader.groups([4, 3, 2, 1]) == [[1], [2], [3, 4]]
     assert reader.groups([]) == []
+    assert reader.groups([60, 61]) == [[60, 61]]  # which are empty
 
 
 def test_a_vbucket_that_nobody_has_is_named(upriver_node: EmbeddedNode, reader: NodeReader) -> None:

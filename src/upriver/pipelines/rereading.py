@@ -30,6 +30,10 @@ class NodeReader(Source):
         self._view = ClusterView(options.cluster, options.vbuckets)
         self._reader: RangeReader | None = None
 
+    def vbuckets(self) -> list[int]:
+        """Which vbuckets there are, or which were chosen."""
+        return self._view.vbuckets()
+
     def uuids(self, vbuckets: Iterable[int]) -> Mapping[int, int]:
         """The branch that each of these vbuckets is on now."""
         states = self._view.states()
@@ -39,10 +43,10 @@ class NodeReader(Source):
         """The same vbuckets in groups that are small enough to be held."""
         states = self._view.states()
         groups: list[list[int]] = []
-        held = CHANGES_MAX
+        held = 0
         for number in sorted(vbuckets):
             size = states[number].high_seqno if number in states else 0
-            if held + size > CHANGES_MAX:
+            if not groups or held + size > CHANGES_MAX:
                 groups.append([])
                 held = 0
             groups[-1].append(number)

@@ -1,0 +1,51 @@
+"""``upriver mirror``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deltalake", reason="the pipelines extra is not installed")
+
+from tests.cli.conftest import Run
+from upriver.client import Address, SyncKvClient
+from upriver.node import EmbeddedNode
+from upriver.pipelines.applying import Applier
+from upriver.pipelines.delta import Delta
+from upriver.pipelines.rereading import NodeReader
+from upriver.spark.options import ReadOptions
+
+
+@pytest.fixture
+def table(node: EmbeddedNode, tmp_path: Path) -> Path:
+    """A table of what the node held."""
+    with SyncKvClient(node.address) as kv:
+        kv.set_many({f"k{n}": b'{"n": %d}' % n for n in range(20)})
+    nodes = NodeReader(ReadOptions(address=Address.parse(node.address)))
+    rows, _ = nodes.read(nodes.vbuckets())
+    Applier(Delta(tmp_path / "t"), nodes, "q").apply(rows, 0)
+    nodes.close()
+    return tmp_path / "t"
+
+
+def test_equal_and_not(run: Run, node: EmbeddedNode, table: Path) -> None:
+    result = run("mirror", "verify", str(table), node.address)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no differences\n")
+    with SyncKvClient(node.address) as kv:
+        kv.set("k3", b'{"n": 99}')
+        vbucket = kv.set("new", b"{}").vbucket
+    result = run("mirror", "verify", str(table))
+    assert result.exit_code == 1
+    assert f"{vbucket}\tmissing\tnew\n" in result.stdout
+    assert result.stderr == "2 differences\n"
+    lines = [json.loads(line) for line in run("mirror", "verify", "--json", str(table)).stdout.splitlines()]
+    assert {(line["key"], line["difference"]) for line in lines} == {("k3", "different"), ("new", "missing")}
+    assert "n" in next(line["columns"] for line in lines if line["key"] == "k3")
+    assert run("mirror", "verify", "--key-prefix", "k1", "--vbuckets", str(vbucket), str(table)).exit_code in (0, 1)
+
+
+def test_what_is_no_mirror_is_one_line(run: Run, tmp_path: Path) -> None:
+    result = run("mirror", "verify", str(tmp_path))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "there is no mirror" in result.stderr
+    assert run("mirror", "verify", str(tmp_path / "nowhere")).exit_code == 2
