@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests.node.probes import Client, Served
@@ -13,18 +14,24 @@ from upriver.wire.memcached import StopPersistence
 PATIENCE_S = 240
 
 
-def run_once(spark: SparkSession, pipeline: Pipeline, directory: Path) -> None:
-    """Bring everything that there is to the target, as the runner does; what fails is raised as it was."""
+def run_once(spark: SparkSession, pipeline: Pipeline, directory: Path, attempts: int = 3) -> None:
+    """Bring everything that there is to the target, as the runner does; what fails is raised as it was.
+
+    A Spark that fails for its own reasons, with which a machine under load abounds, is started again.
+    """
     pipeline.open(directory / "own")
     changes = spark.readStream.format("upriver").options(**pipeline.reader_options()).load()
     query = pipeline.start(changes, directory / "checkpoint", once=True)
     try:
         query.awaitTermination(PATIENCE_S)
         assert not query.isActive
-    except Exception:
+    except StreamingQueryException:
         if pipeline.failure is not None:
             raise pipeline.failure from None
-        raise
+        if attempts == 1:
+            raise
+        run_once(spark, pipeline, directory, attempts - 1)
+        return
     finally:
         query.stop()
     pipeline.idle()

@@ -114,7 +114,8 @@ def test_a_flushed_node_empties_a_parquet_table(
     spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
 ) -> None:
     to = tmp_path / "table"
-    mirror = Mirror.of({"from": upriver_node.address}, to=to, format="parquet", history=tmp_path / "history")
+    options = {"to": to, "format": "parquet", "history": tmp_path / "history", "fail_on_data_loss": False}
+    mirror = Mirror.of({"from": upriver_node.address}, **options)
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b'{"n": 1}' for n in range(50)})
         run_once(spark, mirror, tmp_path)

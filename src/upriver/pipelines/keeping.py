@@ -14,7 +14,6 @@ from upriver.pipelines.options import PipelineOptions
 from upriver.pipelines.pipeline import Pipeline
 from upriver.pipelines.rereading import NodeReader
 from upriver.pipelines.target import Target
-from upriver.spark.declared import as_flag, option
 from upriver.spark.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ _QUERY: Final = "query"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepingOptions(PipelineOptions):
     """What such a pipeline is told."""
-
-    fail_on_data_loss: bool = option(
-        False, as_flag, "fail if a vbucket is gone or its history was replaced; else it is read anew"
-    )
 
     def __post_init__(self) -> None:
         if self.start != "earliest":
