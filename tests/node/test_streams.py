@@ -10,7 +10,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from tests.node.stream_client import StreamClient
 from tests.protocol.stage import ask, brief, stage
-from upriver.errors import OutOfMemory
+from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.authentication import Role, User
@@ -259,7 +259,7 @@ def test_what_memory_does_not_hold_comes_from_disk(tmp_path: Path) -> None:
                 try:
                     write(node, b"%d" % number, value=b"v" * 16384)
                     break
-                except OutOfMemory:
+                except (OutOfMemory, TemporaryFailure):  # memory, or the queue to disk, is full
                     node.bucket.sync()
                     node.call(node.bucket.maintain, 0.05)
         high = node.call(lambda: node.bucket.vbucket(0).high_seqno)
