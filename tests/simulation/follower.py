@@ -1,4 +1,7 @@
-"""A foreign consumer on a link: it speaks `dcp` or `upr` to a machine and moves its holders along."""
+"""A foreign consumer on a link: it speaks `dcp`, `upr` or a draft to a machine and moves its holders along.
+
+The drafts are heard and spoken through the project's own translation to `upr`; what they mean is decided here.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +11,27 @@ from tests.simulation.node import Link, Machine
 from tests.simulation.truth import Version, Violation, version
 from upriver.errors import TemporaryFailure
 from upriver.model import Event, FailoverEntry, FailoverLog
+from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.flow_control import ReceiveWindow
-from upriver.wire import AnyResponse, Framer, Message, Request, Response, dcp, memcached, upr
+from upriver.wire import (
+    AnyResponse,
+    Dialect,
+    Framer,
+    Message,
+    Request,
+    Response,
+    dcp,
+    memcached,
+    upr,
+    upr_draft1,
+    upr_draft2,
+    upr_draft3,
+)
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED
 
 NO_END = 2**64 - 1
+DRAFTS = {dialect.name: dialect for dialect in (upr_draft1.upr_draft1, upr_draft2.upr_draft2, upr_draft3.upr_draft3)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +47,11 @@ class Habits:
     key_filter: str = ""
     #: Streams end so many seqnos after their start, and are asked for again; 0 for never.
     stride: int = 0
+
+    @property
+    def draft(self) -> Dialect | None:
+        """The draft that it speaks, if it does."""
+        return DRAFTS.get(self.dialect)
 
     def __str__(self) -> str:
         words = [self.dialect]
@@ -79,9 +102,15 @@ class Follower:
         """Open a connection, with our settings, and ask for everything, or what is wanted."""
         if self.link is not None:
             self.link.cut()
-        self._framer = Framer(MEMCACHED)
+        draft = self.habits.draft
+        self._framer = Framer(draft.framing if draft else MEMCACHED)
+        self._translator = DraftTranslator(draft.name) if draft else None
         self._window = ReceiveWindow(self.habits.window_bytes)
         self._connections += 1
+        if draft is not None:  # it has neither an open nor settings, and its connections no name
+            self.link = Link(machine, self, f"{self.name}-{self._connections}", draft.name)
+            self.ask_all(wanted)
+            return
         self.link = Link(machine, self, self.name)
         flags = dcp.OpenFlag.PRODUCER
         if self.habits.delete_times:
@@ -109,7 +138,7 @@ class Follower:
 
     def _send(self, message: Message) -> None:
         assert self.link is not None
-        self.link.send(message.encode())
+        self.link.send(message.encode() if self._translator is None else self._translator.outgoing(message))
 
     # Asking.
 
@@ -134,11 +163,11 @@ class Follower:
         """Ask for a stream from where the holder stands."""
         if self.link is None or track.phase != "idle" or not track.holder.ready:
             return
-        if self.habits.dialect == "upr" and not self.link.machine.owns(track.number):
+        if self.habits.dialect != "dcp" and not self.link.machine.owns(track.number):
             return  # without bounds in its request only the active copy can be sure to finish a torn snapshot
         self._opaque += 1
         track.opaque = self._opaque
-        if self.habits.dialect == "upr":
+        if self.habits.dialect != "dcp":
             track.phase = "log"
             self._send(upr.FailoverLogRequest(vbucket=track.number, opaque=track.opaque))
             return
@@ -213,7 +242,9 @@ class Follower:
         """Bytes have come, in whatever pieces."""
         self._framer.feed(data)
         while self.link is link and (packet := self._framer.next_packet()):
-            message = dcp.dcp.decode(packet)
+            message = self._decode(packet)
+            if message is None:
+                continue
             try:
                 self._take(message)
             except Violation as error:
@@ -224,6 +255,12 @@ class Follower:
                 due = self._window.processed(len(packet))
                 if due:
                     self._send(dcp.BufferAck(bytes_processed=due))
+
+    def _decode(self, packet: bytes) -> Message | None:
+        draft = self.habits.draft
+        if draft is None or self._translator is None:
+            return dcp.dcp.decode(packet)
+        return self._translator.incoming(draft.decode(packet))
 
     def _take(self, message: Message) -> None:
         assert isinstance(message, Request | Response)
@@ -277,7 +314,7 @@ class Follower:
 
     def _accepted(self, track: Track, log: FailoverLog) -> None:
         holder = track.holder
-        if self.habits.dialect == "upr" and log.newest != track.compared and holder.whole != holder.seqno:
+        if self.habits.dialect != "dcp" and log.newest != track.compared and holder.whole != holder.seqno:
             # The log has changed between the comparison and the request: that position is no longer safe.
             self._drop(track)
             if self._roll_back(track, holder.whole):
@@ -294,6 +331,9 @@ class Follower:
         track.phase = "idle"
         self._opaque += 1
         track.opaque = 0
+        if self.habits.draft is not None and self.link is not None:  # no draft can close a single stream
+            self.link.cut()
+            return
         self._send(upr.CloseStream(vbucket=track.number, opaque=self._opaque))
 
     def _stream(self, track: Track, message: Request) -> None:
@@ -303,6 +343,11 @@ class Follower:
                 holder.marker(message.start_seqno, message.end_seqno)
             case upr.SnapshotMarker():
                 holder.marker(None, None)
+            case upr_draft3.StreamStart():
+                return
+            case upr_draft3.SnapshotEnd():
+                if not track.end:  # else the change at the end may be purged, and only the stream's end proves it
+                    holder.snapshot_end()
             case dcp.SeqnoAdvanced():
                 holder.advanced(message.by_seqno)
             case upr.Flush():

@@ -37,6 +37,7 @@ class Holder:
         self._doubt_to = self._doubt_uuid = 0
         self._keys: set[bytes] = set()
         self._first_marker = True
+        self._bounded = True
 
     # Where it stands.
 
@@ -73,6 +74,7 @@ class Holder:
         self._keys.clear()
         whole, first = self.whole, self._first_marker
         self._first_marker = False
+        self._bounded = start is not None
         if start is None or end is None:
             # All before it was whole, unless the stream was resumed inside a snapshot.
             if not (first and whole < self.seqno):
@@ -87,6 +89,11 @@ class Holder:
         if whole < self.seqno:
             end = max(end, self.end)
         self.start, self.end = min(start, whole), end
+
+    def snapshot_end(self) -> None:
+        """The drafts say that all of it was sent; on `upr` only the next marker does. Where it ends is not said."""
+        self._place(self.seqno)
+        self._complete()
 
     def change(self, found: Version, *, every_version: bool = False) -> None:
         """A change of a key."""
@@ -109,7 +116,7 @@ class Holder:
 
     def ended_ok(self, end: int) -> None:
         """On `upr` only this proves the last snapshot whole, and that nothing passed a filter up to the end."""
-        if self.end == UNKNOWN_END:
+        if not self._bounded:
             self._place(max(self.seqno, end))
             self._complete()
 

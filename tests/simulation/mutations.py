@@ -14,14 +14,15 @@ from upriver.engine.flusher import Flusher
 from upriver.engine.history import NO_END, Cursor
 from upriver.engine.maintenance import Maintenance
 from upriver.engine.whole import WholeStates
-from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
 from upriver.node.source import EngineSource
+from upriver.protocol import negotiation as negotiations
 from upriver.protocol import producer as producers
 from upriver.protocol.handover import Handover
 from upriver.protocol.mover import Goal, Mover
-from upriver.protocol.negotiation import Negotiation
 from upriver.protocol.receiving import ReceivingStream
+from upriver.protocol.tap_stream import TapStream
 
 #: Replaces one thing: (object or module, attribute, what stands there instead).
 Change = tuple[Any, str, Any]
@@ -345,13 +346,70 @@ def undo_without_asking() -> list[Change]:
     return [(Mover, "_decide", instead)]
 
 
+@mutation
+def replication_takes_over() -> list[Change]:
+    """A mover that shall only replicate asks for a takeover."""
+    add = Mover._add_stream
+
+    def instead(self: Mover, move: Any) -> None:
+        goal, move.goal = move.goal, Goal.TAKE_OVER
+        add(self, move)
+        move.goal = goal
+
+    return [(Mover, "_add_stream", instead)]
+
+
+# The drafts.
+
+
+@mutation
+def drafts_skip_rollback() -> list[Change]:
+    """Whoever speaks a draft may go on, whatever branch he comes from."""
+    decide = producers._rollback
+
+    def instead(dialect: Any, *rest: Any, **options: Any) -> int | None:
+        return None if dialect.name.startswith("upr_draft") else decide(dialect, *rest, **options)
+
+    return [(producers, "_rollback", instead), _open_below_purge()]
+
+
+# TAP.
+
+
+@mutation
+def tap_counts_what_was_sent() -> list[Change]:
+    """A TAP client that comes back gets what was not sent yet, not what it had not acknowledged."""
+    return [(TapStream, "position", property(lambda self: self._position_at(self.seqno)))]
+
+
+# Evicted values.
+
+
+@mutation
+def evict_what_is_not_in_blocks() -> list[Change]:
+    """Values leave memory though they cannot be read back."""
+
+    def evict(self: Maintenance) -> Iterator[None]:
+        for vbucket in self.vbuckets():
+            vbucket.table.sweep(0, 0, 0, 0, vbucket.high_seqno)
+            yield
+
+    return [(Maintenance, "evict", evict)]
+
+
 # The consumer.
 
 
 @mutation
 def upr_resumes_in_mid_snapshot() -> list[Change]:
     """After a failover an `upr` consumer goes on where it stands, not where it was last whole."""
-    return [(Negotiation, "_back_to", lambda self, seqno: None)]
+
+    def instead(position: StreamPosition, ours: FailoverLog, theirs: FailoverLog) -> tuple[FailoverEntry, int]:
+        entry, _ = rules.resume_by_entry(position, ours, theirs)
+        shared = any(theirs.index(own.vbucket_uuid) is not None for own in ours)
+        return entry, position.seqno if shared else 0
+
+    return [(negotiations, "resume_by_entry", instead)]
 
 
 @mutation

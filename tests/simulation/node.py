@@ -8,7 +8,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from tests.simulation.disk import Disk, PowerLost
 from upriver.engine import Bucket, Retention, Vbucket
@@ -16,14 +16,18 @@ from upriver.errors import StorageError
 from upriver.model import VbucketState
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
+from upriver.node.options import Entrance
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamConnection, StreamService
+from upriver.node.tap import TapConnection, TapService
 
 T = TypeVar("T")
 
 #: Nothing is kept longer than asked for: the history says when to compact and to purge.
 RETENTION = Retention(history_s=0, history_bytes=0, tombstone_s=0)
+#: More bytes than anybody sends.
+ALL: Final = 2**30
 Duty = Literal["expire", "purge", "compact", "evict"]
 
 
@@ -85,11 +89,10 @@ class Errands:
 class Machine:
     """A node that can be started, stopped, and lose its power."""
 
-    def __init__(self, name: str, clock: Clock, vbuckets: int, quota_bytes: int = 0) -> None:
+    def __init__(self, name: str, clock: Clock, vbuckets: int) -> None:
         self.name = name
         self.clock = clock
         self.vbuckets = vbuckets
-        self.quota_bytes = quota_bytes
         self.disk = Disk(name)
         self.up = False
         self.starts = 0
@@ -115,7 +118,6 @@ class Machine:
             self.disk,
             vbuckets=self.vbuckets,
             ack="disk",
-            quota_bytes=self.quota_bytes,
             clock=self.clock,
             retention=RETENTION,
             interval_s=0,
@@ -131,6 +133,7 @@ class Machine:
             commands=COMMANDS,
         )
         self.service = self.state.streams = StreamService(self.state)
+        self.state.tap = TapService(self.state)
         self.up = True
 
     def vbucket(self, number: int) -> Vbucket:
@@ -196,12 +199,15 @@ class Machine:
         """Begin a duty, or go on with it if it was left off halfway."""
         if self._duty is None:
             self._duty = getattr(self.bucket.maintenance, duty)()
-        for _ in range(steps):
-            try:
+        # While it evicts memory is short, however little there is.
+        ledger, ledger.quota_bytes = self.bucket.ledger, 1 if duty == "evict" else 0
+        try:
+            for _ in range(steps):
                 next(self._duty)
-            except StopIteration:
-                self._duty = None
-                return
+        except StopIteration:
+            self._duty = None
+        finally:
+            ledger.quota_bytes = 0
 
 
 class Peer(Protocol):
@@ -217,10 +223,10 @@ class Peer(Protocol):
 class Link:
     """One connection to a machine: bytes in flight both ways, in any pieces, until it is cut."""
 
-    def __init__(self, machine: Machine, peer: Peer, name: str) -> None:
+    def __init__(self, machine: Machine, peer: Peer, name: str, dialect: str = "") -> None:
         self.machine = machine
         self.peer = peer
-        self.session = Session(machine.state, name)
+        self.session = Session(machine.state, name, entrance=Entrance(dialect=dialect))
         self.up = bytearray()
         self.down = bytearray()
         self.open = True
@@ -249,7 +255,7 @@ class Link:
             return False
         data = self.session.data_to_send()
         stream = self.session.stream
-        if isinstance(stream, StreamConnection) and not self.session.closing:
+        if isinstance(stream, StreamConnection | TapConnection) and not self.session.closing:
             data += stream.producer.produce(size)
         self.down += data
         return bool(data)

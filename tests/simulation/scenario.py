@@ -5,11 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tests.simulation.carried import Carried
 from tests.simulation.chance import chance
-from tests.simulation.follower import Habits
+from tests.simulation.copies import Copies
+from tests.simulation.follower import DRAFTS, Habits
 from tests.simulation.holders import Policy
+from tests.simulation.node import ALL
 from tests.simulation.truth import Violation
-from tests.simulation.world import ALL, Action, Plan, Script, World
+from tests.simulation.world import Action, Plan, Script, World
+from upriver.model import VbucketState
 
 #: What goes wrong, and how likely it is compared with the others.
 WEIGHTS: Final = {
@@ -46,9 +50,10 @@ class Outcome:
     def __str__(self) -> str:
         consumers = ", ".join(f"{policy} {habits}" for policy, habits in self.plan.consumers)
         plan = self.plan
+        replicas = "carried by movers" if plan.carried else f"on {plan.replica_dialect}"
         lines = [
             f"seed {self.seed}: {self.problem or 'all hold the same'}",
-            f"  {plan.machines} machines, {plan.vbuckets} vbuckets, replicas on {plan.replica_dialect}, "
+            f"  {plan.machines} machines, {plan.vbuckets} vbuckets, replicas {replicas}, "
             f"consumers: {consumers or 'none'}",
         ]
         return "\n".join([*lines, *(f"  {line}" for line in self.history)])
@@ -62,6 +67,8 @@ def plan_of(rng: random.Random) -> Plan:
         keys=rng.choice((2, 2, 3, 4)),
         replica_dialect=rng.choice(("dcp", "dcp", "dcp", "upr", "upr")),
         replica_window_bytes=rng.choice((0, 1, 200)),
+        carried=rng.random() < 0.1,
+        tap=rng.random() < 0.15,
         consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
     )
 
@@ -69,7 +76,7 @@ def plan_of(rng: random.Random) -> Plan:
 def _consumer(rng: random.Random) -> tuple[Policy, Habits]:
     policy = rng.choice(POLICIES)
     habits = Habits(
-        dialect=rng.choice(("dcp", "dcp", "dcp", "upr", "upr")),
+        dialect=rng.choice(("dcp", "dcp", "dcp", "dcp", "upr", "upr", "upr", *DRAFTS)),
         keys_only=rng.random() < 0.05,
         persisted_only=rng.random() < 0.1,
         history=rng.random() < 0.05,
@@ -79,6 +86,9 @@ def _consumer(rng: random.Random) -> tuple[Policy, Habits]:
     if habits.dialect == "dcp":
         habits.window_bytes = rng.choice((0, 1, 100, 1000))
         habits.delete_times = rng.random() < 0.2
+    if habits.draft is not None:  # which know no settings
+        habits.keys_only = habits.persisted_only = habits.history = False
+        habits.key_filter = ""
     return policy, habits
 
 
@@ -103,7 +113,8 @@ class Author:
         if self.rng.random() < 0.7:
             yield from self._past()
         if self.rng.random() < 0.2:
-            yield from self.rng.choice((self._torn_chain, self._torn_resume, self._second_failover))()
+            coincidences = (self._torn_chain, self._torn_resume, self._second_failover, self._death_before_disk)
+            yield from self.rng.choice(coincidences)()
         for _ in range(self.length):
             turn = self.rng.random()
             if turn < 0.33:
@@ -123,7 +134,7 @@ class Author:
             yield ("connect", f, world.owner[0])
             yield ("move", f, ALL, ALL, ALL)
             yield ("move", f, ALL, ALL, ALL)
-            if f >= len(world.consumers) and self.rng.random() < 0.5:
+            if isinstance(world.followers[f], Copies | Carried) and self.rng.random() < 0.5:
                 yield ("disk", f - len(world.consumers))
         if self.rng.random() < 0.7:
             yield ("disk", world.owner[0])
@@ -164,7 +175,7 @@ class Author:
             yield ("operator", f)
         for _ in range(rng.randint(1, 4)):
             yield ("move", f, rng.choice(PIECES), rng.choice((0, 1, 1, 1, 100, ALL)), rng.choice(PIECES))
-            if f >= len(world.consumers) and rng.random() < self.habit:
+            if isinstance(follower, Copies | Carried) and rng.random() < self.habit:
                 yield ("disk", f - len(world.consumers))
         if rng.random() < self.patience:
             yield ("cut", f)
@@ -204,7 +215,7 @@ class Author:
         yield ("connect", f, n)
         consumers = self.world.plan.consumers
         dialect = consumers[f][1].dialect if f < len(consumers) else self.world.plan.replica_dialect
-        for _ in range(min(packets + (2 if dialect == "upr" else 1), 9)):
+        for _ in range(min(packets + (1 if dialect == "dcp" else 2), 9)):
             yield ("move", f, ALL, 1 if packets < ALL else ALL, ALL)
 
     def _overwritten(self, n: int) -> Iterator[Action]:
@@ -223,7 +234,7 @@ class Author:
         rng, world = self.rng, self.world
         owner, consumers = world.owner[0], len(world.consumers)
         replica = rng.choice([n for n in range(len(world.machines)) if n != owner])
-        others = [f for f in range(len(world.followers)) if f - consumers not in (owner, replica)]
+        others = [f for f in range(consumers + len(world.machines)) if f - consumers not in (owner, replica)]
         if not others:
             return
         f = rng.choice((others[-1], rng.choice(others)))  # the last is a machine's copy
@@ -247,8 +258,8 @@ class Author:
     def _torn_resume(self) -> Iterator[Action]:
         """Torn off a snapshot that reaches over the end of a checkpoint, a follower goes on."""
         rng, world = self.rng, self.world
-        owner = world.owner[0]
-        others = [f for f in range(len(world.followers)) if f - len(world.consumers) != owner]
+        owner, consumers = world.owner[0], len(world.consumers)
+        others = [f for f in range(consumers + len(world.machines)) if f - len(world.consumers) != owner]
         f, self._caught_up = rng.choice(others), ()
         yield from self._overwritten(owner)
         yield from self._fed(f, owner, rng.choice((1, 1, 2)))
@@ -260,7 +271,7 @@ class Author:
         world = self.world
         owner, consumers = world.owner[0], len(world.consumers)
         replica = (owner + 1) % len(world.machines)
-        others = [f for f in range(len(world.followers)) if f - consumers not in (owner, replica)]
+        others = [f for f in range(consumers + len(world.machines)) if f - consumers not in (owner, replica)]
         if not others:
             return
         yield ("write", owner, 0, "set", 0)
@@ -297,6 +308,27 @@ class Author:
         yield ("promote", 0, second, rng.choice(("down", "told")))
         for f in range(consumers):
             yield from self._fed(f, second, ALL)
+
+    def _death_before_disk(self) -> Iterator[Action]:
+        """A source dies for a takeover, and its power fails before, or after, its disk knows of it."""
+        rng, world = self.rng, self.world
+        source = world.owner[0]
+        destination = rng.choice([n for n in range(len(world.machines)) if n != source])
+        yield from self._some(source, rng.randint(0, 2))
+        yield ("takeover", 0, destination)
+        left = rng.randint(1, 4)
+        for turn in range(60):
+            if 0 not in world.moving or not left:
+                break
+            if world.machines[source].role(0) is VbucketState.DEAD:
+                left -= 1
+                if rng.random() < 0.1:
+                    yield ("disk", source)
+            yield ("relay", 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
+            yield ("disk", destination)  # its answers wait for nothing else
+        yield ("crash", source)
+        yield ("start", source)
+        yield from self._some(source, rng.randint(0, 2))
 
     def _fault(self) -> Iterator[Action]:
         rng, world = self.rng, self.world

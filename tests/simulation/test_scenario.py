@@ -7,8 +7,9 @@ from hashlib import sha256
 
 import pytest
 
+from tests.simulation.node import ALL
 from tests.simulation.scenario import Outcome, replay, run, shrink
-from tests.simulation.world import ALL, Plan, Script
+from tests.simulation.world import Plan, Script
 
 SEEDS = 500
 CHUNK = 50

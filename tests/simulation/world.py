@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.simulation.carried import Carried
 from tests.simulation.copies import Copies
 from tests.simulation.follower import Follower, Habits
 from tests.simulation.holders import Holder, Policy
 from tests.simulation.moves import DESTINATION, SOURCE, Moving
-from tests.simulation.node import Clock, Duty, Link, Machine
+from tests.simulation.node import ALL, Clock, Duty, Link, Machine
+from tests.simulation.tap_client import TapClient
 from tests.simulation.truth import (
     Contents,
     Truth,
@@ -31,7 +33,6 @@ from upriver.protocol.mover import Goal, Phase
 
 Action = tuple[Any, ...]
 Script = Sequence[Action]
-ALL: Final = 2**30
 SIDES: Final = {"source": SOURCE, "destination": DESTINATION}
 ACTIVE, REPLICA, DEAD = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.DEAD
 
@@ -43,9 +44,12 @@ class Plan:
     machines: int = 3
     vbuckets: int = 1
     keys: int = 3
-    quota_bytes: int = 0
     replica_dialect: str = "dcp"
     replica_window_bytes: int = 0
+    #: A mover carries to each replica what it shall hold.
+    carried: bool = False
+    #: Somebody follows the first vbucket by TAP.
+    tap: bool = False
     #: Policy and habits of each foreign consumer.
     consumers: tuple[tuple[Policy, Habits], ...] = ()
 
@@ -57,7 +61,7 @@ class World:
         self.plan = plan
         self.clock = Clock()
         self.history: list[str] = []
-        self.machines = [Machine(f"node{n}", self.clock, plan.vbuckets, plan.quota_bytes) for n in range(plan.machines)]
+        self.machines = [Machine(f"node{n}", self.clock, plan.vbuckets) for n in range(plan.machines)]
         self.keys = [[f"k{v}{number}".encode() for number in range(plan.keys)] for v in range(plan.vbuckets)]
         self.truths = [Truth(v, self.keys[v]) for v in range(plan.vbuckets)]
         #: Who the operator says is active, by vbucket.
@@ -76,7 +80,12 @@ class World:
             machine.write()
         self.consumers = [self._consumer(n, policy, habits) for n, (policy, habits) in enumerate(plan.consumers)]
         self.replicas = [self._replica(machine) for machine in self.machines]
-        self.followers: list[Follower | Copies] = [*self.consumers, *self.replicas]
+        self.tap_clients = [TapClient("tap", self.note)] if plan.tap else []
+        self.followers: list[Follower | Copies | Carried | TapClient] = [
+            *self.consumers,
+            *self.replicas,
+            *self.tap_clients,
+        ]
         #: Takeovers that are not over, by vbucket.
         self.moving: dict[int, Moving] = {}
         self.check()
@@ -87,7 +96,9 @@ class World:
         follower.on_whole = lambda v: self._check_claim(follower, v)
         return follower
 
-    def _replica(self, machine: Machine) -> Copies:
+    def _replica(self, machine: Machine) -> Copies | Carried:
+        if self.plan.carried:
+            return Carried(machine, self.note)
         options = ConsumerOptions(
             window_bytes=self.plan.replica_window_bytes, noop_interval_s=0, dialects=(self.plan.replica_dialect,)
         )
@@ -168,7 +179,7 @@ class World:
         follower, machine = self.followers[f], self.machines[n]
         if not machine.up:
             return
-        if f >= len(self.consumers):
+        if isinstance(follower, Copies | Carried):
             number = f - len(self.consumers)
             if number == n or not self.machines[number].up:
                 return
@@ -530,6 +541,10 @@ class World:
             raise Violation(f"the active of vb{v} holds keys that nobody wrote: {active.table.live_keys()}")
         truth.check_acknowledged(active)
         self._check_machines(v)
+        for client in self.tap_clients if v == 0 else ():
+            told = {key: (found.value, found.flags, found.expiry) for key, found in held.items() if found.live}
+            if client.held != told:
+                raise Violation(f"{client} holds {client.held}, not {told}")
         for follower in self.consumers:
             holder, habits = follower.tracks[v].holder, follower.habits
             wanted = {key: found for key, found in held.items() if habits.key_filter.encode() in key}

@@ -1,0 +1,101 @@
+"""A machine that is fed by a mover with the goal to replicate: the node consumes by itself, over a second link."""
+
+from collections.abc import Callable, Sequence
+
+from tests.simulation.node import ALL, Link, Machine
+from upriver.protocol import mover as steps
+from upriver.protocol.mover import Goal, Mover
+
+SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
+
+
+class Carried:
+    """All vbuckets that a source owns, carried to one machine. The mover and that machine stand side by side."""
+
+    def __init__(self, machine: Machine, note: Callable[[str], None]) -> None:
+        self.name = f"carried-{machine}"
+        self.machine = machine
+        self.note = note
+        self._mover: Mover | None = None
+        self._links: dict[steps.Link, Link] = {}
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def link(self) -> Link | None:
+        """The one to the source, which the scheduler moves along; what comes over it reaches the machine at once."""
+        return self._links.get(SOURCE)
+
+    def connect(self, source: Machine, wanted: Sequence[int] | None = None) -> None:
+        """A new mover begins, under the same name."""
+        self._close()
+        numbers = [
+            number
+            for number in range(source.vbuckets)
+            if source.owns(number) and not self.machine.owns(number) and (wanted is None or number in wanted)
+        ]
+        if not numbers:
+            return
+        self._mover = Mover(self.name, numbers, Goal.REPLICATE, on_phase=self._on_phase)
+        for side, machine in ((SOURCE, source), (DESTINATION, self.machine)):
+            self._links[side] = Link(machine, self, self.name)
+            self._mover.connected(side)
+        # What it answers later, when its disk knows or there is room again, it says by itself.
+        self._links[DESTINATION].session.on_output = lambda: self.machine.errands.from_thread(self._listen)
+        self._act()
+
+    def ask_all(self, wanted: Sequence[int] | None = None) -> None:
+        """Whoever replicates begins again with what has ended."""
+        if self.link is not None and self.idle:
+            self.connect(self.link.machine, wanted)
+
+    @property
+    def idle(self) -> list[int]:
+        """The vbuckets that could be fed and are not."""
+        if not self.machine.up:
+            return []
+        moves = self._mover.moves if self._mover is not None and self._links else {}
+        return [
+            number
+            for number in range(self.machine.vbuckets)
+            if not self.machine.owns(number) and (number not in moves or moves[number].phase.over)
+        ]
+
+    def receive(self, link: Link, data: bytes) -> None:
+        """Bytes of one side have come."""
+        side = next((side for side, found in self._links.items() if found is link), None)
+        if side is not None and self._mover is not None:
+            self._mover.received(side, data)
+            self._act()
+
+    def lost(self, link: Link) -> None:
+        """One of the connections is gone, and the other is of no use."""
+        if link in self._links.values():
+            self._close()
+
+    def _close(self) -> None:
+        links, self._links, self._mover = self._links, {}, None
+        for link in links.values():
+            link.cut()
+
+    def _act(self) -> None:
+        """Do what the mover says, and let the machine that it stands beside answer."""
+        while self._mover is not None and (actions := self._mover.actions()):
+            for action in actions:
+                if isinstance(action, steps.Send) and action.link in self._links:
+                    self._links[action.link].send(bytes(action.data))
+                elif isinstance(action, steps.Disconnect):
+                    self._close()
+            self._listen()
+
+    def _listen(self) -> None:
+        beside = self._links.get(DESTINATION)
+        while beside is not None and any((beside.deliver_up(ALL), beside.pump(ALL), beside.deliver_down(ALL))):
+            pass
+
+    def _on_phase(self, move: steps.Move) -> None:
+        self.note(f"{self} vb{move.vbucket}: {move.phase.value} {move.reason}".rstrip())
+
+    def attend(self) -> None:
+        """Nobody has to look after it."""
