@@ -42,7 +42,7 @@ simulate: $(VENV)/.built ## run simulated clusters: SEEDS=0-100000, or SEED=7 VE
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-5000)) $(if $(VERBOSE),--verbose) $(if $(MUTATION),--mutation $(MUTATION))
 
 bench: $(VENV)/.built ## measure, as ratios within one run
-	for part in columns engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli; do \
+	for part in columns engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets; do \
 	  echo "== $$part"; $(BIN)/python -m bench.$$part || exit 1; done
 
 format: $(VENV)/.built ## write the format that check wants

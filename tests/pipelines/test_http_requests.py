@@ -57,7 +57,7 @@ def test_patience_has_an_end() -> None:
     with served(Echo) as server:
         server.trouble.append(lambda *_: (503, {"error": "starting"}))
         asking = requests(server, patience_s=0.05)
-        with pytest.raises(HttpRefused, match="503"):
+        with pytest.raises(Unreachable, match="503"):
             asking.ask("GET", "/x")
         asking.close()
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.pipelines.spark_runs import Mortal, run_once
 from tests.pipelines.stand_in import OpenSearchStandIn, served
 from upriver.client import SyncKvClient
-from upriver.errors import HttpRefused, OptionError
+from upriver.errors import OptionError, Unreachable
 from upriver.node import EmbeddedNode
 from upriver.pipelines.index import Index, is_file, search_index
 from upriver.pipelines.opensearch import OpenSearch
@@ -60,14 +60,14 @@ def test_deletions_and_what_a_killed_node_has_lost_leave_the_index(spark: SparkS
 def test_a_server_that_is_down_loses_nothing(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path) -> None:
     with SyncKvClient(upriver_node.address) as kv, served(OpenSearchStandIn) as server:
         to = f"opensearch+http://127.0.0.1:{server.port}/shop"
-        index = Index.of({"from": upriver_node.address}, to=to, patience="300ms")
+        index = Index.of({"from": upriver_node.address}, to=to, wait="300ms")
         kv.set_many({f"k{n}": b"word" for n in range(40)})
 
         def down(_: str, path: str, __: bytes) -> tuple[int, Any] | None:
             return (503, {"error": "shutting down"}) if path.endswith("_bulk") else None
 
         server.trouble.append(down)
-        with pytest.raises(HttpRefused, match="503"):
+        with pytest.raises(Unreachable, match="503"):
             run_once(spark, index, tmp_path)
         assert server.documents == {}
         server.trouble.clear()

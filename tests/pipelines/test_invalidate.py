@@ -96,7 +96,7 @@ def test_a_cache_that_is_down_for_a_while_gets_everything(tmp_path: Path) -> Non
 
 
 def test_a_batch_is_not_done_before_every_cache_has_it(tmp_path: Path) -> None:
-    pipeline, (first, second) = noting(tmp_path, 2, patience="100ms")
+    pipeline, (first, second) = noting(tmp_path, 2, wait="100ms")
     second.down = 1_000_000
     batch = table([row(0, 1, "mutation", b"a", None)])
     with pytest.raises(NodeUnavailable):
@@ -138,12 +138,12 @@ def test_two_real_caches_one_of_them_down_while_spark_runs(
             user.set("k3", b"old")
             user.set("other", b"stays")
         servers[1].stop()
-        pipeline = Invalidate.of({"from": upriver_node.address}, to=to, patience="200ms")
+        pipeline = Invalidate.of({"from": upriver_node.address}, to=to, wait="200ms")
         with pytest.raises(NodeUnavailable, match="redis://"):
             run_once(spark, pipeline, tmp_path)
         assert users[0].get("k3") is None
         # It comes back with the next attempt, which has to wait for it.
-        again = Invalidate.of({"from": upriver_node.address}, to=to, patience="60s")
+        again = Invalidate.of({"from": upriver_node.address}, to=to, wait="60s")
         back = threading.Timer(1.0, servers[1].start)
         back.start()
         run_once(spark, again, tmp_path)

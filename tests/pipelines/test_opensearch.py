@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.pipelines.model import Contents, converge, row, table, value_of
 from tests.pipelines.stand_in import OpenSearchStandIn, served
-from upriver.errors import TargetRefused
+from upriver.errors import TargetRefused, Unreachable
 from upriver.pipelines import opensearch
 from upriver.pipelines.http_requests import HttpRequests
 from upriver.pipelines.opensearch import OpenSearch, id_of
@@ -107,7 +107,7 @@ def test_parts_of_a_bulk_that_are_refused_for_good_are_named_and_the_batch_is_no
     opened(server).commit(batch)
     assert server.documents.keys() == {"0:a", "0:b"}
     server.refused = {"0:b": [429] * 100}
-    with pytest.raises(TargetRefused, match="the server is busy"):
+    with pytest.raises(Unreachable, match="no room for 1 documents"):
         opened(server).commit(batch)
     index.close()
 

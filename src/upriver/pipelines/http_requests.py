@@ -66,9 +66,10 @@ class HttpRequests:
             else:
                 if status < 300 or status in accept:
                     return status, _parsed(answer)
-                failure = HttpRefused(self.shown, method, path, status, answer[:500].decode(errors="replace"))
+                refused = HttpRefused(self.shown, method, path, status, answer[:500].decode(errors="replace"))
                 if status not in FOR_NOW:
-                    raise failure
+                    raise refused
+                failure = Unreachable(self.shown, f"it answers with {status}: {refused.answer}")
                 wait_s = max(pause_s, _seconds(headers.get("Retry-After", "")))
             if time.monotonic() + wait_s >= deadline:
                 raise failure

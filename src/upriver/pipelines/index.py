@@ -32,7 +32,7 @@ class IndexOptions(KeepingOptions):
         "the index: a file, or the URL of an index or collection",
         values="FILE, opensearch+http://… or solr+http://…",
     )
-    patience: float = option(120.0, as_seconds, "how long a server that is down or busy is waited for", values="TIME")
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a server that is down or busy", values="TIME")
 
     def __post_init__(self) -> None:
         super(IndexOptions, self).__post_init__()
@@ -56,7 +56,7 @@ class Index(Keeping):
         """The index, made if there is none."""
         if is_file(self.options.to):
             return SqliteIndex(Path(self.options.to))
-        return served(self.options.to, self.options.patience)
+        return served(self.options.to, self.options.wait)
 
 
 def _without_login(parts: object) -> str:

@@ -41,7 +41,7 @@ class InvalidateOptions(PipelineOptions):
     )
     mode: str = option("delete", one_of(*MODES), "what happens to changed keys", values=", ".join(MODES))
     prefix: str = option("", str, "what stands before each key in the caches", values="TEXT")
-    patience: float = option(60.0, as_seconds, "how long a cache that is down is waited for", values="TIME")
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a cache that is down", values="TIME")
 
 
 class Invalidate(Pipeline):
@@ -131,7 +131,7 @@ class Invalidate(Pipeline):
 
     def _tell(self, cache: Cache, forgotten: list[bytes], fresh: list[Fresh]) -> None:
         """Bring everything to one cache, again and again while it is down."""
-        backoff, deadline = Backoff(), time.monotonic() + self.options.patience
+        backoff, deadline = Backoff(), time.monotonic() + self.options.wait
         while True:
             try:
                 cache.refresh(fresh)

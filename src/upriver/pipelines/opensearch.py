@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from upriver.errors import TargetRefused
+from upriver.errors import TargetRefused, Unreachable
 from upriver.pipelines.http_requests import HttpRequests
 from upriver.pipelines.sqlite_index import Hit
 from upriver.pipelines.tables import after, progress_of, progress_text
@@ -131,8 +131,7 @@ class OpenSearch(Target):
                     break
                 self._requests.pause()
             else:
-                names = [f"{name}: the server is busy" for name in list(left)[:SAMPLES_MAX]]
-                raise TargetRefused(self._requests.shown, len(left), names)
+                raise Unreachable(self._requests.shown, f"it has no room for {len(left)} documents now")
 
     def _drop(self, vbucket: int, generation: int) -> None:
         """Drop what a vbucket held before it was read anew."""

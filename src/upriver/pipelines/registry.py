@@ -8,12 +8,12 @@ from upriver.pipelines.pipeline import Job
 
 #: Where each pipeline is, and what the list of pipelines says about it.
 PIPELINES: Final[dict[str, tuple[str, str]]] = {
-    "observe": ("upriver.pipelines.observe:Observe", "Count changes over time, by event and prefix, with hot keys."),
-    "replicate": ("upriver.pipelines.replicate:Replicate", "Copy changes to another cluster, one way or both ways."),
-    "transition": ("upriver.pipelines.transition:Transition", "Move vbuckets to another node, verified, with undo."),
     "index": ("upriver.pipelines.index:Index", "Keep a full-text index: a file, OpenSearch or Solr."),
     "invalidate": ("upriver.pipelines.invalidate:Invalidate", "Keep caches right: memcached and Redis."),
     "mirror": ("upriver.pipelines.mirror:Mirror", "Keep the latest state, and the history, as Delta or Parquet."),
+    "observe": ("upriver.pipelines.observe:Observe", "Count changes over time, by event and prefix, with hot keys."),
+    "replicate": ("upriver.pipelines.replicate:Replicate", "Copy changes to another cluster, one way or both ways."),
+    "transition": ("upriver.pipelines.transition:Transition", "Move vbuckets to another node, verified, with undo."),
 }
 
 
