@@ -7,7 +7,8 @@ the fields that do fit: nothing is lost. Our own columns begin with an underscor
 """
 
 import json
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
@@ -48,6 +49,7 @@ _TYPES: Final = {
 _MARK: Final = {b"upriver": b"json"}
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 _EXACT: Final = 2**53
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Columns:
@@ -100,12 +102,12 @@ class Columns:
 
     def _grow(self, documents: Iterable[Mapping[str, Any] | None]) -> None:
         known = self._kinds.keys()
-        kinds: dict[str, Counter[str]] = {}
+        kinds: dict[str, Counter[str]] = defaultdict(Counter)
         for document in documents:
             if document and not document.keys() <= known:
                 for name in document.keys() - known:
                     if (kind := _KINDS.get(type(document[name]))) is not None:
-                        kinds.setdefault(name, Counter())[kind] += 1
+                        kinds[name][kind] += 1
         for name in sorted(kinds):
             folded = name.casefold()
             possible = name and folded not in self._folded and not _FORBIDDEN & set(name)
@@ -117,7 +119,7 @@ class Columns:
 
 def compact(value: Any) -> str:
     """JSON in the fewest characters."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def _own(rows: pa.Table) -> dict[str, pa.Array]:
@@ -157,16 +159,21 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_pairs)
+#: Only with an exponent, or with hundreds of digits, a number can be beyond all numbers.
+_EXPONENT: Final = re.compile(r"[0-9][eE]|[0-9]{300}")
+
+
 def _document(value: bytes | None) -> dict[str, Any] | None:
     """The object that a value is; None if it is none, or one that would not be the same after it was read."""
     if not value or value[:1] not in (b"{", b" ", b"\n", b"\r", b"\t"):
         return None
     try:
         text = value.decode()
-        document = json.loads(text, parse_constant=_refuse, object_pairs_hook=_pairs)
+        document = _DECODER.decode(text)
         if "\\u" in text:
             compact(document).encode()  # half a character cannot be stored as text
-        if "e" in text or "E" in text:
+        if _EXPONENT.search(text):
             json.dumps(document, allow_nan=False)  # nor a number beyond all numbers
     except (ValueError, RecursionError):
         return None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData
-from upriver.pipelines.tables import DataFile, TableTarget, progress_of, progress_text
+from upriver.pipelines.tables import DataFile, TableTarget, progress_of, progress_text, sync
 from upriver.pipelines.target import Progress
 
 _STATE: Final = "_upriver.json"
@@ -86,24 +86,15 @@ class ParquetTable(TableTarget):
                 staying.append(DataFile(file.part, directory / file.path.name, file.rows))
         pq.write_metadata(schema, directory / _SCHEMA)
         (directory / _STATE).write_text(progress_text(progress))
-        _sync(directory / _STATE)
-        _sync(directory)
+        sync([directory / _STATE])
+        sync([directory])
         link = self.path / ".next"
         link.unlink(missing_ok=True)
         link.symlink_to(directory.name)
         os.replace(link, self._link)
-        _sync(self.path)
+        sync([self.path])
         self._fresh = None
         # From now on the files are known by their names in the new directory.
         self._files = [*removed, *staying]
         for old in sorted(self.path.glob("v*"))[: -KEPT - 1]:
             shutil.rmtree(old)
-
-
-def _sync(path: Path) -> None:
-    """Let it be on disk before anything relies on it."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

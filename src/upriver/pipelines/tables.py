@@ -11,6 +11,7 @@ import os
 import uuid
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,8 @@ from upriver.pipelines.target import Ahead, Progress, Target, Work
 PART_VBUCKETS: Final = 16
 #: A part with more files than this is put together.
 FILES_MAX: Final = 8
+#: So many files are flushed at once.
+SYNCS_MAX: Final = 16
 _NAMES: Final = ("_key", "_raw_key", "_vbucket")
 
 
@@ -69,6 +72,7 @@ class TableTarget(Target):
             gone, written = self._exchange(part, files, work, _of_part(stored, part))
             removed += gone
             added += written
+        sync(file.path for file in added)
         progress = after(self._progress, work)
         self._exchange_files(added, removed, self._columns.schema, progress)
         self._progress = progress
@@ -137,10 +141,7 @@ class TableTarget(Target):
         path = self._new_path(part, f"{uuid.uuid4().hex}.parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         used = [name for name in table.column_names if name in OWN.names or table.column(name).null_count < len(table)]
-        with open(path, "wb") as file:
-            pq.write_table(table.select(used), file, compression="zstd", compression_level=1, use_dictionary=False)
-            file.flush()
-            os.fsync(file.fileno())
+        pq.write_table(table.select(used), path, compression="zstd", compression_level=1, use_dictionary=False)
         return DataFile(part, path, table.num_rows)
 
     def _discard(self) -> None:
@@ -169,6 +170,21 @@ class TableTarget(Target):
         self, added: Sequence[DataFile], removed: Sequence[DataFile], schema: pa.Schema, progress: Progress
     ) -> None:
         """Let the table consist of other files, and remember the progress: both or neither."""
+
+
+def sync(paths: Iterable[Path]) -> None:
+    """Let files be on disk before anything relies on them; together, because one flush then serves several."""
+    with ThreadPoolExecutor(SYNCS_MAX) as pool:
+        for done in [pool.submit(_sync, path) for path in paths]:
+            done.result()
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def after(before: Progress, work: Work) -> Progress:
