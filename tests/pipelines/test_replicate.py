@@ -1,5 +1,6 @@
 """Replication in a real Spark: one way, both ways, with other names, and through crashes of the source."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,16 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
+from pyspark.sql import SparkSession
 
+from tests.client.test_consumer_failures import Killed
+from tests.client.test_consumer_failures import _persisted as persisted
 from tests.pipelines.looks import held, vbuckets
-from upriver.client import SyncKvClient
+from tests.pipelines.running import Running
+from upriver.client import KvClient, SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start
+from upriver.pipelines import run
 from upriver.pipelines.directory import RunDirectory
 from upriver.pipelines.replicate import Replicate, ReplicateOptions, renamed
 from upriver.spark.offsets import Offset, Place
@@ -24,6 +30,61 @@ def target() -> Iterator[EmbeddedNode]:
     """The node that gets the changes."""
     with start(vbuckets=4) as node:
         yield node
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_a_source_that_dies_and_forgets_is_followed(spark: SparkSession, target: EmbeddedNode, tmp_path: Path) -> None:
+    """Told and then lost: overwritten, deleted and new keys. The copy ends with exactly what the source holds."""
+    node = Killed(tmp_path / "data")
+    keys = [f"k{n}" for n in range(100)] + [f"new{n}" for n in range(20)] + ["last"]
+
+    async def lose() -> None:
+        async with KvClient(node.address, timeout_s=60) as kv:
+            await asyncio.to_thread(node.stop_persistence)
+            await kv.set_many({b"k%d" % n: b"lost" for n in range(50)})
+            for n in range(50, 60):
+                await kv.delete(f"k{n}")
+            await kv.set_many({b"new%d" % n: b"lost" for n in range(20)})
+
+    async def fill() -> None:
+        async with KvClient(node.address) as kv:
+            await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
+            await persisted(kv)
+            await kv.set("last", "before")
+            await persisted(kv)
+
+    try:
+        asyncio.run(fill())
+        job = Replicate.of({"from": node.address, "to": target.address})
+        with Running(job, tmp_path / "checkpoint") as running:
+            running.wait(lambda: len(held(target.address, keys)) == 101)
+            asyncio.run(lose())
+            running.wait(lambda: len(held(target.address, keys)) == 111)
+            node.kill()
+            running.wait(lambda: running.seen[-1].restarts > 0)
+            assert node.address in running.seen[-1].waiting_for
+            node.start()
+            with SyncKvClient(node.address, timeout_s=60) as kv:
+                kv.set_many({b"k%d" % n: b"right" for n in range(90, 100)})
+            expected = {f"k{n}": b"old" for n in range(90)} | {f"k{n}": b"right" for n in range(90, 100)}
+            expected["last"] = b"before"
+            assert held(node.address, keys) == expected
+            running.wait(lambda: held(target.address, keys) == expected)
+        assert running.summary is not None
+        counts = running.summary.last.counts
+        assert counts["rollbacks"] > 0
+        assert counts["repaired"] > 0
+        # What the source makes anew of a key that was lost comes too: nothing that was put right stands in its way.
+        with SyncKvClient(node.address) as kv:
+            kv.set_many({b"new%d" % n: b"anew" for n in range(20)})
+        last = run(
+            Replicate.of({"from": node.address, "to": target.address}), checkpoint=tmp_path / "checkpoint", once=True
+        )
+        assert held(target.address, keys) == held(node.address, keys)
+        assert last.last.restarts == 0
+    finally:
+        node.kill()
 
 
 def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_there(
