@@ -28,7 +28,7 @@ def spark() -> Iterator[SparkSession]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        builder = SparkSession.builder.master("local[2]").appName("upriver-tests")
+        builder = SparkSession.builder.master("local[2,3]").appName("upriver-tests")
         for name, value in settings.items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()

@@ -10,7 +10,7 @@ from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.spark import changes, latest, with_event_time
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 COLUMNS = "vbucket int, branch int, seqno long, event string, key binary, value binary"
 
 
@@ -47,6 +47,23 @@ def test_documents_out_of_values(spark: SparkSession) -> None:
     rows = changes(frame, "name string, age int").orderBy("seqno").collect()
     assert [(row.key, row.value) for row in rows] == [("a", ("Ann", 7)), ("b", None)]
     assert changes(frame).count() == 2
+
+
+@pytest.mark.parametrize("schema", ["name string, age int", None])
+def test_documents_from_the_source(spark: SparkSession, upriver_node: EmbeddedNode, schema: str | None) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set_many({"a": b'{"name": "Ann", "age": 7}', "b": b"no document", "c": b""})
+        kv.delete("c")
+    reader = spark.read.format("upriver").option("address", upriver_node.address).option("valueFormat", "json")
+    frame = (reader if schema is None else reader.option("valueSchema", schema)).load()
+    documents = changes(frame)
+    name = "value.name" if schema else "variant_get(value, '$.name', 'string') AS name"
+    rows = documents.selectExpr("key", "event", name).collect()
+    assert sorted((row.key, row.event, row.name) for row in rows) == [
+        ("a", "mutation", "Ann"),
+        ("b", "mutation", None),
+        ("c", "deletion", None),
+    ]
 
 
 def test_the_time_of_a_change(spark: SparkSession, upriver_node: EmbeddedNode) -> None:

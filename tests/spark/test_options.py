@@ -15,7 +15,9 @@ VALID = {
     "password": ("secret", ""),
     "tls": ("true", "OFF"),
     "ca": ("/etc/ca.pem",),
-    "dialect": ("dcp", "UPR", "upr_draft1"),
+    "dialect": ("dcp", "UPR", "upr_draft1", "tap"),
+    "streamPort": ("11299",),
+    "name": ("my query",),
     "vbuckets": ("all", "0-511,700", "3"),
     "startingOffsets": ("earliest", "Latest", '{"0": "latest", "1": {"uuid": "0x5", "seqno": 7}}'),
     "endingOffsets": ("latest", '{"0": "latest"}'),
@@ -32,7 +34,8 @@ VALID = {
     "valueFilter": ('{"field": "a.b", "equals": 1}',),
     "persistedOnly": ("true",),
     "history": ("true",),
-    "valueFormat": ("binary", "string"),
+    "valueFormat": ("binary", "string", "JSON"),
+    "valueSchema": (),
     "rowsPerBatch": ("10000",),
 }
 INVALID = {
@@ -41,7 +44,9 @@ INVALID = {
     "user": ("",),
     "tls": ("perhaps",),
     "ca": ("",),
-    "dialect": ("kafka", "tap"),
+    "dialect": ("kafka",),
+    "streamPort": ("0", "65536", "x"),
+    "name": ("",),
     "vbuckets": ("", "5-3", "0-1024", "a"),
     "startingOffsets": ("soon", '{"0": "soon"}', "[]"),
     "endingOffsets": ("earliest", "soon"),
@@ -59,6 +64,7 @@ INVALID = {
     "persistedOnly": ("x",),
     "history": ("x",),
     "valueFormat": ("xml",),
+    "valueSchema": ("", "name string"),
     "rowsPerBatch": ("0",),
 }
 
@@ -110,6 +116,36 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             ReadOptions.read(options)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"startingOffsets": '{"0": "latest"}'},
+        {"startingOffsets": "latest"},
+        {"endingOffsets": '{"0": {"uuid": 5, "seqno": 7}}'},
+        {"maxRowsPerTrigger": "5"},
+        {"onRollback": "emit"},
+        {"keyPrefix": "a"},
+        {"history": "true"},
+    ],
+)
+def test_what_tap_cannot_promise_is_refused(more: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=f"dialect = 'tap'.*no seqnos.*leave out {next(iter(more))}.*read dcp"):
+        ReadOptions.read({"dialect": "tap", **more})
+
+
+def test_a_name_is_one_of_many_connections() -> None:
+    settings = ReadOptions.read({"name": "my query"}).consumer_settings(("key",))
+    assert settings.name.startswith("my query:")
+    assert settings.name != ReadOptions.read({"name": "my query"}).consumer_settings(("key",)).name
+
+
+def test_a_schema_of_documents_belongs_to_json() -> None:
+    options = ReadOptions.read({"valueFormat": "json", "valueSchema": "name string"})
+    assert options.value_schema == "name string"
+    with pytest.raises(OptionError, match="valueFormat = json"):
+        ReadOptions.read({"valueFormat": "string", "valueSchema": "name string"})
+
+
 def test_what_is_not_said_in_the_address_is_said_beside_it() -> None:
     options = ReadOptions.read({"address": "h:1", "bucket": "beer", "user": "ann", "password": "x", "tls": "true"})
     assert str(options.cluster) == "upriver://ann@h:1/beer"
@@ -119,6 +155,10 @@ def test_what_is_not_said_in_the_address_is_said_beside_it() -> None:
 def test_the_rules_for_losses() -> None:
     assert ReadOptions().rules == Rules("fail", True)
     assert ReadOptions.read({"onRollback": "emit", "failOnDataLoss": "false"}).rules == Rules("emit", False)
+
+
+def test_what_spark_says_to_itself_is_no_slip() -> None:
+    assert WriteOptions.read({"checkpointLocation": "/c", "mode": "meta"}) == WriteOptions.read({"mode": "meta"})
 
 
 def test_write_options() -> None:

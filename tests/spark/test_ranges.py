@@ -1,11 +1,16 @@
 """Ranges read by a task's reader, from real nodes."""
 
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.client.clusters import push_map, two_nodes
+from tests.client.deployed import UUID, Deployed
 from upriver.client import SyncKvClient
 from upriver.client.address import Address
 from upriver.errors import StreamRolledBack
@@ -14,7 +19,7 @@ from upriver.node import EmbeddedNode
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
 from upriver.spark.plan import GoBack, Policy, Range
-from upriver.spark.ranges import RangeReader, Reading
+from upriver.spark.ranges import READERS_MAX, RangeReader, Reading, reader_for
 from upriver.spark.rows import FIELDS, RowMaker
 
 
@@ -94,6 +99,78 @@ def test_a_range_of_a_lost_branch_tells_that_it_is_lost(written: tuple[EmbeddedN
     reader.close()
     with pytest.raises(StreamRolledBack):
         read(reader_of(node.address, "fail"), [Range(Place(3, uuid, 8, 8, 0, 2), 12)])
+
+
+def test_batches_are_bounded_in_bytes_and_rows(upriver_node: EmbeddedNode) -> None:
+    """However long a range is: what waits is a receive buffer's worth, and one value may exceed it."""
+    vbucket = upriver_node.bucket.vbucket(3)
+
+    def write() -> None:
+        for n in range(1200):
+            vbucket.set(b"k%d" % n, b"x" * 50_000)
+        vbucket.set(b"large", b"y" * 20 * 2**20)
+        for n in range(5000):
+            vbucket.set(b"s%d" % n, b"z")
+
+    upriver_node.call(write)
+    uuid = vbucket.failover_log.newest.vbucket_uuid
+    reader = reader_of(upriver_node.address)
+    sizes = [
+        (batch.num_rows, batch.nbytes, b"large" in batch.column("key").to_pylist())
+        for batch in reader.read([Range(Place(3, uuid), 6201)])
+    ]
+    reader.close()
+    assert sum(rows for rows, _, _ in sizes) == 6201
+    assert max(rows for rows, _, _ in sizes) <= 1000
+    assert max(size for _, size, is_large in sizes if not is_large) <= 16 * 2**20
+    assert max(size for _, size, _ in sizes) <= 36 * 2**20
+
+
+def test_a_server_of_others() -> None:
+    """It sends whole snapshots, however early a range ends, and compresses values."""
+
+    async def read_from_it() -> list[dict[str, Any]]:
+        async with Deployed() as server:
+            for n in range(10):
+                server.write(1, b"k%d" % n, b"long and long and long" * (n + 1))
+            server.write(1, b"k0", None)
+            reader = reader_of(server.address, columns=("seqno", "event", "value"))
+            todo = [Range(Place(1, UUID), 5), Range(Place(0, UUID), 0)]
+            rows = await asyncio.to_thread(read, reader, todo)
+            rest = await asyncio.to_thread(read, reader, [Range(Place(1, UUID, 5, 5), 11)])
+            await asyncio.to_thread(reader.close)
+            return [*rows, *rest]
+
+    rows = asyncio.run(read_from_it())
+    assert [row["seqno"] for row in rows] == list(range(2, 12))
+    assert [row["value"] for row in rows] == [b"long and long and long" * n for n in range(2, 11)] + [None]
+
+
+def test_a_worker_need_not_wait_for_pandas(written: tuple[EmbeddedNode, int]) -> None:
+    node, uuid = written
+    script = f"""
+import sys
+import pyspark_upriver
+from tests.spark.test_ranges import reader_of
+from upriver.spark.plan import Range
+from upriver.spark.offsets import Place
+reader = reader_of({node.address!r})
+assert sum(batch.num_rows for batch in reader.read([Range(Place(3, {uuid}), 10), Range(Place(4), 0)])) == 10
+reader.close()
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent.parent.parent, check=True)
+
+
+def test_a_worker_keeps_few_readers(upriver_node: EmbeddedNode) -> None:
+    made = [reader_for(("query", n), lambda: reader_of(upriver_node.address)) for n in range(READERS_MAX + 2)]
+    assert [reader.is_open for reader in made] == [False] * 2 + [True] * READERS_MAX
+    assert reader_for(("query", READERS_MAX + 1), lambda: reader_of("nowhere:1")) is made[-1]
+    made[-1].close()
+    again = reader_for(("query", READERS_MAX + 1), lambda: reader_of(upriver_node.address))
+    assert again.is_open
+    for reader in (*made, again):
+        reader.close()
 
 
 def test_only_what_was_asked_for_is_decoded(written: tuple[EmbeddedNode, int]) -> None:

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.model import Change, Event, change_batch
-from upriver.spark.rows import FIELDS, Bounds, RowMaker, rollback_value, signed, unsigned
+from upriver.spark.rows import (
+    DOCUMENTS,
+    FIELDS,
+    Bounds,
+    RowMaker,
+    document_metadata,
+    rollback_value,
+    signed,
+    unsigned,
+)
 
 BOUNDS = Bounds(2**47 + 1, 3, 4, 9)
 RUNS = [(4, BOUNDS)]
@@ -68,6 +77,12 @@ def test_keys_only_needs_no_values() -> None:
 def test_values_as_text() -> None:
     maker = RowMaker(["value"], value_as_text=True)
     assert maker.rows(change_batch(CHANGES), RUNS).column("value").to_pylist() == ["x", "", None, None]
+
+
+def test_only_documents_say_what_they_are() -> None:
+    assert document_metadata("json", "name string") == {DOCUMENTS: "name string"}
+    assert document_metadata("json", None) == {DOCUMENTS: ""}
+    assert document_metadata("string", None) is None
 
 
 def test_a_row_of_a_vbucket() -> None:

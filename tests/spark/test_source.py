@@ -3,46 +3,14 @@
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from tests.spark.tables import PATIENCE_S, contents_at, stream_of
 from upriver.client import SyncKvClient
-from upriver.node import EmbeddedNode
+from upriver.node import EmbeddedNode, start
 from upriver.spark.rows import SCHEMA
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def fill(node: EmbeddedNode, count: int, value: bytes = b"v") -> None:
-    with SyncKvClient(node.address) as kv:
-        kv.set_many({f"k{n}": value for n in range(count)})
-
-
-def test_a_batch_read_has_every_change_once(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
-    fill(upriver_node, 1000)
-    frame = spark.read.format("upriver").option("address", upriver_node.address).load()
-    rows = frame.select("key", "event", "value").collect()
-    assert {bytes(row.key) for row in rows} == {b"k%d" % n for n in range(1000)}
-    assert len(rows) == 1000
-    assert {(row.event, bytes(row.value)) for row in rows} == {("mutation", b"v")}
-
-
-def test_a_stream_read_with_a_limit_reads_what_is_there(
-    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
-) -> None:
-    fill(upriver_node, 1000)
-    query = (
-        spark.readStream.format("upriver")
-        .option("address", upriver_node.address)
-        .option("maxRowsPerTrigger", "400")
-        .load()
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(tmp_path / "table"))
-    )
-    assert query.awaitTermination(240)
-    assert [progress["numInputRows"] for progress in query.recentProgress] == [400, 400, 200]
-    assert spark.read.parquet(str(tmp_path / "table")).select("key").distinct().count() == 1000
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_the_schema_is_what_is_declared(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
@@ -67,3 +35,40 @@ def test_what_is_written_is_read(spark: SparkSession, upriver_node: EmbeddedNode
     assert {(bytes(row.key).decode(), row.value) for row in read.select("key", "value").collect()} == {
         (f"k{n}", f"v{n}") for n in range(1000)
     }
+
+
+@pytest.mark.parametrize(("way", "mode"), [("stream", "meta"), ("foreachBatch", "upsert")])
+def test_a_batch_that_is_written_again_changes_nothing(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, way: str, mode: str
+) -> None:
+    """Spark has lost its note of the last batch, so it is read and written once more."""
+    with SyncKvClient(upriver_node.address) as kv, start(vbuckets=8) as other:
+        kv.set_many({f"k{n}": b"v%d" % n for n in range(500)})
+
+        def write(frame: DataFrame, number: int) -> None:
+            options = {"address": other.address, "mode": mode}
+            frame.write.format("upriver").options(**options).mode("append").save()
+
+        def replicate() -> None:
+            writer = stream_of(spark, upriver_node.address, maxRowsPerTrigger=300).writeStream
+            if way == "stream":
+                writer = writer.format("upriver").option("address", other.address).option("mode", mode)
+            else:
+                writer = writer.foreachBatch(write)
+            query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+            assert query.awaitTermination(PATIENCE_S)
+
+        replicate()
+        kv.set_many({f"k{n}": b"again" for n in range(100, 200)})
+        for n in range(50):
+            kv.delete(f"k{n}")
+        replicate()
+        assert contents_at(other.address) == contents_at(upriver_node.address)
+        before = {vbucket.number: vbucket.high_seqno for vbucket in other.bucket}
+        last = max(int(file.name) for file in (tmp_path / "c" / "commits").glob("[0-9]*"))
+        for name in (f"{last}", f".{last}.crc"):
+            (tmp_path / "c" / "commits" / name).unlink()
+        replicate()
+        assert contents_at(other.address) == contents_at(upriver_node.address)
+        if mode == "meta":
+            assert {vbucket.number: vbucket.high_seqno for vbucket in other.bucket} == before

@@ -1,10 +1,16 @@
 """What the driver sees of a cluster."""
 
-from tests.client.clusters import two_nodes
+import threading
+import time
+
+import pytest
+
+from tests.client.clusters import push_map, two_nodes
 from upriver.client import SyncKvClient
 from upriver.client.address import Address
 from upriver.model import VbucketState, vbucket_of
-from upriver.node import EmbeddedNode
+from upriver.node import EmbeddedNode, start
+from upriver.spark import view as view_module
 from upriver.spark.offsets import Offset, Place
 from upriver.spark.view import ClusterView
 
@@ -46,3 +52,35 @@ def test_two_nodes() -> None:
         }
         assert sorted(view.states()) == list(range(8))
         view.close()
+
+
+def test_a_vbucket_that_nobody_has_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "MOVING_S", 0.3)
+    with two_nodes() as (one, other):
+        push_map([one, other], [0] * 4 + [-1] + [1] * 3, rev=2)
+        view = ClusterView(Address.parse(one.address), None)
+        began = time.monotonic()
+        assert sorted(view.states()) == [0, 1, 2, 3, 5, 6, 7]
+        assert time.monotonic() - began > 0.3
+        monkeypatch.setattr(view_module, "MOVING_S", 3600.0)
+        assert len(view.states()) == 7
+        push_map([one, other], [0] * 4 + [1] * 4, rev=3)
+        assert len(view.states()) == 8
+        view.close()
+
+
+def test_a_node_that_starts_again_is_waited_for() -> None:
+    node = start(vbuckets=4)
+    port = node.port
+    view = ClusterView(Address.parse(node.address), None)
+    before = view.states()
+    node.close()
+    again: list[EmbeddedNode] = []
+    waiting = threading.Timer(0.5, lambda: again.append(start(vbuckets=4, port=port)))
+    waiting.start()
+    after = view.states()
+    waiting.join()
+    assert before.keys() == after.keys()
+    assert before[0].vbucket_uuid != after[0].vbucket_uuid
+    view.close()
+    again[0].close()

@@ -39,6 +39,13 @@ def as_count(value: str) -> int:
     return int(value)
 
 
+def as_port(value: str) -> int:
+    """A port."""
+    if not value.isascii() or not value.isdigit() or not 0 < int(value[:20]) < 2**16:
+        raise ValueError("a port, from 1 to 65535")
+    return int(value)
+
+
 def _measure(value: str, units: Mapping[str, float], what: str) -> float:
     number = value.strip().lower().rstrip("".join(units))
     unit = value.strip().lower()[len(number) :]

@@ -4,16 +4,25 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
+from upriver.spark.rows import DOCUMENTS
+
 #: Rows that concern a whole vbucket.
 _OF_VBUCKETS = ("flush", "rollback", "reset")
 
 
 def changes(frame: DataFrame, value_schema: str | StructType | None = None) -> DataFrame:
-    """Only the changes of keys, with keys as text; with a schema also values as documents, parsed by Spark."""
+    """Only the changes of keys, with keys as text and values as documents, which Spark parses.
+
+    The schema is the one given here, else the source's option ``valueSchema``. Without either, documents of
+    ``valueFormat`` = ``json`` become variants, and other values stay as they are. What is no JSON is null.
+    """
     rows = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).withColumn("key", fn.col("key").cast("string"))
-    if value_schema is None:
+    told = frame.schema["value"].metadata.get(DOCUMENTS) if "value" in frame.columns else None
+    if value_schema is None and told is None:
         return rows
-    return rows.withColumn("value", fn.from_json(fn.col("value").cast("string"), value_schema))
+    text = fn.col("value").cast("string")
+    schema = value_schema or told
+    return rows.withColumn("value", fn.from_json(text, schema) if schema else fn.try_parse_json(text))
 
 
 def latest(frame: DataFrame) -> DataFrame:

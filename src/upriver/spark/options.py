@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from upriver.client.address import Address
-from upriver.client.settings import ConsumerSettings
+from upriver.client.settings import ConsumerSettings, default_name
 from upriver.errors import OptionError
 from upriver.spark.declared import (
     as_address,
     as_count,
     as_flag,
     as_offsets,
+    as_port,
     as_seconds,
     as_size,
     as_text,
@@ -27,14 +28,10 @@ from upriver.spark.declared import (
 )
 from upriver.spark.plan import POLICIES, Policy, Rules
 
-#: The dialects that tell seqnos, and with them ranges to read.
-DIALECTS: Final = ("dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3")
-
-
-def _dialect(value: str) -> str:
-    if value.lower() == "tap":
-        raise ValueError(f"one of {', '.join(DIALECTS)}: TAP tells no seqnos, so it has no ranges to read")
-    return one_of(*DIALECTS)(value)
+#: What Spark hands over among the options and keeps for itself.
+_OF_SPARK: Final = frozenset({"checkpointlocation"})
+DIALECTS: Final = ("dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3", "tap")
+VALUE_FORMATS: Final = ("binary", "string", "json")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +58,19 @@ class ConnectionOptions:
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
         """The options that Spark hands over; one clear error for the first that makes no sense."""
-        return cls(**read_fields(cls, options, spark_name))
+        given = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
+        return cls(**read_fields(cls, given, spark_name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(ConnectionOptions):
     """What a query reads, and how."""
 
-    dialect: str = option("dcp", _dialect, "what is spoken to the nodes", values=", ".join(DIALECTS))
+    dialect: str = option("dcp", one_of(*DIALECTS), "what is spoken to the nodes", values=", ".join(DIALECTS))
+    stream_port: int | None = option(
+        None, as_port, "where the nodes stream, if not where they answer; a listener for one draft", values="PORT"
+    )
+    name: str | None = option(None, as_text, "what the connections are called in the nodes' statistics", values="TEXT")
     vbuckets: tuple[int, ...] | None = option(None, as_vbuckets, "which vbuckets", values="all or 0-511,700")
     starting_offsets: Any = option(
         "earliest", as_offsets, "where a new query begins", values="earliest, latest or JSON"
@@ -93,10 +95,20 @@ class ReadOptions(ConnectionOptions):
     )
     persisted_only: bool = option(False, as_flag, "only what is on the source's disk")
     history: bool = option(False, as_flag, "every retained version of a key, not only the newest")
-    value_format: str = option("binary", one_of("binary", "string"), "as what values come", values="binary, string")
+    value_format: str = option(
+        "binary",
+        one_of(*VALUE_FORMATS),
+        "as what values come; json is text that `changes` parses",
+        values=", ".join(VALUE_FORMATS),
+    )
+    value_schema: str | None = option(
+        None, as_text, "with json: what the documents look like, as Spark writes a schema", values="DDL"
+    )
     rows_per_batch: int = option(65_536, as_count, "rows of one record batch, at most", values="N")
 
     def __post_init__(self) -> None:
+        if self.dialect == "tap":
+            self._check_tap()
         if self.ending_offsets == "earliest":
             raise OptionError(
                 "endingOffsets", "earliest", "there is nothing before the beginning: write latest or JSON"
@@ -105,11 +117,36 @@ class ReadOptions(ConnectionOptions):
             raise OptionError(
                 "keyFilter", self.key_filter, "keyPrefix is given already: put it into the pattern, as ^prefix"
             )
+        if self.value_schema is not None and self.value_format != "json":
+            raise OptionError("valueSchema", self.value_schema, "it belongs to valueFormat = json")
         if None not in (self.min_rows_per_trigger, self.max_rows_per_trigger):
             assert self.min_rows_per_trigger is not None
             assert self.max_rows_per_trigger is not None
             if self.min_rows_per_trigger > self.max_rows_per_trigger:
                 raise OptionError("minRowsPerTrigger", str(self.min_rows_per_trigger), "it exceeds maxRowsPerTrigger")
+
+    def _check_tap(self) -> None:
+        """TAP tells neither seqnos nor branches: better to refuse what it cannot promise than to leave it out."""
+        impossible = {
+            "startingOffsets": self.starting_offsets != "earliest",
+            "endingOffsets": self.ending_offsets != "latest",
+            "maxRowsPerTrigger": self.max_rows_per_trigger is not None,
+            "maxBytesPerTrigger": self.max_bytes_per_trigger is not None,
+            "onRollback": self.on_rollback == "emit",
+            "keyPrefix": self.key_prefix is not None,
+            "keyFilter": self.key_filter is not None,
+            "valueFilter": self.value_filter is not None,
+            "persistedOnly": self.persisted_only,
+            "history": self.history,
+        }
+        asked = [name for name, is_asked in impossible.items() if is_asked]
+        if asked:
+            raise OptionError(
+                "dialect",
+                "tap",
+                f"it tells no seqnos, so it has no ranges to limit, to filter or to read again: leave out "
+                f"{', '.join(asked)}{' (rewind is possible)' if 'onRollback' in asked else ''}, or read dcp",
+            )
 
     def consumer_settings(self, columns: tuple[str, ...]) -> ConsumerSettings:
         """What the connections of this query are told."""
@@ -123,6 +160,8 @@ class ReadOptions(ConnectionOptions):
             history=self.history,
             columns=columns,
             exact_end=True,
+            stream_port=self.stream_port,
+            name="" if self.name is None else f"{self.name}:{default_name()}",
         )
 
     @property

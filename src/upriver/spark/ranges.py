@@ -24,6 +24,7 @@ from upriver.client.batches import Flush, Run, VbucketEvent
 from upriver.client.cluster import Cluster
 from upriver.client.copies import Copies, Policy
 from upriver.client.feed import Feed
+from upriver.client.inflate import inflated_batch
 from upriver.client.placing import open_feed
 from upriver.client.progress import Progress
 from upriver.client.settings import ConsumerSettings
@@ -36,18 +37,17 @@ from upriver.errors import (
     StreamRefused,
     UpriverError,
 )
-from upriver.model import Event, FailoverEntry, FailoverLog
+from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
 from upriver.protocol.receiving import ReceivingStream
 from upriver.spark.plan import GoBack, Range, Rules, answered_with_rollback
-from upriver.spark.rows import Bounds, RowMaker, rollback_value
+from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
+from upriver.wire.memcached import Feature
 
 T = TypeVar("T")
 #: How much is received at once: about what Spark likes to get as one batch.
 RECEIVE_BYTES: Final = 2 * 1024 * 1024
 #: A range that nobody gives is asked for again for so long, then its task fails.
 RETRY_S: Final = 60.0
-#: What waits for Spark is at most this; more is not acknowledged.
-WINDOW_BYTES: Final = 16 * 1024 * 1024
 
 
 class Reading(NamedTuple):
@@ -61,9 +61,10 @@ class Reading(NamedTuple):
 
 
 class _Arrived(NamedTuple):
-    """Rows that wait for Spark, and what they took on the wire."""
+    """Changes that wait for Spark, and what they took on the wire; or a row that tells of a whole vbucket."""
 
-    rows: pa.RecordBatch
+    records: pa.RecordBatch
+    runs: tuple[tuple[int, Bounds], ...] = ()
     feed: Feed | None = None
     wire_bytes: int = 0
 
@@ -80,6 +81,10 @@ class RangeReader:
         self._open: dict[int, Range] = {}
         self._asked_of: dict[int, Feed] = {}
         self._inexact: set[int] = set()
+        #: Up to where something came in this task.
+        self._stands: dict[int, StreamPosition] = {}
+        #: Somebody has answered for these who does not know their branch.
+        self._doubted: set[int] = set()
         self._lost: set[int] = set()
         self._backoff = Backoff()
         #: When nothing has come since.
@@ -94,11 +99,13 @@ class RangeReader:
         try:
             self._run(self._ask())
             while (arrived := self._run(self._next())) is not None:
-                limit = self._reading.rows_per_batch
-                for at in range(0, arrived.rows.num_rows, limit):
-                    yield arrived.rows.slice(at, limit)
-                if arrived.feed is not None:
-                    arrived.feed.processed(arrived.wire_bytes)
+                together = self._taken(arrived)
+                rows, limit = self._rows(together), self._reading.rows_per_batch
+                for at in range(0, rows.num_rows, limit):
+                    yield rows.slice(at, limit)
+                for each in together:
+                    if each.feed is not None:
+                        each.feed.processed(each.wire_bytes)
         except BaseException:
             # Whatever is still on its way would come into the next task's hands.
             self.close()
@@ -131,6 +138,8 @@ class RangeReader:
     def _start(self, ranges: Iterable[Range]) -> None:
         self._queue.clear()
         self._inexact.clear()
+        self._stands.clear()
+        self._doubted.clear()
         self._failure = None
         for asked in ranges:
             if asked.go_back is not None:
@@ -143,7 +152,12 @@ class RangeReader:
     async def _ask(self) -> None:
         """Ask for everything that has no stream, wherever it is now."""
         wanted, self._lost = sorted(self._lost), set()
-        await self._cluster.open()
+        try:
+            await self._cluster.open()
+        except NodeUnavailable as error:
+            for number in wanted:
+                self._retry(number, error)
+            return
         by_owner: dict[tuple[Endpoint, bool], list[int]] = {}
         for number in wanted:
             endpoint = self._cluster.map.owner(number)
@@ -173,8 +187,11 @@ class RangeReader:
 
     def _answered(self, stream: ReceivingStream, error: StatusError | None) -> None:
         if error is None:
-            if stream.vbucket not in self._open:  # accepted on another branch: the next plan begins there
+            asked = self._open.get(stream.vbucket)
+            if asked is None:
                 self._asked_of[stream.vbucket].close_stream(stream.vbucket)
+            elif asked.place.vbucket_uuid not in (0, stream.position.vbucket_uuid):
+                self._on_another_branch(asked)
             return
         if isinstance(error, OutOfRange) and stream.vbucket not in self._inexact:
             self._inexact.add(stream.vbucket)  # the state at the end is not kept any more
@@ -182,6 +199,23 @@ class RangeReader:
             self._arrived.set()
         else:
             self._retry(stream.vbucket, error)
+
+    def _on_another_branch(self, asked: Range) -> None:
+        """The range's end may lie on a lost branch and never come; then the next plan, which sees that, goes back.
+
+        But whoever does not know the range's branch at all may be a former owner, whom a newer map does not name.
+        """
+        number = asked.place.vbucket
+        self._asked_of[number].close_stream(number)
+        if self._is_strange(number, self._copies[number].failover_log):
+            self._doubted.add(number)
+            self._copies.put(number, _progress(asked, self._stands.get(number)))
+            self._retry(number, StreamRefused(number, "who was asked does not know its branch"))
+        else:
+            self._finish(number)
+
+    def _is_strange(self, number: int, log: FailoverLog) -> bool:
+        return log.index(self._open[number].place.vbucket_uuid) is None and number not in self._doubted
 
     def _retry(self, number: int, error: UpriverError) -> None:
         now = self._loop.time()
@@ -221,26 +255,52 @@ class RangeReader:
         else:
             await self._ask()
 
+    def _taken(self, first: _Arrived) -> list[_Arrived]:
+        """What came in small pieces, because each vbucket has its own, together: a batch costs Spark a millisecond."""
+        together, size = [first], first.wire_bytes
+        while first.runs and self._queue and self._queue[0].runs and size + self._queue[0].wire_bytes <= RECEIVE_BYTES:
+            together.append(self._queue.popleft())
+            size += together[-1].wire_bytes
+        return together
+
+    def _rows(self, together: list[_Arrived]) -> pa.RecordBatch:
+        first = together[0]
+        if not first.runs:
+            return first.records
+        records = first.records if len(together) == 1 else pa.concat_batches([each.records for each in together])
+        return self._reading.rows.rows(records, [run for each in together for run in each.runs])
+
     # What feeds tell
 
     def received(self, feed: Feed, records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
         """Changes came."""
         self._backoff.reset()
         self._trying_since = None
-        beyond = [run for run in runs if run.vbucket in self._open and run.position.seqno > self._end(run.vbucket)]
-        stray = any(run.vbucket not in self._open for run in runs)
-        rows = self._reading.rows.rows(records, [(run.rows, self._bounds(run)) for run in runs])
-        if beyond or stray:
-            rows = rows.filter(self._within(records, runs))
-            for run in beyond:
-                self._finish(run.vbucket)
-                feed.close_stream(run.vbucket)
-        self._queue.append(_Arrived(rows, feed, wire_bytes))
-        self._arrived.set()
+        self._stands.update((run.vbucket, run.position) for run in runs)
+        if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
+            records = inflated_batch(records)
+        counts = [run.rows for run in runs]
+        bounds = [self._bounds(run) for run in runs]
+        beyond = [run.vbucket for run in runs if run.position.seqno > self._end(run.vbucket)]
+        if beyond:
+            records, counts = self._within(records, runs)
+            for number in beyond:
+                self._finish(number)
+                feed.close_stream(number)
+        kept = tuple((count, bound) for count, bound in zip(counts, bounds, strict=True) if count)
+        if kept:
+            self._queue.append(_Arrived(records, kept, feed, wire_bytes))
+            self._arrived.set()
+        else:
+            feed.processed(wire_bytes)
 
-    def _within(self, records: pa.RecordBatch, runs: tuple[Run, ...]) -> pa.Array:
-        ends = np.repeat([self._end(run.vbucket) for run in runs], [run.rows for run in runs])
-        return pa.array(records.column("seqno").to_numpy() <= ends.astype(np.uint64))
+    def _within(self, records: pa.RecordBatch, runs: tuple[Run, ...]) -> tuple[pa.RecordBatch, list[int]]:
+        """Only the changes that belong to a range, and how many of each run; of a finished range none does."""
+        counts = [run.rows for run in runs]
+        ends = np.repeat(np.array([self._end(run.vbucket) for run in runs], np.uint64), counts)
+        is_within = unsigned_numbers(records.column("seqno")) <= ends
+        mask = pa.Array.from_buffers(pa.bool_(), len(is_within), [None, bits(is_within)])
+        return records.filter(mask), np.add.reduceat(is_within, np.cumsum([0, *counts[:-1]]), dtype=int).tolist()
 
     def _end(self, number: int) -> int:
         asked = self._open.get(number)
@@ -251,13 +311,16 @@ class RangeReader:
         branch = 0 if asked is None else asked.place.branch
         return Bounds(position.vbucket_uuid, branch, position.snapshot.start, position.snapshot.end)
 
-    def _happened(self, event: VbucketEvent, progress: Progress) -> None:  # noqa: ARG002
+    def _happened(self, event: VbucketEvent, progress: Progress) -> None:
         """The source went back after the range was planned; or it was flushed, which the next plan will see."""
         asked = self._open.get(event.vbucket)
-        if asked is None or isinstance(event, Flush):
+        if asked is None or isinstance(event, Flush) or self._is_strange(event.vbucket, progress.failover_log):
             return
         instead = answered_with_rollback(asked, event.seqno, event.new_uuid, Rules(self._reading.policy))
         assert instead.go_back is not None
+        if event.vbucket in self._stands and event.new_uuid == asked.place.vbucket_uuid:
+            # Rows above it are handed out already, and nothing in the same batch can come behind them.
+            raise StreamRefused(event.vbucket, "its source went back while it was read: the task has to be run again")
         self._tell(event.vbucket, instead.go_back, asked.place.branch)
         if instead.end_seqno == instead.place.seqno:
             self._finish(event.vbucket)
@@ -282,6 +345,7 @@ class RangeReader:
 
     def _finish(self, number: int) -> None:
         self._open.pop(number, None)
+        self._lost.discard(number)
         self._arrived.set()
 
     def _tell(self, number: int, back: GoBack, branch: int) -> None:
@@ -291,21 +355,33 @@ class RangeReader:
         self._queue.append(_Arrived(self._reading.rows.row(event, number, back.seqno, bounds, value)))
 
 
-def _progress(asked: Range) -> Progress:
-    """Where the range begins, as a consumer says it."""
-    place = asked.place
-    if not place.seqno:
+def _progress(asked: Range, stands: StreamPosition | None = None) -> Progress:
+    """Where the range begins, or by now stands, as a consumer says it."""
+    place, position = asked.place, stands or asked.place.position
+    if not position.seqno:
         return Progress.beginning()
     log = FailoverLog((FailoverEntry(place.vbucket_uuid, 0),))
-    return Progress(place.position, log, place.first_whole or None)
+    return Progress(position, log, place.first_whole or None)
 
 
+#: The readers that this worker process keeps, the one used last at the end.
 _READERS: dict[object, RangeReader] = {}
+#: So many queries may have connections here at once; those of the one that has waited longest are closed.
+READERS_MAX: Final = 4
 
 
 def reader_for(key: object, make: Callable[[], RangeReader]) -> RangeReader:
     """The reader that this worker process keeps for a query, made when it is first needed."""
-    reader = _READERS.get(key)
+    reader = _READERS.pop(key, None)
     if reader is None or not reader.is_open:
-        reader = _READERS[key] = make()
+        reader = make()
+    _READERS[key] = reader
+    while len(_READERS) > READERS_MAX:
+        _READERS.pop(next(iter(_READERS))).close()
     return reader
+
+
+def close_readers() -> None:
+    """Let go of all connections that this process keeps for tasks to come; a worker that ends does so anyway."""
+    while _READERS:
+        _READERS.popitem()[1].close()

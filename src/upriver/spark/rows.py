@@ -3,6 +3,9 @@
 Spark has no unsigned numbers: seqnos, CAS and uuids are shown as 64-bit numbers with a sign, by the same bits. A
 deletion has no value (null); a mutation may have an empty one. Rows of a whole vbucket (flush, rollback, reset) have no
 key, and a rollback's value tells both uuids as JSON.
+
+Arrays are made from buffers here: ``pa.array`` and ``pa.scalar`` import pandas, which takes a new worker longer than
+everything else together.
 """
 
 import json
@@ -11,7 +14,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from upriver.model import Event
 
@@ -28,7 +30,34 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 }
 #: The columns by name, as Spark wants them in record batches.
 FIELDS: Final = {name: _ARROW[kind] for name, kind in (part.split() for part in SCHEMA.split(", "))}
-_EVENTS: Final = pa.array([""] + [event.name.lower() for event in Event], pa.string())
+
+
+def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """These numbers as a column."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def bits(values: np.ndarray) -> pa.Buffer:
+    """Booleans as Arrow keeps them: eight in a byte, the lowest first."""
+    return pa.py_buffer(np.packbits(values, bitorder="little"))
+
+
+def unsigned_numbers(column: pa.Array) -> np.ndarray:
+    """What a column of unsigned numbers holds."""
+    width = column.type.bit_width // 8
+    return np.frombuffer(column.buffers()[1], f"u{width}", len(column), column.offset * width)
+
+
+def _texts(texts: Sequence[str]) -> pa.Array:
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    )
+
+
+#: The names of events by their number.
+_EVENTS: Final = _texts(["", *(event.name.lower() for event in Event)])
 
 
 class Bounds(NamedTuple):
@@ -41,26 +70,31 @@ class Bounds(NamedTuple):
 
 
 _SHARED: Final = frozenset(Bounds._fields)
+_PLACES: Final = frozenset({"seqno", "vbucket_uuid", "snapshot_start", "snapshot_end"})
 
 
 def columns_to_decode(columns: Sequence[str], *, keys_only: bool) -> tuple[str, ...]:
-    """Which columns of a batch of changes are needed for these of Spark; one at least, to count the rows."""
-    needed = {name for name in columns if name not in _SHARED and not (keys_only and name == "value")}
+    """Which columns of a batch of changes are needed for these of Spark, and to see where a range ends."""
+    needed = {name for name in columns if name not in _SHARED and not (keys_only and name == "value")} | {"seqno"}
     if "value" in needed:
         needed.add("event")  # a deletion's value is null
-    return tuple(sorted(needed)) or ("vbucket",)
+    return tuple(sorted(needed))
 
 
 class RowMaker:
     """Fits batches of changes to the columns that a query asked for."""
 
-    def __init__(self, columns: Sequence[str], *, keys_only: bool = False, value_as_text: bool = False) -> None:
+    def __init__(
+        self, columns: Sequence[str], *, keys_only: bool = False, value_as_text: bool = False, placed: bool = True
+    ) -> None:
+        """Rows that are not ``placed`` have no seqno, no branch of history and no snapshot: nobody tells them."""
         unknown = [name for name in columns if name not in FIELDS]
         if unknown:
             raise ValueError(f"there is no column {', '.join(unknown)}; there are {', '.join(FIELDS)}")
         self.columns = tuple(columns)
         self.to_decode = columns_to_decode(columns, keys_only=keys_only)
         self._keys_only = keys_only
+        self._unknown = frozenset() if placed else _PLACES
         self._value_type = pa.string() if value_as_text else pa.binary()
         types = FIELDS | {"value": self._value_type}
         self.schema = pa.schema([pa.field(name, types[name]) for name in columns])
@@ -75,14 +109,17 @@ class RowMaker:
         """One row that concerns a whole vbucket."""
         known = {"vbucket": vbucket, "seqno": signed(seqno), "event": event.name.lower(), "value": value}
         known |= {name: signed(number) for name, number in bounds._asdict().items()}
+        known |= dict.fromkeys(self._unknown)
         return pa.RecordBatch.from_pylist([{name: known.get(name) for name in self.columns}], schema=self.schema)
 
     def _column(self, name: str, changes: pa.RecordBatch, runs: Sequence[tuple[int, Bounds]]) -> pa.Array:
         kind = self.schema.field(name).type
+        if name in self._unknown:
+            return pa.nulls(changes.num_rows, kind)
         if name in _SHARED:
-            numbers = [signed(getattr(bounds, name)) for _, bounds in runs]
+            shared = [signed(getattr(bounds, name)) for _, bounds in runs]
             dtype = np.int32 if kind == pa.int32() else np.int64
-            return pa.array(np.repeat(np.array(numbers, dtype), [count for count, _ in runs]))
+            return numbers(np.repeat(np.array(shared, dtype), [count for count, _ in runs]), kind)
         if name == "value":
             return self._values(changes, kind)
         column = changes.column(name)
@@ -95,13 +132,21 @@ class RowMaker:
         if self._keys_only:
             return pa.nulls(changes.num_rows, kind)
         values = changes.column("value")
-        is_mutation = pc.equal(changes.column("event"), pa.scalar(int(Event.MUTATION), pa.uint8()))
+        is_mutation = unsigned_numbers(changes.column("event")) == int(Event.MUTATION)
         _, offsets, data = values.buffers()
-        if values.offset or is_mutation.offset:  # buffers of a slice begin elsewhere
-            return pc.if_else(is_mutation, values, pa.scalar(None, values.type)).cast(kind)
-        # A boolean array's bits are just what says which values are there.
-        array = pa.Array.from_buffers(pa.binary(), len(values), [is_mutation.buffers()[1], offsets, data])
+        if values.offset:  # buffers of a slice begin elsewhere
+            offsets = offsets.slice(values.offset * 4)
+        array = pa.Array.from_buffers(pa.binary(), len(values), [bits(is_mutation), offsets, data])
         return array.cast(kind) if kind != pa.binary() else array
+
+
+#: Under this name a column says that it holds documents, and with which schema.
+DOCUMENTS: Final = "upriver.documents"
+
+
+def document_metadata(value_format: str, value_schema: str | None) -> dict[str, str] | None:
+    """What the column of values says of itself, so that whoever has the rows can parse them without being told."""
+    return {DOCUMENTS: value_schema or ""} if value_format == "json" else None
 
 
 def signed(number: int) -> int:

@@ -1,13 +1,8 @@
-"""The data source ``upriver``: batch and stream reads, and writes, as Spark asks for them.
-
-Spark pickles readers and unpickles them in every task, so they hold nothing but what the options say; connections live
-in the processes that use them. ``stop`` is never called and ``commit`` comes late: nothing relies on either.
-"""
+"""The data source ``upriver``: who reads and who writes when Spark asks, and what a row looks like."""
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -16,24 +11,14 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from upriver.errors import OptionError
-from upriver.spark.offsets import Offset, Place
 from upriver.spark.options import ReadOptions, WriteOptions
-from upriver.spark.plan import Range, SourceState, backlog_rows, next_offset, ranges
-from upriver.spark.ranges import RangeReader, Reading, reader_for
-from upriver.spark.rows import SCHEMA, RowMaker
-from upriver.spark.view import ClusterView
+from upriver.spark.reading import BatchReader, StreamReader
+from upriver.spark.rows import SCHEMA, document_metadata
 from upriver.spark.writing import Outcome, RowWriter
 
 LOG: Final = logging.getLogger("upriver.spark")
@@ -47,18 +32,28 @@ class UpriverDataSource(DataSource):
         """What stands in ``format``."""
         return "upriver"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """One row for each change."""
-        text = self._read_options().value_format != "binary"
-        return SCHEMA.replace("value binary", "value string") if text else SCHEMA
+        options = self._read_options()
+        return row_schema(options.value_format, options.value_schema)
 
-    def reader(self, schema: StructType) -> "UpriverReader":
+    def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        return UpriverReader(self._read_options(), schema.fieldNames())
+        options = self._read_options()
+        if options.dialect == "tap":
+            from upriver.spark.tap import TapReader
 
-    def streamReader(self, schema: StructType) -> "UpriverStreamReader":  # noqa: N802
+            return TapReader(options, schema.fieldNames())
+        return BatchReader(options, schema.fieldNames())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream read."""
-        return UpriverStreamReader(self._read_options(), schema.fieldNames())
+        options = self._read_options()
+        if options.dialect == "tap":
+            from upriver.spark.tap import TapStreamReader
+
+            return TapStreamReader(options, schema.fieldNames())
+        return StreamReader(options, schema.fieldNames())
 
     def writer(self, schema: StructType, overwrite: bool) -> "UpriverWriter":
         """A batch write."""
@@ -128,193 +123,13 @@ def _report(outcome: Outcome) -> None:
     LOG.log(level, "%s%s", outcome, ": " + "; ".join(outcome.samples) if outcome.samples else "")
 
 
-class RangesPartition(InputPartition):
-    """The ranges that one task reads."""
-
-    def __init__(self, ranges: list[Range]) -> None:
-        super().__init__(None)
-        self.ranges = ranges
-
-
-class _Ranges:
-    """What batch and stream reads share: cutting work into tasks, and doing it."""
-
-    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
-        self.options = options
-        self.columns = tuple(columns)
-        try:
-            self._rows()
-        except ValueError as error:
-            raise OptionError("schema", ", ".join(columns), str(error)) from None
-
-    def _rows(self) -> RowMaker:
-        text = self.options.value_format != "binary"
-        return RowMaker(self.columns, keys_only=self.options.keys_only, value_as_text=text)
-
-    def _partitions(self, view: ClusterView, todo: Sequence[Range]) -> list[InputPartition]:
-        """One or two tasks for each node, so that each has many vbuckets and one connection."""
-        by_vbucket = {asked.place.vbucket: asked for asked in todo}
-        by_owner = list(view.owners(by_vbucket).values())
-        homeless = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
-        groups = [*by_owner, *([sorted(homeless)] if homeless else [])]
-        wanted = max(self.options.min_partitions or 2, len(groups))
-        tasks: list[list[Range]] = []
-        for numbers in groups:
-            share = max(1, round(wanted * len(numbers) / max(1, len(by_vbucket))))
-            tasks += _balanced([by_vbucket[number] for number in numbers], min(share, len(numbers)))
-        return [RangesPartition(task) for task in tasks if task]
-
-    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangesPartition)
-        options = self.options
-        reader = reader_for((options, self.columns), self._new_reader)
-        yield from reader.read(partition.ranges)
-
-    def _new_reader(self) -> RangeReader:
-        rows = self._rows()
-        return RangeReader(
-            Reading(
-                self.options.cluster,
-                self.options.consumer_settings(rows.to_decode),
-                self.options.on_rollback,
-                rows,
-                self.options.rows_per_batch,
-            )
-        )
-
-
-class UpriverReader(_Ranges, DataSourceReader):
-    """A batch read: everything between two offsets."""
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """The work, cut into tasks."""
-        view = ClusterView(self.options.cluster, self.options.vbuckets)
-        try:
-            numbers = view.vbuckets()
-            start = starting_offset(self.options.starting_offsets, numbers, view)
-            states = view.states(start)
-            end = next_offset(start, states, self.options.rules, target=self._target(states))
-            return self._partitions(view, list(ranges(start, end))) or [RangesPartition([])]
-        finally:
-            view.close()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        return self._read(partition)
-
-    def _target(self, states: dict[int, SourceState]) -> dict[int, int] | None:
-        given = self.options.ending_offsets
-        if given == "latest":
-            return None
-        places = given.places if isinstance(given, Offset) else given
-        highest = {number: state.high_seqno for number, state in states.items()}
-        return highest | {n: place.seqno for n, place in places.items() if isinstance(place, Place)}
-
-
-class UpriverStreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream read: plans one micro-batch after the other."""
-
-    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
-        super().__init__(options, columns)
-        self._opened: ClusterView | None = None
-        self._target: dict[int, int] | None = None
-        self._waiting_since: float | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a task needs: sockets stay with the driver."""
-        return {"options": self.options, "columns": self.columns}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["options"], state["columns"])  # type: ignore[misc]
-
-    @property
-    def _view(self) -> ClusterView:
-        if self._opened is None:
-            self._opened = ClusterView(self.options.cluster, self.options.vbuckets)
-        return self._opened
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
-        return starting_offset(self.options.starting_offsets, self._view.vbuckets(), self._view).packed()
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What Spark passes to ``latestOffset``; the other limits are applied there."""
-        rows = self.options.max_rows_per_trigger
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now, and no more."""
-        self._target = {number: state.high_seqno for number, state in self._view.states().items()}
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends."""
-        before = Offset.unpacked(start)
-        states = self._view.states(before)
-        if self._shall_wait(before, states):
-            return start
-        rows_max = self._rows_max(limit)
-        after = next_offset(before, states, self.options.rules, rows_max=rows_max, target=self._target)
-        return start if after == before else after.packed()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the source is, so that the lag can be told."""
-        states = self._view.states()
-        return Offset(Place.whole_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()).packed()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch, cut into tasks; also of one that Spark has planned in another life."""
-        return self._partitions(self._view, list(ranges(Offset.unpacked(start), Offset.unpacked(end))))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        return self._read(partition)
-
-    def _rows_max(self, limit: ReadLimit) -> int | None:
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        size = self.options.max_bytes_per_trigger
-        if size is None:
-            return rows
-        by_size = max(1, size // self._view.bytes_per_change())
-        return by_size if rows is None else min(rows, by_size)
-
-    def _shall_wait(self, before: Offset, states: dict[int, SourceState]) -> bool:
-        """Are there too few changes yet, and was the wait not too long? A query with a fixed goal does not wait."""
-        least = self.options.min_rows_per_trigger
-        backlog = backlog_rows(before, states)
-        if least is None or self._target is not None or not backlog or backlog >= least:
-            self._waiting_since = None
-            return False
-        now = time.monotonic()
-        self._waiting_since = since = now if self._waiting_since is None else self._waiting_since
-        if now - since < self.options.max_trigger_delay:
-            return True
-        self._waiting_since = None
-        return False
-
-
-def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Offset:
-    """The offset that the option means; vbuckets that it does not name begin at the beginning."""
-    if isinstance(given, Offset):
-        return Offset(given.places.get(number, Place(number)) for number in numbers)
-    words = dict.fromkeys(numbers, given) if isinstance(given, str) else given
-    latest = view.states() if "latest" in words.values() else {}
-
-    def place(number: int) -> Place:
-        word = words.get(number, "earliest")
-        if isinstance(word, Place):
-            return word
-        state = latest.get(number) if word == "latest" else None
-        return Place(number) if state is None else Place.whole_at(number, state.vbucket_uuid, state.high_seqno)
-
-    return Offset(place(number) for number in numbers)
-
-
-def _balanced(todo: list[Range], tasks: int) -> list[list[Range]]:
-    """The ranges in so many heaps of about the same number of changes: the largest first, onto the smallest heap."""
-    heaps: list[list[Range]] = [[] for _ in range(tasks)]
-    sizes = [0] * tasks
-    for asked in sorted(todo, key=lambda asked: asked.place.seqno - asked.end_seqno):
-        smallest = sizes.index(min(sizes))
-        heaps[smallest].append(asked)
-        sizes[smallest] += asked.end_seqno - asked.place.seqno + 1
-    return heaps
+def row_schema(value_format: str, value_schema: str | None) -> StructType:
+    """What a row looks like; documents stay text here, and the column says how Spark shall read them."""
+    kinds = {"int": IntegerType(), "long": LongType(), "string": StringType(), "binary": BinaryType()}
+    schema = StructType()
+    for name, kind in (part.split() for part in SCHEMA.split(", ")):
+        if name == "value" and value_format != "binary":
+            schema.add(name, StringType(), metadata=document_metadata(value_format, value_schema))
+        else:
+            schema.add(name, kinds[kind])
+    return schema

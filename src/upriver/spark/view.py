@@ -1,10 +1,12 @@
 """What the driver knows of the cluster: who has which vbucket, and where each stands."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from upriver.client.address import Address, Endpoint
+from upriver.client.backoff import Backoff
 from upriver.client.cluster import Cluster
 from upriver.client.inquiry import VbucketStatus, active_vbuckets, failover_logs, owners, statistics
 from upriver.errors import NodeUnavailable
@@ -13,8 +15,10 @@ from upriver.spark.offsets import Offset
 from upriver.spark.plan import SourceState
 
 T = TypeVar("T")
-#: How often an answer is sought from a cluster that has just lost a node.
-_ATTEMPTS_MAX = 5
+#: For so long an answer is sought from a cluster that has lost a node: one that starts again is soon back.
+PATIENCE_S: Final = 60.0
+#: For so long somebody is sought who has a vbucket: one that moves, or is taken over, is nobody's for a moment.
+MOVING_S: Final = 10.0
 
 
 class ClusterView:
@@ -24,6 +28,8 @@ class ClusterView:
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(address)
         self._vbuckets = vbuckets
+        #: Vbuckets that were sought in vain, so that they are not waited for each time.
+        self._missed: frozenset[int] = frozenset()
 
     def vbuckets(self) -> list[int]:
         """Which vbuckets the query reads: those that were chosen, or all that there are."""
@@ -55,19 +61,25 @@ class ClusterView:
     async def _states(self, known: Offset | None) -> dict[int, SourceState]:
         await self._cluster.open()
         wanted = None if self._vbuckets is None else list(self._vbuckets)
-        for attempt in range(_ATTEMPTS_MAX):
+        began, backoff = self._loop.time(), Backoff(longest_s=1.0)
+        is_newest = False
+        while True:
+            waited_s = self._loop.time() - began
             try:
                 found = await active_vbuckets(self._cluster, wanted)
-                expected = set(range(self._cluster.map.vbuckets) if wanted is None else wanted)
-                if found.keys() == expected or attempt:
+                missing = frozenset(range(self._cluster.map.vbuckets) if wanted is None else wanted) - found.keys()
+                if not missing or (is_newest and (missing <= self._missed or waited_s > MOVING_S)):
+                    self._missed = missing
                     return await self._with_logs(found, known)
             except NodeUnavailable:
-                if attempt + 1 == _ATTEMPTS_MAX:
+                if waited_s > PATIENCE_S:
                     raise
             # Somebody is gone or has moved: a newer map may say whither.
-            await asyncio.sleep(0.1 * attempt)
-            await self._cluster.refresh(self._cluster.map)
-        raise AssertionError
+            if is_newest:
+                await asyncio.sleep(backoff.pause_s())
+            with contextlib.suppress(NodeUnavailable):  # the next attempt says it, if it stays so
+                await self._cluster.refresh(self._cluster.map)
+            is_newest = True
 
     async def _with_logs(self, found: dict[int, VbucketStatus], known: Offset | None) -> dict[int, SourceState]:
         places = {} if known is None else known.places

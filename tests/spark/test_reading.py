@@ -1,0 +1,135 @@
+"""Batches and streams read by a real Spark: limits, offsets, columns and dialects."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from tests.spark.driving import Query, read_batch, source_of
+from tests.spark.tables import PATIENCE_S, contents_at
+from upriver.client import SyncKvClient
+from upriver.errors import OptionError
+from upriver.node import EmbeddedNode, start
+from upriver.spark import describe_offset
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def fill(node: EmbeddedNode, count: int, value: bytes = b"v") -> None:
+    with SyncKvClient(node.address) as kv:
+        kv.set_many({f"k{n}": value for n in range(count)})
+
+
+def test_a_batch_read_has_every_change_once(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
+    fill(upriver_node, 1000)
+    frame = spark.read.format("upriver").option("address", upriver_node.address).load()
+    rows = frame.select("key", "event", "value").collect()
+    assert {bytes(row.key) for row in rows} == {b"k%d" % n for n in range(1000)}
+    assert len(rows) == 1000
+    assert {(row.event, bytes(row.value)) for row in rows} == {("mutation", b"v")}
+
+
+def test_a_stream_read_with_a_limit_reads_what_is_there(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    fill(upriver_node, 1000)
+    query = (
+        spark.readStream.format("upriver")
+        .option("address", upriver_node.address)
+        .option("maxRowsPerTrigger", "400")
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "table"))
+    )
+    assert query.awaitTermination(240)
+    assert [progress["numInputRows"] for progress in query.recentProgress] == [400, 400, 200]
+    assert spark.read.parquet(str(tmp_path / "table")).select("key").distinct().count() == 1000
+
+
+@pytest.mark.upriver(vbuckets=4)
+def test_a_batch_between_two_offsets(upriver_node: EmbeddedNode) -> None:
+    """The offsets are those of a stream's checkpoint, packed as they stand there or as people read them."""
+    address, logged = upriver_node.address, []
+    with Query(address=address) as query:
+        for turn in range(3):
+            fill(upriver_node, 50 * (turn + 1), b"%d" % turn)
+            assert len(query.batch()) == 50 * (turn + 1)
+            logged.append(json.dumps(query.offset))
+    described = json.dumps(describe_offset(logged[1]))
+    rows = read_batch(address=address, startingOffsets=logged[0], endingOffsets=described)
+    assert {row["value"] for row in rows} == {b"1"}
+    assert len({row["key"] for row in rows}) == len(rows) == 100
+    rest = read_batch(address=address, startingOffsets=described)
+    assert {row["value"] for row in rest} == {b"2"}
+    assert len(rest) == 150
+    assert read_batch(address=address, startingOffsets="latest") == []
+
+
+def test_fewer_columns_and_keys_only(upriver_node: EmbeddedNode) -> None:
+    fill(upriver_node, 100)
+    fewer = StructType().add("key", BinaryType()).add("event", StringType())
+    rows = read_batch(fewer, address=upriver_node.address)
+    assert {tuple(row) for row in rows} == {("key", "event")}
+    assert len(rows) == 100
+    source = source_of(address=upriver_node.address, minPartitions=5)
+    assert len(source.reader(source.schema()).partitions()) == 5
+    assert {row["value"] for row in read_batch(address=upriver_node.address, keysOnly=True)} == {None}
+    with pytest.raises(OptionError, match="there is no column colour"):
+        read_batch(StructType().add("colour", StringType()), address=upriver_node.address)
+
+
+def test_a_stream_waits_for_enough_but_not_for_ever(upriver_node: EmbeddedNode) -> None:
+    with Query(address=upriver_node.address, minRowsPerTrigger=1000, maxTriggerDelay="500ms") as query:
+        fill(upriver_node, 10)
+        started = time.monotonic()
+        assert query.batch() == []
+        while not (rows := query.batch()):
+            assert time.monotonic() < started + PATIENCE_S
+            time.sleep(0.02)
+        assert len(rows) == 10
+        assert time.monotonic() - started >= 0.5
+        fill(upriver_node, 1000, b"w")
+        assert len(query.batch()) == 1000
+        lag = {n: place["seqno"] for n, place in describe_offset(query.latest()).items()}
+        assert sum(lag.values()) == 1010
+
+
+def test_a_stream_with_a_limit_of_bytes(upriver_node: EmbeddedNode) -> None:
+    fill(upriver_node, 2000, b"x" * 1000)
+    sizes: list[int] = []
+    with Query(address=upriver_node.address, maxBytesPerTrigger="1m") as query:
+        while rows := query.batch():
+            sizes.append(len(rows))
+    assert sum(sizes) == 2000
+    assert 2 <= len(sizes) <= 20
+
+
+@pytest.mark.parametrize("dialect", ["upr", "upr_draft1", "upr_draft2", "upr_draft3"])
+def test_other_dialects(dialect: str) -> None:
+    with start(vbuckets=4, listen="127.0.0.1:0,dialect=upr_draft1,anonymous") as node:
+        more: dict[str, Any] = {"dialect": dialect}
+        if dialect == "upr_draft1":  # it looks like the second draft, so it has a port of its own
+            more["streamPort"] = node.node.entrances[1].port
+        fill(node, 300)
+        with Query(address=node.address, maxRowsPerTrigger=200, **more) as query:
+            rows = query.batch()
+            assert len(rows) == 200
+            rows += query.batch()
+            assert len(rows) == 300
+            fill(node, 100, b"later")
+            with SyncKvClient(node.address) as kv:
+                kv.delete("k5")
+            query.restart()
+            rows += query.batch()
+        held: dict[bytes, tuple[int, bytes | None]] = {}
+        for row in rows:
+            held[row["key"]] = max(held.get(row["key"], (0, None)), (row["seqno"], row["value"]), key=lambda it: it[0])
+        assert {key: value for key, (_, value) in held.items() if value is not None} == contents_at(node.address)
+        if dialect != "upr":
+            assert len(read_batch(address=node.address, **more)) == 300
