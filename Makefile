@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-DEMO := tap upr_draft1 upr_draft2 upr_draft3 upr dcp
 COMPILED := $(wildcard src/upriver/*/*.pyx src/upriver/*/*.pxd src/upriver/*/*.h)
 
 .PHONY: help demo test test-slow check format simulate bench docs lock sanitize clean
@@ -22,8 +21,8 @@ $(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(VENV)/.built ## show what Upriver does
-	@for dialect in $(DEMO); do $(BIN)/upriver explain --dialect $$dialect -f examples/packets/$$dialect.hex; echo; done
+demo: $(VENV)/.built ## two nodes, a table and an index on Spark, a crash and a move, and whether all agree
+	$(BIN)/python -m demo
 
 test: $(VENV)/.built ## run the tests
 	$(BIN)/python -m pytest
@@ -42,7 +41,7 @@ simulate: $(VENV)/.built ## run simulated clusters: SEEDS=0-100000, or SEED=7 VE
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-5000)) $(if $(VERBOSE),--verbose) $(if $(MUTATION),--mutation $(MUTATION))
 
 bench: $(VENV)/.built ## measure, as ratios within one run
-	for part in columns engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets; do \
+	for part in columns engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets spark; do \
 	  echo "== $$part"; $(BIN)/python -m bench.$$part || exit 1; done
 
 format: $(VENV)/.built ## write the format that check wants

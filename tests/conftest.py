@@ -5,6 +5,7 @@ instead of being skipped: nobody reads a list of skipped tests.
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +15,10 @@ settings.register_profile(
     "upriver", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("upriver")
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,15 +31,6 @@ def test_the_explained_packet() -> None:
     assert_shown(shown_after(f"upriver {command}"), CliRunner().invoke(main, command.split()).output)
 
 
-def test_the_demo() -> None:
-    packets = ROOT / "examples" / "packets"
-    printed = "".join(
-        CliRunner().invoke(main, ["explain", "--dialect", path.stem, "-f", str(path)]).output
-        for path in sorted(packets.glob("*.hex"))
-    )
-    assert_shown(shown_after("make demo"), printed)
-
-
 def test_the_makefile_has_the_two_commands() -> None:
     targets = (ROOT / "Makefile").read_text()
     assert re.search(r"^demo:", targets, flags=re.MULTILINE)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL: Final = "local[*]"
+_STARTING: Final = threading.Lock()
 #: A small machine runs small batches: fewer partitions, no web pages, short pauses.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -28,12 +30,20 @@ SETTINGS: Final = {
 
 
 def spark_session(log: Path, master: str | None = None) -> "SparkSession":
-    """The Spark that runs already in this process, or a new one whose messages go to ``log``."""
+    """The Spark that runs already in this process, or a new one whose messages go to ``log``.
+
+    There is one for each process; pipelines that are run in several threads share it.
+    """
+    with _STARTING:
+        return _session(log, master)
+
+
+def _session(log: Path, master: str | None) -> "SparkSession":
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is not None:  # of whichever thread; there is one for each process
+    if SparkContext._active_spark_context is not None:  # of whichever thread
         return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

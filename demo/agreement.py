@@ -1,0 +1,52 @@
+"""What the nodes, the table and the index hold, each read by another way than the one by which it was written."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from upriver.client import Consumer
+from upriver.model import Event
+from upriver.pipelines.columns import PART
+from upriver.pipelines.texts import text_of
+
+
+def in_nodes(address: str) -> dict[bytes, bytes]:
+    """Every document, by a stream from the beginning."""
+    held: dict[bytes, bytes] = {}
+    with Consumer.sync(address, end="latest") as consumer:
+        for change in consumer.changes():
+            if change.event is Event.MUTATION:
+                held[change.key] = change.value
+            else:
+                held.pop(change.key, None)
+    return held
+
+
+def in_table(path: Path) -> dict[bytes, Any]:
+    """The documents of the table."""
+    rows = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+    return {
+        row["_key"].encode(): {
+            name: value for name, value in row.items() if name[0] != "_" and name != PART and value is not None
+        }
+        for row in rows
+    }
+
+
+def in_index(path: Path) -> dict[bytes, Any]:
+    """The texts of the index."""
+    with sqlite3.connect(path) as index:
+        return dict(index.execute("SELECT key, body FROM documents"))
+
+
+def differences(nodes: Mapping[bytes, bytes], target: Mapping[bytes, Any]) -> list[bytes]:
+    """The keys whose documents are not the same, or not in both."""
+    return sorted(
+        key
+        for key in nodes.keys() | target.keys()
+        if key not in nodes or key not in target or target[key] not in (json.loads(nodes[key]), text_of(nodes[key]))
+    )

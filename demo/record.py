@@ -1,0 +1,65 @@
+"""What was seen while the demo ran: for the report and the picture."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from upriver.pipelines import Progress
+
+
+@dataclass(slots=True)
+class Record:
+    """Progress of the pipelines and the moments at which something was done to the nodes, from the demo's start on."""
+
+    started: float = field(default_factory=time.monotonic)
+    progress: dict[str, list[tuple[float, Progress]]] = field(default_factory=dict)
+    moments: list[tuple[float, str]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    def take(self, progress: Progress) -> None:
+        """A pipeline tells how far it is."""
+        with self._lock:
+            self.progress.setdefault(progress.pipeline, []).append((self.seconds, progress))
+
+    def last(self, pipeline: str) -> Progress | None:
+        """What it told last."""
+        with self._lock:
+            told = self.progress.get(pipeline)
+            return told[-1][1] if told else None
+
+    def mark(self, what: str) -> None:
+        """Something was done."""
+        self.moments.append((self.seconds, what))
+
+    def draw(self, path: Path) -> None:
+        """Rows and lag of each pipeline over time, with what happened meanwhile."""
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
+
+        figure, (rows, lag) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 6), layout="constrained")
+        for name, told in sorted(self.progress.items()):
+            times = [at for at, _ in told]
+            rows.plot(times, [progress.rows / 1000 for _, progress in told], label=name)
+            lag.plot(times, [(progress.lag_changes or 0) / 1000 for _, progress in told], label=name)
+        for axes, title in ((rows, "changes written (thousands)"), (lag, "changes behind (thousands)")):
+            axes.set_ylabel(title)
+            axes.grid(visible=True, alpha=0.3)
+            for at, _ in self.moments:
+                axes.axvline(at, color="0.5", linestyle="--", linewidth=0.8)
+        top = rows.get_ylim()[1]
+        for at, what in self.moments:
+            rows.text(at, top, f" {what}", rotation=90, va="top", ha="right", fontsize=8, color="0.3")
+        rows.legend(loc="lower right")
+        lag.set_xlabel("seconds")
+        figure.suptitle("A table and an index follow two nodes that are written to, killed and moved")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+        pyplot.close(figure)
