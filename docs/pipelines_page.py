@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from docs.marked_tables import with_table
 from upriver.pipelines.options import JobOptions, shown_name
 from upriver.pipelines.registry import PIPELINES, find
 
@@ -13,11 +14,7 @@ def pipelines_page(text: str | None = None) -> str:
     """The page with the tables as they should be."""
     text = PAGE.read_text() if text is None else text
     for name in sorted(PIPELINES):
-        begin, end = f"<!-- {name} options: generated, run `make docs` -->\n", f"<!-- end of {name} options -->\n"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        assert found + closed == begin + end, f"{PAGE.name} has no marks for the options of {name}"
-        text = f"{before}{begin}\n{options_table(find(name).options_type)}\n{end}{after}"
+        text = with_table(text, PAGE.name, name, options_table(find(name).options_type))
     return text
 
 

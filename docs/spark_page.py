@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from docs.marked_tables import with_table
 from upriver.spark.options import ConnectionOptions, ReadOptions, WriteOptions, spark_name
 
 PAGE = Path(__file__).parent / "spark.md"
@@ -13,11 +14,7 @@ def spark_page(text: str | None = None) -> str:
     """The page with the tables as they should be."""
     text = PAGE.read_text() if text is None else text
     for name, options in TABLES.items():
-        begin, end = f"<!-- {name} options: generated, run `make docs` -->\n", f"<!-- end of {name} options -->\n"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        assert found + closed == begin + end, f"{PAGE.name} has lost the marks around its {name} options"
-        text = f"{before}{begin}\n{options_table(options)}\n{end}{after}"
+        text = with_table(text, PAGE.name, name, options_table(options))
     return text
 
 
