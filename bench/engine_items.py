@@ -1,8 +1,8 @@
 """Items in memory: sets, gets, bulk application, bytes an item; beside a dictionary of slotted objects in one run.
 
 Reads ask for fresh keys in random order, as a server does that cuts them out of its input. Each round has a process
-of its own, so that nobody works in the memory that another has torn up; the rounds of the stores alternate, and of three
-the best counts. Time is this thread's CPU time: what a core to ourselves would take.
+of its own, so that nobody works in the memory that another has torn up; the rounds of the stores alternate, and of
+three the best counts. Time is this thread's CPU time: what a core to ourselves would take.
 
     python -m bench.engine_items [items]
 """

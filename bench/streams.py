@@ -11,6 +11,7 @@ with a raw echo over TCP, all of them between processes.
 import argparse
 import asyncio
 import contextlib
+import os
 import socket
 import statistics
 import struct
@@ -23,13 +24,15 @@ from collections.abc import Iterator
 
 from bench.engine_history import evict_everything
 from upriver.node import EmbeddedNode, start
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import Framer, Message, dcp, memcached
 from upriver.wire.framing import MEMCACHED
 
-PIECE_BYTES = 256 * 1024
 RECEIVE_BYTES = 1024 * 1024
 KEY = b"key:%012d"
 VALUE_SIZES = (64, 1024, 16 * 1024)
+#: So much is written before the queue to disk is waited for.
+FILL_BYTES = 32 << 20
 LATENCY_ROUNDS = 3000
 
 
@@ -58,7 +61,9 @@ def read_and_discard(port: int, total: int, vbuckets: int, first: int) -> None:
 
 def timed(port: int, total: int, vbuckets: int, first: int = 0) -> float:
     command = [sys.executable, "-m", "bench.streams", "--read", f"{port}:{total}:{vbuckets}:{first}"]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # Idle threads of a numerical library would turn on the very cores that are measured.
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=alone).stdout)
 
 
 # What it reads from
@@ -84,14 +89,16 @@ def timed_sendall(pieces: list[bytes]) -> float:
 
 
 def fill(node: EmbeddedNode, vbuckets: int, changes: int, value: bytes) -> None:
-    def run(vbucket: int) -> None:
+    def run(vbucket: int, numbers: range) -> None:
         put = node.bucket.vbucket(vbucket).set
-        for number in range(changes):
+        for number in numbers:
             put(KEY % number, value)
 
+    at_once = max(1, FILL_BYTES // len(value))
     for vbucket in range(vbuckets):
-        node.call(run, vbucket)
-    node.bucket.sync()
+        for first in range(0, changes, at_once):
+            node.call(run, vbucket, range(first, min(first + at_once, changes)))
+            node.bucket.sync()
 
 
 def frames(changes: int, value: bytes) -> list[bytes]:
@@ -280,8 +287,8 @@ def from_disk(megabytes: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.streams", description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=100, help="how much each stream sends")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=int, default=200, help="how much each stream sends")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--read", help=argparse.SUPPRESS)
     parser.add_argument("--echo", help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("memory", "disk", "latency"), help="measure only this")

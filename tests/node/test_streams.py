@@ -14,6 +14,7 @@ from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.authentication import Role, User
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import AnyRequest, AnyResponse, Message, dcp, memcached, upr
 from upriver.wire.codes import Status
 
@@ -171,10 +172,10 @@ def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
     for _ in range(5):
         stream.pump(sink)
     first = sink.written
-    assert 0 < first < 300 * 1024
+    assert 0 < first < 1.2 * PIECE_BYTES
     stream.blocked = False
     stream.pump(sink)
-    assert 0 < sink.written - first < 300 * 1024
+    assert 0 < sink.written - first < 1.2 * PIECE_BYTES
 
 
 def test_whoever_does_not_read_answers_is_no_longer_listened_to() -> None:

@@ -14,7 +14,7 @@ from tests.protocol.paper_sink import PaperCopy, PaperSink
 from upriver.errors import NotMyVbucket
 from upriver.model import FailoverLog, Snapshot, VbucketState
 from upriver.node.source import EngineSource
-from upriver.protocol import producer as producers
+from upriver.protocol import turns
 from upriver.protocol.consumer import Consumer, ConsumerOptions
 from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.producer import Producer
@@ -67,7 +67,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[Transition]:
         noted.add((before, event))
 
     monkeypatch.setattr(StreamLife, "move", noting)
-    monkeypatch.setattr(producers, "TURN_BYTES_MIN", 1)
+    monkeypatch.setattr(turns, "TURN_BYTES_MIN", 1)
     return noted
 
 

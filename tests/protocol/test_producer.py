@@ -10,8 +10,9 @@ from upriver.errors import InvalidArguments, RollbackRequired
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.options import Entrance
 from upriver.node.source import EngineSource
-from upriver.protocol.producer import PIECE_BYTES, checked_name
+from upriver.protocol.producer import checked_name
 from upriver.protocol.stream_dialects import STREAM_DIALECTS, opaque_of, put_opaque
+from upriver.protocol.turns import PIECE_BYTES, TURN_BYTES_MIN
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.codes import Status
 
@@ -376,7 +377,7 @@ def test_the_other_side_may_ask_too() -> None:
 def test_streams_take_turns_and_a_backfill_does_not_hold_up_a_live_change() -> None:
     laboratory = Laboratory(vbuckets=2)
     laboratory.bucket.create_vbuckets()
-    laboratory.write(0, *(b"key-%d" % number for number in range(5000)), value=b"v" * 500)
+    laboratory.write(0, *(b"key-%d" % number for number in range(5000)), value=b"v" * 2000)
     peer = laboratory.connect().open()
     ask(peer, vbucket=1, opaque=1)
     peer.put(dcp.StreamRequest(vbucket=0, opaque=2))
@@ -385,7 +386,7 @@ def test_streams_take_turns_and_a_backfill_does_not_hold_up_a_live_change() -> N
     laboratory.write(1, b"live")
     piece = connection.produce() + connection.produce()
     assert b"live" in piece
-    assert len(piece) <= 3 * 256 * 1024
+    assert len(piece) <= 3 * PIECE_BYTES
 
 
 def test_each_of_many_streams_gets_its_share() -> None:
@@ -397,7 +398,7 @@ def test_each_of_many_streams_gets_its_share() -> None:
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(64)))
     (connection,) = laboratory.service
     assert connection.producer is not None
-    while connection.producer.bytes_sent_total < 1.5 * 64 * PIECE_BYTES:
+    while connection.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
         connection.produce()
     sent = [stream.changes_sent for stream in connection.producer.streams.values()]
     assert min(sent) > 0
@@ -414,7 +415,7 @@ def test_a_stream_that_wakes_up_does_not_wait_for_all_that_are_busy() -> None:
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(1, 64)))
     (connection,) = laboratory.service
     assert connection.producer is not None
-    while connection.producer.bytes_sent_total < 1.5 * 64 * PIECE_BYTES:
+    while connection.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
         connection.produce()
     laboratory.write(0, b"live")
     assert b"live" in connection.produce(), "in the very next piece"

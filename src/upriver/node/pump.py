@@ -16,13 +16,12 @@ from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import Message
 from upriver.wire.layout import Buffer
 
-#: What is read from the history at once, at most.
-PIECE_BYTES: Final = 256 * 1024
-#: What the system keeps of a connection before it has been put on its way.
-UNSENT_BYTES: Final = 256 * 1024
+#: What the system keeps of a connection before it has been put on its way: room for a piece, or it would be cut.
+UNSENT_BYTES: Final = PIECE_BYTES
 
 
 class Transport(Protocol):

@@ -15,7 +15,7 @@ from upriver.node import drafts
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.online_update import OnlineUpdate
-from upriver.node.pump import PIECE_BYTES, Pump
+from upriver.node.pump import Pump
 from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
@@ -82,7 +82,7 @@ class TapConnection(Pump):
         """The next messages. Only when nothing of them is left in the transport is the connection closed."""
         if self.session.closing:
             return b""
-        out = self.producer.produce(PIECE_BYTES)
+        out = self.producer.produce()
         if self.producer.done and not out:
             self.service.close(self.session, "everything is sent")
         elif self.producer.done or (self.producer.beginning and not out):

@@ -35,15 +35,11 @@ from upriver.protocol.request_runs import REQUEST_BYTES, plain_requests
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
-from upriver.protocol.turns import Turns
+from upriver.protocol.turns import PIECE_BYTES, Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.layout import Buffer
 
-#: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
-TURN_BYTES_MIN: Final = 256 * 1024
-#: What one call hands out unless told otherwise.
-PIECE_BYTES: Final = 256 * 1024
-#: How much of that each priority gets.
+#: How much of a piece each priority gets.
 SHARES: Final = {"low": 0.25, "medium": 1.0, "high": 2.0}
 #: The drafts' name for a stream may be as long as a key.
 GROUP_ID_BYTES_MAX: Final = 250
@@ -332,8 +328,7 @@ class Producer:
             stream = None if room == 0 else turns.next()
             if stream is None:
                 break
-            left = max_bytes - size
-            share = left if left <= TURN_BYTES_MIN else max(TURN_BYTES_MIN, left // (len(turns) + 1))
+            share = turns.share(max_bytes - size)
             piece = stream.turn(share if room is None or room > share else room)
             if room is not None:
                 window.sent(len(piece))

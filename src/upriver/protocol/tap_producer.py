@@ -26,9 +26,8 @@ from upriver.wire import Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status
 from upriver.wire.tap import Control, TapFlag
 
+#: What one call hands out unless told otherwise: the window of what is not answered may be overrun by as much.
 PIECE_BYTES: Final = 256 * 1024
-#: What a stream gets at least when its turn comes: less would cost more than it sends.
-TURN_BYTES_MIN: Final = 256 * 1024
 #: The consumer could not take a message for the moment.
 TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
@@ -345,8 +344,7 @@ class TapProducer:
             stream = self._turns.next()
             if stream is None:
                 break
-            left = max_bytes - self.size
-            stream.turn(left if left <= TURN_BYTES_MIN else max(TURN_BYTES_MIN, left // (len(self._turns) + 1)))
+            stream.turn(self._turns.share(max_bytes - self.size))
             if stream.stopped:
                 self._drop_retries(stream)
             elif stream.has_more and not stream.ended:

@@ -7,6 +7,11 @@ that had more to send in its last one, so that nobody starves.
 from collections import deque
 from typing import Final, Generic, Protocol, TypeVar
 
+#: What a connection puts together at once, at most: with less, the turns cost more than the bytes that they move; with
+#: more, a live change waits longer, and what was made leaves the processor's cache before it is sent.
+PIECE_BYTES: Final = 1024 * 1024
+#: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
+TURN_BYTES_MIN: Final = 256 * 1024
 #: So many that woke up may go before one that is busy.
 WOKEN_IN_A_ROW: Final = 3
 
@@ -31,6 +36,10 @@ class Turns(Generic[T]):
         self._busy: deque[T] = deque()
         #: How many that woke up have gone before one that is busy.
         self._in_a_row = 0
+
+    def share(self, left: int) -> int:
+        """How many of so many bytes the stream may have whose turn it is: its share, or enough to pay."""
+        return left if left <= TURN_BYTES_MIN else max(TURN_BYTES_MIN, left // (len(self) + 1))
 
     def __bool__(self) -> bool:
         return bool(self._woken or self._busy)
