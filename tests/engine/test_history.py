@@ -1,3 +1,5 @@
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,21 @@ def test_subscription_wakes_up_once(vbucket: Vbucket) -> None:
     cursor.close()
     cursor.subscribe(lambda: told.append(4))
     assert told[-1] == 4
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+def test_a_closed_cursor_is_neither_called_nor_kept(bucket: Bucket, vbucket: Vbucket, persisted: bool) -> None:
+    told: list[int] = []
+    cursor = vbucket.open_cursor("stream", options=Options(persisted_only=persisted))
+    cursor.subscribe(lambda: told.append(1))
+    reference = weakref.ref(cursor)
+    cursor.close()
+    del cursor
+    gc.collect()
+    assert reference() is None
+    write(vbucket, b"a")
+    bucket.flusher.step()
+    assert told == []
 
 
 def test_a_cursor_ends(vbucket: Vbucket) -> None:

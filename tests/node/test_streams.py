@@ -1,5 +1,6 @@
 """Sessions that were opened for streams: the rules of opening, and real sockets end to end."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import Any
 import pytest
 
 from tests.node.laboratory import Laboratory
+from tests.node.probes import wait_until
 from tests.node.stream_client import StreamClient
 from tests.protocol.stage import ask, brief, stage
 from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.authentication import Role, User
+from upriver.node.session import Session
 from upriver.protocol.turns import PIECE_BYTES
-from upriver.wire import AnyRequest, AnyResponse, Message, dcp, memcached, upr
+from upriver.wire import AnyRequest, AnyResponse, Message, dcp, memcached, tap, upr
 from upriver.wire.codes import Status
 
 # Opening, without a socket
@@ -176,6 +179,32 @@ def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
     stream.blocked = False
     stream.pump(sink)
     assert 0 < sink.written - first < 1.2 * PIECE_BYTES
+
+
+def visit(node: EmbeddedNode, kind: str, key: bytes) -> None:
+    """Ask for both vbuckets, wait for a change of one of them, and leave."""
+    asked: list[Message] = [dcp.StreamRequest(vbucket=vbucket) for vbucket in (0, 1)]
+    if kind == "tap":
+        asked = [tap.Connect(name=b"same", flags=tap.ConnectFlag.BACKFILL, backfill_date=0)]
+    with StreamClient(node, wire=tap.tap) if kind == "tap" else StreamClient(node, b"same") as peer:
+        if kind == "persisted":
+            peer.send(dcp.Control(key=b"persisted_only", value=b"true"))
+        peer.send(*asked)
+        node.call(node.bucket.vbucket(0).set, key, b"")
+        assert list(peer.until(tap.Mutation, dcp.Mutation))
+
+
+@pytest.mark.parametrize("kind", ["dcp", "persisted", "tap"])
+def test_nothing_of_a_connection_stays_where_nobody_writes(kind: str) -> None:
+    def sessions() -> int:
+        gc.collect()
+        return sum(type(each) is Session for each in gc.get_objects())
+
+    with start(vbuckets=2) as node:
+        before = sessions()
+        for number in range(5):
+            visit(node, kind, b"%d" % number)
+        wait_until(lambda: node.call(sessions) <= before, "sessions are let go")
 
 
 def test_whoever_does_not_read_answers_is_no_longer_listened_to() -> None:

@@ -127,7 +127,9 @@ class Cursor:
             self._first_end = min(self._first_end, seqno)
 
     def close(self) -> None:
+        """Whoever reads it wants no more, and is not called back either."""
         self.end(CursorEnd.CLOSED)
+        self.vbucket.wait_no_longer(self)
 
     def end(self, reason: CursorEnd) -> None:
         """Nothing more comes; the first reason stays."""
@@ -260,7 +262,7 @@ class Cursor:
             if self.ended is None and self.snapshot is None:
                 end = self._snapshot_end()
                 if end is None or end <= self.seqno:
-                    self.vbucket.when_changed(callback, persisted=self.options.persisted_only)
+                    self.vbucket.when_changed(callback, persisted=self.options.persisted_only, owner=self)
                     return
         callback()
 

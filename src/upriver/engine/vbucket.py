@@ -82,8 +82,9 @@ class Vbucket(KeyValue):
         self.on_role: Callable[[int], object] = lambda _: None
         #: Reads a stored block around a seqno: (records, last seqno).
         self.read_block: Callable[[int], tuple[bytes, int]] | None = None
-        self._waiting: list[Callable[[], object]] = []
-        self._waiting_for_disk: list[Callable[[], object]] = []
+        #: Whom to call at the next change, and when the next one is on disk; by who asked, to be let go again.
+        self._waiting: dict[object, Callable[[], object]] = {}
+        self._waiting_for_disk: dict[object, Callable[[], object]] = {}
 
     # Where it stands.
 
@@ -442,25 +443,36 @@ class Vbucket(KeyValue):
             self._note_whole()
             return self.whole.at_or_below(seqno, self.floor_seqno)
 
-    def when_changed(self, callback: Callable[[], object], persisted: bool = False) -> None:
-        """Call back once, at the next change or, with ``persisted``, when the next one is on disk."""
+    def when_changed(self, callback: Callable[[], object], persisted: bool = False, owner: object = None) -> None:
+        """Call back once, at the next change or, with ``persisted``, when the next one is on disk.
+
+        An ``owner`` waits for one thing of each kind at most, and can be let go by ``wait_no_longer``.
+        """
+        owner = callback if owner is None else owner
         if persisted:
             with self.journal.lock:
-                self._waiting_for_disk.append(callback)
+                self._waiting_for_disk[owner] = callback
                 self.journal.watched.add(self.number)
         else:
-            self._waiting.append(callback)
+            self._waiting[owner] = callback
             self.table.on_change = self._wake
 
+    def wait_no_longer(self, owner: object) -> None:
+        """Nothing of ``owner`` is kept: a vbucket that nobody writes to would keep it for ever."""
+        self._waiting.pop(owner, None)
+        if self._waiting_for_disk:
+            with self.journal.lock:
+                self._waiting_for_disk.pop(owner, None)
+
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        notify(waiting)
+        waiting, self._waiting = self._waiting, {}
+        notify(waiting.values())
 
     def wake_persisted(self) -> None:
         """More is on disk: called by the flusher."""
         with self.journal.lock:
-            waiting, self._waiting_for_disk = self._waiting_for_disk, []
-        notify(waiting)
+            waiting, self._waiting_for_disk = self._waiting_for_disk, {}
+        notify(waiting.values())
 
     def end_cursors(self, reason: CursorEnd) -> None:
         """All open streams end: what they read from is no more."""

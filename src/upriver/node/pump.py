@@ -10,12 +10,13 @@ wait for all who listen. Otherwise a stream sends in the next turn, together wit
 """
 
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
-from upriver.node.state import NodeState
+from upriver.node.state import NodeState, Timer
 from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import Message
 from upriver.wire.layout import Buffer
@@ -59,7 +60,8 @@ class Pump:
         self.lost = False
         self._pumped = False
         self._woken = False
-        self._timer_at: float | None = None
+        self._timer: Timer | None = None
+        self._timer_at = math.inf
 
     # What the kinds of connections differ in
 
@@ -145,17 +147,23 @@ class Pump:
 
     def call_at(self, deadline: float | None) -> None:
         """Call ``on_time`` then, unless that is planned earlier already."""
-        if deadline is not None and (self._timer_at is None or deadline < self._timer_at):
+        if deadline is not None and deadline < self._timer_at and not self.lost:
+            self._stop_timer()
             self._timer_at = deadline
-            self.node.scheduler.later(max(0.0, deadline - self.node.clock()), self._timer)
+            self._timer = self.node.scheduler.later(max(0.0, deadline - self.node.clock()), self._on_time)
 
-    def _timer(self) -> None:
-        self._timer_at = None
-        if not self.lost:
-            self.on_time(self.node.clock())
+    def _on_time(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self.on_time(self.node.clock())
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # The end
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is gone, and nothing shall hold on to it."""
         self.lost = True
+        self._stop_timer()

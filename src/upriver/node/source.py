@@ -63,7 +63,7 @@ class EngineHistory(Cursor):
     def subscribe(self, callback: Callable[[], object], *, fresh: bool = False) -> None:
         """Call back once when there may be more to read, or when it has ended."""
         if fresh:
-            self.vbucket.when_changed(callback)
+            self.vbucket.when_changed(callback, owner=self)
         elif self.options.persisted_only:
             super().subscribe(lambda: self._node.scheduler.from_thread(callback))
         else:
