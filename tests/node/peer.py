@@ -268,7 +268,7 @@ def open_rig(
         limits=limits or Limits(),
         commands=COMMANDS,
     )
-    if compiled and COMPILED and ack == "memory":
+    if compiled and COMPILED:
         from upriver.node._serve import FastPath
 
         node.fast_path = FastPath(bucket.tables, bucket.ledger)

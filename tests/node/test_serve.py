@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.node.peer import Rig, SessionPeer, encoded, open_rig
 from upriver.engine.backend import COMPILED
-from upriver.model import VbucketState
+from upriver.model import FailoverLog, VbucketState
 from upriver.node.authentication import Role, User, Users
 from upriver.node.state import Limits
 from upriver.wire import AnyRequest
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled parts are not
 
 KEYS = [b"a", b"b", b"c", b"k" * 250]
 GETS, SETS = (0x00, 0x09, 0x0C, 0x0D), (0x01, 0x11)
+FEATURES = (Feature.MUTATION_SEQNO, Feature.JSON, Feature.XERROR)
 SIZES = [0, 1, 8, 100, 5000, 70_000, 1024 * 1024 - 300, 1024 * 1024 + 1]
 
 
@@ -105,7 +108,7 @@ class Other:
             case "flush":
                 return Flush().encode()
             case "hello":
-                return Hello(features=(Feature.XERROR, Feature.JSON)[: self.number % 3]).encode()
+                return Hello(features=FEATURES[: self.number % (len(FEATURES) + 1)]).encode()
             case _:
                 return Noop().encode()
 
@@ -123,7 +126,9 @@ plain = st.builds(
     Plain,
     opcode=st.sampled_from(GETS + SETS),
     key=st.sampled_from(KEYS),
+    vbucket=st.sampled_from([0, 0, 0, 1]),
     opaque=st.integers(0, 2**32 - 1),
+    datatype=st.sampled_from([0, 0, 0, 1]),
     cas=st.sampled_from(["", "", "", "", "item", "other"]),
     expiration=st.sampled_from([0, 0, 0, 3, 100, 195, 203]),
     flags=st.sampled_from([0, 1, 0xFFFFFFFF]),
@@ -168,23 +173,34 @@ def state(rig: Rig) -> list[object]:
     return [*counted, *((t.high_seqno, t.items, t.tombstones, t.records(0, t.high_seqno, 2**40)) for t in tables)]
 
 
+def told(bursts: list[Burst], limits: Limits, *, compiled: bool, ack: Literal["memory", "disk"]) -> list[object]:
+    """All that a client and the bucket show of the bursts; what is random otherwise is counted."""
+    uuids = itertools.count(1)
+    with mock.patch("upriver.engine.vbucket.new_uuid", side_effect=uuids):
+        rig = open_rig(limits=limits, compiled=compiled, ack=ack)
+        with rig.bucket:
+            assert (rig.node.fast_path is not None) is compiled
+            peer = rig.peer()
+            peer.hello(*FEATURES)
+            seen: list[object] = []
+            for sent in bursts:
+                seen += (answers(sent, rig, peer), peer.session.unread, peer.session.waiting, peer.session.closing)
+                rig.commit()  # what waits for the disk is answered now
+                seen.append(peer.session.data_to_send())
+            return seen + state(rig)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     bursts=st.lists(burst, min_size=1, max_size=8),
     unread=st.sampled_from([1024 * 1024, 1024 * 1024, 100]),
     body_bytes_max=st.sampled_from([2**24, 2**24, 80_000]),
+    ack=st.sampled_from(["memory", "memory", "disk"]),
 )
-def test_parity(bursts: list[Burst], unread: int, body_bytes_max: int) -> None:
+def test_parity(bursts: list[Burst], unread: int, body_bytes_max: int, ack: Literal["memory", "disk"]) -> None:
     limits = Limits(unread_answer_bytes_max=unread, body_bytes_max=body_bytes_max)
-    without, with_ = open_rig(limits=limits), open_rig(limits=limits, compiled=True)
-    with without.bucket, with_.bucket:
-        assert with_.node.fast_path is not None
-        one, two = without.peer(), with_.peer()
-        for sent in bursts:
-            assert answers(sent, without, one) == answers(sent, with_, two)
-            assert one.session.unread == two.session.unread
-            assert one.session.closing == two.session.closing
-        assert state(without) == state(with_)
+    plainly, fast = (told(bursts, limits, compiled=compiled, ack=ack) for compiled in (False, True))
+    assert plainly == fast
 
 
 @settings(max_examples=200, deadline=None)
@@ -273,12 +289,19 @@ def rig() -> Iterator[Rig]:
         yield opened
 
 
-def taken(rig: Rig, *data: bytes, **limits: int) -> int:
+def taken(
+    rig: Rig,
+    *data: bytes,
+    datatypes: int = 0,
+    tokens: bool = False,
+    body_bytes_max: int = 2**24,
+    answer_bytes_max: int = 2**20,
+) -> int:
     """How many bytes the loop answered."""
     assert rig.node.fast_path is not None
-    limit = {"body_bytes_max": 2**24, "answer_bytes_max": 2**20} | limits
     joined = b"".join(data)
-    return rig.node.fast_path.serve(joined, 0, len(joined), True, True, *limit.values())[0]
+    terms = (datatypes, tokens, body_bytes_max, answer_bytes_max)
+    return rig.node.fast_path.serve(joined, 0, len(joined), True, True, *terms)[0]
 
 
 def test_plain_requests_are_taken(rig: Rig) -> None:
@@ -287,6 +310,38 @@ def test_plain_requests_are_taken(rig: Rig) -> None:
     missed = [request(key=b"none").encode() for request in (Get, GetQ, GetKQ)]
     data = [*stored, *read, *missed]
     assert taken(rig, *data) == sum(map(len, data))
+
+
+def test_what_sdks_do_is_taken(rig: Rig) -> None:
+    """Items that expire, data types that were agreed on, tokens, and keys beside one that is locked."""
+    vbucket = rig.bucket.vbucket(0)
+    stored = Set(key=b"k", value=b"{}", datatype=1, expiration=100).encode()
+    assert taken(rig, stored, datatypes=1, tokens=True) == len(stored)
+    item = vbucket.get(b"k")
+    assert (item.datatype, item.expiry) == (1, rig.time.now + 100)
+    vbucket.set(b"locked", b"v")
+    vbucket.get_and_lock(b"locked")
+    for request in (Get, GetQ, GetK, GetKQ):
+        read = request(key=b"k", datatype=1).encode()
+        assert taken(rig, read, datatypes=1) == len(read)
+        assert taken(rig, request(key=b"k").encode()) == len(read)  # the type is not told to who did not agree
+        assert taken(rig, request(key=b"locked").encode()) == 0
+    assert taken(rig, Set(key=b"locked").encode()) == 0
+    rig.time.pass_by(100)
+    assert taken(rig, Get(key=b"k").encode()) == 0
+
+
+def test_reads_are_taken_where_writes_wait_for_the_disk() -> None:
+    opened = open_rig(compiled=True, ack="disk")
+    with opened.bucket:
+        peer = opened.peer()
+        assert peer.send(Set(key=b"k", value=b"v")) == []
+        opened.commit()
+        assert [answer.status for answer in peer.receive()] == [Status.SUCCESS]
+        opened.node.commands = {}  # the session could not answer it
+        (answer,) = peer.send(Get(key=b"k"))
+        assert isinstance(answer, GetResponse)
+        assert answer.value == b"v"
 
 
 def test_room_for_large_answers_is_given_back(rig: Rig) -> None:
@@ -298,9 +353,9 @@ def test_room_for_large_answers_is_given_back(rig: Rig) -> None:
     assert fast_path.room_bytes <= 256 * 1024
     assert taken(rig, large) > 0
     with pytest.raises(ValueError, match="outside"):
-        fast_path.serve(large, 0, len(large) + 1, True, True, 2**24, 2**20)
+        fast_path.serve(large, 0, len(large) + 1, True, True, 0, False, 2**24, 2**20)
     with pytest.raises(ValueError, match="outside"):
-        fast_path.serve(large, -1, 5, True, True, 2**24, 2**20)
+        fast_path.serve(large, -1, 5, True, True, 0, False, 2**24, 2**20)
 
 
 def test_others_are_not(rig: Rig) -> None:
@@ -317,10 +372,11 @@ def test_others_are_not(rig: Rig) -> None:
     assert taken(rig, get) == taken(rig, set_) == 0
     vbucket.table.locks.clear()
     vbucket.touch(b"k", 100)
+    rig.time.pass_by(100)
     assert taken(rig, get) == 0
     assert taken(rig, set_) == len(set_)
-    vbucket.set(b"k", b"{}", datatype=1)
-    assert taken(rig, get) == 0
+    assert taken(rig, Set(key=b"k", datatype=3).encode(), datatypes=1) == 0
+    assert taken(rig, Get(key=b"k", datatype=2).encode(), datatypes=1) == 0
     vbucket.set_state(VbucketState.REPLICA)
     assert taken(rig, get) == taken(rig, set_) == 0
     rig.bucket.delete_vbucket(0)
@@ -339,13 +395,20 @@ def test_refusals_are_left_to_the_session(rig: Rig) -> None:
     assert taken(rig, set_) == 0
 
 
-def test_tokens_come_from_the_session(rig: Rig) -> None:
-    peer = rig.peer()
+def test_tokens_name_the_newest_branch(rig: Rig) -> None:
+    peer, vbucket = rig.peer(), rig.bucket.vbucket(0)
     peer.hello(Feature.MUTATION_SEQNO)
     answers = peer.send(Set(key=b"k", value=b"v"), Get(key=b"k"), SetQ(key=b"k", value=b"w"), Get(key=b"k"))
     assert isinstance(answers[0], SetResponse)
-    assert answers[0].seqno == 1
+    assert (answers[0].vbucket_uuid, answers[0].seqno) == (vbucket.failover_log.newest.vbucket_uuid, 1)
     assert [answer.value for answer in answers if isinstance(answer, GetResponse)] == [b"v", b"w"]
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.replace_failover_log(FailoverLog.fresh(7).branch(8, 2))
+    vbucket.set_state(VbucketState.ACTIVE)
+    again = peer.ask(Set(key=b"k", value=b"x"))
+    assert isinstance(again, SetResponse)
+    assert again.vbucket_uuid == vbucket.failover_log.newest.vbucket_uuid not in (answers[0].vbucket_uuid, 8)
+    assert again.seqno == 3
 
 
 def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:

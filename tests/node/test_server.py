@@ -50,6 +50,19 @@ def tls_node(pki: Pki) -> Iterator[EmbeddedNode]:
         yield node
 
 
+@pytest.mark.skipif(not COMPILED, reason="the compiled parts are not built")
+@pytest.mark.parametrize("ack", ["memory", "disk"])
+def test_the_compiled_loop_reads_also_where_writes_wait_for_the_disk(ack: str) -> None:
+    with start(vbuckets=4, ack=ack) as node, Client(node.port) as client:
+        client.set(b"key", b"value")
+
+        def unlearn() -> None:
+            node.node.state.commands = {}
+
+        node.call(unlearn)
+        assert client.get(b"key") == b"value"
+
+
 # TLS
 
 

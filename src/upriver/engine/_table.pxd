@@ -56,6 +56,7 @@ cdef class Table:
     cdef readonly uint16_t vbucket
     cdef readonly Ledger ledger
     cdef public bint active, queued
+    cdef public uint64_t vbucket_uuid
     cdef public uint64_t high_seqno, persisted_seqno, flushing_seqno, checkpointed_seqno
     cdef public uint64_t snapshot_start, snapshot_end, purge_seqno, deleted_rev_seqno
     cdef public uint64_t records_from_group, state_from_group

@@ -216,6 +216,8 @@ class Table:
         self.ledger = ledger
         #: Clients may read and write; the vbucket's state decides.
         self.active = False
+        #: Of the newest branch in the vbucket's failover log: with a seqno, the token of a mutation.
+        self.vbucket_uuid = 0
         self.high_seqno = 0
         #: Everything up to here is on disk.
         self.persisted_seqno = 0

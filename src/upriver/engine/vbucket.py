@@ -89,6 +89,16 @@ class Vbucket(KeyValue):
     # Where it stands.
 
     @property
+    def failover_log(self) -> FailoverLog:
+        """Its branches; the table knows the newest, for the tokens of mutations."""
+        return self._failover_log
+
+    @failover_log.setter
+    def failover_log(self, log: FailoverLog) -> None:
+        self._failover_log = log
+        self.table.vbucket_uuid = log.newest.vbucket_uuid
+
+    @property
     def high_seqno(self) -> int:
         return self.table.high_seqno
 

@@ -12,6 +12,8 @@ class FastPath:
         end: int,
         may_read: bool,
         may_write: bool,
+        datatypes: int,
+        tokens: bool,
         body_bytes_max: int,
         answer_bytes_max: int,
     ) -> tuple[int, bytes]: ...

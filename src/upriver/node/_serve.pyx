@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """The compiled loop for what clients do most: runs of plain get and set requests.
 
-It answers a request only if nothing about it is special: whole, a vbucket that is active here, no lock, no CAS, no data
-type, no value that must be read from disk, room for what is written. At the first request that is anything else it stops
-and leaves it to the session, which knows every case; so each rule is written once, in the session's commands, and this
-loop is only a faster way through the plain ones.
+It answers a request only if nothing about it is special: whole, a vbucket that is active here, no lock on the key, no
+CAS, no data type that was not agreed on, no item that is past its time, no value that must be read from disk, room for
+what is written. At the first request that is anything else it stops and leaves it to the session, which knows every
+case; so each rule is written once, in the session's commands, and this loop is only a faster way through the plain ones.
 
 What a request takes is not work but waiting: the vbucket's table, the slot of the key, the chunk and the record lie
 somewhere in memory, and each tells only when it has come where the next one is. So the loop looks at some requests
@@ -39,6 +39,8 @@ cdef enum:
     KEY_BYTES_MAX = 250
     VALUE_BYTES_MAX = 1024 * 1024
     MUTATION_EXTRAS = 31
+    # The uuid of the vbucket and the seqno, in the answer to a write.
+    TOKEN = 16
     # A buffer for answers that has grown beyond this is given back after use.
     ROOM_KEPT = 256 * 1024
     # The opcodes that are answered here.
@@ -77,6 +79,10 @@ cdef class FastPath:
     cdef Ledger ledger
     cdef char *out
     cdef size_t used, room
+    # Of the run that is being answered: what the client may do and has agreed on, and the time, once it was asked for.
+    cdef bint may_read, may_write, tokens
+    cdef uint8_t datatypes
+    cdef double now
     #: A change may wake somebody who sends a request of his own: that one goes through his session.
     cdef bint busy
 
@@ -92,10 +98,10 @@ cdef class FastPath:
         """How much memory is kept for answers between calls."""
         return self.room
 
-    def serve(self, data, Py_ssize_t start, Py_ssize_t end, bint may_read, bint may_write, size_t body_bytes_max,
-              size_t answer_bytes_max):
+    def serve(self, data, Py_ssize_t start, Py_ssize_t end, bint may_read, bint may_write, uint8_t datatypes,
+              bint tokens, size_t body_bytes_max, size_t answer_bytes_max):
         """Answer what stands from ``start`` to ``end``: where the first request stands that was not answered, and the
-        answers."""
+        answers. The client has agreed on ``datatypes``, and on ``tokens`` of mutations in the answers to writes."""
         cdef Py_buffer view
         cdef Py_ssize_t at
         if self.busy:
@@ -105,9 +111,10 @@ cdef class FastPath:
         try:
             if not 0 <= start <= end <= view.len:
                 raise ValueError("outside of the data")
-            at = self.answer_run(
-                <const char *> view.buf, end, start, may_read, may_write, body_bytes_max, answer_bytes_max
-            )
+            self.may_read, self.may_write = may_read, may_write
+            self.datatypes, self.tokens = datatypes, tokens
+            self.now = -1
+            at = self.answer_run(<const char *> view.buf, end, start, body_bytes_max, answer_bytes_max)
             return at, PyBytes_FromStringAndSize(self.out, self.used)
         finally:
             self.busy = False
@@ -116,13 +123,12 @@ cdef class FastPath:
                 free(self.out)
                 self.out, self.room = NULL, 0
 
-    cdef Py_ssize_t answer_run(self, const char *base, Py_ssize_t length, Py_ssize_t at, bint may_read,
-                               bint may_write, size_t body_bytes_max, size_t answer_bytes_max) except -1:
+    cdef Py_ssize_t answer_run(self, const char *base, Py_ssize_t length, Py_ssize_t at, size_t body_bytes_max,
+                               size_t answer_bytes_max) except -1:
         cdef const char *request
         cdef uint32_t body
         cdef uint16_t vbucket
         cdef uint8_t opcode
-        cdef double now = -1
         cdef Table table
         cdef Py_ssize_t fetched = at
         self.used = 0
@@ -140,17 +146,13 @@ cdef class FastPath:
             if vbucket >= PyList_GET_SIZE(self.tables) or PyList_GET_ITEM(self.tables, vbucket) == <PyObject *> None:
                 break
             table = <Table> PyList_GET_ITEM(self.tables, vbucket)
-            if not table.active or table.locks or request[5]:
+            if not table.active or <uint8_t> request[5] & ~self.datatypes:
                 break
             if opcode == SET or opcode == SETQ:
-                if not may_write:
-                    break
-                if now < 0:
-                    now = self.ledger.clock()
-                if not self.set(table, request, body, opcode == SETQ, now):
+                if not self.may_write or not self.set(table, request, body, opcode == SETQ):
                     break
             elif opcode == GET or opcode == GETQ or opcode == GETK or opcode == GETKQ:
-                if not may_read or not self.get(table, request, body, opcode):
+                if not self.may_read or not self.get(table, request, body, opcode):
                     break
             else:
                 break
@@ -235,11 +237,35 @@ cdef class FastPath:
             self.out, self.room = moved, room
         return self.out + self.used
 
+    cdef char *begin(self, const char *request, uint8_t extras, uint16_t key_length, uint32_t value_length) except NULL:
+        """The header of an answer that says success, with room for its body; the CAS and the body are to be filled in."""
+        cdef uint32_t body = extras + key_length + value_length
+        cdef char *answer = self.reserve(HEADER + body)
+        memset(answer, 0, HEADER)
+        answer[0] = <char> 0x81
+        answer[1] = request[1]
+        store_be16(answer + 2, key_length)
+        answer[4] = <char> extras
+        store_be32(answer + 8, body)
+        memcpy(answer + 12, request + 12, 4)
+        self.used += HEADER + body
+        return answer
+
+    cdef double time(self) except? -1:
+        """The time of this run."""
+        if self.now < 0:
+            self.now = self.ledger.clock()
+        return self.now
+
+    cdef bint locked(self, Table table, const char *key, size_t key_length) except -1:
+        """There is a lock on the key, which may have ended: the session will see."""
+        return bool(table.locks) and PyBytes_FromStringAndSize(key, key_length) in table.locks
+
     cdef bint get(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
         cdef uint16_t key_length = load_be16(request + 2)
         cdef const char *key = request + HEADER
         cdef const char *value
-        cdef uint32_t value_length, sent_key
+        cdef uint32_t value_length, sent_key, expiry
         cdef uint64_t where
         cdef char *record
         cdef char *answer
@@ -254,45 +280,32 @@ cdef class FastPath:
             if opcode == GET:
                 self.miss(request)
             return True
-        if load_be32(record + R_EXPIRY) or record[R_MARKS] & MARK_EVICTED or record[R_DATATYPE]:
+        expiry = load_be32(record + R_EXPIRY)
+        if record[R_MARKS] & MARK_EVICTED or expiry and expiry <= self.time() or self.locked(table, key, key_length):
             return False
         self.ledger.gets += 1
         record[R_MARKS] |= MARK_REFERENCED
         value_length = load_be32(record + R_BODY_LENGTH) - MUTATION_EXTRAS - key_length
         value = record + R_EXTRAS + MUTATION_EXTRAS + key_length
         sent_key = key_length if opcode == GETK or opcode == GETKQ else 0
-        answer = self.reserve(HEADER + 4 + sent_key + value_length)
-        memset(answer, 0, 12)
-        answer[0] = <char> 0x81
-        answer[1] = <char> opcode
-        store_be16(answer + 2, sent_key)
-        answer[4] = 4
-        store_be32(answer + 8, 4 + sent_key + value_length)
-        memcpy(answer + 12, request + 12, 4)
+        answer = self.begin(request, 4, sent_key, value_length)
+        answer[5] = record[R_DATATYPE] & self.datatypes
         memcpy(answer + 16, record + R_CAS, 8)
         memcpy(answer + HEADER, record + R_FLAGS, 4)
         memcpy(answer + HEADER + 4, key, sent_key)
         memcpy(answer + HEADER + 4 + sent_key, value, value_length)
-        self.used += HEADER + 4 + sent_key + value_length
         return True
 
     cdef int miss(self, const char *request) except -1:
-        cdef char *answer = self.reserve(HEADER + len(NOT_FOUND))
-        memset(answer, 0, HEADER)
-        answer[0] = <char> 0x81
-        answer[1] = GET
+        cdef char *answer = self.begin(request, 0, 0, len(NOT_FOUND))
         answer[7] = STATUS_KEY_ENOENT
-        store_be32(answer + 8, len(NOT_FOUND))
-        memcpy(answer + 12, request + 12, 4)
         memcpy(answer + HEADER, <const char *> NOT_FOUND, len(NOT_FOUND))
-        self.used += HEADER + len(NOT_FOUND)
         return 0
 
-    cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet, double now) except -1:
+    cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet) except -1:
         cdef uint16_t key_length = load_be16(request + 2)
         cdef const char *key = request + HEADER + 8
         cdef uint64_t cas
-        cdef char *answer
         cdef Ledger ledger = self.ledger
         if request[4] != 8 or not 0 < key_length <= KEY_BYTES_MAX or body < 8 + <uint32_t> key_length:
             return False
@@ -303,17 +316,22 @@ cdef class FastPath:
             return False
         if 0 < ledger.quota_bytes <= ledger.memory_bytes or body > VALUE_BYTES_MAX:
             return False
-        answer = self.reserve(HEADER)
+        if self.locked(table, key, key_length):
+            return False
+        self.reserve(HEADER + TOKEN)  # before, because what is written must be answered
         cas = table.set_raw(
             key, key_length, key + key_length, body - 8 - key_length,
-            load_be32(request + HEADER), load_be32(request + HEADER + 4), 0, now,
+            load_be32(request + HEADER), load_be32(request + HEADER + 4), <uint8_t> request[5], self.time(),
         )
-        if quiet:
-            return True
-        memset(answer, 0, HEADER)
-        answer[0] = <char> 0x81
-        answer[1] = SET
-        memcpy(answer + 12, request + 12, 4)
-        store_be64(answer + 16, cas)
-        self.used += HEADER
+        if not quiet:
+            self.written(table, request, cas)
         return True
+
+    cdef int written(self, Table table, const char *request, uint64_t cas) except -1:
+        """Answer a write that was done."""
+        cdef char *answer = self.begin(request, TOKEN if self.tokens else 0, 0, 0)
+        store_be64(answer + 16, cas)
+        if self.tokens:
+            store_be64(answer + HEADER, table.vbucket_uuid)
+            store_be64(answer + HEADER + 8, table.high_seqno)
+        return 0

@@ -318,8 +318,8 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
 
 
 def _fast_path(bucket: Bucket) -> Any:
-    """The compiled loop, where it was built and may answer at once."""
-    if bucket.ack != "memory" or not COMPILED:
+    """The compiled loop, where it was built."""
+    if not COMPILED:
         return None
     try:
         from upriver.node._serve import FastPath

@@ -46,6 +46,7 @@ NOTHING: Final = Role(0)
 #: The bits of a data type, and the feature that a client must have agreed on to use them.
 DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 _JSON: Final = 0x01
+_NO_TERMS: Final = (None, None, (False, False, 0, False))
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The requests that list things, each of which becomes an object, and how long they may be.
 _LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
@@ -102,7 +103,7 @@ class Session:
         "_partial",
         "_releasing",
         "_rest",
-        "_rights",
+        "_terms",
         "_waiting",
         "_waiting_bytes",
         "_work",
@@ -165,7 +166,7 @@ class Session:
         #: What is left of an answer of many packets: they are made some in each turn.
         self._rest: Iterator[Response] | None = None
         #: What follows for the compiled loop from a user and the features agreed on.
-        self._rights: tuple[User | None, frozenset[Feature] | None, bool, bool] = (None, None, False, False)
+        self._terms: tuple[User | None, frozenset[Feature] | None, tuple[bool, bool, int, bool]] = _NO_TERMS
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
         self._waiting_bytes = 0
@@ -201,10 +202,9 @@ class Session:
         if self.stream is not None or self.framing is not MEMCACHED:
             self.receive(memoryview(buffer)[:size])
             return None
-        may_read, may_write = self._plain_rights()
         limits = node.limits
         at, answers = node.fast_path.serve(
-            buffer, 0, size, may_read, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
+            buffer, 0, size, *self._plain_terms(), limits.body_bytes_max, limits.unread_answer_bytes_max
         )
         if at == size:
             return answers
@@ -380,21 +380,23 @@ class Session:
             at = self.stream.receive_run(data, at)
         if node.fast_path is None or self._waiting or self.framing is DRAFT:
             return at
-        may_read, may_write = self._plain_rights()
         limits = node.limits
         at, answers = node.fast_path.serve(
-            data, at, len(data), may_read, may_write, limits.body_bytes_max, limits.unread_answer_bytes_max
+            data, at, len(data), *self._plain_terms(), limits.body_bytes_max, limits.unread_answer_bytes_max
         )
         self._out += answers
         return at
 
-    def _plain_rights(self) -> tuple[bool, bool]:
-        """Whether the compiled loop may read and write for this user; it knows no tokens of mutations."""
-        if self._rights[:2] != (self.user, self.features):
+    def _plain_terms(self) -> tuple[bool, bool, int, bool]:
+        """Whether the compiled loop may read and write for this user, and the data types and tokens agreed on. It
+        answers at once, so it does not write where answers have to wait for the disk."""
+        user, features, terms = self._terms
+        if features is not self.features or user is not self.user:
             roles = EVERYTHING if self.node.users is None else NOTHING if self.user is None else self.user.roles
-            writes = Role.WRITE in roles and Feature.MUTATION_SEQNO not in self.features
-            self._rights = (self.user, self.features, Role.READ in roles, writes)
-        return self._rights[2:]
+            writes = Role.WRITE in roles and self.node.bucket.ack == "memory"
+            terms = (Role.READ in roles, writes, self.datatypes, Feature.MUTATION_SEQNO in self.features)
+            self._terms = (self.user, self.features, terms)
+        return terms
 
     def _packet_size(self, data: Buffer, at: int) -> int | None:
         framing = self.framing or MEMCACHED

@@ -113,7 +113,7 @@ class NodeState:
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
     commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
-    #: The compiled loop for plain requests; None where it was not built, or answers have to wait for the disk.
+    #: The compiled loop for plain requests; None where it was not built.
     fast_path: "FastPath | None" = None
     stream_watch: StreamWatch = field(default_factory=StreamWatch)
     #: The connections that stream; None where there are no streams.
