@@ -8,9 +8,9 @@ import pytest
 
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
-from upriver.engine import Bucket, Options, Retention
+from upriver.engine import Bucket, CursorEnd, Options, Retention
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfMemory, StorageError, TemporaryFailure
-from upriver.model import Change, Event, VbucketState
+from upriver.model import Change, Event, FailoverLog, StreamPosition, VbucketState
 
 MIB = 2**20
 
@@ -108,6 +108,51 @@ def test_an_unclean_stop_branches_active_vbuckets_only(path: Path, clock: Clock)
     bucket = opened(path, clock)
     assert [entry.seqno for entry in bucket.vbucket(0).failover_log] == [1, 1, 0]
     bucket.close()
+
+
+@pytest.mark.parametrize("on_disk", [0, 1, 3])
+def test_a_copy_that_counts_for_itself_branches_where_a_crash_took_what_others_saw(
+    path: Path, clock: Clock, on_disk: int
+) -> None:
+    bucket = opened(path, clock)
+    bucket.create_vbucket(1, VbucketState.REPLICA)
+    bucket.flusher.step()
+    copy = bucket.vbucket(1)
+    for number in range(5):
+        copy.receive(Event.MUTATION, b"seen-%d" % number, cas=number + 1)
+        if number < on_disk:
+            bucket.flusher.step()
+    seen = copy.position
+    bucket.abandon()
+    bucket = opened(path, clock)
+    copy = bucket.vbucket(1)
+    assert copy.high_seqno == on_disk
+    for number in range(8):
+        copy.receive(Event.MUTATION, b"new-%d" % number, cas=number + 10)
+    back_to = copy.rollback_for(seen)
+    assert back_to is not None
+    assert back_to <= on_disk, "whoever saw the five goes back to what is still there"
+    bucket.close()
+    with opened(path, clock) as bucket:
+        position = copy.position
+        assert bucket.vbucket(1).position == position, "a clean stop takes nothing"
+        bucket.vbucket(1).receive(Event.MUTATION, b"more")
+        assert bucket.vbucket(1).rollback_for(position) is None
+
+
+def test_what_a_copy_counts_is_not_told_under_the_uuid_of_a_producer(path: Path, clock: Clock) -> None:
+    with opened(path, clock) as bucket:
+        copy = bucket.create_vbucket(1, VbucketState.REPLICA)
+        copy.replace_failover_log(FailoverLog.fresh(77))
+        copy.begin_snapshot(0, 2)
+        for seqno in (1, 2):
+            copy.apply(Change(vbucket=1, event=Event.MUTATION, seqno=seqno, key=b"%d" % seqno, cas=1, rev_seqno=1))
+        cursor = copy.open_cursor("reader")
+        copy.receive(Event.MUTATION, b"k")
+        assert cursor.ended is CursorEnd.STATE_CHANGED
+        assert copy.failover_log.newest.seqno == 2
+        assert copy.rollback_for(StreamPosition.at(77, 2)) is None
+        assert copy.rollback_for(StreamPosition.at(77, 3)) == 2
 
 
 def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Clock) -> None:

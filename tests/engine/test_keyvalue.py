@@ -1,6 +1,9 @@
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, Vbucket
@@ -218,7 +221,8 @@ def test_whoever_waits_for_a_change_finds_it_unlocked(vbucket: Vbucket) -> None:
         ({"rev_seqno": 5, "cas": 99, "expiry": 4000000000}, False),
         ({"rev_seqno": 5, "cas": 100, "expiry": 3000000001}, True),
         ({"rev_seqno": 5, "cas": 100, "expiry": 3000000000, "flags": 8}, True),
-        ({"rev_seqno": 5, "cas": 100, "expiry": 3000000000, "flags": 7}, False),
+        ({"rev_seqno": 5, "cas": 100, "expiry": 3000000000, "flags": 7}, True),  # by its bytes
+        ({"rev_seqno": 5, "cas": 100, "expiry": 3000000000, "flags": 6}, False),
     ],
 )
 def test_conflict_resolution(vbucket: Vbucket, theirs: dict[str, Any], wins: bool) -> None:
@@ -240,6 +244,41 @@ def test_a_tombstone_takes_part_in_conflicts(vbucket: Vbucket) -> None:
     assert vbucket.get_meta(b"k").time == 123
     with pytest.raises(InvalidArguments):
         vbucket.set_with_meta(b"k", b"", cas=0, rev_seqno=1)
+
+
+VERSIONS = st.fixed_dictionaries(
+    {
+        "rev_seqno": st.integers(1, 2),
+        "cas": st.integers(1, 2),
+        "expiry": st.sampled_from([0, 3_000_000_000]),
+        "flags": st.integers(0, 1),
+        "datatype": st.integers(0, 1),
+        "value": st.sampled_from([None, b"", b"a", b"b"]),
+    }
+)
+
+
+@given(one=VERSIONS, other=VERSIONS)
+def test_two_that_are_told_of_each_others_version_end_with_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    def take(vbucket: Vbucket, version: dict[str, Any]) -> None:
+        rest = dict(version)
+        value = rest.pop("value")
+        with suppress(KeyExists):
+            if value is None:
+                vbucket.delete_with_meta(b"k", cas=rest["cas"], rev_seqno=rest["rev_seqno"])
+            else:
+                vbucket.set_with_meta(b"k", value, **rest)
+
+    with Bucket.open(None, vbuckets=2, background=False) as bucket:
+        ends = []
+        for number, order in enumerate(([one, other], [other, one])):
+            vbucket = bucket.create_vbucket(number)
+            for version in order:
+                take(vbucket, version)
+            item = vbucket.get_meta(b"k")
+            shown = (item.expiry, item.flags, item.datatype, item.value) if item.event == Event.MUTATION else None
+            ends.append((item.rev_seqno, item.cas, shown))
+        assert ends[0] == ends[1]
 
 
 def test_a_cas_from_elsewhere_is_followed(vbucket: Vbucket, clock: Clock) -> None:

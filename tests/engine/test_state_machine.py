@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
+from upriver.engine.backend import Item
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch
 from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, StatusError
@@ -363,7 +364,7 @@ class EngineMachine(RuleBasedStateMachine):
     def with_meta(
         self, number: int, key: bytes, value: bytes, ahead: int, deletion: bool, expiry: int, force: bool
     ) -> None:
-        """A version made elsewhere: it wins by revision, then CAS, then expiry, then flags."""
+        """A version made elsewhere: it wins by revision, then CAS, expiry, flags, and if need be by what it says."""
         vbucket, model = self.pair(number)
         if self.refused(vbucket, model, (vbucket.get_meta, key)):
             return
@@ -376,14 +377,20 @@ class EngineMachine(RuleBasedStateMachine):
         call = call if deletion else partial(call, value)
         if self.locked(model, key, call):
             return
-        theirs = (rev, 7, expiry, 0)
-        if ours is not None and not force and theirs <= (ours.rev_seqno, ours.cas, ours.expiry, ours.flags):
+        theirs = (rev, 7, 0, 0, True, b"") if deletion else (rev, 7, expiry, 0, False, value)
+        if ours is not None and not force and theirs <= self.rank(ours):
             with pytest.raises(KeyExists):
                 call()
             return
         call()
         event = Event.DELETION if deletion else Event.MUTATION
         model.write(key, event, b"" if deletion else value, 0, expiry, self.clock.now, rev=rev)
+
+    @staticmethod
+    def rank(item: Item) -> tuple[object, ...]:
+        deleted = item.event != Event.MUTATION
+        shown = (0, 0, True, b"") if deleted else (item.expiry, item.flags, False, item.value)
+        return item.rev_seqno, item.cas, *shown
 
     # Roles.
 

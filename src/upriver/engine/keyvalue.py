@@ -6,7 +6,7 @@ expiration first, so nobody ever sees one.
 """
 
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 from upriver.engine.backend import Item, Table
 from upriver.engine.key_scan import KeyScan
@@ -27,6 +27,29 @@ from upriver.model.record import TTL_MAX
 LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30
 RELATIVE_EXPIRY_S_MAX: Final = 30 * 24 * 3600
+
+
+class Rank(NamedTuple):
+    """Which of two versions of a key wins, whichever node asks: the higher revision, then CAS, then expiry, then flags.
+
+    Nodes that are written to at the same moment may give the same revision and CAS to different values. So the rest
+    of what makes a version decides too: else each of them would keep its own for ever.
+    """
+
+    rev_seqno: int
+    cas: int
+    expiry: int = 0
+    flags: int = 0
+    deleted: bool = False
+    datatype: int = 0
+    value: bytes = b""
+
+    @classmethod
+    def of(cls, item: Item) -> "Rank":
+        """The rank of a version that is here; of a deletion its second is no part, as not everybody tells it."""
+        if item.event != Event.MUTATION:
+            return cls(item.rev_seqno, item.cas, deleted=True)
+        return cls(item.rev_seqno, item.cas, item.expiry, item.flags, False, item.datatype, item.value)
 
 
 class KeyValue:
@@ -134,7 +157,8 @@ class KeyValue:
         ttl: int = TTL_MAX,
     ) -> tuple[int, int]:
         """Store a version that was made elsewhere, unless ours wins; ``expiry`` is absolute."""
-        self._resolve("set_with_meta", key, (rev_seqno, cas, expiry, flags), expected_cas, force)
+        theirs = Rank(rev_seqno, cas, expiry, flags, False, datatype, value)
+        self._resolve("set_with_meta", key, theirs, expected_cas, force)
         return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype, cas, rev_seqno, 0, ttl)
 
     def delete_with_meta(
@@ -150,7 +174,7 @@ class KeyValue:
         ttl: int = TTL_MAX,
     ) -> tuple[int, int]:
         """Delete as it was done elsewhere, unless ours wins; ``expiry`` is the second of the deletion."""
-        self._resolve("delete_with_meta", key, (rev_seqno, cas, expiry, 0), expected_cas, force)
+        self._resolve("delete_with_meta", key, Rank(rev_seqno, cas, deleted=True), expected_cas, force)
         return self.table.store(event, key, b"", 0, expiry, 0, cas, rev_seqno, 0, ttl)
 
     def scan(self, start: bytes = b"", limit: int = 1000) -> list[bytes]:
@@ -243,12 +267,10 @@ class KeyValue:
         number = max(0, int(item.value) + delta) % 2**64
         return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype)
 
-    def _resolve(
-        self, operation: str, key: bytes, theirs: tuple[int, int, int, int], expected_cas: int, force: bool
-    ) -> None:
-        """Conflict resolution: the higher revision wins, then CAS, then expiry, then flags."""
+    def _resolve(self, operation: str, key: bytes, theirs: "Rank", expected_cas: int, force: bool) -> None:
+        """Conflict resolution: the version of the higher rank wins."""
         self._begin(operation, key)
-        if not theirs[0] or not theirs[1]:
+        if not theirs.rev_seqno or not theirs.cas:
             raise InvalidArguments("a version from elsewhere has a revision and a CAS", vbucket=self.table.vbucket)
         if self._lock(key) is not None:
             raise Locked(vbucket=self.table.vbucket)
@@ -259,5 +281,5 @@ class KeyValue:
             return
         if expected_cas and ours.cas != expected_cas:
             raise KeyExists(vbucket=self.table.vbucket)
-        if not force and theirs <= (ours.rev_seqno, ours.cas, ours.expiry, ours.flags):
+        if not force and theirs <= Rank.of(ours):
             raise KeyExists("our version wins", vbucket=self.table.vbucket)

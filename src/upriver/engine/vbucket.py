@@ -75,6 +75,8 @@ class Vbucket(KeyValue):
         #: Hops that the news of its last flush may make, and the marks of the flushes that it has seen, newest last.
         self.flush_ttl = TTL_MAX
         self.flush_marks: deque[int] = deque(maxlen=FLUSH_MARKS_MAX)
+        #: A copy that gives changes seqnos of its own, because its peer tells none, as in TAP.
+        self.counts_itself = False
         #: Its bucket has deleted it; whoever still holds it cannot change anything.
         self.removed = False
         self.cursors: dict[str, Cursor] = {}
@@ -146,6 +148,7 @@ class Vbucket(KeyValue):
                 self._place(self.high_seqno)
             if state is VbucketState.ACTIVE:
                 self._branch(self.whole_seqno)
+                self.counts_itself = False
             self.state = state
             self.heir = heir
             self.table.active = state is VbucketState.ACTIVE
@@ -155,8 +158,8 @@ class Vbucket(KeyValue):
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def branch_after_crash(self) -> None:
-        """An unclean stop may have lost changes that consumers saw: go on under a new uuid."""
-        if self.state is VbucketState.ACTIVE:
+        """An unclean stop may have lost changes that consumers saw: who counts them goes on under a new uuid."""
+        if self.state is VbucketState.ACTIVE or self.counts_itself:
             with self.journal.lock:
                 self._branch(self.whole_seqno)
                 self.journal.change(self.number)
@@ -252,15 +255,13 @@ class Vbucket(KeyValue):
     ) -> int:
         """A change from a peer that tells no seqnos, as TAP does: this copy counts for itself. The seqno it got.
 
-        So the history is this copy's own, under its own uuid, and whole after every change.
+        So the history is this copy's own, under a uuid under which nobody else counts, and whole after every change.
         """
+        if not self.counts_itself:
+            self._count_itself()
         with self.journal.lock:
             seqno = self.high_seqno + 1
             self._check_receiving(seqno)
-            if not self.streamable:
-                self.streamable = True
-                self.journal.change(self.number)
-                self.on_role(self.number)
             if not rev_seqno:
                 old = self.table.find(key)
                 rev_seqno = 1 + (self.table.deleted_rev_seqno if old is None else old.rev_seqno)
@@ -275,6 +276,18 @@ class Vbucket(KeyValue):
                 raise
             self._complete()
             return seqno
+
+    def _count_itself(self) -> None:
+        """From here on its seqnos are its own. So is the uuid: a crash that takes the one takes the other with it."""
+        with self.journal.lock:
+            self._check_receiving(self.high_seqno + 1)
+            was_streamable = self.streamable
+            self._branch(self.whole_seqno)
+            self.counts_itself = True
+            self.journal.change(self.number)
+            if not was_streamable:
+                self.on_role(self.number)
+        self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever reads knows it by the old log
 
     def apply_frames(self, frames: bytes | bytearray | memoryview, ttl: int = TTL_MAX) -> int:
         """A run of `dcp` change frames of this vbucket, as if each were applied: how many.
@@ -317,6 +330,7 @@ class Vbucket(KeyValue):
             if log == self.failover_log:
                 return
             self.failover_log = log
+            self.counts_itself = False
             self.journal.change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
@@ -345,6 +359,7 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
+            self.counts_itself = True
         self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever asks again is told of the new log
 
     def clear(self) -> None:
@@ -504,6 +519,7 @@ class Vbucket(KeyValue):
         return {
             "state": self.state.value,
             "heir": self.heir,
+            "counts_itself": self.counts_itself,
             "log": [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log],
             "high": table.high_seqno if self.state is not VbucketState.ACTIVE else table.flushing_seqno,
             "snapshot": [table.snapshot_start, table.snapshot_end],
@@ -521,6 +537,7 @@ class Vbucket(KeyValue):
         table = self.table
         self.state = VbucketState(stored["state"])
         self.heir = stored.get("heir", "")  # older descriptions have none
+        self.counts_itself = stored.get("counts_itself", False)  # nor this
         self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))
         self.whole = WholeStates(tuple(pair) for pair in stored["whole"])
         self.floor_seqno = stored["floor"]

@@ -71,7 +71,7 @@ def test_delete_with_meta_keeps_everything(peer: Peer) -> None:
     peer.refused(Get(key=b"k"), Status.KEY_ENOENT)
 
 
-#: Ours, theirs, and whether theirs wins: revision, then CAS, then expiry, then flags.
+#: Ours, theirs, and whether theirs wins: revision, then CAS, then expiry, then flags, then the greater bytes.
 CONFLICTS = [
     ((5, 50, 4_000_000_000, 1), (6, 1, 0, 0), True),
     ((5, 50, 4_000_000_000, 1), (4, 99, 4_000_000_009, 9), False),
@@ -80,7 +80,8 @@ CONFLICTS = [
     ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_001, 0), True),
     ((5, 50, 4_000_000_001, 1), (5, 50, 4_000_000_000, 9), False),
     ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_000, 2), True),
-    ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_000, 1), False),
+    ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_000, 1), True),
+    ((5, 50, 4_000_000_000, 1), (5, 50, 4_000_000_000, 0), False),
 ]
 
 
