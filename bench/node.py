@@ -13,6 +13,10 @@ memcached overwrites its own. In a virtual machine whose host has yet to find th
 costs up to 14 us: more than all that the sets on it take. So the node is given a quota and sets enough to fill it
 before the rounds, after which it drops old versions as fast as new ones come, as it would after some minutes of use.
 ``--fresh-memory`` measures the time before that instead.
+
+Below the plain requests stand those that clients really send: of items that expire, which memcached is asked for too,
+and of what it does not have, beside its plain ones: data types and tokens, as SDKs agree on them, keys beside one that
+is locked, in every vbucket, and reads of a node whose writes wait for the disk.
 """
 
 import argparse
@@ -22,12 +26,16 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from upriver.wire.memcached import Get, Noop, Set
+from upriver.model import vbucket_of
+from upriver.wire import Request
+from upriver.wire.memcached import Feature, Get, GetLocked, Hello, Noop, Set
 
 PIPELINE = 100
 KEYS = 10_000
@@ -38,28 +46,73 @@ VALUE = b"v" * 128
 QUOTA, FILLING_SETS = "256MiB", 2_000_000
 
 
-def pipelines(vbuckets: int) -> tuple[list[bytes], list[bytes]]:
-    """Requests in pipelines: all sets, all gets."""
-    from upriver.model import vbucket_of
+#: Expiries that come long after the end, and how long a lock holds: longer than one measurement.
+EXPIRY_S, LOCK_S = 100_000, 30
+#: What SDKs agree on in their hello.
+SDK = (Feature.MUTATION_SEQNO, Feature.JSON)
+NAMES = [b"key:%012d" % number for number in range(KEYS)]
 
-    keys = [b"key:%012d" % number for number in range(KEYS)]
-    placed = [(key, vbucket_of(key, vbuckets) if vbuckets > 1 else 0) for key in keys]
-    sets = [Set(key=key, value=VALUE, vbucket=vbucket).encode() for key, vbucket in placed]
-    gets = [Get(key=key, vbucket=vbucket).encode() for key, vbucket in placed]
 
-    def joined(requests: list[bytes]) -> list[bytes]:
+@dataclass(frozen=True)
+class Server:
+    """A running server: where it listens, its process, and how many vbuckets it has; memcached has one."""
+
+    port: int
+    pid: int
+    vbuckets: int
+
+    def vbucket(self, key: bytes) -> int:
+        return vbucket_of(key, self.vbuckets) if self.vbuckets > 1 else 0
+
+    def pipelines(self, request: Callable[[bytes, int], Request]) -> list[bytes]:
+        """A request for every key, in pipelines."""
+        requests = [request(key, self.vbucket(key)).encode() for key in NAMES]
         return [b"".join(requests[at : at + PIPELINE]) for at in range(0, KEYS, PIPELINE)]
 
-    return joined(sets), joined(gets)
+
+def set_(prefix: bytes = b"", datatype: int = 0, expiration: int = 0) -> Callable[[bytes, int], Request]:
+    return lambda key, vbucket: Set(
+        key=prefix + key, value=VALUE, vbucket=vbucket, datatype=datatype, expiration=expiration
+    )
+
+
+def get(prefix: bytes = b"") -> Callable[[bytes, int], Request]:
+    return lambda key, vbucket: Get(key=prefix + key, vbucket=vbucket)
+
+
+def lock_some(server: Server) -> None:
+    """A lock in (nearly) every vbucket, on keys that nobody asks for."""
+    client = Client(server.port)
+    for number in range(4 * server.vbuckets):
+        key = b"locked:%d" % number
+        vbucket = server.vbucket(key)
+        client.answer_bytes(Set(key=key, vbucket=vbucket).encode())
+        client.answer_bytes(GetLocked(key=key, vbucket=vbucket, lock_time=LOCK_S).encode())
+    client.socket.close()
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to measure: what the node is asked, and memcached."""
+
+    what: str
+    ours: list[bytes]
+    theirs: list[bytes]
+    #: What the node's client agrees on first.
+    features: tuple[Feature, ...] = ()
+    #: Done before each round.
+    prepare: Callable[[], object] = lambda: None
 
 
 class Client:
     """A blocking connection that knows how many bytes a pipeline's answers take."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, features: tuple[Feature, ...] = ()) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = bytearray(1 << 20)
+        if features:
+            self.answer_bytes(Hello(features=features).encode())
 
     def answer_bytes(self, pipeline: bytes) -> int:
         """Send it once with a noop behind, and count what comes before the noop's answer."""
@@ -74,9 +127,9 @@ class Client:
             size -= self.socket.recv_into(self.buffer, min(size, len(self.buffer)))
 
 
-def rate(port: int, work: list[bytes], connections: int, seconds: float) -> float:
+def rate(port: int, work: list[bytes], connections: int, seconds: float, features: tuple[Feature, ...] = ()) -> float:
     """Requests a second over so many connections, each with one pipeline on its way."""
-    clients = [Client(port) for _ in range(connections)]
+    clients = [Client(port, features) for _ in range(connections)]
     size = clients[0].answer_bytes(work[0])
     done, place, end = 0, 0, time.perf_counter() + seconds
     start = time.perf_counter()
@@ -93,9 +146,9 @@ def rate(port: int, work: list[bytes], connections: int, seconds: float) -> floa
     return done / took
 
 
-def store(port: int, sets: list[bytes], count: int = KEYS) -> None:
+def store(port: int, sets: list[bytes], count: int = KEYS, features: tuple[Feature, ...] = ()) -> None:
     """Store every key at least once: answers to gets are then all of one size."""
-    client = Client(port)
+    client = Client(port, features)
     size = client.answer_bytes(sets[0])
     for pipeline in sets * (count // KEYS):
         client.socket.sendall(pipeline)
@@ -176,48 +229,68 @@ def main() -> None:
     memcached = shutil.which("memcached")
     if memcached is None:
         raise SystemExit("memcached is not installed: there is nothing to compare with")
-    ports = {"upriver": free_port(), "memcached": free_port()}
-    serve = [sys.executable, "-m", "upriver", "serve", "--port", str(ports["upriver"]), "--log-level", "error"]
-    if not options.fresh_memory:
-        serve += ["--memory-quota", QUOTA]
-    beside = [memcached, "-u", "root", "-t", "1", "-R", "320", "-m", "1024", "-l", "127.0.0.1"]
-    beside += ["-p", str(ports["memcached"])]
-    work = {"upriver": pipelines(1024), "memcached": pipelines(1)}
-    serve, beside = pinned(serve), pinned(beside)
-    with running(serve, ports["upriver"]) as ours, running(beside, ports["memcached"]) as theirs:
-        pids = {"upriver": ours, "memcached": theirs}
+    ports = [free_port() for _ in range(3)]
+    beside = [memcached, "-u", "root", "-t", "1", "-R", "320", "-m", "1024", "-l", "127.0.0.1", "-p", str(ports[1])]
+    quota = [] if options.fresh_memory else ["--memory-quota", QUOTA]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running(pinned(serve(ports[0], *quota)), ports[0]) as ours,
+        running(pinned(beside), ports[1]) as theirs,
+        running(pinned(serve(ports[2], "--ack", "disk", "--data", directory)), ports[2]) as durable,
+    ):
+        node, other = Server(ports[0], ours, 1024), Server(ports[1], theirs, 1)
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[1:] or cores)
-        for name, port in ports.items():
-            store(port, work[name][0], KEYS if options.fresh_memory else FILLING_SETS)
-        for connections in (1, 4):
-            for place, kind in enumerate(("set", "get")):
-                compare_rates(ports, pids, work, place, kind, connections, options.rounds, options.seconds)
-        for place, kind in enumerate(("set", "get")):
-            compare_times(ports, pids, work, place, kind, options.rounds)
+        compare(node, other, Server(ports[2], durable, 1024), options)
 
 
-def compare_rates(
-    ports: dict[str, int],
-    pids: dict[str, int],
-    work: dict[str, tuple[list[bytes], list[bytes]]],
-    place: int,
-    kind: str,
-    connections: int,
-    rounds: int,
-    seconds: float,
-) -> None:
+def serve(port: int, *options: str) -> list[str]:
+    return [sys.executable, "-m", "upriver", "serve", "--port", str(port), "--log-level", "error", *options]
+
+
+def compare(node: Server, other: Server, durable: Server, options: argparse.Namespace) -> None:
+    """Everything, case by case."""
+    plain_set = Case("set", node.pipelines(set_()), other.pipelines(set_()))
+    plain_get = Case("get", node.pipelines(get()), other.pipelines(get()))
+    for server in (node, other):
+        store(server.port, server.pipelines(set_()), KEYS if options.fresh_memory else FILLING_SETS)
+        store(server.port, server.pipelines(set_(b"e", expiration=EXPIRY_S)))
+    store(node.port, node.pipelines(set_(b"j", datatype=1)), features=SDK)
+    store(durable.port, durable.pipelines(set_()))
+    for connections in (1, 4):
+        for case in (plain_set, plain_get):
+            compare_rates(case, node, other, connections, options)
+    expiring = set_(b"e", expiration=EXPIRY_S)
+    for case in (
+        Case("set that expires", node.pipelines(expiring), other.pipelines(expiring)),
+        Case("get of what expires", node.pipelines(get(b"e")), other.pipelines(get(b"e"))),
+        Case("set of an SDK", node.pipelines(set_(b"j", datatype=1)), plain_set.theirs, SDK),
+        Case("get of an SDK", node.pipelines(get(b"j")), plain_get.theirs, SDK),
+        Case("set beside a lock", plain_set.ours, plain_set.theirs, prepare=lambda: lock_some(node)),
+        Case("get beside a lock", plain_get.ours, plain_get.theirs, prepare=lambda: lock_some(node)),
+    ):
+        compare_rates(case, node, other, 1, options)
+    compare_rates(Case("get, ack disk", plain_get.ours, plain_get.theirs), durable, other, 1, options)
+    for case in (plain_set, plain_get):
+        compare_times(case, node, other, options.rounds)
+
+
+def compare_rates(case: Case, node: Server, other: Server, connections: int, options: argparse.Namespace) -> None:
     """Pipelines: requests a second."""
-    rates: dict[str, list[float]] = {name: [] for name in ports}
-    costs: dict[str, list[float]] = {name: [] for name in ports}
-    for _ in range(rounds):
-        for name, port in ports.items():
-            before = cpu_s(pids[name])
-            rates[name].append(rate(port, work[name][place], connections, seconds))
-            costs[name].append((cpu_s(pids[name]) - before) / (rates[name][-1] * seconds))
+    rates: dict[str, list[float]] = {"upriver": [], "memcached": []}
+    costs: dict[str, list[float]] = {"upriver": [], "memcached": []}
+    for _ in range(options.rounds):
+        case.prepare()
+        for name, server, work, features in (
+            ("upriver", node, case.ours, case.features),
+            ("memcached", other, case.theirs, ()),
+        ):
+            before = cpu_s(server.pid)
+            rates[name].append(rate(server.port, work, connections, options.seconds, features))
+            costs[name].append((cpu_s(server.pid) - before) / (rates[name][-1] * options.seconds))
     ratios = [ours / theirs for ours, theirs in zip(rates["upriver"], rates["memcached"], strict=True)]
     shown = {name: f"{max(found) / 1e6:.2f} M/s" for name, found in rates.items()}
-    what = f"{kind} x {PIPELINE}, {connections} connections"
+    what = f"{case.what} x {PIPELINE}, {connections} connection{'s' if connections > 1 else ''}"
     report(what, ratios, shown["upriver"], shown["memcached"], RATE_GOAL, most=False)
     report_cost(what, costs, 1 / RATE_GOAL)
 
@@ -229,27 +302,19 @@ def report_cost(what: str, costs: dict[str, list[float]], goal: float) -> None:
     report(f"    {what}, processor time", ratios, shown["upriver"], shown["memcached"], goal, most=True)
 
 
-def compare_times(
-    ports: dict[str, int],
-    pids: dict[str, int],
-    work: dict[str, tuple[list[bytes], list[bytes]]],
-    place: int,
-    kind: str,
-    rounds: int,
-) -> None:
+def compare_times(case: Case, node: Server, other: Server, rounds: int) -> None:
     """One request at a time: its median time."""
-    one = {name: work[name][place][0][: len(work[name][place][0]) // PIPELINE] for name in ports}
-    times: dict[str, list[float]] = {name: [] for name in ports}
-    costs: dict[str, list[float]] = {name: [] for name in ports}
+    times: dict[str, list[float]] = {"upriver": [], "memcached": []}
+    costs: dict[str, list[float]] = {"upriver": [], "memcached": []}
     for _ in range(rounds):
-        for name, port in ports.items():
-            before = cpu_s(pids[name])
-            times[name].append(round_trip_s(port, one[name], 1000))
-            costs[name].append((cpu_s(pids[name]) - before) / 1000)
+        for name, server, work in (("upriver", node, case.ours), ("memcached", other, case.theirs)):
+            before = cpu_s(server.pid)
+            times[name].append(round_trip_s(server.port, work[0][: len(work[0]) // PIPELINE], 1000))
+            costs[name].append((cpu_s(server.pid) - before) / 1000)
     ratios = [ours / theirs for ours, theirs in zip(times["upriver"], times["memcached"], strict=True)]
     shown = {name: f"p50 {min(found) * 1e6:.0f} us" for name, found in times.items()}
-    report(f"one {kind} at a time", ratios, shown["upriver"], shown["memcached"], TIME_GOAL, most=True)
-    report_cost(f"one {kind} at a time", costs, TIME_GOAL)
+    report(f"one {case.what} at a time", ratios, shown["upriver"], shown["memcached"], TIME_GOAL, most=True)
+    report_cost(f"one {case.what} at a time", costs, TIME_GOAL)
 
 
 if __name__ == "__main__":
