@@ -252,6 +252,8 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if state.flush_timer is not None:
             state.flush_timer.cancel()
+        if state.streams is not None:
+            state.streams.say_goodbye()
         for connection in list(state.connections):
             connection.leave()
         if any(connection.session is not None and connection.session.waiting for connection in state.connections):

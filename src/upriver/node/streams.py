@@ -87,6 +87,11 @@ class StreamConnection(Pump):
         self._settle(self.producer)
         return True
 
+    def say_goodbye(self) -> None:
+        """The node stops: tell the consumer that nothing follows."""
+        self.producer.say_goodbye()
+        self.session.put(self.producer.answers())
+
     def _settle(self, producer: Producer) -> None:
         """Do what the producer has decided: answer, set a timer, close."""
         self.session.put(producer.answers())
@@ -236,6 +241,12 @@ class StreamService:
         else:
             session.stream = self._by_name[name] = ReplicaConnection(self, session, name)
         session.put(AnyResponse(opcode=request.code, opaque=request.opaque).encode())
+
+    def say_goodbye(self) -> None:
+        """The node stops."""
+        for connection in self:
+            if isinstance(connection, StreamConnection):
+                connection.say_goodbye()
 
     def close(self, session: Session, why: str) -> None:
         """Close a connection that broke the rules, or is no longer wanted."""

@@ -419,7 +419,8 @@ class Mover:
             message = decoded(packet)
             assert isinstance(message, dcp.StreamEnd | upr.StreamEnd)
             move = self.moves.get(message.vbucket)
-            if move is not None and not move.phase.over:
+            # Whoever stops says so, and then closes the connection, behind which everything begins again.
+            if move is not None and not move.phase.over and message.reason is not dcp.EndReason.DISCONNECTED:
                 self._ended(move, message.reason.label)
         return True
 

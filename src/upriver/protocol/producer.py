@@ -206,7 +206,8 @@ class Producer:
             raise KeyNotFound("there is no stream for this vbucket", vbucket=request.vbucket)
         self._forget(stream)
         self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
-        self._answers.append(stream.close(tell=self.controls["send_stream_end_on_client_close_stream"]))
+        told = self.controls["send_stream_end_on_client_close_stream"]
+        self._answers.append(stream.close("closed" if told else ""))
 
     # Stream requests: the order of the checks is a rule (docs/semantics.md)
 
@@ -347,6 +348,13 @@ class Producer:
         if self.streams.get(stream.vbucket.number) is stream:
             del self.streams[stream.vbucket.number]
             self._changes_of_ended += stream.changes_sent
+
+    def say_goodbye(self) -> None:
+        """The node stops: end the streams; but a takeover is cut, which both sides know what to do about."""
+        for stream in list(self.streams.values()):
+            if not stream.takeover:
+                self._answers.append(stream.close("disconnected"))
+                self._forget(stream)
 
     def lose(self) -> None:
         """The connection is gone."""

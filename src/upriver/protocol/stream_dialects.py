@@ -33,6 +33,7 @@ _DCP_REASONS: Final[Mapping[str, int]] = MappingProxyType(
         "flushed": dcp.EndReason.STATE_CHANGED,
         "rolled back": dcp.EndReason.ROLLBACK,
         "too slow": dcp.EndReason.TOO_SLOW,
+        "disconnected": dcp.EndReason.DISCONNECTED,
         FAILED: dcp.EndReason.BACKFILL_FAILED,
     }
 )

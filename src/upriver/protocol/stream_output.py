@@ -144,14 +144,14 @@ class ProducerStream:
                 break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def close(self, *, tell: bool) -> bytes:
-        """The consumer wants no more: nothing follows, except an end if that was agreed on."""
+    def close(self, tell: str = "") -> bytes:
+        """Send no more: nothing follows, except an end that tells why if it shall be told, and the dialect has it."""
         self.history.close()
         self._control.clear()
         if not self.life.ended:
             self.life.move(StreamEvent.CLOSE)
         if tell and self.dialect.tells_close:
-            self._queue(self.dialect.end(self.dialect.end_reasons["closed"]))
+            self._queue(self.dialect.end(self.dialect.end_reasons[tell]))
         return b"".join(self._control)
 
     def lose(self) -> None:
