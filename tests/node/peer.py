@@ -271,7 +271,7 @@ def open_rig(
     if compiled and COMPILED:
         from upriver.node._serve import FastPath
 
-        node.fast_path = FastPath(bucket.tables, bucket.ledger)
+        node.fast_path = FastPath(bucket.tables, bucket.ledger, bucket.operations)
     return Rig(time, node)
 
 

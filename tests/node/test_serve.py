@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -12,27 +12,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.node.peer import Rig, SessionPeer, encoded, open_rig
-from upriver.engine.backend import COMPILED
+from upriver.engine.backend import COMPILED, Item
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.authentication import Role, User, Users
 from upriver.node.state import Limits
-from upriver.wire import AnyRequest
+from upriver.wire import AnyRequest, Request
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
     Delete,
+    DeleteQ,
+    DeleteQWithMeta,
+    DeleteWithMeta,
     Feature,
     Flush,
     Get,
     GetK,
     GetKQ,
     GetLocked,
+    GetMeta,
     GetQ,
     GetResponse,
     Hello,
+    MetaOption,
     Noop,
     Set,
     SetQ,
+    SetQWithMeta,
     SetResponse,
+    SetWithMeta,
     Touch,
     Unlock,
 )
@@ -40,14 +47,15 @@ from upriver.wire.memcached import (
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled parts are not built")
 
 KEYS = [b"a", b"b", b"c", b"k" * 250]
-GETS, SETS = (0x00, 0x09, 0x0C, 0x0D), (0x01, 0x11)
+GETS, SETS, DELETES = (0x00, 0x09, 0x0C, 0x0D), (0x01, 0x11), (0x04, 0x14)
+WITH_META = (0xA2, 0xA3, 0xA8, 0xA9)
 FEATURES = (Feature.MUTATION_SEQNO, Feature.JSON, Feature.XERROR)
 SIZES = [0, 1, 8, 100, 5000, 70_000, 1024 * 1024 - 300, 1024 * 1024 + 1]
 
 
 @dataclass
 class Plain:
-    """A get or set as it should be, or nearly so."""
+    """A get, set or delete as it should be, or nearly so."""
 
     opcode: int
     key: bytes
@@ -66,13 +74,14 @@ class Plain:
         extras = self.extras
         if extras is None:
             absolute = self.expiration if self.expiration <= 100 else int(rig.time.now) + self.expiration - 200
-            extras = b"" if self.opcode in GETS else self.flags.to_bytes(4, "big") + absolute.to_bytes(4, "big")
+            extras = (
+                b"" if self.opcode in GETS + DELETES else self.flags.to_bytes(4, "big") + absolute.to_bytes(4, "big")
+            )
         cas = 0
         if self.cas:
-            vbucket = rig.bucket.existing(self.vbucket)
-            item = None if vbucket is None or not self.key else vbucket.table.find(self.key)
+            item = held(rig, self.vbucket, self.key)
             cas = (item.cas if item else 1) + (self.cas == "other")
-        value = b"" if self.opcode in GETS and self.extras is None else bytes(self.size)
+        value = b"" if self.opcode in GETS + DELETES and self.extras is None else bytes(self.size)
         return AnyRequest(
             opcode=self.opcode,
             vbucket=self.vbucket,
@@ -83,6 +92,47 @@ class Plain:
             key=self.key,
             value=value,
         ).encode()
+
+
+@dataclass
+class WithMeta:
+    """A version from elsewhere: newer or older than ours, or the same, by the place at which they differ first."""
+
+    opcode: int
+    key: bytes
+    opaque: int = 0
+    datatype: int = 0
+    #: What is added to our revision, CAS, expiry and flags; None for a 0 in its place.
+    more: tuple[int | None, int | None, int, int] = (1, 0, 0, 0)
+    options: int | None = None
+    #: A CAS in the header, or meta of an extended form.
+    condition: int = 0
+    extended: bool = False
+    #: None for our own one.
+    value: bytes | None = b""
+
+    def encode(self, rig: Rig) -> bytes:
+        item = held(rig, 0, self.key)
+        ours = (item.rev_seqno, item.cas, item.expiry, item.flags) if item else (1, 2**48, 0, 0)
+        rev_seqno, cas, expiry, flags = (
+            0 if more is None else max(0, own + more) % 2**bits
+            for own, more, bits in zip(ours, self.more, (64, 64, 32, 32), strict=True)
+        )
+        extras = flags.to_bytes(4, "big") + expiry.to_bytes(4, "big")
+        extras += rev_seqno.to_bytes(8, "big") + cas.to_bytes(8, "big")
+        if self.options is not None:
+            extras += self.options.to_bytes(4, "big")
+        if self.extended:
+            extras += bytes(2)
+        value = self.value if self.value is not None else item.value if item else b""
+        head = {"opcode": self.opcode, "opaque": self.opaque, "datatype": self.datatype, "cas": self.condition}
+        return AnyRequest(**head, extras=extras, key=self.key, value=value).encode()
+
+
+def held(rig: Rig, number: int, key: bytes) -> Item | None:
+    """What the node has of the key."""
+    vbucket = rig.bucket.existing(number)
+    return None if vbucket is None or not key else vbucket.table.find(key)
 
 
 @dataclass
@@ -117,14 +167,14 @@ class Other:
 class Burst:
     """Requests that are sent together, cut into pieces at some places, and the time that passes before them."""
 
-    requests: list[Plain | Other]
+    requests: list[Plain | WithMeta | Other]
     cuts: list[int] = field(default_factory=list)
     seconds: int = 0
 
 
 plain = st.builds(
     Plain,
-    opcode=st.sampled_from(GETS + SETS),
+    opcode=st.sampled_from(GETS + SETS + DELETES),
     key=st.sampled_from(KEYS),
     vbucket=st.sampled_from([0, 0, 0, 1]),
     opaque=st.integers(0, 2**32 - 1),
@@ -136,12 +186,37 @@ plain = st.builds(
 )
 odd = st.builds(
     Plain,
-    opcode=st.sampled_from(GETS + SETS),
+    opcode=st.sampled_from(GETS + SETS + DELETES + WITH_META),
     key=st.sampled_from([*KEYS, b"", b"k" * 251]),
     vbucket=st.sampled_from([0, 1, 2, 3, 4, 5, 8, 0xFFFF]),
     datatype=st.sampled_from([0, 0, 1, 2]),
     extras=st.sampled_from([None, b"", b"1234", b"12345678", b"123456789"]),
     size=st.sampled_from(SIZES),
+)
+with_meta = st.builds(
+    WithMeta,
+    opcode=st.sampled_from(WITH_META),
+    key=st.sampled_from(KEYS),
+    opaque=st.integers(0, 2**32 - 1),
+    datatype=st.sampled_from([0, 0, 0, 1]),
+    more=st.tuples(
+        st.sampled_from([0, 0, 0, 0, 1, -1, None]),
+        st.sampled_from([0, 0, 0, 1, -1, None]),
+        st.sampled_from([0, 0, 0, 1, -1, 2_000_000_000]),
+        st.sampled_from([0, 0, 1, -1]),
+    ),
+    options=st.sampled_from([None, None, 0, 0x01, 0x02, 0x04, 0x05, 0x10, 0x11, 0x20, 0x80000000]),
+    value=st.sampled_from([None, None, b"", bytes(7), bytes(9), b"\xff", bytes(5000)]),
+)
+odd_with_meta = st.builds(
+    WithMeta,
+    opcode=st.sampled_from(WITH_META),
+    key=st.sampled_from([*KEYS, b"", b"k" * 251]),
+    datatype=st.sampled_from([0, 1, 2]),
+    options=st.sampled_from([None, 0]),
+    condition=st.sampled_from([0, 0, 1]),
+    extended=st.booleans(),
+    value=st.sampled_from(SIZES).map(bytes),
 )
 other = st.builds(
     Other,
@@ -151,7 +226,7 @@ other = st.builds(
 )
 burst = st.builds(
     Burst,
-    st.lists(st.one_of(plain, plain, plain, odd, other), min_size=1, max_size=12),
+    st.lists(st.one_of(plain, plain, plain, with_meta, with_meta, odd, odd_with_meta, other), min_size=1, max_size=12),
     st.lists(st.integers(0, 6000), max_size=4),
     st.sampled_from([0, 0, 1, 4]),
 )
@@ -167,8 +242,10 @@ def answers(burst_: Burst, rig: Rig, peer: SessionPeer) -> bytes:
 
 def state(rig: Rig) -> list[object]:
     ledger = rig.bucket.ledger
-    counted = [ledger.gets, ledger.get_misses, ledger.sets, ledger.deletes, ledger.expirations, ledger.last_cas]
+    counted: list[object] = [ledger.gets, ledger.get_misses, ledger.sets, ledger.deletes]
+    counted += [ledger.expirations, ledger.last_cas]
     tables = [v.table for v in rig.bucket]
+    counted.append(dict(rig.bucket.operations))
     # The records, byte for byte: flags, expiry, times and all that no answer shows.
     return [*counted, *((t.high_seqno, t.items, t.tombstones, t.records(0, t.high_seqno, 2**40)) for t in tables)]
 
@@ -208,9 +285,9 @@ def test_parity(bursts: list[Burst], unread: int, body_bytes_max: int, ack: Lite
     st.lists(
         st.tuples(
             st.sampled_from([0x80, 0x80, 0x80, 0x81, 0x00]),
-            st.one_of(st.sampled_from(GETS + SETS), st.integers(0, 255)),
+            st.one_of(st.sampled_from(GETS + SETS + DELETES + WITH_META), st.integers(0, 255)),
             st.integers(0, 300),
-            st.integers(0, 12),
+            st.one_of(st.integers(0, 12), st.sampled_from([24, 26, 28, 30])),
             st.integers(0, 3),
             st.integers(0, 9),
             st.integers(0, 300),
@@ -308,8 +385,42 @@ def test_plain_requests_are_taken(rig: Rig) -> None:
     stored = [Set(key=b"k", value=b"v").encode(), SetQ(key=b"l", value=b"v").encode()]
     read = [request(key=key).encode() for request in (Get, GetQ, GetK, GetKQ) for key in (b"k", b"l")]
     missed = [request(key=b"none").encode() for request in (Get, GetQ, GetKQ)]
-    data = [*stored, *read, *missed]
+    deleted = [Delete(key=b"k").encode(), DeleteQ(key=b"l").encode(), Delete(key=b"k").encode()]
+    data = [*stored, *read, *missed, *deleted]
     assert taken(rig, *data) == sum(map(len, data))
+
+
+def test_versions_from_elsewhere_are_taken(rig: Rig) -> None:
+    kinds = [SetWithMeta, SetQWithMeta, DeleteWithMeta, DeleteQWithMeta] * 2
+    data = [
+        kind(key=b"k", rev_seqno=number // 2, item_cas=number, expiration=4_000_000_000, options=options).encode()
+        for number, kind in enumerate(kinds, 2)
+        for options in (None, MetaOption.SKIP_CONFLICT_RESOLUTION, MetaOption.DELETE_IS_EXPIRATION)
+    ]
+    assert taken(rig, *data) == sum(map(len, data))
+    assert rig.bucket.operations == {"set_with_meta": 12, "delete_with_meta": 12}
+
+
+def test_what_is_special_about_a_version_is_not(rig: Rig) -> None:
+    def left(**fields: Any) -> bool:
+        request = SetWithMeta(**{"key": b"k", "rev_seqno": 9, "item_cas": 9, **fields})
+        return taken(rig, request.encode()) == 0
+
+    assert left(rev_seqno=0)
+    assert left(item_cas=0)
+    assert left(cas=1)
+    assert left(meta=b"m")
+    assert left(datatype=1)
+    assert left(options=MetaOption.REGENERATE_CAS | MetaOption.SKIP_CONFLICT_RESOLUTION)
+    assert not left()
+    rig.bucket.vbucket(0).get_and_lock(b"k")
+    assert left(rev_seqno=10)
+    assert taken(rig, Delete(key=b"k").encode()) == 0
+    rig.bucket.vbucket(0).table.locks.clear()
+    rig.peer().ask(Set(key=b"k", expiration=10))
+    rig.time.pass_by(10)
+    assert left(rev_seqno=99)
+    assert taken(rig, Delete(key=b"k").encode()) == 0
 
 
 def test_what_sdks_do_is_taken(rig: Rig) -> None:
@@ -383,16 +494,25 @@ def test_others_are_not(rig: Rig) -> None:
     assert taken(rig, get) == taken(rig, set_) == 0
 
 
-def test_refusals_are_left_to_the_session(rig: Rig) -> None:
-    set_, ledger = Set(key=b"k", value=b"v").encode(), rig.bucket.ledger
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Set(key=b"k", value=b"v"),
+        Delete(key=b"k"),
+        SetWithMeta(key=b"k", rev_seqno=1, item_cas=1),
+        DeleteQWithMeta(key=b"k", rev_seqno=1, item_cas=1),
+    ],
+)
+def test_refusals_are_left_to_the_session(rig: Rig, asked: Request) -> None:
+    request, ledger = asked.encode(), rig.bucket.ledger
     ledger.refusal = "no disk"
-    assert taken(rig, set_) == 0
+    assert taken(rig, request) == 0
     ledger.refusal, ledger.quota_bytes = "", 1
     ledger.memory_bytes += 1
-    assert taken(rig, set_) == 0
+    assert taken(rig, request) == 0
     ledger.quota_bytes, ledger.queue_bytes_max = 0, 1
     rig.peer().send(Set(key=b"other"))
-    assert taken(rig, set_) == 0
+    assert taken(rig, request) == 0
 
 
 def test_tokens_name_the_newest_branch(rig: Rig) -> None:
@@ -424,10 +544,14 @@ def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:
             rig.bucket.maintenance.relieve()
         rig.bucket.ledger.quota_bytes = 0
         assert table.evicted_items
-        for number in range(50):
-            answer = peer.ask(Get(key=b"%d" % number))
+        for number in range(50):  # the same version, also where only its value tells that it is the same
+            key, value, item = b"%d" % number, b"%d" % number * 1000, peer.ask(GetMeta(key=b"%d" % number))
+            again: dict[str, Any] = {"key": key, "rev_seqno": 1, "item_cas": item.cas}
+            peer.refused(SetWithMeta(value=value, **again), Status.KEY_EEXISTS)
+            answer = peer.ask(Get(key=key))
             assert isinstance(answer, GetResponse)
-            assert answer.value == b"%d" % number * 1000
+            assert answer.value == value
+            assert peer.ask(SetWithMeta(value=value + b"x", **again)).cas == item.cas
 
 
 def test_who_is_woken_by_a_change_may_send_requests(rig: Rig) -> None:

@@ -55,9 +55,9 @@ def test_quiet_writes(codec: ModuleType, rows: list[Change], first: int) -> None
 def test_writes_with_meta(codec: ModuleType, rows: list[Change], options: MetaOption | None) -> None:
     sent = decoded(encode_writes_with_meta(change_batch(rows), 7, options, codec=codec))
     kinds = {
-        Event.MUTATION: memcached.SetWithMeta,
-        Event.DELETION: memcached.DeleteWithMeta,
-        Event.EXPIRATION: memcached.DeleteWithMeta,
+        Event.MUTATION: memcached.SetQWithMeta,
+        Event.DELETION: memcached.DeleteQWithMeta,
+        Event.EXPIRATION: memcached.DeleteQWithMeta,
     }
     assert [type(message) for message in sent] == [kinds[row.event] for row in rows]
     for message, row in zip(sent, rows, strict=True):

@@ -64,7 +64,9 @@ COMMANDS = {
     0x9E: "deregister tap client",
     0xA0: "get meta",
     0xA2: "set with meta",
+    0xA3: "set q with meta",
     0xA8: "delete with meta",
+    0xA9: "delete q with meta",
     0xAA: "create checkpoint",
     0xB4: "set cluster config",
     0xB5: "get cluster config",
@@ -82,7 +84,8 @@ EXTRAS = {
     0x05: (20,), 0x06: (20,), 0x15: (20,), 0x16: (20,),
     0x08: (0, 4), 0x18: (0, 4), 0x1B: (4,), 0x1C: (4,), 0x1D: (4,), 0x1E: (4,), 0x94: (0, 4),
     0x3D: (4,), 0x48: (0, 4), 0xB7: (8,),
-    0xA0: (0, 1), 0xA2: (24, 26, 28, 30), 0xA8: (24, 26, 28, 30), 0xB4: (0, 16), 0xB5: (0, 16),
+    0xA0: (0, 1), 0xA2: (24, 26, 28, 30), 0xA3: (24, 26, 28, 30), 0xA8: (24, 26, 28, 30),
+    0xA9: (24, 26, 28, 30), 0xB4: (0, 16), 0xB5: (0, 16),
 }  # fmt: skip
 
 

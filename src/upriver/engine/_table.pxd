@@ -100,6 +100,8 @@ cdef class Table:
         self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
         uint32_t expiry, uint8_t datatype, double now
     ) except 0
+    # And `table.store_raw(&version, now)` is `Table.store`; only key and value, sizes, event and meta are filled in.
+    cdef int store_raw(self, Version *version, double now) except -1
     cdef int enqueue(self) except -1
 
 

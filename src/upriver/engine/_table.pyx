@@ -878,6 +878,19 @@ cdef class Table:
         write_version(self, &version, now)
         return version.cas
 
+    cdef int store_raw(self, Version *version, double now) except -1:
+        """``store`` without Python objects: what is 0 (CAS, revision) is filled in, where it was asked for.
+
+        It makes the checks of room that ``store`` makes, and no others. The seqno is the next one, whatever stands
+        there; the bytes are copied, and they must not lie in a chunk.
+        """
+        self.check_sizes(version.key_size, version.value_size)
+        self.check_limits()
+        version.seqno = 0
+        version.ttl = TTL_MAX
+        version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
+        return write_version(self, version, now)
+
     cdef int enqueue(self) except -1:
         cdef bint first
         if not self.queued:

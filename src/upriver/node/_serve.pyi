@@ -1,8 +1,10 @@
+from collections import Counter
+
 from upriver.engine.backend import Ledger, Table
 from upriver.wire.layout import Buffer
 
 class FastPath:
-    def __init__(self, tables: list[Table | None], ledger: Ledger) -> None: ...
+    def __init__(self, tables: list[Table | None], ledger: Ledger, operations: Counter[str]) -> None: ...
     @property
     def room_bytes(self) -> int: ...
     def serve(

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The compiled loop for what clients do most: runs of plain get and set requests.
+"""The compiled loop for what clients do most: runs of plain get, set and delete requests, with and without meta.
 
 It answers a request only if nothing about it is special: whole, a vbucket that is active here, no lock on the key, no
 CAS, no data type that was not agreed on, no item that is past its time, no value that must be read from disk, room for
@@ -17,13 +17,14 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
-from upriver.engine._table cimport Chunk, Ledger, Table, chunk_at, record_at
+from upriver.engine._table cimport Chunk, Ledger, Table, Version, chunk_at, record_at
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
     uint32_t load_be32(const char *)
+    uint64_t load_be64(const char *)
     void store_be16(char *, uint16_t)
     void store_be32(char *, uint32_t)
     void store_be64(char *, uint64_t)
@@ -31,7 +32,7 @@ cdef extern from "_record.h" nogil:
     void prefetch(const void *)
     void prefetch_write(const void *)
     enum:
-        R_MARKS, R_OPCODE, R_BODY_LENGTH, R_CAS, R_FLAGS, R_EXPIRY, R_EXTRAS, R_DATATYPE
+        R_MARKS, R_OPCODE, R_BODY_LENGTH, R_CAS, R_REV_SEQNO, R_FLAGS, R_EXPIRY, R_EXTRAS, R_DATATYPE
         MARK_EVICTED, MARK_REFERENCED, OPCODE_MUTATION
 
 cdef enum:
@@ -46,18 +47,37 @@ cdef enum:
     # The opcodes that are answered here.
     GET = 0x00
     SET = 0x01
+    DELETE = 0x04
     GETQ = 0x09
     GETK = 0x0C
     GETKQ = 0x0D
     SETQ = 0x11
+    DELETEQ = 0x14
+    SET_WITH_META = 0xA2
+    SETQ_WITH_META = 0xA3
+    DELETE_WITH_META = 0xA8
+    DELETEQ_WITH_META = 0xA9
+    # Meta: flags, expiration, revision and CAS, and perhaps options; of these others are left to the session.
+    META_EXTRAS = 24
+    META_OPTIONS_EXTRAS = 28
+    SKIP_CONFLICT_RESOLUTION = 0x01
+    FORCE_ACCEPT = 0x02
+    DELETE_IS_EXPIRATION = 0x10
+    # As upriver.model.Event numbers them.
+    MUTATION = 1
+    DELETION = 2
+    EXPIRATION = 3
     STATUS_KEY_ENOENT = 0x01
+    STATUS_KEY_EEXISTS = 0x02
     # How many requests are looked at together, and how much of a table and of a record they ask for.
     AHEAD = 16
     LINE = 64
     TABLE_BYTES = 512
     RECORD_BYTES = 256
 
+# What the session says of these, word for word.
 cdef bytes NOT_FOUND = b"Not found"
+cdef bytes OURS_WINS = b"our version wins"
 
 
 # What is known ahead of a request.
@@ -72,23 +92,87 @@ cdef struct Asked:
     Chunk *last
 
 
+cdef inline bint is_write(uint8_t opcode) noexcept:
+    return (
+        opcode == SET or opcode == SETQ or opcode == DELETE or opcode == DELETEQ or opcode == SET_WITH_META
+        or opcode == SETQ_WITH_META or opcode == DELETE_WITH_META or opcode == DELETEQ_WITH_META
+    )
+
+
+cdef bint read_meta(const char *request, bint deletes, Version *theirs, uint32_t *options) noexcept:
+    """The version that came from elsewhere; False if there is something about it that the session must see."""
+    cdef const char *extras = request + HEADER
+    cdef uint8_t length = request[4]
+    if length != META_EXTRAS and length != META_OPTIONS_EXTRAS:
+        return False
+    options[0] = load_be32(extras + META_EXTRAS) if length == META_OPTIONS_EXTRAS else 0
+    if options[0] & ~<uint32_t> (SKIP_CONFLICT_RESOLUTION | FORCE_ACCEPT | DELETE_IS_EXPIRATION):
+        return False
+    memset(theirs, 0, sizeof(Version))
+    theirs.key, theirs.key_size = extras + length, load_be16(request + 2)
+    theirs.expiry = load_be32(extras + 4)
+    theirs.rev_seqno, theirs.cas = load_be64(extras + 8), load_be64(extras + 16)
+    if deletes:  # a tombstone has no flags, and the value that may have come along is not kept
+        theirs.event = EXPIRATION if options[0] & DELETE_IS_EXPIRATION else DELETION
+    else:
+        theirs.event, theirs.flags, theirs.datatype = MUTATION, load_be32(extras), <uint8_t> request[5]
+        theirs.value = theirs.key + theirs.key_size
+        theirs.value_size = load_be32(request + 8) - length - theirs.key_size
+    return theirs.rev_seqno != 0 and theirs.cas != 0
+
+
+cdef int order(uint64_t theirs, uint64_t ours) noexcept:
+    return (theirs > ours) - (theirs < ours)
+
+
+cdef bint wins(const Version *theirs, const char *record) noexcept:
+    """Conflict resolution as upriver.engine.keyvalue.Rank has it; ours wins if all is equal. A record of the same CAS
+    must have its value here."""
+    cdef bint live = <uint8_t> record[R_OPCODE] == OPCODE_MUTATION, stores = theirs.event == MUTATION
+    cdef uint32_t size = 0
+    cdef const char *value = NULL
+    cdef int found = order(theirs.rev_seqno, load_be64(record + R_REV_SEQNO))
+    if not found:
+        found = order(theirs.cas, load_be64(record + R_CAS))
+    if not found:  # the second of a deletion is no part of it
+        found = order(theirs.expiry if stores else 0, load_be32(record + R_EXPIRY) if live else 0)
+    if not found:
+        found = order(theirs.flags, load_be32(record + R_FLAGS) if live else 0)
+    if not found:
+        found = order(not stores, not live)
+    if not found and live:
+        found = order(theirs.datatype, <uint8_t> record[R_DATATYPE])
+        size = load_be32(record + R_BODY_LENGTH) - MUTATION_EXTRAS - theirs.key_size
+        value = record + R_EXTRAS + MUTATION_EXTRAS + theirs.key_size
+    if not found and live:
+        found = memcmp(theirs.value, value, min(theirs.value_size, size))
+    if not found:
+        found = order(theirs.value_size, size)
+    return found > 0
+
+
 cdef class FastPath:
-    """Answers from the tables of one bucket; ``tables`` is the bucket's own list, by number of the vbucket."""
+    """Answers from the tables of one bucket; ``tables`` is the bucket's own list, by number of the vbucket, and
+    ``operations`` its count of the rarer operations."""
 
     cdef list tables
     cdef Ledger ledger
+    cdef object operations
     cdef char *out
     cdef size_t used, room
     # Of the run that is being answered: what the client may do and has agreed on, and the time, once it was asked for.
     cdef bint may_read, may_write, tokens
     cdef uint8_t datatypes
     cdef double now
+    # Counted in the run, and not told yet.
+    cdef Py_ssize_t sets_with_meta, deletes_with_meta
     #: A change may wake somebody who sends a request of his own: that one goes through his session.
     cdef bint busy
 
-    def __cinit__(self, list tables not None, Ledger ledger not None):
+    def __cinit__(self, list tables not None, Ledger ledger not None, operations not None):
         self.tables = tables
         self.ledger = ledger
+        self.operations = operations
 
     def __dealloc__(self):
         free(self.out)
@@ -119,6 +203,8 @@ cdef class FastPath:
         finally:
             self.busy = False
             PyBuffer_Release(&view)
+            if self.sets_with_meta or self.deletes_with_meta:
+                self.count_with_meta()
             if self.room > ROOM_KEPT:
                 free(self.out)
                 self.out, self.room = NULL, 0
@@ -148,8 +234,8 @@ cdef class FastPath:
             table = <Table> PyList_GET_ITEM(self.tables, vbucket)
             if not table.active or <uint8_t> request[5] & ~self.datatypes:
                 break
-            if opcode == SET or opcode == SETQ:
-                if not self.may_write or not self.set(table, request, body, opcode == SETQ):
+            if is_write(opcode):
+                if not self.may_write or not self.write(table, request, body, opcode):
                     break
             elif opcode == GET or opcode == GETQ or opcode == GETK or opcode == GETKQ:
                 if not self.may_read or not self.get(table, request, body, opcode):
@@ -186,7 +272,7 @@ cdef class FastPath:
             each = &asked[count]
             each.table = PyList_GET_ITEM(self.tables, vbucket)
             each.key, each.key_length = request + HEADER + extras, key_length
-            each.writes = <uint8_t> request[1] == SET or <uint8_t> request[1] == SETQ
+            each.writes = is_write(<uint8_t> request[1])
             line = 0
             while line < TABLE_BYTES:
                 prefetch(<const char *> each.table + line)
@@ -278,7 +364,7 @@ cdef class FastPath:
             self.ledger.gets += 1
             self.ledger.get_misses += 1
             if opcode == GET:
-                self.miss(request)
+                self.refuse(request, STATUS_KEY_ENOENT, NOT_FOUND)
             return True
         expiry = load_be32(record + R_EXPIRY)
         if record[R_MARKS] & MARK_EVICTED or expiry and expiry <= self.time() or self.locked(table, key, key_length):
@@ -296,18 +382,17 @@ cdef class FastPath:
         memcpy(answer + HEADER + 4 + sent_key, value, value_length)
         return True
 
-    cdef int miss(self, const char *request) except -1:
-        cdef char *answer = self.begin(request, 0, 0, len(NOT_FOUND))
-        answer[7] = STATUS_KEY_ENOENT
-        memcpy(answer + HEADER, <const char *> NOT_FOUND, len(NOT_FOUND))
+    cdef int refuse(self, const char *request, uint8_t status, bytes text) except -1:
+        cdef char *answer = self.begin(request, 0, 0, len(text))
+        answer[7] = status
+        memcpy(answer + HEADER, <const char *> text, len(text))
         return 0
 
-    cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet) except -1:
+    cdef bint write(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
         cdef uint16_t key_length = load_be16(request + 2)
-        cdef const char *key = request + HEADER + 8
-        cdef uint64_t cas
+        cdef uint32_t extras = <uint8_t> request[4]
         cdef Ledger ledger = self.ledger
-        if request[4] != 8 or not 0 < key_length <= KEY_BYTES_MAX or body < 8 + <uint32_t> key_length:
+        if not 0 < key_length <= KEY_BYTES_MAX or body < extras + key_length:
             return False
         if load_be32(request + 16) or load_be32(request + 20):  # a CAS
             return False
@@ -316,9 +401,21 @@ cdef class FastPath:
             return False
         if 0 < ledger.quota_bytes <= ledger.memory_bytes or body > VALUE_BYTES_MAX:
             return False
-        if self.locked(table, key, key_length):
+        if self.locked(table, request + HEADER + extras, key_length):
             return False
         self.reserve(HEADER + TOKEN)  # before, because what is written must be answered
+        if opcode == SET or opcode == SETQ:
+            return self.set(table, request, body, opcode == SETQ)
+        if opcode == DELETE or opcode == DELETEQ:
+            return self.delete(table, request, body, opcode == DELETEQ)
+        return self.write_with_meta(table, request, opcode)
+
+    cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet) except -1:
+        cdef uint16_t key_length = load_be16(request + 2)
+        cdef const char *key = request + HEADER + 8
+        cdef uint64_t cas
+        if request[4] != 8:
+            return False
         cas = table.set_raw(
             key, key_length, key + key_length, body - 8 - key_length,
             load_be32(request + HEADER), load_be32(request + HEADER + 4), <uint8_t> request[5], self.time(),
@@ -326,6 +423,68 @@ cdef class FastPath:
         if not quiet:
             self.written(table, request, cas)
         return True
+
+    cdef bint delete(self, Table table, const char *request, uint32_t body, bint quiet) except -1:
+        cdef uint16_t key_length = load_be16(request + 2)
+        cdef const char *key = request + HEADER
+        cdef uint64_t where
+        cdef const char *record
+        cdef Version version
+        if request[4] or key_length != body:
+            return False
+        record = table.lookup(key, key_length, hash_key(key, key_length, self.ledger.seed), &where)
+        if record == NULL or <uint8_t> record[R_OPCODE] != OPCODE_MUTATION:
+            self.ledger.deletes += 1
+            self.refuse(request, STATUS_KEY_ENOENT, NOT_FOUND)
+            return True
+        if 0 < load_be32(record + R_EXPIRY) <= self.time():
+            return False
+        self.ledger.deletes += 1
+        memset(&version, 0, sizeof(Version))
+        version.event = DELETION
+        version.key, version.key_size = key, key_length
+        table.store_raw(&version, self.time())
+        if not quiet:
+            self.written(table, request, version.cas if self.tokens else 0)  # memcached's own tools expect no CAS
+        return True
+
+    cdef bint write_with_meta(self, Table table, const char *request, uint8_t opcode) except -1:
+        cdef bint deletes = opcode == DELETE_WITH_META or opcode == DELETEQ_WITH_META
+        cdef uint64_t where
+        cdef uint32_t options
+        cdef const char *record
+        cdef Version theirs
+        if not read_meta(request, deletes, &theirs, &options):
+            return False
+        record = table.lookup(
+            theirs.key, theirs.key_size, hash_key(theirs.key, theirs.key_size, self.ledger.seed), &where
+        )
+        if record != NULL and <uint8_t> record[R_OPCODE] == OPCODE_MUTATION:
+            if 0 < load_be32(record + R_EXPIRY) <= self.time():
+                return False
+            if record[R_MARKS] & MARK_EVICTED and load_be64(record + R_CAS) == theirs.cas:
+                return False  # the value, which is on disk, may have to decide
+        if deletes:
+            self.deletes_with_meta += 1
+        else:
+            self.sets_with_meta += 1
+        if record != NULL and not options & SKIP_CONFLICT_RESOLUTION and not wins(&theirs, record):
+            self.refuse(request, STATUS_KEY_EEXISTS, OURS_WINS)
+            return True
+        table.store_raw(&theirs, self.time())
+        if opcode == SET_WITH_META or opcode == DELETE_WITH_META:
+            self.written(table, request, theirs.cas)
+        return True
+
+    cdef int count_with_meta(self) except -1:
+        """Tell the bucket how many there were."""
+        cdef Py_ssize_t sets = self.sets_with_meta, deletes = self.deletes_with_meta
+        self.sets_with_meta = self.deletes_with_meta = 0
+        if sets:
+            self.operations["set_with_meta"] += sets
+        if deletes:
+            self.operations["delete_with_meta"] += deletes
+        return 0
 
     cdef int written(self, Table table, const char *request, uint64_t cas) except -1:
         """Answer a write that was done."""

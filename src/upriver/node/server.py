@@ -327,7 +327,7 @@ def _fast_path(bucket: Bucket) -> Any:
         from upriver.node._serve import FastPath
     except ImportError:
         return None
-    return FastPath(bucket.tables, bucket.ledger)
+    return FastPath(bucket.tables, bucket.ledger, bucket.operations)
 
 
 def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:

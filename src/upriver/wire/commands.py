@@ -14,7 +14,7 @@ from upriver.model import CHANGES, Event
 from upriver.wire.columns import _codec
 from upriver.wire.fields import UInt
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.memcached import DeleteQ, DeleteWithMeta, GetQ, MetaOption, SetQ, SetWithMeta
+from upriver.wire.memcached import DeleteQ, DeleteQWithMeta, GetQ, MetaOption, SetQ, SetQWithMeta
 from upriver.wire.message import Request
 from upriver.wire.rows import Place, RowLayout, RowTemplate
 
@@ -62,12 +62,12 @@ def _plain() -> dict[Event, RowTemplate]:
 @cache
 def _with_meta(options: MetaOption | None) -> dict[Event, RowTemplate]:
     expired = MetaOption.DELETE_IS_EXPIRATION | (options or MetaOption(0))
-    deletion = _template(DeleteWithMeta(key=b"", options=options), Event.DELETION)
+    deletion = _template(DeleteQWithMeta(key=b"", options=options), Event.DELETION)
     # The value of a deleted document is not sent along: there is none.
     return {
-        Event.MUTATION: _template(SetWithMeta(key=b"", options=options), Event.MUTATION),
+        Event.MUTATION: _template(SetQWithMeta(key=b"", options=options), Event.MUTATION),
         Event.DELETION: deletion,
-        Event.EXPIRATION: _template(DeleteWithMeta(key=b"", options=expired), Event.EXPIRATION),
+        Event.EXPIRATION: _template(DeleteQWithMeta(key=b"", options=expired), Event.EXPIRATION),
     }
 
 
@@ -85,7 +85,7 @@ def encode_writes(batch: pa.RecordBatch, first_opaque: int, *, codec: ModuleType
 def encode_writes_with_meta(
     batch: pa.RecordBatch, first_opaque: int, options: MetaOption | None = None, *, codec: ModuleType = _codec
 ) -> bytes | pa.Buffer:
-    """Writes that keep revision and CAS, one for each row; each is answered."""
+    """Quiet writes that keep revision and CAS, one for each row: only refusals are answered."""
     return _encode(batch, _with_meta(options), first_opaque, codec)
 
 

@@ -695,6 +695,11 @@ class SetWithMetaResponse(SetResponse):
     """Stored."""
 
 
+@memcached.request(0xA3, extras=(24, 26, 28, 30))
+class SetQWithMeta(SetWithMeta):
+    """Set with meta, silent on success."""
+
+
 @memcached.request(0xA8, extras=(24, 26, 28, 30), errors=_META)
 class DeleteWithMeta(SetWithMeta):
     """Delete a key with the revision and CAS that the deletion has elsewhere."""
@@ -703,6 +708,11 @@ class DeleteWithMeta(SetWithMeta):
 @memcached.response(0xA8, extras=(0, 16))
 class DeleteWithMetaResponse(SetResponse):
     """Deleted."""
+
+
+@memcached.request(0xA9, extras=(24, 26, 28, 30))
+class DeleteQWithMeta(DeleteWithMeta):
+    """Delete with meta, silent on success."""
 
 
 # Buckets and the cluster

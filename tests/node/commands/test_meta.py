@@ -7,6 +7,7 @@ from upriver.model import Event
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
     Delete,
+    DeleteQWithMeta,
     DeleteWithMeta,
     DeleteWithMetaResponse,
     Feature,
@@ -17,6 +18,7 @@ from upriver.wire.memcached import (
     GetResponse,
     MetaOption,
     Set,
+    SetQWithMeta,
     SetWithMeta,
     SetWithMetaResponse,
 )
@@ -69,6 +71,16 @@ def test_delete_with_meta_keeps_everything(peer: Peer) -> None:
     deleted = meta(peer)
     assert (deleted.deleted, deleted.rev_seqno, deleted.cas) == (1, 77, 12345)
     peer.refused(Get(key=b"k"), Status.KEY_ENOENT)
+
+
+def test_the_quiet_forms_tell_only_refusals(peer: Peer) -> None:
+    stored = SetQWithMeta(key=b"k", value=b"v", rev_seqno=5, item_cas=9, opaque=1)
+    deleted = DeleteQWithMeta(key=b"l", rev_seqno=5, item_cas=9, opaque=2)
+    answers = peer.send(stored, deleted, stored, deleted, GetMeta(key=b"k", opaque=3), GetMeta(key=b"l", opaque=4))
+    assert [(answer.opaque, answer.status) for answer in answers] == [
+        (1, Status.KEY_EEXISTS), (2, Status.KEY_EEXISTS), (3, Status.SUCCESS), (4, Status.SUCCESS)
+    ]  # fmt: skip
+    assert [getattr(answer, "deleted", None) for answer in answers[2:]] == [0, 1]
 
 
 #: Ours, theirs, and whether theirs wins: revision, then CAS, then expiry, then flags, then the greater bytes.

@@ -20,6 +20,7 @@ from upriver.wire.memcached import (
     DecrementQ,
     Delete,
     DeleteQ,
+    DeleteQWithMeta,
     Feature,
     Flush,
     FlushQ,
@@ -37,6 +38,7 @@ from upriver.wire.memcached import (
     ReplaceQ,
     Set,
     SetQ,
+    SetQWithMeta,
     Touch,
 )
 
@@ -44,7 +46,7 @@ from upriver.wire.memcached import (
 NO_CREATE: Final = 0xFFFFFFFF
 QUIET_MISS: Final = (GetQ, GetKQ, GatQ)
 QUIET_SUCCESS: Final = (
-    SetQ, AddQ, ReplaceQ, DeleteQ, IncrementQ, DecrementQ, AppendQ, PrependQ, FlushQ,
+    SetQ, AddQ, ReplaceQ, DeleteQ, IncrementQ, DecrementQ, AppendQ, PrependQ, FlushQ, SetQWithMeta, DeleteQWithMeta,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import active_vbucket, checked_key, written
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
-from upriver.wire.memcached import DeleteWithMeta, GetMeta, MetaOption, SetWithMeta
+from upriver.wire.memcached import DeleteQWithMeta, DeleteWithMeta, GetMeta, MetaOption, SetQWithMeta, SetWithMeta
 
 
 @command(GetMeta, role=Role.READ)
@@ -27,7 +27,7 @@ def get_meta(session: Session, request: GetMeta) -> Answer:
     return success(request, **values)
 
 
-@command(SetWithMeta, role=Role.WRITE)
+@command(SetWithMeta, SetQWithMeta, role=Role.WRITE)
 def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
     """Store a version from elsewhere, unless ours wins."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
@@ -45,7 +45,7 @@ def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
     return written(session, request, vbucket, cas, seqno)
 
 
-@command(DeleteWithMeta, role=Role.WRITE)
+@command(DeleteWithMeta, DeleteQWithMeta, role=Role.WRITE)
 def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
     """Delete as it was done elsewhere, unless our version wins."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
