@@ -193,6 +193,46 @@ def test_not_my_vbucket_stops_that_vbucket_with_a_log_line(caplog: pytest.LogCap
     assert not peer.closed
 
 
+def test_what_was_taken_behind_a_refusal_does_not_hide_what_was_refused() -> None:
+    laboratory, peer = stage(*(b"k%02d" % i for i in range(20)), settings=TapSettings(ack_interval=5))
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if b"k00" < getattr(m, "key", b"") < b"k08" else Status.SUCCESS
+    peer.run()
+    peer.leave()
+    again = TapPeer(laboratory, connect(b"client", ACKED, vbuckets=(1, 2)))
+    assert set(keys(again.run())) >= {f"k{i:02d}" for i in range(1, 20)}
+
+
+@pytest.mark.parametrize("flags", [ACK | LIST, ACKED])
+def test_a_consumer_that_refuses_to_start_over_is_told_again(flags: int) -> None:
+    laboratory, peer = stage(flags=flags)
+    peer.run()
+    laboratory.write(1, b"held")
+    peer.run()
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if "initial_vbucket_stream" in brief([m])[0] else Status.SUCCESS
+    laboratory.write(2, b"kept")
+    laboratory.bucket.vbucket(1).flush()
+    laboratory.write(1, b"new")
+    peer.run()
+    peer.leave()
+    again = TapPeer(laboratory, connect(b"client", flags, vbuckets=(1, 2))).run()
+    assert "#initial_vbucket_stream" in brief(again)
+    assert "new" in keys(again)
+
+
+def test_a_flush_that_is_refused_is_told_again() -> None:
+    laboratory, peer = stage(b"a", flags=ACK | LIST)
+    peer.run()
+    laboratory.write(1, b"b")
+    peer.run()
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if isinstance(m, tap.Flush) else Status.SUCCESS
+    laboratory.bucket.flush()
+    laboratory.write(1, b"c")
+    peer.run()
+    assert peer.closed
+    again = TapPeer(laboratory, connect(b"client", ACK | LIST, vbuckets=(1, 2))).run()
+    assert brief(again)[1:] == ["#initial_vbucket_stream", "c=v"]
+
+
 def test_not_my_vbucket_to_what_belongs_to_none_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     laboratory, peer = stage(b"a")
     peer.judge = lambda m: Status.NOT_MY_VBUCKET if brief([m]) == ["#enable_auto_nack"] else Status.SUCCESS

@@ -226,19 +226,20 @@ class TapProducer:
             self.on_ready()
 
     def _refused(self, piece: Piece, number: int, status: Status, *, whole: bool) -> None:
-        stream = piece.stream
-        if status in TEMPORARY and _empties(piece.message(number)):
-            # A second try would take with it what went out behind the first: the client comes back and begins there.
+        stream, empties = piece.stream, _empties(piece.message(number))
+        if empties:
             for each in self.streams.values():
                 each.not_told(number)
+        if status is Status.NOT_MY_VBUCKET and stream is not None:
+            self._drop_retries(stream)
+            stream.stop("the consumer says that it does not own it")
+        elif empties and (status in TEMPORARY or status is Status.NOT_MY_VBUCKET):
+            # A second try would take with it what went out behind the first: the client comes back and begins there.
             self.closing = f"the consumer could not start over: {status.label}"
         elif status in TEMPORARY:
             self._try_again(piece, number, whole=whole)
         elif status is Status.KEY_EEXISTS and stream is not None and stream.refused_as_active(piece):
             pass
-        elif status is Status.NOT_MY_VBUCKET and stream is not None:
-            self._drop_retries(stream)
-            stream.stop("the consumer says that it does not own it")
         elif status is Status.NOT_MY_VBUCKET:
             self.warn("the consumer refused a message that belongs to no vbucket: NOT_MY_VBUCKET; the rest goes on")
         else:

@@ -70,8 +70,10 @@ class TapStream:
         #: It did not run dry in its last turn.
         self.has_more = True
         self.phase = TapPhase.BACKFILL
-        #: It ended before its time: what it has sent counts no more.
+        #: It ended before its time: what it has sent counts no more, nor do answers to it.
         self.stopped = False
+        #: Where a reconnect goes on after that.
+        self._stopped_at: StreamPosition | None = None
         #: How many changes were sent, in all and of the backfill.
         self.changes_sent = 0
         self.backfilled = 0
@@ -126,6 +128,8 @@ class TapStream:
     @property
     def position(self) -> StreamPosition:
         """Where a reconnect goes on: everything before was acknowledged."""
+        if self._stopped_at is not None:
+            return self._stopped_at
         if self._before is not None and not self.connection.was_answered(self._told_by):
             return self._before
         return self._position_at(min([self.acked_seqno, *self.holds]))
@@ -326,10 +330,15 @@ class TapStream:
         self._records, self._at = b"", 0
 
     def stop(self, why: str) -> None:
-        """Send nothing more of this vbucket, and say why in the log."""
+        """Send nothing more of this vbucket, and say why in the log.
+
+        Of what is on its way a part may still be taken, behind something that was not: that counts as not taken either.
+        """
+        if not self.stopped:
+            self._stopped_at = self.position
+            self.stopped = True
         if not self.ended:
             self.connection.warn(f"vbucket {self.number} is not sent any more: {why}")
-            self.stopped = True
             self.end()
 
     # Takeover
@@ -382,6 +391,8 @@ class TapStream:
 
     def acked(self, piece: Piece) -> None:
         """The consumer holds what this piece brought."""
+        if self.stopped:
+            return
         self.answered(piece)
         if self.handover is not None:
             self._is_pending = self._is_pending or piece.data[1] == tap.SetVbucket.declaration.opcode
