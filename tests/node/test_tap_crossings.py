@@ -19,6 +19,8 @@ class Crossing:
     def __init__(self, source: Laboratory, destination: Laboratory, request: tap.Connect) -> None:
         self.seen: list[str] = []
         self.lose_answers_to = ""
+        #: A vbucket that the destination cannot take for the moment.
+        self.busy: int | None = None
         self._into = destination.connect()
         self._from = TapPeer(source, request)
         self._from.judge = self._pass_on
@@ -36,6 +38,8 @@ class Crossing:
 
     def _pass_on(self, message: Message) -> Status | None:
         self.seen += brief([message])
+        if isinstance(message, Request) and message.vbucket == self.busy:
+            return Status.ETMPFAIL
         answers = [answer for answer in self._into.send(message) if isinstance(answer, Response)]
         if not answers or self.seen[-1] == self.lose_answers_to:
             return None
@@ -149,6 +153,28 @@ def test_nothing_is_handed_over_to_who_is_active_already(caplog: pytest.LogCaptu
     assert "the consumer's copy is active too" in caplog.text
     assert source.bucket.vbucket(1).state is VbucketState.ACTIVE
     assert value_of(destination, b"own") == b"v"
+
+
+def test_a_flush_does_not_reach_what_was_handed_over() -> None:
+    source, destination = node(1, 2), Laboratory()
+    source.write(1, b"a")
+    source.write(2, b"b")
+    crossing = Crossing(source, destination, connect(b"mover", TAKEOVER | LIST | ACK, vbuckets=(1, 2)))
+    crossing.busy = 2
+    settle([crossing])
+    assert destination.bucket.vbucket(1).state is VbucketState.ACTIVE
+    destination.write(1, b"precious")
+    source.bucket.flush()  # of what is active still: of vbucket 2
+    source.write(2, b"new")
+    crossing.busy = None
+    source.pass_by(10)
+    settle([crossing])
+    assert crossing.closed
+    assert "flush" not in crossing.seen
+    assert [value_of(destination, key) for key in (b"a", b"precious")] == [b"v", b"v"]
+    assert [value_of(destination, key, 2) for key in (b"b", b"new")] == [None, b"v"]
+    assert [source.bucket.vbucket(number).state for number in (1, 2)] == [VbucketState.DEAD] * 2
+    assert [destination.bucket.vbucket(number).state for number in (1, 2)] == [VbucketState.ACTIVE] * 2
 
 
 # What an answer promises

@@ -290,6 +290,22 @@ def test_where_only_some_vbuckets_were_flushed_the_copy_of_those_starts_over() -
     assert {message.vbucket for message in messages} == {1}  # type: ignore[attr-defined]
 
 
+def test_a_flush_does_not_reach_a_copy_that_was_not_flushed() -> None:
+    laboratory = stage(b"a")
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    replica.receive(Event.MUTATION, b"old", b"v")
+    peer = TapPeer(laboratory, connect(b"client", LIST, vbuckets=(1, 2)))
+    peer.run()
+    replica.receive(Event.MUTATION, b"held", b"v")
+    laboratory.write(1, b"b")
+    peer.run()
+    laboratory.bucket.flush()
+    laboratory.write(1, b"c")
+    messages = peer.run()
+    assert brief(messages) == ["#initial_vbucket_stream", "c=v"]
+    assert {message.vbucket for message in messages} == {1}  # type: ignore[attr-defined]
+
+
 def test_a_change_of_state_does_not_end_it() -> None:
     laboratory = stage(b"a")
     peer = follow(laboratory, BACKFILL)

@@ -9,7 +9,7 @@ connection, as its status says.
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 from upriver.errors import NotMyVbucket, StatusError
@@ -373,26 +373,29 @@ class TapProducer:
     def flushed(self) -> None:
         """The vbuckets of some streams were emptied. All of them at once, before anything new of them is sent.
 
-        The message means everything that came over the connection, which must have been named for that. So where other
-        active vbuckets were not flushed it is not sent: the consumer starts over with the flushed ones instead. A flush
-        that has made all its hops is not told either.
+        The message means everything that came over the connection, which must have been named for that. So it is sent
+        only if nothing else has come over it; otherwise the consumer starts over with the flushed ones. A flush that
+        has made all its hops is not told either.
         """
-        streams = [stream for stream in self.streams.values() if not stream.ended]
-        flushed = [stream for stream in streams if stream.history.end_reason == "flushed"]
-        others = [stream for stream in streams if stream not in flushed]
-        kept = [stream.vbucket for stream in others] + [self.source.vbucket(number) for number in self._unbegun]
+        flushed = {s: None for s in self.streams.values() if not s.ended and s.history.end_reason == "flushed"}
         for stream in flushed:
             self._drop_retries(stream)
-        if any(vbucket and vbucket.state is VbucketState.ACTIVE and vbucket.high_seqno for vbucket in kept):
-            for stream in flushed:
-                self.restart(stream)
-            return
-        number = self._send_flush(flushed)
+        is_all = self._is_all(flushed)
+        number = self._send_flush(list(flushed)) if is_all else 0
         for stream in flushed:
-            self.restart(stream, flushed=True, told_by=number)
-        if self.plan.full:
-            for stream in others:
-                self.restart(stream)
+            self.restart(stream, flushed=is_all, told_by=number)
+
+    def _is_all(self, flushed: Container[TapStream]) -> bool:
+        """Is everything empty now that the consumer may hold, or will, because of this connection?
+
+        What has ended it holds too, and of what is handed over it may be the owner by now, with writes of its own.
+        """
+        if self.plan.takeover or not self._named <= self.streams.keys():
+            return False
+        if not all(s in flushed or not (s.ended or s.vbucket.high_seqno) for s in self.streams.values()):
+            return False
+        unbegun = [vbucket for number in self._unbegun if (vbucket := self.source.vbucket(number)) is not None]
+        return not any(v.high_seqno and (v.state is VbucketState.ACTIVE or self._wanted is not None) for v in unbegun)
 
     def _send_flush(self, streams: list[TapStream]) -> int:
         """One for each flush that is news, which as a rule is one; the number of the last, 0 if there is none."""

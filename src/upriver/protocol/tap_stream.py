@@ -102,6 +102,8 @@ class TapStream:
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
         #: What counts as backfill.
         self.backfill_end = 0 if flushed else vbucket.whole_seqno
+        #: Where a dump ends.
+        self._dump_end = 0
         if began is not None and self.plan.future_only:
             self.backfill_end = min(self.backfill_end, began.seqno)
         if before is None and resume is None and began is not None and not self._continues(began):
@@ -122,7 +124,7 @@ class TapStream:
     def backlog(self) -> int:
         """How many changes are not sent yet, at most."""
         if self.plan.dump:
-            return max(0, self.backfill_end - self.seqno)
+            return max(0, self._dump_end - self.seqno)
         return max(0, self.vbucket.high_seqno - self.seqno)
 
     @property
@@ -148,12 +150,13 @@ class TapStream:
             start, self._reached = resume.seqno, resume.snapshot.end
         elif plan.full and not flushed:
             self._say(Control.INITIAL_VBUCKET_STREAM)
-        elif (resume or before) is not None and not flushed and not plan.dump:
+        elif (resume or before) is not None and not flushed:
             if resume is not None:
                 self.connection.warn(f"vbucket {self.number} is sent anew: the place of the client is no more")
             self._before, self._told_by = resume or before, _NEVER
             self._say(Control.INITIAL_VBUCKET_STREAM)
             anew, start, self.backfill_end = True, 0, 0  # of what is sent now nothing is too old
+        self._dump_end = self.vbucket.whole_seqno if flushed or anew else max(start, self.backfill_end)
         self.acked_seqno = start
         self.history = self._open(start)
         if flushed or anew or (plan.future_only and start == self.backfill_end):
@@ -169,7 +172,7 @@ class TapStream:
         return back is None and not purged and (position.seqno > 0 or not self.plan.full)
 
     def _open(self, start: int) -> History:
-        end = max(start, self.backfill_end) if self.plan.dump else NO_END
+        end = max(start, self._dump_end) if self.plan.dump else NO_END
         name = f"{self.connection.cursor_name}:{self.number}"
         self._records, self._at = b"", 0
         self.seqno = self._read_to = start
