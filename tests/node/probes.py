@@ -152,7 +152,7 @@ class Probe:
 
 
 @contextmanager
-def served_meanwhile(port: int, worst_s_max: float = 5.0) -> Iterator[Probe]:
+def served_meanwhile(port: int, worst_s_max: float = 2.0) -> Iterator[Probe]:
     """Another client, which is served all the time: never slower than so many seconds."""
     probe = Probe(port)
     try:

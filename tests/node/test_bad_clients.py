@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.probes import Client, Probe, Served, descriptors, gets, noops, rss_bytes, served_meanwhile, wait_until
-from upriver.wire.memcached import Get, Noop, Set
+from upriver.wire.memcached import Get, Noop, Set, Touch
 
 #: Measured growth is far below; pages of a fragmented heap come and go.
 RSS_SLACK_BYTES = 24 * 2**20
@@ -197,6 +197,18 @@ def test_pipelines_without_end(served: Served, probe: Probe) -> None:
     for asker in askers:
         asker.join()
     assert not failures
+
+
+def test_small_requests_that_copy_megabytes() -> None:
+    """A pipeline of touches is some bytes, and a whole value copied for each: others are served in between."""
+    with Served("--port", "0", "--vbuckets", "1") as served, served_meanwhile(served.port) as probe:
+        with Client(served.port) as client:
+            client.set(b"large", bytes(8 * 2**20))
+            rounds, count = probe.rounds, 60
+            client.send(*[Touch(key=b"large", expiration=0)] * count)
+            done = sum(client.reply().status == 0 for _ in range(count))
+        assert done > count // 2
+        assert probe.rounds - rounds > count // 4
 
 
 def storm(served: Served, probe: Probe, count: int) -> None:

@@ -1,12 +1,13 @@
 """A session in turns: however it is fed, paused and resumed, it answers everything once, in order, and holds little."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.peer import VBUCKETS, assert_refusal, decoded, encoded, open_rig
+from tests.node.peer import STATES, VBUCKETS, assert_refusal, decoded, encoded, open_rig
 from upriver.node.authentication import Role
 from upriver.node.commands.observe import OBSERVED_KEYS_MAX
 from upriver.node.commands.statistics import GROUPS
@@ -28,6 +29,7 @@ from upriver.wire.memcached import (
     Set,
     Stat,
     StatResponse,
+    Touch,
 )
 
 SMALL = Limits(unread_answer_bytes_max=500, turn_work_max=3, waiting_answers_max=4)
@@ -119,6 +121,31 @@ def test_a_turn_ends_after_so_many_requests() -> None:
         session.resume()
         assert [answer.opaque for answer in decoded(session.data_to_send())] == [0] * 5 + [9]
         assert not session.stalled
+
+
+def test_a_turn_ends_after_some_time_whatever_the_requests_are() -> None:
+    """A touch of a large value copies all of it, which neither its request nor its answer shows."""
+    rig = open_rig(limits=Limits(turn_s=1.0))
+
+    def turns_of(*requests: Request) -> list[int]:
+        session.receive(encoded(*requests))
+        answered = [len(decoded(session.data_to_send()))]
+        while session.stalled:
+            session.resume()
+            answered.append(len(decoded(session.data_to_send())))
+        return answered
+
+    with rig.bucket:
+        session = Session(rig.node, "peer")
+        assert turns_of(Set(key=b"key", value=b"v")) == [1]
+        touch = Touch(key=b"key", expiration=9)
+        rig.node.ticks = itertools.count(0, 0.3).__next__  # it looks once for each request
+        assert turns_of(*[touch] * 10) == [4, 4, 2]
+        rig.node.ticks = itertools.count(0, 7).__next__  # each takes longer than a turn
+        assert turns_of(*[touch] * 3) == [1, 1, 1]
+        packets = turns_of(Stat(key=b"vbucket"), touch)
+        assert max(packets) == 1
+        assert sum(packets) == len(STATES) + 1 + 1
 
 
 def test_a_turn_ends_sooner_after_requests_that_cost_more() -> None:

@@ -26,6 +26,7 @@ from upriver.node.state import NodeState
 RECEIVE_BYTES: Final = 256 * 1024
 #: A peer that was told to go may take so long over its last answers.
 LEAVE_S: Final = 30.0
+_COPIED_BYTES: Final = 64 * 1024
 _TLS_SHUTDOWN_S: Final = 1.0
 
 
@@ -124,8 +125,7 @@ class Connection(asyncio.BufferedProtocol):
             elif answers:
                 if woken:
                     woken.pop(0).run()
-                node.counters.bytes_written += len(answers)
-                self._transport.write(answers)
+                self._write(self._transport, answers)
         finally:
             node.woken = None
             for stream in woken:
@@ -182,8 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             self._node.counters.bytes_written += stream.pump(transport)
             session.paused = stream.choked
         elif data := session.data_to_send():
-            self._node.counters.bytes_written += len(data)
-            transport.write(data)
+            self._write(transport, data)
         if session.finished and self._resuming:
             # asyncio, which has just sent the last of it, would tell twice that the connection is lost.
             asyncio.get_running_loop().call_soon(self.flush)
@@ -193,6 +192,11 @@ class Connection(asyncio.BufferedProtocol):
             (transport.abort if stream is not None and stream.blocked else transport.close)()
         elif session.stalled or not transport.is_reading():
             self._regulate()
+
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        self._node.counters.bytes_written += len(data)
+        # asyncio cuts off what it could send at once, and megabytes are not to be copied for that.
+        transport.write(memoryview(data) if len(data) > _COPIED_BYTES else data)
 
     def leave(self) -> None:
         """Take no more requests; close when everything is answered."""

@@ -5,12 +5,12 @@ there at once; one that has to wait (for the disk, for a failed login's delay) t
 back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
 straight from the item tables and stops at the first request that is anything but plain, which then comes here.
 
-A turn is bounded: after so many requests or bytes of answers the session stops, also in the middle of an answer that
-consists of thousands of packets, keeps what it has received and says that it is ``stalled``. Whoever runs it calls
-``resume`` in a later turn, and gives it nothing more to receive before.
+A turn is bounded: after so many requests, bytes of answers or milliseconds the session stops, also in the middle of an
+answer that consists of thousands of packets, keeps what it has received and says that it is ``stalled``. Whoever runs
+it calls ``resume`` in a later turn, and gives it nothing more to receive before.
 
-The session knows no socket and no clock. Its shell moves the bytes, tells it when the peer does not read, and closes
-the connection when it is ``finished``.
+The session knows no socket, and of time only what it is given. Its shell moves the bytes, tells it when the peer does
+not read, and closes the connection when it is ``finished``.
 """
 
 from collections import deque
@@ -104,6 +104,7 @@ class Session:
         "_releasing",
         "_rest",
         "_terms",
+        "_turn_end",
         "_waiting",
         "_waiting_bytes",
         "_work",
@@ -162,6 +163,7 @@ class Session:
         self._counted_bytes = 0
         self._needed = 0
         self._work = 0
+        self._turn_end = 0.0
         self._releasing = False
         #: What is left of an answer of many packets: they are made some in each turn.
         self._rest: Iterator[Response] | None = None
@@ -325,12 +327,12 @@ class Session:
         """Answer request by request; where the first byte stands that was not consumed."""
         at = self._work = self._needed = 0
         limits = self.node.limits
+        self._turn_end = self.node.ticks() + limits.turn_s
         if self.framing is None and len(data) and self.node.streams is not None:
             self.framing = self.node.streams.begin(self, data[0])
         while self._answer_rest() and not self.closing and at < len(data):
             # The request behind a run of plain ones belongs to the same turn, however much these have answered.
-            full = self._work and len(self._out) >= limits.unread_answer_bytes_max
-            if full or self._work >= limits.turn_work_max or self.blocked:
+            if (self._work and self._turn_is_over()) or self.blocked:
                 self.stalled = True
                 return at
             self._work += 1
@@ -352,11 +354,18 @@ class Session:
             at += size
         return at
 
+    def _turn_is_over(self) -> bool:
+        limits = self.node.limits
+        return (
+            self._work >= limits.turn_work_max
+            or len(self._out) >= limits.unread_answer_bytes_max
+            or self.node.ticks() >= self._turn_end
+        )
+
     def _answer_rest(self) -> bool:
         """Go on with an answer of many packets, as far as this turn goes; True if nothing is left of it."""
-        limits = self.node.limits
         while self._rest is not None:
-            if self._work >= limits.turn_work_max or len(self._out) >= limits.unread_answer_bytes_max or self.blocked:
+            if (self._work and self._turn_is_over()) or self.blocked:
                 self.stalled = True
                 return False
             try:

@@ -1,6 +1,7 @@
 """What all connections of a node share."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -43,6 +44,8 @@ class Limits:
     #: After so much work that the compiled loop did not do, others have their turn. A request is 1, and so is
     #: everything that it asks for beyond the first: each key, each pair of statistics.
     turn_work_max: int = 256
+    #: Or after so many seconds, whatever it was: some requests copy megabytes, or wait for a disk.
+    turn_s: float = 0.005
     #: A connection with nothing going on for so long is closed; 0 for never.
     idle_s: float = 0.0
     #: A peer that takes longer over its TLS handshake is closed.
@@ -100,6 +103,8 @@ class NodeState:
     scheduler: Scheduler
     clock: Callable[[], float]
     started: float
+    #: Tells how long something takes.
+    ticks: Callable[[], float] = time.monotonic
     cluster: ClusterConfig
     users: Users | None = None
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
