@@ -44,7 +44,7 @@ def test_it_starts_in_a_second_and_says_when_it_is_ready_and_where() -> None:
         assert "Traceback" not in log
         if took[-1] < 1:
             break
-    assert min(took) < 1 or min(own) < 2  # where others share the core, its own time grows, too
+    assert min(took) < 1 or min(own) < 1.5  # where others share the core, its own time grows, too
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")

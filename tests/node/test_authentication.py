@@ -390,6 +390,12 @@ def test_a_proof_cannot_be_replayed(users: Users) -> None:
     assert_failed(exchange.step(final), "nonce")
 
 
+def test_a_password_in_the_place_of_the_mechanism_is_not_repeated(users: Users) -> None:
+    outcome = SaslExchange(users).start(b"PLAIN\0alice\0hunter2", b"")
+    assert_failed(outcome, "unknown mechanism")
+    assert "hunter2" not in str(outcome)
+
+
 def test_without_users_nobody_logs_in() -> None:
     assert_failed(log_in(Users(), "SCRAM-SHA-512", "alice", "wonder land"), "wrong name or password")
     assert_failed(SaslExchange(Users()).start(b"PLAIN", b"\0alice\0wonder land"), "wrong name or password")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from upriver.node.authentication import Role, User, Users
 from upriver.node.embedded import EmbeddedNode, start
@@ -151,14 +152,21 @@ def connect() -> Iterator[Connect]:
     opened: list[Any] = []
 
     def open_(
-        node: EmbeddedNode, name: str, password: str, bucket: str = "default", patience_s: float = 20, **settings: str
+        node: EmbeddedNode,
+        name: str,
+        password: str,
+        bucket: str = "default",
+        patience_s: float = 20,
+        trusted: Path | None = None,
+        **settings: str,
     ) -> Any:
         patience = timedelta(seconds=patience_s)
         times = ClusterTimeoutOptions(bootstrap_timeout=patience, connect_timeout=patience, kv_timeout=patience)
         query = "&".join(f"{key}={value}" for key, value in settings.items())
+        scheme, trust = ("couchbase", {}) if trusted is None else ("couchbases", {"cert_path": str(trusted)})
         cluster = Cluster(
-            f"couchbase://{node.address}?{query}",
-            ClusterOptions(PasswordAuthenticator(name, password), timeout_options=times),
+            f"{scheme}://{node.address}?{query}",
+            ClusterOptions(PasswordAuthenticator(name, password, **trust), timeout_options=times),
         )
         opened.append(cluster)
         return cluster.bucket(bucket).default_collection()
@@ -257,6 +265,18 @@ def test_couchbase_sdk(connect: Connect, users: Path, mechanism: str | None) -> 
             exercise_sdk(collection)
         else:
             assert collection.upsert("k", 1).cas == collection.get("k").cas
+
+
+@package("couchbase")
+def test_couchbase_sdk_over_tls(connect: Connect, users: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    trusted, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    authority.cert_pem.write_to_path(str(trusted))
+    key.write_bytes(issued.private_key_pem.bytes())
+    cert.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+    with start(users=str(users), tls_cert=str(cert), tls_key=str(key)) as node:
+        exercise_sdk_items(connect(node, "alice", "secret", trusted=trusted))
 
 
 @package("couchbase")

@@ -47,6 +47,8 @@ class BucketStatistics:
 
     store: str
     items: int
+    #: Those of them in active vbuckets; the others are copies.
+    active_items: int
     tombstones: int
     #: Share of the live items whose value is in memory.
     resident_ratio: float
@@ -105,6 +107,7 @@ def bucket_statistics(bucket: "Bucket") -> BucketStatistics:
     return BucketStatistics(
         store=bucket.store,
         items=items,
+        active_items=sum(table.items for table in tables if table.active),
         tombstones=sum(table.tombstones for table in tables),
         resident_ratio=1.0 - evicted / items if items else 1.0,
         memory_bytes=ledger.memory_bytes,

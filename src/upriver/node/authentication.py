@@ -23,6 +23,7 @@ import importlib.util
 import ipaddress
 import json
 import os
+import re
 import secrets
 import tempfile
 from collections import Counter, OrderedDict
@@ -487,7 +488,10 @@ class SaslExchange:
         self._name, self._expected = "", None
         known = _SPELLINGS.get(bytes(mechanism))
         if known is None:
-            return self._failed(f"unknown mechanism {bytes(mechanism[:32])!r}")
+            # Only what looks like one is repeated: a confused client may have put its password there.
+            name = bytes(mechanism).decode("latin-1")
+            told = f" {name}" if re.fullmatch(r"[A-Z0-9_-]{1,20}", name) else ""
+            return self._failed(f"unknown mechanism{told}")
         self._expected = self._plain if known == "PLAIN" else partial(self._client_first, known)
         # RFC 4422, section 5.1: who sends no initial response is asked for it with an empty challenge.
         return self.step(initial) if initial else Outcome(SaslStatus.CONTINUE)

@@ -22,10 +22,21 @@ REPLICAS_MAX: Final = 3
 
 
 def single_node(
-    *, bucket: str, uuid: str, kv_port: int, mgmt_port: int, vbuckets: int, active: Iterable[int], rev: int = 1
+    *,
+    bucket: str,
+    uuid: str,
+    kv_port: int,
+    mgmt_port: int,
+    vbuckets: int,
+    active: Iterable[int],
+    rev: int = 1,
+    tls: bool = False,
 ) -> dict[str, Any]:
-    """The map of a cluster of one."""
+    """The map of a cluster of one. Who comes by TLS looks for the services under names of their own."""
     owned = set(active)
+    services = {"kv": kv_port, "mgmt": mgmt_port}
+    if tls:
+        services |= {"kvSSL": kv_port, "mgmtSSL": mgmt_port}
     return {
         "rev": rev,
         "revEpoch": 1,
@@ -35,7 +46,7 @@ def single_node(
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": ["dcp", "cccp", "nodesExt"],
         "nodes": [{"hostname": f"{HOST}:{mgmt_port}", "ports": {"direct": kv_port}}],
-        "nodesExt": [{"services": {"kv": kv_port, "mgmt": mgmt_port}, "thisNode": True}],
+        "nodesExt": [{"services": services, "thisNode": True}],
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
             "numReplicas": 0,

@@ -35,7 +35,8 @@ class NodeCollector(Collector):
         numbers, counters = self._node.bucket.statistics(), self._node.counters
         for name, value, text in (
             ("upriver_connections", counters.connections, "Open connections"),
-            ("upriver_items", numbers.items, "Live items"),
+            ("upriver_items", numbers.items, "Live items, in active vbuckets and in copies"),
+            ("upriver_active_items", numbers.active_items, "Live items in active vbuckets"),
             ("upriver_tombstones", numbers.tombstones, "Deleted items that are still remembered"),
             ("upriver_memory_bytes", numbers.memory_bytes, "Memory taken by items and history"),
             ("upriver_memory_quota_bytes", numbers.quota_bytes, "Memory that items may take; 0 for no limit"),
@@ -99,7 +100,8 @@ class MetricsServer:
         self._node = node
         self._registry = CollectorRegistry()
         self._registry.register(NodeCollector(node))
-        self.requests: set[HttpRequest] = set()
+        #: In the order in which they came.
+        self.requests: dict[HttpRequest, None] = {}
         self._listeners = [Listener(each, lambda: HttpRequest(self), node.log) for each in sockets]
         self.port = self._listeners[0].port
 
@@ -111,6 +113,15 @@ class MetricsServer:
             request.abort()
         while self.requests:
             await asyncio.sleep(0)
+
+    def admit(self, request: "HttpRequest") -> None:
+        """Another one; where there are too many the oldest goes, for a probe must not wait behind who asks nothing."""
+        if len(self.requests) >= CONNECTIONS_MAX:
+            oldest = next(iter(self.requests))
+            del self.requests[oldest]
+            oldest.abort()
+            self._node.log.warning("a connection to the metrics was cut: there are more than %d", CONNECTIONS_MAX)
+        self.requests[request] = None
 
     def page(self, method: str, path: str) -> tuple[str, str, bytes]:
         """Status, content type and body of a page."""
@@ -140,14 +151,11 @@ class HttpRequest(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._metrics.requests) >= CONNECTIONS_MAX:
-            self._transport.abort()
-            return
-        self._metrics.requests.add(self)
+        self._metrics.admit(self)
         self._deadline = asyncio.get_running_loop().call_later(REQUEST_WAIT_S, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._metrics.requests.discard(self)
+        self._metrics.requests.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
 

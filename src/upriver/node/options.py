@@ -135,6 +135,11 @@ class NodeOptions:
                 f"without a users file the node listens on loopback only, not on {self.host or 'every address'}: "
                 "give --users FILE, or say --insecure"
             )
+        if self.users is None and not self.insecure and not is_loopback(self.metrics_host):
+            raise InvalidArguments(
+                f"metrics_host = {self.metrics_host!r}: without a users file also the metrics are served on loopback "
+                "only: give --users FILE, or say --insecure"
+            )
         for entrance in parse_listen(self.listen):
             if (self.users is None or entrance.anonymous) and not self.insecure and not is_loopback(entrance.host):
                 raise InvalidArguments(

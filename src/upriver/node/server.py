@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import logging
 import resource
-import secrets
 import ssl
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.compiled import plain_parts
 from upriver.node.connection import RECEIVE_BYTES, Connection
+from upriver.node.identity import bucket_uuid
 from upriver.node.listener import Listener, bind
 from upriver.node.logins import take_new_users
 from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_listen, parse_ranges
@@ -175,17 +175,18 @@ class Node:
             from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
 
             self._metrics = MetricsServer(state, await bind(options.metrics_host, options.metrics_port))
+        data = None if options.data is None else Path(options.data)
         made_up = single_node(
             bucket=options.bucket,
-            uuid=secrets.token_hex(16),
+            uuid=bucket_uuid(data, options.bucket),
             kv_port=self.port,
             mgmt_port=self.metrics_port or self.port,
+            tls=context is not None,
             vbuckets=len(state.bucket),
             active=[vbucket.number for vbucket in state.bucket if vbucket.state is VbucketState.ACTIVE],
             rev=int(state.started * 1000),
         )
-        kept = None if options.data is None else Path(options.data) / CLUSTER_FILE
-        state.cluster = ClusterConfig(made_up) if kept is None else ClusterConfig.load(made_up, kept)
+        state.cluster = ClusterConfig(made_up) if data is None else ClusterConfig.load(made_up, data / CLUSTER_FILE)
         self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
 
     @property

@@ -48,6 +48,14 @@ def test_the_names_that_tools_read(peer: Peer) -> None:
     assert found["version"][0].isdigit()
 
 
+def test_copies_count_only_in_the_total(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.send(Set(key=b"a"), Set(key=b"b", vbucket=1))
+    rig.bucket.vbucket(1).set_state(VbucketState.REPLICA)
+    found = stats(peer)
+    assert (found["curr_items"], found["curr_items_tot"]) == ("1", "2")
+
+
 def test_what_is_counted(rig: Rig) -> None:
     peer = rig.peer()
     peer.send(Set(key=b"a", expiration=10), Add(key=b"b"), Get(key=b"a"), Get(key=b"c"), Delete(key=b"b"))

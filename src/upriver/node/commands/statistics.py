@@ -98,7 +98,7 @@ def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
     yield "cmd_flush", counters.flushes
     yield "cmd_delete", operations["delete"]
     yield "cmd_touch", operations.get("touch", 0) + operations.get("get_and_touch", 0)
-    yield "curr_items", numbers.items
+    yield "curr_items", numbers.active_items
     yield "curr_items_tot", numbers.items
     yield "vb_active_expired", operations["expiration"]
     yield "mem_used", numbers.memory_bytes
