@@ -1,5 +1,6 @@
 """Sources that crash, fall over and move while a query follows them, under each policy: the table ends as the node."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -248,3 +249,58 @@ def test_vbuckets_that_move() -> None:
                 table.take(rows)
         assert table.contents == contents_at(address)
         assert len(table.contents) == 800
+
+
+@contextmanager
+def writing(address: str) -> Iterator[list[int]]:
+    """Somebody writes, changes and deletes without pause; the list grows with every turn."""
+    stop, turns, failures = threading.Event(), [0], list[BaseException]()
+
+    def go_on() -> None:
+        try:
+            with SyncKvClient(address, timeout_s=120) as kv:
+                while not stop.wait(0.02):  # a pace that leaves the others something of the interpreter
+                    turn = len(turns)
+                    kv.set_many({f"k{n % 500}": b"%d:%d" % (turn, n) for n in range(turn * 20, turn * 20 + 60)})
+                    kv.delete(f"k{turn * 20 % 500}")
+                    turns.append(turn)
+        except BaseException as error:
+            failures.append(error)
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    try:
+        yield turns
+    finally:
+        stop.set()
+        writer.join()
+    assert not failures, failures
+
+
+@pytest.mark.parametrize(("policy", "dialect"), [("emit", "dcp"), ("rewind", "upr")])
+def test_vbuckets_that_move_while_a_query_runs(spark: SparkSession, tmp_path: Path, policy: str, dialect: str) -> None:
+    """To the other node and back, under a writer, in the middle of whatever the query is doing."""
+    with two_nodes(vbuckets=8) as (one, other):
+        address = f"{one.address},{other.address}"
+        table = Table(address)
+        query = start_query(spark, table, tmp_path / "c", onRollback=policy, dialect=dialect)
+        with writing(address) as turns:
+
+            def follow() -> None:
+                turn, rows = len(turns), table.rows
+                wait_until(lambda: len(turns) > turn + 5 and table.rows > rows, "the query follows the writer")
+
+            for source, destination, numbers in ((one, other, [0, 1]), (other, one, [0, 6, 7]), (one, other, [6])):
+                follow()
+                move(source, destination, numbers)
+            follow()
+        query.processAllAvailable()
+        query.stop()
+        assert [
+            sorted(each.number for each in node.bucket if each.state is VbucketState.ACTIVE) for node in (one, other)
+        ] == [
+            [0, 2, 3, 7],
+            [1, 4, 5, 6],
+        ]
+        assert table.contents == contents_at(address)
+        assert set(table.events) <= EXPECTED[policy]

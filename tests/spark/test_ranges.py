@@ -11,11 +11,12 @@ import pytest
 
 from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
-from upriver.client import SyncKvClient
+from upriver.client import Mover, SyncKvClient
 from upriver.client.address import Address
 from upriver.errors import StreamRolledBack
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
+from upriver.protocol.mover import Goal
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
 from upriver.spark.plan import GoBack, Policy, Range
@@ -23,9 +24,11 @@ from upriver.spark.ranges import READERS_MAX, RangeReader, Reading, reader_for
 from upriver.spark.rows import FIELDS, RowMaker
 
 
-def reader_of(address: str, policy: Policy = "emit", columns: tuple[str, ...] = tuple(FIELDS)) -> RangeReader:
+def reader_of(
+    address: str, policy: Policy = "emit", columns: tuple[str, ...] = tuple(FIELDS), dialect: str = "dcp"
+) -> RangeReader:
     rows = RowMaker(columns)
-    settings = ReadOptions().consumer_settings(rows.to_decode)
+    settings = ReadOptions(dialect=dialect).consumer_settings(rows.to_decode)
     return RangeReader(Reading(Address.parse(address), settings, policy, rows, 1000))
 
 
@@ -199,3 +202,67 @@ def test_vbuckets_that_have_moved_are_followed() -> None:
         push_map([one, other], [0] * 4 + [1] * 4, rev=3)
         assert sum(batch.num_rows for batch in batches) == 1000
         reader.close()
+
+
+async def leave_a_replica(source: EmbeddedNode, destination: EmbeddedNode, number: int) -> None:
+    """Replicate a vbucket for a while, and no longer."""
+    mover = Mover(source.address, destination.address, [number], Goal.REPLICATE)
+    running = asyncio.create_task(mover.carry_out())
+    high = source.bucket.vbucket(number).high_seqno
+
+    def has_come() -> bool:
+        return any(each.number == number and each.high_seqno == high for each in destination.bucket)
+
+    async with asyncio.timeout(60):
+        while not destination.call(has_come):
+            await asyncio.sleep(0.01)
+    mover.stop()
+    await running
+    await mover.close()
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft3"])
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD])
+def test_a_copy_that_was_left_behind_is_not_read(dialect: str, state: VbucketState) -> None:
+    """It knows the branch and does not move on: whoever read from it would wait for ever."""
+    with two_nodes() as (one, other):
+        vbucket = one.bucket.vbucket(0)
+
+        def write(keys: range) -> None:
+            for n in keys:
+                vbucket.set(b"k%d" % n, b"v")
+
+        one.call(write, range(10))
+        asyncio.run(leave_a_replica(one, other, 0))
+        other.call(other.bucket.vbucket(0).set_state, state)
+        push_map([one, other], [1] * 8, rev=2)
+        reader = reader_of(one.address, dialect=dialect)
+        uuid = other.bucket.vbucket(4).failover_log.newest.vbucket_uuid
+        other.call(other.bucket.vbucket(4).set, b"k", b"v")
+        assert len(read(reader, [Range(Place(4, uuid), 1)])) == 1  # the reader has the map now
+        push_map([one, other], [0] * 4 + [1] * 4, rev=3)
+        one.call(write, range(10, 20))
+        uuid = vbucket.failover_log.newest.vbucket_uuid
+        assert {row["key"] for row in read(reader, [Range(Place(0, uuid), 20)])} == {b"k%d" % n for n in range(20)}
+        reader.close()
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft2", "upr_draft3"])
+def test_a_branch_that_did_not_begin_at_0_is_gone_on_with(upriver_node: EmbeddedNode, dialect: str) -> None:
+    """`upr` and the drafts must name the seqno at which a branch began, and an offset has only its uuid."""
+    vbucket = upriver_node.bucket.vbucket(3)
+
+    def write() -> None:
+        for n in range(10):
+            vbucket.set(b"k%d" % n, b"v")
+        vbucket.set_state(VbucketState.REPLICA)
+        vbucket.set_state(VbucketState.ACTIVE)
+        for n in range(10):
+            vbucket.set(b"l%d" % n, b"v")
+
+    upriver_node.call(write)
+    uuid = vbucket.failover_log.newest.vbucket_uuid
+    reader = reader_of(upriver_node.address, dialect=dialect)
+    rows = read(reader, [Range(Place(3, uuid, 15, 15, 0, 10), 20)])
+    assert [(row["event"], row["seqno"]) for row in rows] == [("mutation", seqno) for seqno in range(16, 21)]
+    reader.close()

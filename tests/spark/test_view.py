@@ -2,13 +2,16 @@
 
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 
 from tests.client.clusters import push_map, two_nodes
 from upriver.client import SyncKvClient
 from upriver.client.address import Address
-from upriver.model import VbucketState, vbucket_of
+from upriver.client.connection import Connection
+from upriver.client.inquiry import failover_logs
+from upriver.model import FailoverLog, VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.spark import view as view_module
 from upriver.spark.offsets import Offset, Place
@@ -40,6 +43,28 @@ def test_the_branches_are_told_where_they_matter(upriver_node: EmbeddedNode) -> 
     state = view.states(Offset([Place.whole_at(number, written.vbucket_uuid, 1)]))[number]
     assert state.failover_log == vbucket.failover_log
     assert len(state.failover_log) == 2
+    view.close()
+
+
+def test_a_vbucket_that_goes_while_it_is_asked_about_is_no_loss(
+    upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was active a moment ago and the node has it no more: a log that is not told says nothing of its history."""
+    vbucket = upriver_node.bucket.vbucket(3)
+    old = vbucket.failover_log.newest.vbucket_uuid
+    upriver_node.call(vbucket.set, b"k", b"v")
+    upriver_node.call(vbucket.set_state, VbucketState.REPLICA)
+    upriver_node.call(vbucket.set_state, VbucketState.ACTIVE)
+    asked: list[int] = []
+
+    async def gone_at_first(connection: Connection, numbers: Iterable[int]) -> dict[int, FailoverLog]:
+        asked.append(len(asked))
+        return {} if len(asked) == 1 else await failover_logs(connection, numbers)
+
+    monkeypatch.setattr(view_module, "failover_logs", gone_at_first)
+    view = ClusterView(Address.parse(upriver_node.address), (3, 4))
+    states = view.states(Offset([Place.whole_at(3, old, 1), Place(4)]))
+    assert (sorted(states), states[3].failover_log, len(asked)) == ([3, 4], vbucket.failover_log, 2)
     view.close()
 
 

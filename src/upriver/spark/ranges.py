@@ -25,13 +25,15 @@ from upriver.client.cluster import Cluster
 from upriver.client.copies import Copies, Policy
 from upriver.client.feed import Feed
 from upriver.client.inflate import inflated_batch
-from upriver.client.placing import open_feed
+from upriver.client.inquiry import failover_logs
+from upriver.client.placing import active_on, open_feed
 from upriver.client.progress import Progress
 from upriver.client.settings import ConsumerSettings
 from upriver.errors import (
     ClusterMapError,
     DataLoss,
     NodeUnavailable,
+    NotMyVbucket,
     OutOfRange,
     StatusError,
     StreamRefused,
@@ -41,6 +43,7 @@ from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
 from upriver.protocol.receiving import ReceivingStream
 from upriver.spark.plan import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
+from upriver.wire import dcp
 from upriver.wire.memcached import Feature
 
 T = TypeVar("T")
@@ -168,14 +171,61 @@ class RangeReader:
         for (endpoint, exact), numbers in by_owner.items():
             try:
                 feed = await self._feed(endpoint, exact=exact)
+                if feed.is_modern and feed.connection.is_ours:
+                    self._ask_node(feed, numbers)
+                else:
+                    await self._ask_if_active(endpoint, feed, numbers)
             except NodeUnavailable as error:
                 for number in numbers:
                     self._retry(number, error)
-                continue
-            for number in numbers:
-                self._asked_of[number] = feed
-                feed.add_stream(number, self._answered, end_seqno=self._open[number].end_seqno)
-            feed.flush()
+
+    def _ask_node(self, feed: Feed, numbers: Iterable[int]) -> None:
+        """Ask for active copies: what a move has left behind is never read, where the dialect can say so."""
+        flags = int(dcp.StreamFlag.ACTIVE_ONLY) if feed.is_modern else 0
+        for number in numbers:
+            self._asked_of[number] = feed
+            feed.add_stream(number, self._answered, end_seqno=self._open[number].end_seqno, flags=flags)
+        feed.flush()
+
+    async def _ask_if_active(self, endpoint: Endpoint, feed: Feed, numbers: list[int]) -> None:
+        """The same where the flag is not known, or not to everybody: look before, and again after.
+
+        A copy that was not active would answer for a branch that others have left. One that dies between the look and
+        the request takes no change any more, and would keep us waiting for ever; one that dies later ends its streams.
+        """
+        before = await self._active_among(numbers, endpoint)
+        if not feed.is_modern:
+            await self._learn_logs(before, endpoint)
+        self._ask_node(feed, before)
+        try:
+            after = await self._active_among(before, endpoint)
+        except NodeUnavailable:
+            after = []
+        refused = NotMyVbucket(f"{endpoint} does not have it active")
+        for number in self._open.keys() & set(numbers) - set(after):
+            feed.close_stream(number)
+            if number not in self._lost:
+                self._retry(number, refused)
+
+    async def _active_among(self, numbers: list[int], endpoint: Endpoint) -> list[int]:
+        try:
+            active = await active_on(await self._cluster.connection(endpoint))
+        except StatusError:  # it does not know the question
+            return numbers
+        return [number for number in numbers if number in active]
+
+    async def _learn_logs(self, numbers: list[int], endpoint: Endpoint) -> None:
+        """Where the branches of our places began: `upr` and the drafts compare that too; an offset has only uuids."""
+        begun = [number for number in numbers if self._copies[number].position.seqno]
+        try:
+            logs = await failover_logs(await self._cluster.connection(endpoint), begun)
+        except StatusError:  # it does not know the question
+            return
+        for number, log in logs.items():
+            copy = self._copies[number]
+            index = log.index(copy.position.vbucket_uuid)
+            if index is not None:
+                copy.progress = dataclasses.replace(copy.progress, failover_log=FailoverLog(log.entries[index:]))
 
     async def _feed(self, endpoint: Endpoint, *, exact: bool) -> Feed:
         feed = self._feeds.get((endpoint, exact))

@@ -66,11 +66,11 @@ class ClusterView:
         while True:
             waited_s = self._loop.time() - began
             try:
-                found = await active_vbuckets(self._cluster, wanted)
+                found = await self._with_logs(await active_vbuckets(self._cluster, wanted), known)
                 missing = frozenset(range(self._cluster.map.vbuckets) if wanted is None else wanted) - found.keys()
                 if not missing or (is_newest and (missing <= self._missed or waited_s > MOVING_S)):
                     self._missed = missing
-                    return await self._with_logs(found, known)
+                    return found
             except NodeUnavailable:
                 if waited_s > PATIENCE_S:
                     raise
@@ -82,6 +82,7 @@ class ClusterView:
             is_newest = True
 
     async def _with_logs(self, found: dict[int, VbucketStatus], known: Offset | None) -> dict[int, SourceState]:
+        """The same with logs; without those whose log nobody has any more, because they have gone in between."""
         places = {} if known is None else known.places
         branched = [
             number
@@ -91,14 +92,11 @@ class ClusterView:
         logs: dict[int, FailoverLog] = {}
         for endpoint, numbers in (await owners(self._cluster, branched)).items():
             logs |= await failover_logs(await self._cluster.connection(endpoint), numbers)
+        logs |= {number: FailoverLog.fresh(found[number].vbucket_uuid) for number in found.keys() - set(branched)}
         return {
-            number: SourceState(
-                logs.get(number) or FailoverLog.fresh(status.vbucket_uuid),
-                status.high_seqno,
-                status.purge_seqno,
-                status.exact_from,
-            )
+            number: SourceState(logs[number], status.high_seqno, status.purge_seqno, status.exact_from)
             for number, status in found.items()
+            if number in logs
         }
 
     async def _bytes_per_change(self) -> int:
