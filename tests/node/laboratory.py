@@ -122,6 +122,7 @@ class Laboratory:
             bucket_name="default",
             scheduler=self.scheduler,
             clock=self.clock,
+            ticks=self.clock,
             started=self.clock(),
             cluster=ClusterConfig(
                 single_node(bucket="default", uuid="0" * 32, kv_port=1, mgmt_port=1, vbuckets=vbuckets, active=[])

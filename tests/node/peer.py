@@ -262,6 +262,7 @@ def open_rig(
         bucket_name="default",
         scheduler=time,
         clock=time,
+        ticks=time,
         started=time.now,
         cluster=ClusterConfig(config),
         users=users,

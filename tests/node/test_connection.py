@@ -1,18 +1,20 @@
 """The shell of a session over real sockets: limits, pauses and good-byes."""
 
 import contextlib
+import itertools
 import logging
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
 from upriver.node import connection as connection_module
+from upriver.node import server as server_module
 from upriver.node.authentication import Role, User, Users
 from upriver.node.connection import Connection
 from upriver.node.embedded import EmbeddedNode, start
@@ -283,6 +285,50 @@ def test_who_never_reads_is_cut_off_when_idle(upriver_node: EmbeddedNode, caplog
         assert told(caplog, "idle") == [f"{name_of(client)}: closed: idle for 1 s, it left its answers unread"]
 
 
+@pytest.fixture
+def still_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedNode]:
+    """A node that looks after its connections only when told, at the time it is told."""
+    monkeypatch.setattr(server_module, "SWEEP_INTERVAL_S", 1e6)
+    with start(vbuckets=1, idle_s=1e6, login_s=1e9, stuck_s=0) as node:
+        yield node
+
+
+def unread(node: EmbeddedNode, connection: Connection) -> int:
+    return node.call(lambda: connection.held_bytes)
+
+
+@pytest.mark.parametrize("farewell", [False, True])
+def test_who_reads_slowly_but_steadily_may_go_on(
+    farewell: bool, still_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody tells when some of a large answer is read, but it is seen that less is left."""
+    caplog.set_level(logging.INFO, MESSAGES)
+    limit_s = connection_module.LEAVE_S if farewell else 1e6
+    with Client(still_node.port, receive_bytes=65536) as client:
+        client.set(b"key", bytes(15_000_000))
+        client.send(Get(key=b"key"), *[QuitQ()] * farewell)
+        connection = only_connection(still_node)
+        wait_until(lambda: unread(still_node, connection) > 2_000_000)
+        now = time.monotonic()
+        for _ in range(4):
+            before = unread(still_node, connection)
+            while unread(still_node, connection) == before:
+                client.socket.recv(65536)
+            now += limit_s
+            still_node.call(connection.sweep, now)
+            assert not told(caplog, "idle") + told(caplog, "cut off")
+        assert unread(still_node, connection) > 0
+        later = itertools.count(now, limit_s)  # as soon as the system takes no more for it either
+
+        def gone() -> bool:
+            still_node.call(connection.sweep, next(later))
+            return connections(still_node) == 0
+
+        wait_until(gone, "it is cut off")
+        (line,) = told(caplog, "did not take its last answers" if farewell else "it left its answers unread")
+        assert line.startswith(name_of(client))
+
+
 def test_quit_is_answered_and_the_connection_closed(upriver_node: EmbeddedNode) -> None:
     with Client(upriver_node.port) as client:
         client.send(Noop(opaque=1), Quit(opaque=2), Noop(opaque=3))
@@ -373,6 +419,73 @@ def test_answers_for_a_peer_that_is_gone_do_not_flood_the_log(
         upriver_node.call(answer_on)
     wait_until(lambda: connections(upriver_node) == 0)
     assert not told(caplog, "socket.send()")
+
+
+@pytest.mark.upriver(stuck_s=0.4)
+def test_who_is_stuck_is_closed_and_who_is_only_idle_is_not(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, MESSAGES)
+    port = upriver_node.port
+    with Client(port) as idle, Client(port) as half, Client(port, receive_bytes=4096) as unread:
+        idle.set(b"key", bytes(5_000_000))
+        half.socket.sendall(Set(key=b"key", value=b"value").encode()[:30])
+        unread.send(Get(key=b"key"))
+        wait_until(lambda: connections(upriver_node) == 1, "they are closed")
+        assert sorted(told(caplog, "idle")) == sorted((
+            f"{name_of(half)}: closed: idle for 0.4 s, half a request came",
+            f"{name_of(unread)}: closed: idle for 0.4 s, it left its answers unread",
+        ))  # fmt: skip
+        assert idle.ask(Noop()).status == 0
+        assert not upriver_node.call(lambda: upriver_node.node.state.watched)
+
+
+@pytest.mark.upriver(login_s=0.4)
+def test_nobody_looks_at_those_who_are_idle(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ten thousand of them that would take milliseconds each time."""
+    looked_at: list[Connection] = []
+    monkeypatch.setattr(Connection, "sweep", lambda self, _: looked_at.append(self))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(upriver_node.port)) for _ in range(20)]
+        for client in clients:
+            client.set(b"key", b"value")
+        clients[3].socket.sendall(Noop().encode()[:10])
+        wait_until(lambda: len(looked_at) >= 3)
+        assert len(set(looked_at)) == 1
+
+
+@pytest.mark.upriver(unread_total_bytes_max=8 * 2**20)
+def test_who_has_left_most_unread_for_longest_makes_room(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    port, state = upriver_node.port, upriver_node.node.state
+
+    def total() -> int:
+        return upriver_node.call(lambda: state.unread.total_bytes)
+
+    def is_cut_off(client: Client) -> bool:
+        lines = told(caplog, "cut off: unread answers of all connections take more than 8388608 bytes")
+        return any(line.startswith(f"{name_of(client)}: ") for line in lines)
+
+    with Client(port, receive_bytes=4096) as large, Client(port, receive_bytes=4096) as small:
+        for size in (6, 14, 20):
+            large.set(b"%d" % size, bytes(size * 10**6))
+        small.send(Get(key=b"6"))
+        wait_until(lambda: total() > 0)
+        large.send(Get(key=b"20"))  # the system holds some of it, and still it is more than twice what is allowed
+        wait_until(lambda: is_cut_off(large))
+        assert not is_cut_off(small)
+        with Client(port) as reader:
+            assert reader.get(b"6") == bytes(6_000_000)
+            assert not is_cut_off(reader)
+    with Client(port, receive_bytes=4096) as large, Client(port) as reader:
+        large.send(Get(key=b"14"))  # more than is allowed, but it may be about to read it
+        wait_until(lambda: total() > 8 * 2**20)
+        assert reader.get(b"6") == bytes(6_000_000)
+        wait_until(lambda: is_cut_off(large), "after a moment it goes too")
+        assert reader.ask(Noop()).status == 0
+    wait_until(lambda: connections(upriver_node) == 0)
+    assert total() == 0
 
 
 def test_sweeping_a_connection_that_is_gone(upriver_node: EmbeddedNode) -> None:

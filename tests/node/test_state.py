@@ -11,7 +11,10 @@ def test_the_limits_of_a_node_without_options_are_the_limits_of_a_session_withou
     assert limits.connections_max == options.connections_max
     assert limits.body_bytes_max == options.body_bytes_max
     assert limits.unread_answer_bytes_max == options.unread_bytes_max
+    assert limits.unread_total_bytes_max == options.unread_total_bytes_max
+    assert limits.partial_bytes_max == options.partial_bytes_max
     assert limits.idle_s == options.idle_s
+    assert limits.stuck_s == options.stuck_s
     assert limits.tls_handshake_s == options.tls_handshake_s
 
 

@@ -251,26 +251,53 @@ def test_what_lists_too_much_is_refused_before_it_is_taken_apart() -> None:
         assert peer.ask(Noop()).status is Status.SUCCESS
 
 
-def test_half_received_requests_of_all_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_has_held_half_a_request_for_longest_makes_room(caplog: pytest.LogCaptureFixture) -> None:
     rig = open_rig(limits=Limits(partial_bytes_max=10_000))
-    half = Set(key=b"key", value=b"v" * 6000, opaque=5).encode()[:6000]
+    whole = Set(key=b"key", value=b"v" * 6000, opaque=5).encode()
+    half = whole[:6000]
     with rig.bucket:
-        first, second, third = rig.peer(), rig.peer(), rig.peer()
-        assert first.send(half) == []
-        assert rig.node.counters.partial_bytes == 6000
-        (answer,) = second.send(half)
+        first, second, third, small = (rig.peer() for _ in range(4))
+        small.send(half[:100])
+        rig.time.pass_by(1000)
+        assert first.send(half[:3000]) == []
+        rig.time.pass_by(5)
+        assert first.send(half[3000:]) == []
+        assert rig.node.partial.total_bytes == 6100
+        assert second.send(half) == []
+        (answer,) = first.receive()
         assert_refusal(answer, Status.ENOMEM)
         assert answer.opaque == 5
-        assert second.session.closing
+        assert first.session.closing
+        assert first.wakes == 1
         assert len(caplog.records) == 1
         assert "half-received requests" in caplog.text
-        assert rig.node.counters.partial_bytes == 6000
-        (answer,) = first.send(Set(key=b"key", value=b"v" * 6000, opaque=5).encode()[6000:])
+        assert rig.node.partial.total_bytes == 6100
+        (answer,) = second.send(whole[6000:])
         assert answer.status is Status.SUCCESS
-        assert rig.node.counters.partial_bytes == 0
+        assert not small.session.closing  # however long it takes, it is within its share
+        assert rig.node.partial.total_bytes == 100
         third.send(half)
         third.session.end()
-        assert rig.node.counters.partial_bytes == 0
+        assert rig.node.partial.total_bytes == 100
+
+
+def test_who_only_waits_for_his_turn_makes_no_room() -> None:
+    """What a session has left for a later turn is no half request; nobody is refused for it."""
+    rig = open_rig(limits=Limits(partial_bytes_max=10_000, turn_work_max=1))
+    with rig.bucket:
+        busy, other = Session(rig.node, "busy"), rig.peer()
+        busy.receive(encoded(*[Set(key=b"key", value=b"v" * 3000)] * 4))
+        assert busy.stalled
+        rig.time.pass_by(1000)
+        large = Set(key=b"key", value=b"v" * 8000).encode()
+        assert other.send(large[:2000]) == []  # it is within its share
+        (answer,) = other.send(large[2000:6000])
+        assert_refusal(answer, Status.ENOMEM)
+        assert not busy.closing
+        while busy.stalled:
+            busy.resume()
+        assert len(decoded(busy.data_to_send())) == 4
+        assert rig.node.partial.total_bytes == 0
 
 
 def test_a_turn_ends_after_so_many_bytes_of_answers() -> None:

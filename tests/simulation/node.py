@@ -128,6 +128,7 @@ class Machine:
             bucket_name="default",
             scheduler=self.errands,
             clock=self.clock,
+            ticks=self.clock,
             started=self.clock(),
             cluster=ClusterConfig(config),
             commands=COMMANDS,

@@ -26,6 +26,8 @@ from upriver.node.state import NodeState
 RECEIVE_BYTES: Final = 256 * 1024
 #: A peer that was told to go may take so long over its last answers.
 LEAVE_S: Final = 30.0
+#: Who has read something within this time is reading.
+READING_S: Final = 1.0
 _COPIED_BYTES: Final = 64 * 1024
 _TLS_SHUTDOWN_S: Final = 1.0
 
@@ -39,7 +41,9 @@ class Connection(asyncio.BufferedProtocol):
         "_entrance",
         "_handshake",
         "_last_active",
+        "_moved",
         "_node",
+        "_passed",
         "_resuming",
         "_scheduled",
         "_stranger_since",
@@ -59,7 +63,11 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._context = context
         self._handshake: asyncio.Task[None] | None = None
+        #: When somebody last saw that something had moved.
         self._last_active = 0.0
+        #: How many bytes were received and written, and how many of them had moved when somebody last looked.
+        self._passed = 0
+        self._moved = 0
         #: When it had last logged in, or came.
         self._stranger_since = 0.0
         self._scheduled = False
@@ -101,6 +109,8 @@ class Connection(asyncio.BufferedProtocol):
             session.stream.lose()
         session.log.debug("disconnected%s", "" if exc is None else f": {exc}")
         node.connections.discard(self)
+        node.watched.discard(self)
+        node.unread.release(self)
         node.counters.connections -= 1
         if self._handshake is not None:
             self._handshake.cancel()
@@ -113,8 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         if session is None or session.closing:
             return
         node.counters.bytes_read += nbytes
-        if node.limits.idle_s:
-            self._last_active = asyncio.get_running_loop().time()
+        self._passed += nbytes
         woken = node.woken = []
         try:
             answers = session.answer_plain(self._buffer, nbytes)
@@ -126,6 +135,8 @@ class Connection(asyncio.BufferedProtocol):
                 if woken:
                     woken.pop(0).run()
                 self._write(self._transport, answers)
+                if self._transport.get_write_buffer_size():
+                    self._hold_unread(session, self._transport)
         finally:
             node.woken = None
             for stream in woken:
@@ -153,7 +164,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         if self.session is not None:
-            self._last_active = asyncio.get_running_loop().time()
             if self.session.stream is not None:
                 self.session.stream.blocked = False
             self.session.resume()
@@ -179,10 +189,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         stream = session.stream
         if stream is not None:
-            self._node.counters.bytes_written += stream.pump(transport)
+            sent = stream.pump(transport)
+            self._node.counters.bytes_written += sent
+            self._passed += sent
             session.paused = stream.choked
         elif data := session.data_to_send():
             self._write(transport, data)
+        self._hold_unread(session, transport)
+        if session.unread or session.closing:
+            self._node.watched.add(self)
         if session.finished and self._resuming:
             # asyncio, which has just sent the last of it, would tell twice that the connection is lost.
             asyncio.get_running_loop().call_soon(self.flush)
@@ -195,8 +210,41 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write(self, transport: asyncio.Transport, data: bytes) -> None:
         self._node.counters.bytes_written += len(data)
+        self._passed += len(data)
         # asyncio cuts off what it could send at once, and megabytes are not to be copied for that.
         transport.write(memoryview(data) if len(data) > _COPIED_BYTES else data)
+
+    def _hold_unread(self, session: Session, transport: asyncio.Transport) -> None:
+        """Keep the node's sum of answers that are not read, or wait. Streams have bounds of their own, and consumers
+        that stop them for as long as they want."""
+        unread = self._node.unread
+        size = 0 if session.stream is not None else transport.get_write_buffer_size() + session.waiting_bytes
+        if not size and self not in unread:
+            return
+        now = asyncio.get_running_loop().time()
+        self._look(now, transport)
+        unread.hold(self, size, self._last_active)
+        self._node.watched.add(self)
+        if unread.total_bytes > self._node.limits.unread_total_bytes_max:
+            _make_room(self._node, now)
+
+    def _update_unread(self, now: float) -> None:
+        if self.session is not None and self._transport is not None:
+            self._look(now, self._transport)
+            size = self._transport.get_write_buffer_size() + self.session.waiting_bytes
+            self._node.unread.hold(self, size, self._last_active)
+
+    def _cut_off(self, limit: int) -> None:
+        if self.session is not None and self._transport is not None:
+            self.session.log.warning("cut off: unread answers of all connections take more than %d bytes", limit)
+            self._transport.abort()
+        self._node.unread.release(self)
+
+    def _look(self, now: float, transport: asyncio.Transport) -> None:
+        """See whether a byte has moved, in either direction, since somebody last looked."""
+        moved = self._passed - transport.get_write_buffer_size()
+        if moved != self._moved:
+            self._moved, self._last_active = moved, now
 
     def leave(self) -> None:
         """Take no more requests; close when everything is answered."""
@@ -221,26 +269,36 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def sweep(self, now: float) -> None:
-        """Close it if nothing has happened for too long."""
-        session, transport, idle_s = self.session, self._transport, self._node.limits.idle_s
+        """Close it if nothing has moved for too long."""
+        session, transport, limits = self.session, self._transport, self._node.limits
         if session is None or transport is None:
             return
         if self._node.users is None or session.user is not None or session.entrance.anonymous:
             self._stranger_since = now
-        elif now - self._stranger_since >= self._node.limits.login_s and not session.closing:
-            self.dismiss(f"no login within {self._node.limits.login_s:g} s")
+        elif now - self._stranger_since >= limits.login_s and not session.closing:
+            self.dismiss(f"no login within {limits.login_s:g} s")
             return
+        self._look(now, transport)
         still_s = now - self._last_active
-        if session.stream is not None:
-            idle_s = 0.0  # it may be quiet for long; whether the peer is there, noops tell
         if session.closing:
             if still_s >= LEAVE_S:
                 session.log.warning("cut off: it did not take its last answers within %.0f s", LEAVE_S)
                 transport.abort()
-        elif idle_s and still_s >= idle_s and not session.waiting and (session.paused or not session.stalled):
-            what = "it left its answers unread" if session.paused else "half a request came" if session.unread else ""
-            session.log.info("closed: idle for %g s%s", idle_s, what and f", {what}")
-            transport.abort() if session.paused else transport.close()
+        elif session.stream is not None:  # it may be quiet for long; whether the peer is there, noops tell
+            self._node.watched.discard(self)
+        else:
+            self._sweep_requests(session, transport, still_s)
+
+    def _sweep_requests(self, session: Session, transport: asyncio.Transport, still_s: float) -> None:
+        limits, unread = self._node.limits, transport.get_write_buffer_size()
+        self._hold_unread(session, transport)
+        if not (unread or session.unread or session.waiting):
+            self._node.watched.discard(self)
+        left = "it left its answers unread" if unread else "half a request came" if session.unread else ""
+        limit_s = min(filter(None, (limits.idle_s, limits.stuck_s if left else 0)), default=0)
+        if limit_s and still_s >= limit_s and not session.waiting and (session.paused or not session.stalled):
+            session.log.info("closed: idle for %g s%s", limit_s, left and f", {left}")
+            transport.abort() if unread else transport.close()
 
     def _begin(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -281,6 +339,7 @@ class Connection(asyncio.BufferedProtocol):
         if not session.closing or session.finished:
             self._last_active = asyncio.get_running_loop().time()
         session.closing = True
+        self._node.watched.add(self)
 
     def _regulate(self) -> None:
         """Read only while everything is answered and the peer reads; go on with what was left, in a later turn."""
@@ -300,6 +359,18 @@ class Connection(asyncio.BufferedProtocol):
         if self.session is not None and self.session.stalled and not self.session.blocked:
             self.session.resume()
             self.flush()
+
+
+def _make_room(node: NodeState, now: float) -> None:
+    """All together have too much unread: who has left most for longest is cut off. What was just answered nobody can
+    have read, so up to twice the limit only those go who have not moved for a moment."""
+    unread, limit = node.unread, node.limits.unread_total_bytes_max
+    for connection in unread:  # some have read meanwhile, which nobody tells
+        connection._update_unread(now)
+    for connection in unread.too_much(limit, now, lambda each: now - each._last_active >= READING_S):
+        connection._cut_off(limit)
+    for connection in unread.too_much(2 * limit, now):
+        connection._cut_off(limit)
 
 
 def _share_buffer(transport: asyncio.Transport, buffer: memoryview) -> None:

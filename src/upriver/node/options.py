@@ -102,8 +102,18 @@ class NodeOptions:
     unread_bytes_max: int = option(
         1024 * 1024, "stop answering a peer that leaves so many bytes of answers unread", "BYTES", 1
     )
+    unread_total_bytes_max: int = option(
+        256 * 2**20, "how many bytes of unread answers to keep, of all connections together", "BYTES", 1
+    )
     partial_bytes_max: int = option(
         256 * 2**20, "how much of half-received requests to keep, of all connections together", "BYTES", 1
+    )
+    stuck_s: float = option(
+        60.0,
+        "close a peer that has sent half a request, or leaves answers unread, and moves nothing more for so many"
+        " seconds; 0 for never",
+        "SECONDS",
+        0,
     )
     login_s: float = option(60.0, "with users, close a peer that has not logged in for so many seconds", "SECONDS", 0.1)
     tap_ack_interval: int = option(1000, "ask TAP clients to acknowledge every so many messages", "N", 1)

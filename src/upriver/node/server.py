@@ -48,6 +48,8 @@ MAINTENANCE_BUDGET_S: Final = 0.005
 #: Whether a checkpoint is to be closed is asked of so many vbuckets at a time.
 CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
+#: So many connections are looked at before others have their turn.
+SWEPT_PER_TURN: Final = 128
 #: Threads that check passwords, and callbacks from other threads that are run in one turn of the event loop.
 HASHING_THREADS: Final = 2
 CALLBACKS_PER_TURN: Final = 1000
@@ -222,18 +224,21 @@ class Node:
         self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:
-        """Close who may not stay. One timer for all: ten thousand connections need no timers of their own."""
-        state, loop = self.state, asyncio.get_running_loop()
-        shortest_s = min(filter(None, (state.limits.idle_s, state.limits.login_s)))
+        """Close who may not stay. One timer for all: ten thousand connections need no timers of their own, and who is
+        idle and may be so is not even looked at."""
+        state, loop, limits = self.state, asyncio.get_running_loop(), self.state.limits
+        shortest_s = min(filter(None, (limits.idle_s, limits.stuck_s, limits.login_s)))
+        everybody = limits.idle_s > 0 or state.users is not None
         while True:
             await asyncio.sleep(min(SWEEP_INTERVAL_S, shortest_s / 4))
             try:
                 if state.users is not None:
                     take_new_users(state, state.users)
                 state.stream_watch.look(state, state.clock())
-                now = loop.time()
-                for connection in list(state.connections):
-                    connection.sweep(now)
+                for number, connection in enumerate(list(state.connections if everybody else state.watched), 1):
+                    connection.sweep(loop.time())
+                    if number % SWEPT_PER_TURN == 0:
+                        await asyncio.sleep(0)
             except Exception:
                 state.log.exception("the connections could not be looked through")
 
@@ -289,6 +294,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
         bucket_name=options.bucket,
         scheduler=scheduler,
         clock=time.time,
+        ticks=time.monotonic,
         started=time.time(),
         cluster=ClusterConfig({"rev": 0}),
         users=users,
@@ -296,7 +302,9 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
             connections_max=max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT)),
             body_bytes_max=options.body_bytes_max,
             unread_answer_bytes_max=options.unread_bytes_max,
+            unread_total_bytes_max=options.unread_total_bytes_max,
             idle_s=options.idle_s,
+            stuck_s=options.stuck_s,
             tls_handshake_s=options.tls_handshake_s,
             login_s=options.login_s,
             partial_bytes_max=options.partial_bytes_max,

@@ -97,10 +97,10 @@ class Session:
     """What the node knows of one connection."""
 
     __slots__ = (
-        "_counted_bytes",
         "_needed",
         "_out",
         "_partial",
+        "_partial_since",
         "_releasing",
         "_rest",
         "_terms",
@@ -160,7 +160,8 @@ class Session:
         #: How many answers wait for a seqno to reach the disk.
         self.disk_waits = 0
         self._partial = bytearray()
-        self._counted_bytes = 0
+        #: When what is held of a request began to come.
+        self._partial_since = 0.0
         self._needed = 0
         self._work = 0
         self._turn_end = 0.0
@@ -185,14 +186,16 @@ class Session:
         if self._partial:
             self._partial += data
             if self.stalled or len(self._partial) < self._needed:
-                self._count_partial()
+                self._hold_partial()
                 return
             data, self._partial = bytes(self._partial), bytearray()
         at = self._answer_all(data)
         if at < len(data) and not self.closing:
             self._partial += data[at:]
-        if self._partial or self._counted_bytes:
-            self._count_partial()
+            if at or self not in self.node.partial:
+                self._partial_since = self.node.ticks()
+        if self._partial or self in self.node.partial:
+            self._hold_partial()
 
     def answer_plain(self, buffer: Buffer, size: int) -> bytes | None:
         """Take bytes that hold nothing but plain requests, which is the rule, and hand out the answers: one call, with
@@ -221,24 +224,32 @@ class Session:
         self._needed = 0
         self.receive(data)
 
-    def _count_partial(self) -> None:
-        """Keep the node's sum, and refuse to keep half a request if all connections together keep too much."""
-        counters, limit = self.node.counters, self.node.limits.partial_bytes_max
-        counters.partial_bytes += len(self._partial) - self._counted_bytes
-        self._counted_bytes = len(self._partial)
-        if counters.partial_bytes > limit and self._counted_bytes and not self.stalled:
-            self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
-            if len(self._partial) >= _HEADER_SIZE:
-                text = "too many requests are half received: send it again later"
-                self._send(_header_refusal(self._partial, 0, Status.ENOMEM, text))
-            self._close()
+    def _hold_partial(self) -> None:
+        """Keep the node's sum; if all connections together keep too much, who has kept most for longest is refused."""
+        partial, limit = self.node.partial, self.node.limits.partial_bytes_max
+        partial.hold(self, len(self._partial), self._partial_since)
+        if partial.total_bytes > limit:
+            for session in partial.too_much(limit, self.node.ticks(), Session._waits_for_its_peer):
+                session._refuse_partial(limit)
+
+    def _waits_for_its_peer(self) -> bool:
+        """What it has received is not just waiting for its turn, or for the disk."""
+        return self.paused or not self.stalled
+
+    def _refuse_partial(self, limit: int) -> None:
+        self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
+        if len(self._partial) >= _HEADER_SIZE and self.framing is not DRAFT:
+            text = "too many requests are half received: send it again later"
+            self._send(_header_refusal(self._partial, 0, Status.ENOMEM, text))
+        self._close()
+        if self.on_output is not None:
+            self.on_output()
 
     def _close(self) -> None:
         """Take nothing more, and keep nothing of what was not answered."""
         self.closing = True
         self._partial = bytearray()
-        self.node.counters.partial_bytes -= self._counted_bytes
-        self._counted_bytes = 0
+        self.node.partial.release(self)
 
     def give_up(self) -> None:
         """End all waits that may last: the peer has said everything, or the node stops."""
@@ -272,6 +283,11 @@ class Session:
     def unread(self) -> int:
         """How many bytes of a request wait for the rest of it."""
         return len(self._partial)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes of answers wait for one before them."""
+        return self._waiting_bytes
 
     @property
     def held_bytes(self) -> int:

@@ -1,7 +1,6 @@
 """What all connections of a node share."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -11,6 +10,7 @@ from upriver.engine import Bucket
 from upriver.node.authentication import LoginThrottle, Role, Users
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
+from upriver.node.holdings import Holdings
 from upriver.node.logins import LoginQueue
 from upriver.node.stream_health import StreamWatch
 from upriver.wire.framing import BODY_BYTES_MAX
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from upriver.node._serve import FastPath
     from upriver.node.connection import Connection
     from upriver.node.pump import Pump
-    from upriver.node.session import Command
+    from upriver.node.session import Command, Session
     from upriver.node.streams import StreamService
     from upriver.node.tap import TapService
 
@@ -46,8 +46,12 @@ class Limits:
     turn_work_max: int = 256
     #: Or after so many seconds, whatever it was: some requests copy megabytes, or wait for a disk.
     turn_s: float = 0.005
+    #: All connections together may leave so many bytes of answers unread.
+    unread_total_bytes_max: int = 256 * 2**20
     #: A connection with nothing going on for so long is closed; 0 for never.
     idle_s: float = 0.0
+    #: The same for one that has sent half a request or leaves answers unread; 0 for never.
+    stuck_s: float = 60.0
     #: A peer that takes longer over its TLS handshake is closed.
     tls_handshake_s: float = 10.0
     #: A peer that has not logged in for so long, where one has to, is closed.
@@ -90,8 +94,6 @@ class Counters:
     flushes: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
-    #: What is kept of requests that are not answered, of all connections.
-    partial_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,8 +105,8 @@ class NodeState:
     scheduler: Scheduler
     clock: Callable[[], float]
     started: float
-    #: Tells how long something takes.
-    ticks: Callable[[], float] = time.monotonic
+    #: Tells how long something takes: the event loop's time, or a test's own.
+    ticks: Callable[[], float]
     cluster: ClusterConfig
     users: Users | None = None
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
@@ -127,6 +129,11 @@ class NodeState:
     tap: "TapService | None" = None
     #: Every connection that is open, in its handshake or on its way out.
     connections: "set[Connection]" = field(default_factory=set)
+    #: Those among them that hold something or are on their way out: somebody has to look whether they move.
+    watched: "set[Connection]" = field(default_factory=set)
+    #: What is kept of requests that are not answered, and of answers that are not read or wait for others.
+    partial: "Holdings[Session]" = field(default_factory=lambda: Holdings())
+    unread: "Holdings[Connection]" = field(default_factory=lambda: Holdings())
     #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
     woken: "list[Pump] | None" = None
     #: No more connections are taken.
