@@ -58,7 +58,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	for library in $$(find $(SANITIZED)/upriver -name '*.so'); do nm -D $$library | grep -q __asan || { echo "$$library is not instrumented"; exit 1; }; done
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
-SANITIZED_TESTS := tests/wire/test_columns.py tests/wire/test_tap_records.py tests/node/test_serve.py \
+SANITIZED_TESTS := $(addprefix tests/wire/test_,columns.py commands.py frames.py tap_records.py) tests/node/test_serve.py \
   $(addprefix tests/engine/test_,table.py key_scan.py block_cache.py keyvalue.py history.py maintenance.py bucket.py flusher.py)
 
 docs: $(VENV)/.built ## generate the pages that follow from the source, then build the site

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from tests.client.clusters import push_map, two_nodes
 from tests.node.probes import Client
 from upriver.client import KvClient, SyncKvClient
 from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, slices, store_batch
+from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import CHANGES, Change, Event, change_batch
 from upriver.node import EmbeddedNode
 from upriver.wire.memcached import SetVbucket, VbucketState
@@ -61,6 +63,33 @@ def test_a_batch_stores_and_deletes(upriver_node: EmbeddedNode) -> None:
         assert (kv.meta("m").rev_seqno, kv.meta("m").cas) == (70, 700)
         assert (kv.meta("e").deleted, kv.meta("e").rev_seqno) == (True, 80)
         assert list(kv.write_batch(meta, with_meta=True)) == [b"m", b"e"]
+
+
+def test_thousands_of_refusals_are_told_by_key(upriver_node: EmbeddedNode) -> None:
+    """What the node has already, in between of what it has not and of what it cannot take."""
+    rows = [
+        Change(vbucket=0, event=Event.MUTATION, seqno=0, key=b"%d" % n, value=b"v", rev_seqno=5, cas=500)
+        for n in range(20_000)
+    ]
+    with SyncKvClient(upriver_node.address) as kv:
+        known = {row.key for n, row in enumerate(rows) if n % 100 < 90}
+        assert kv.write_batch(change_batch([row for row in rows if row.key in known]), with_meta=True) == {}
+        rows[7] = replace(rows[7], key=b"k" * 251)
+        refused = kv.write_batch(change_batch(rows), with_meta=True)
+        assert refused.keys() == (known - {b"7"}) | {b"k" * 251}
+        assert {type(error) for key, error in refused.items() if key in known} == {KeyExists}
+        assert isinstance(refused[b"k" * 251], InvalidArguments)
+
+
+def test_rows_of_several_nodes_that_are_refused() -> None:
+    with two_nodes() as (first, second), SyncKvClient(first.address) as kv:
+        rows = [
+            Change(vbucket=0, event=Event.MUTATION, seqno=0, key=b"%d" % n, value=b"v", rev_seqno=5, cas=500)
+            for n in range(2000)
+        ]
+        assert kv.write_batch(change_batch(rows), with_meta=True) == {}
+        assert all(sum(vbucket.table.items for vbucket in node.bucket) > 500 for node in (first, second))
+        assert kv.write_batch(change_batch(rows), with_meta=True).keys() == {row.key for row in rows}
 
 
 def test_a_narrow_batch_is_completed() -> None:

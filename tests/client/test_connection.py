@@ -14,6 +14,7 @@ from upriver.client.address import Address, Endpoint
 from upriver.client.connection import Connection, reason
 from upriver.errors import ConnectionLost, KeyNotFound, TimedOut, Unreachable
 from upriver.node import EmbeddedNode, start
+from upriver.wire.codes import Status
 from upriver.wire.memcached import Get, Noop, Set
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -51,6 +52,9 @@ async def ask_much(node: EmbeddedNode) -> None:
     assert [reply.value for reply in replies[500:]] == [b"v%d" % n for n in range(500)]
     with pytest.raises(KeyNotFound):
         await connection.ask(Get(key=b"nothing"))
+    first = connection.reserve(0)
+    refusals = await asyncio.gather(*(connection.post(Get(key=b"nothing")) for _ in range(500)))  # all alike
+    assert [(reply.opaque, reply.status) for reply in refusals] == [(first + n, Status.KEY_ENOENT) for n in range(500)]
     await connection.close()
     with pytest.raises(ConnectionLost, match="we closed"):
         await connection.ask(Noop())

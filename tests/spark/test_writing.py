@@ -10,6 +10,7 @@ from upriver.client import SyncKvClient
 from upriver.errors import RowsRefused
 from upriver.model import Event
 from upriver.node import EmbeddedNode
+from upriver.spark import writing
 from upriver.spark.options import WriteOptions
 from upriver.spark.writing import Outcome, RowWriter, as_changes
 
@@ -95,6 +96,37 @@ def test_refused_rows(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
     (buried,) = pq.read_table(dead).to_pylist()
     assert (buried["key"], buried["value"]) == (b"k" * 251, b"2")
     assert "0x" in buried["error"]
+
+
+def test_batches_follow_each_other(upriver_node: EmbeddedNode) -> None:
+    """Rows of a key in one batch after the other: the last one stays, however many are on their way."""
+    batches = [rows(key=["a", f"k{n}"], value=[f"{n}", "v"]) for n in range(50)]
+    assert writer(upriver_node).write(iter(batches)).written == 100
+    with SyncKvClient(upriver_node.address) as kv:
+        assert kv.get("a").value == b"49"
+
+
+def test_when_rows_cannot_be_made_what_came_before_is_written(upriver_node: EmbeddedNode) -> None:
+    batches = [rows(key=["a"], value=["1"]), rows(key=["b", None], value=["2", "3"])]
+    with pytest.raises(ValueError, match="without a key"):
+        writer(upriver_node).write(batches)
+    with SyncKvClient(upriver_node.address) as kv:
+        assert kv.get("a").value == b"1"
+        assert kv.get("b") is None
+
+
+def test_large_rows_go_out_in_small_batches(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BATCH_BYTES_MAX", 100_000)
+    sizes: list[int] = []
+
+    def counting(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
+        sizes.append(batch.num_rows)
+        return as_changes(batch, with_meta=with_meta)
+
+    monkeypatch.setattr(writing, "as_changes", counting)
+    large = [rows(key=[f"k{n}" for n in range(10)], value=["v" * 40_000] * 10), rows(key=["x"], value=["v" * 500_000])]
+    assert writer(upriver_node).write(large).written == 11
+    assert sizes == [2] * 5 + [1]
 
 
 def test_outcomes_add_up() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.model import Change, Event, change_batch
+from upriver.model import Change, Event, change_batch, vbucket_of
 from upriver.wire import Framer, Message, memcached, plain_columns
 from upriver.wire.columns import CODEC, _codec
-from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta
+from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.memcached import MetaOption
 
@@ -75,6 +75,20 @@ def test_quiet_reads_carry_keys_alone(codec: ModuleType) -> None:
     assert decoded(encode_reads(change_batch(rows), 5, codec=codec)) == [
         memcached.GetQ(vbucket=n, opaque=5 + n, key=b"k%d" % n) for n in range(3)
     ]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(keys=st.lists(st.binary(max_size=40)), vbuckets=st.integers(1, 1024), first=st.integers(0, 3))
+def test_vbuckets_of_keys(codec: ModuleType, keys: list[bytes], vbuckets: int, first: int) -> None:
+    found = key_vbuckets(pa.array(keys, pa.binary()).slice(first), vbuckets, codec=codec)
+    assert found.type == pa.uint16()
+    assert found.to_pylist() == [vbucket_of(key, vbuckets) for key in keys[first:]]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bucket_has_vbuckets(codec: ModuleType) -> None:
+    with pytest.raises(ValueError, match="at least one vbucket"):
+        key_vbuckets(pa.array([b"k"], pa.binary()), 0, codec=codec)
 
 
 def test_other_schemas_are_converted_or_refused() -> None:

@@ -1,5 +1,6 @@
 """Both twins over the same frames: what they change and what they leave alone."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -82,6 +83,35 @@ def test_frames_without_an_expiration_are_not_even_copied(rewrite: Twin) -> None
 def test_both_twins_agree_to_the_byte(changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
     assert frames.as_sent(data, False) == frames.plain_as_sent(data, False)
+
+
+@given(
+    runs=st.lists(st.tuples(CHANGES, st.integers(1, 4)), max_size=4),
+    opaques=st.lists(st.integers(0, 2**32 - 1), min_size=1),
+    at=st.integers(0, 300),
+    cut=st.integers(0, 60),
+    flips=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 255)), max_size=2),
+)
+def test_both_twins_find_the_same_packets_alike(
+    runs: list[tuple[Change, int]], opaques: list[int], at: int, cut: int, flips: list[tuple[int, int]]
+) -> None:
+    data, taken = bytearray(), itertools.cycle(opaques)
+    for change, count in runs:
+        for _ in range(count):
+            packet = bytearray(frame(change))
+            packet[12:16] = next(taken).to_bytes(4, "big")
+            data += packet
+    if not flips and not cut and runs:
+        size, count = len(frame(runs[0][0])), runs[0][1]
+        end, found = frames.alike_run(data, 0)
+        assert end >= size * count
+        assert found[:count] == list(itertools.islice(itertools.cycle(opaques), count))
+    for place, value in flips:
+        if place < len(data):
+            data[place] = value
+    del data[len(data) - min(cut, len(data)) :]
+    for start in (0, at):
+        assert frames.alike_run(data, start) == frames.plain_alike_run(data, start)
 
 
 @given(

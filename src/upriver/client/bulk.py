@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
-from zlib import crc32
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from upriver.client.address import Endpoint
 from upriver.client.backoff import Backoff
@@ -19,7 +19,7 @@ from upriver.client.cluster import Cluster
 from upriver.client.replies import Reply
 from upriver.errors import ConnectionLost, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
 from upriver.model import CHANGES, Event
-from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta
+from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
 from upriver.wire.memcached import MetaOption, Noop
 
 T = TypeVar("T")
@@ -89,13 +89,13 @@ class BulkWork:
 
         refused: dict[bytes, StatusError] = {}
 
-        def take(key: bytes, reply: Reply) -> bool:
+        def take(keys: Sequence[bytes], reply: Reply) -> bool:
             error = reply.error()
             if error is None:
                 return True
             if isinstance(error, (NotMyVbucket, *self._for_now)):
                 return False
-            refused[key] = error
+            refused.update(dict.fromkeys(keys, error))
             return True
 
         await self._run(completed(batch), encode, take)
@@ -105,10 +105,10 @@ class BulkWork:
         """What the keys hold."""
         found: dict[bytes, T] = {}
 
-        def take(key: bytes, reply: Reply) -> bool:
+        def take(keys: Sequence[bytes], reply: Reply) -> bool:
             error = reply.error()
             if error is None:
-                found[key] = item(reply)
+                found[keys[0]] = item(reply)
                 return True
             if isinstance(error, (NotMyVbucket, *self._for_now)):
                 return False
@@ -121,7 +121,7 @@ class BulkWork:
         self,
         batch: pa.RecordBatch,
         encode: Callable[[pa.RecordBatch, int], Any],
-        take: Callable[[bytes, Reply], bool],
+        take: Callable[[Sequence[bytes], Reply], bool],
     ) -> None:
         """Send all rows until none has to be sent again."""
         loop, backoff = asyncio.get_running_loop(), Backoff()
@@ -151,7 +151,7 @@ class BulkWork:
         self,
         batch: pa.RecordBatch,
         encode: Callable[[pa.RecordBatch, int], Any],
-        take: Callable[[bytes, Reply], bool],
+        take: Callable[[Sequence[bytes], Reply], bool],
     ) -> tuple[pa.RecordBatch, Exception | None]:
         """Send every row once; those that have to be sent again, and why the last of them."""
         again: list[pa.RecordBatch] = []
@@ -164,11 +164,11 @@ class BulkWork:
                 failures.append(error)
                 again.append(rows)
                 return
-            missed = []
+            missed: list[int] = []
             keys = rows.column("key").to_pylist() if replies else []
-            for row, reply in replies:
-                if not take(keys[row], reply):
-                    missed.append(row)
+            for answered, reply in replies:
+                if not take([keys[row] for row in answered], reply):
+                    missed += answered
                     failures.append(reply.error() or NotMyVbucket())
             if missed:
                 again.append(rows.take(pa.array(missed)))
@@ -202,7 +202,8 @@ class BulkWork:
 
     async def _exchange(
         self, endpoint: Endpoint, rows: pa.RecordBatch, encode: Callable[[pa.RecordBatch, int], Any]
-    ) -> list[tuple[int, Reply]]:
+    ) -> list[tuple[list[int], Reply]]:
+        """Send the rows; the answers, each with the rows that it is for."""
         connection = await self._cluster.connection(endpoint, bulk=True)
         count = rows.num_rows
         first = connection.reserve(count + 1)
@@ -210,25 +211,20 @@ class BulkWork:
         replies = await connection.collect(data, first, count + 1, count + 1, self._timeout_s)
         if not replies or replies[-1].opaque != first + count:
             raise ConnectionLost(str(endpoint), "it answered in another order than it was asked")
-        return [(reply.opaque - first, reply) for reply in replies[:-1]]
+        return [([opaque - first for opaque in (reply.opaque, *reply.alike)], reply) for reply in replies[:-1]]
 
     def _by_node(self, batch: pa.RecordBatch) -> tuple[dict[Endpoint, pa.RecordBatch], pa.RecordBatch | None]:
         """The rows of each node, with their vbuckets filled in, and those that nobody has."""
         cluster_map = self._cluster.map
-        count = cluster_map.vbuckets
-        keys = batch.column("key").to_pylist()
-        vbuckets = [((crc32(key) >> 16) & 0x7FFF) % count for key in keys]
+        vbuckets = key_vbuckets(batch.column("key"), cluster_map.vbuckets)
         place = CHANGES.get_field_index("vbucket")
-        batch = batch.set_column(place, CHANGES.field(place), pa.array(vbuckets, pa.uint16()))
-        owners = cluster_map.owners
-        if len(set(owners)) == 1 and owners[0] >= 0:
-            return {cluster_map.endpoints[owners[0]]: batch}, None
-        rows_of: dict[int, list[int]] = {}
-        for row, vbucket in enumerate(vbuckets):
-            rows_of.setdefault(owners[vbucket], []).append(row)
+        batch = batch.set_column(place, CHANGES.field(place), vbuckets)
+        if len(set(cluster_map.owners)) == 1 and cluster_map.owners[0] >= 0:
+            return {cluster_map.endpoints[cluster_map.owners[0]]: batch}, None
+        owners = pc.take(pa.array(cluster_map.owners, pa.int16()), vbuckets)
+        rows_of = {owner: batch.filter(pc.equal(owners, owner)) for owner in pc.unique(owners).to_pylist()}
         homeless = rows_of.pop(-1, None)
-        taken = {cluster_map.endpoints[owner]: batch.take(pa.array(rows)) for owner, rows in rows_of.items()}
-        return taken, None if homeless is None else batch.take(pa.array(homeless))
+        return {cluster_map.endpoints[owner]: rows for owner, rows in rows_of.items()}, homeless
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

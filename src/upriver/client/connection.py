@@ -57,8 +57,8 @@ class Collector:
     def take(self, reply: Reply) -> bool:
         """Keep an answer; True if it was the last. The answer to the last request always ends it."""
         self.replies.append(reply)
-        self._missing -= 1
-        if self._missing and reply.opaque != self.last:
+        self._missing -= 1 + len(reply.alike)
+        if self._missing and (reply.alike or (reply.opaque,))[-1] != self.last:
             return False
         if not self.done.done():
             self.done.set_result(self.replies)
@@ -296,6 +296,19 @@ class Connection(asyncio.BufferedProtocol):
     def _dispatch(self, reply: Reply) -> None:
         if reply.status:
             self.refused(reply.status, reply.value)
+        if reply.alike and not self._is_collected(reply):
+            for opaque in (reply.opaque, *reply.alike):
+                self._hand_over(reply._replace(opaque=opaque, alike=()))
+            return
+        self._hand_over(reply)
+
+    def _is_collected(self, reply: Reply) -> bool:
+        """Whether all these refusals belong to one run of requests."""
+        lowest, highest = min(reply.opaque, *reply.alike), max(reply.opaque, *reply.alike)
+        return any(collector.first <= lowest and highest <= collector.last for collector in self._collectors)
+
+    def _hand_over(self, reply: Reply) -> None:
+        """Give an answer to whoever has asked."""
         waiting = self._waiting.pop(reply.opaque, None)
         if waiting is not None:
             if not waiting.done():

@@ -1,14 +1,16 @@
 """Answers out of received bytes, for a client that asks much at once.
 
 A reply is taken apart no further than header, extras, key and value: whoever asked knows what stands in them. Going
-through the declared messages instead would cost ten times as much for each answer.
+through the declared messages instead would cost ten times as much for each answer. Refusals that follow each other and
+say the same, as those of rows that a node has already, are one reply with many opaques.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from upriver.errors import StatusError, WireError
 from upriver.wire.codes import Magic, Status
+from upriver.wire.frames import alike_run
 from upriver.wire.framing import BODY_BYTES_MAX, MEMCACHED
 
 
@@ -23,6 +25,8 @@ class Reply(NamedTuple):
     extras: bytes
     key: bytes
     value: bytes
+    #: The opaques of refusals that came behind this one and say the same.
+    alike: Sequence[int] = ()
 
     def error(self, vbucket: int | None = None) -> StatusError | None:
         """What the answer refuses, if it does."""
@@ -58,7 +62,11 @@ class ReplyReader:
             end = at + _HEADER + self._body_length(data, at)
             if end > len(data):
                 break
-            yield _reply(data, at, end)
+            reply = _reply(data, at, end)
+            if reply.status and data[end : end + _SAME] == data[at : at + _SAME]:
+                end, opaques = alike_run(data, at)
+                reply = reply._replace(alike=opaques[1:])
+            yield reply
             at = end
         self.offset += at
         self._rest += data[at:]
@@ -75,6 +83,8 @@ class ReplyReader:
 
 
 _HEADER: Final = MEMCACHED.header_size
+#: So many bytes stand before the opaque: alike in answers that say the same.
+_SAME: Final = 12
 
 
 def _reply(data: bytes | bytearray, at: int, end: int) -> Reply:

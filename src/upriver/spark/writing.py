@@ -2,13 +2,16 @@
 
 Theory of operation. Rows go out batch by batch, many on their way at once. So that their order on the way does not
 matter, each batch keeps only the last row of a key: by (branch, seqno) where the rows tell them, else by their order.
-Batches follow each other. With meta a row that the cluster knows already, or knows better, changes nothing; so a batch
-that Spark runs again changes nothing either.
+Batches follow each other: while one is on its way Spark hands over the next, which is made ready but does not leave
+before everything of the one before is answered. With meta a row that the cluster knows already, or knows better,
+changes nothing; so a batch that Spark runs again changes nothing either.
 """
 
 import dataclasses
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +27,10 @@ from upriver.wire.memcached import MetaOption
 
 #: So many refused rows are told by name.
 SAMPLES_MAX: Final = 5
+#: What is on its way at once is at most so large, but one row.
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+#: To delete what is not there, or to bring what is older, is no failure.
+_KNOWN: Final = (KeyNotFound, KeyExists)
 _EVENTS: Final = {event.name.lower(): int(event) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
 _OF_VBUCKETS: Final = {event.name.lower() for event in Event} - _EVENTS.keys()
 
@@ -58,20 +65,31 @@ class RowWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> Outcome:
         """Write all rows; refused ones end as the options say."""
         outcome = Outcome()
-        with SyncKvClient(self._options.cluster) as client:
-            for batch in batches:
-                for at in range(0, batch.num_rows, self._options.batch_rows):
-                    rows = as_changes(batch.slice(at, self._options.batch_rows), with_meta=self._with_meta)
-                    refused = client.write_batch(rows, with_meta=self._with_meta, options=self._meta_options)
-                    outcome += self._counted(rows, refused)
+        on_its_way: tuple[pa.RecordBatch, Future[dict[bytes, StatusError]]] | None = None
+        with SyncKvClient(self._options.cluster) as client, ThreadPoolExecutor(1, "upriver-writing") as sender:
+            for rows in self._changes(batches):
+                if on_its_way is not None:
+                    outcome += self._counted(*on_its_way)
+                sent = sender.submit(client.write_batch, rows, with_meta=self._with_meta, options=self._meta_options)
+                on_its_way = rows, sent
+            if on_its_way is not None:
+                outcome += self._counted(*on_its_way)
         return outcome
 
-    def _counted(self, rows: pa.RecordBatch, refused: dict[bytes, StatusError]) -> Outcome:
-        # To delete what is not there, or to bring what is older, is no failure.
-        known = {key for key, error in refused.items() if isinstance(error, KeyNotFound | KeyExists)}
-        failed = {key: error for key, error in refused.items() if key not in known}
+    def _changes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows in pieces that go out together."""
+        for batch in batches:
+            per_row = max(1, batch.nbytes // max(1, batch.num_rows))
+            together = max(1, min(self._options.batch_rows, BATCH_BYTES_MAX // per_row))
+            for at in range(0, batch.num_rows, together):
+                yield as_changes(batch.slice(at, together), with_meta=self._with_meta)
+
+    def _counted(self, rows: pa.RecordBatch, sent: "Future[dict[bytes, StatusError]]") -> Outcome:
+        """Wait until the rows are answered."""
+        refused = sent.result()
+        failed = {key: error for key, error in refused.items() if not isinstance(error, _KNOWN)}
         samples = [f"{key!r}: {error}" for key, error in list(failed.items())[:SAMPLES_MAX]]
-        outcome = Outcome(rows.num_rows - len(refused), len(known), len(failed), samples)
+        outcome = Outcome(rows.num_rows - len(refused), len(refused) - len(failed), len(failed), samples)
         if failed and self._options.errors_as == "fail":
             raise RowsRefused(outcome.refused, samples)
         if failed and self._options.dead_letter_path is not None:
@@ -85,13 +103,11 @@ def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
     missing = {"key", *(("cas", "rev_seqno") if with_meta else ())} - set(names)
     if missing:
         raise ValueError(f"the rows need a column {', '.join(sorted(missing))}; they have {', '.join(names)}")
-    batch = _in_order(batch)
     keys = batch.column("key").cast(pa.binary())
     if keys.null_count:
         raise ValueError(_about_nulls(batch))
-    last = {key: row for row, key in enumerate(keys.to_pylist())}
-    if len(last) < batch.num_rows:
-        batch = batch.take(pa.array(sorted(last.values())))
+    if len(keys.unique()) < batch.num_rows:
+        batch = _last_of_each_key(batch)
     columns = {"event": _events(batch), "key": batch.column("key").cast(pa.binary()), "value": _values(batch)}
     for name in ("flags", "expiry", "cas", "rev_seqno", "datatype"):
         if name in names:
@@ -99,9 +115,12 @@ def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _last_of_each_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     by = [name for name in ("branch", "seqno") if name in batch.schema.names]
-    return batch.sort_by([(name, "ascending") for name in by]) if by else batch
+    if by:
+        batch = batch.sort_by([(name, "ascending") for name in by])
+    last = {key: row for row, key in enumerate(batch.column("key").cast(pa.binary()).to_pylist())}
+    return batch.take(pa.array(sorted(last.values())))
 
 
 def _events(batch: pa.RecordBatch) -> pa.Array:
@@ -113,11 +132,17 @@ def _events(batch: pa.RecordBatch) -> pa.Array:
             deletes, pa.scalar(int(Event.DELETION), pa.uint8()), pa.scalar(int(Event.MUTATION), pa.uint8())
         )
     given = batch.column("event").cast(pa.string())
-    codes = pc.index_in(given, pa.array(list(_EVENTS), pa.string()))
+    names, numbers = _events_known()
+    codes = pc.index_in(given, names)
     if codes.null_count:
         unknown = pc.filter(given, pc.is_null(codes))[0].as_py()
         raise ValueError(f"there is no event {unknown!r} to write; known are {', '.join(_EVENTS)}")
-    return pc.take(pa.array(list(_EVENTS.values()), pa.uint8()), codes)
+    return pc.take(numbers, codes)
+
+
+@cache
+def _events_known() -> tuple[pa.Array, pa.Array]:
+    return pa.array(list(_EVENTS), pa.string()), pa.array(list(_EVENTS.values()), pa.uint8())
 
 
 def _values(batch: pa.RecordBatch) -> pa.Array:

@@ -18,6 +18,7 @@ class RowReader:
         self, head: bytes, data: Buffer, start: int, rows_max: int, bytes_max: int
     ) -> tuple[int, int, pa.RecordBatch | None, pa.RecordBatch | None]: ...
 
+def key_vbuckets(keys: pa.BinaryArray, vbuckets: int) -> pa.UInt16Array: ...
 def write_rows(
     batch: pa.RecordBatch,
     templates: Mapping[Event, RowTemplate],

@@ -113,6 +113,25 @@ def change_run(
     return at, after, count
 
 
+def alike_run(const uint8_t[::1] data not None, size_t at):
+    """The whole packets from ``at`` on that are like the first one but for their opaque: where they end, and theirs."""
+    cdef size_t length = data.shape[0], size
+    cdef const uint8_t *first
+    cdef const uint8_t *packet
+    cdef list opaques = []
+    if at > length or length - at < HEADER:
+        return at, opaques
+    first = &data[at]
+    size = HEADER + <size_t> load_u32(first + BODY_LENGTH)
+    while length - at >= size:
+        packet = &data[at]
+        if memcmp(packet, first, OPAQUE) or memcmp(packet + OPAQUE + 4, first + OPAQUE + 4, size - OPAQUE - 4):
+            break
+        opaques.append(load_u32(packet + OPAQUE))
+        at += size
+    return at, opaques
+
+
 def changes_end(const uint8_t[::1] data not None, size_t at):
     """Where the changes that stand at ``at`` end, whosever they are; beyond the data if the last one is not whole."""
     cdef size_t length = data.shape[0]

@@ -94,6 +94,12 @@ def encode_reads(batch: pa.RecordBatch, first_opaque: int, *, codec: ModuleType 
     return _encode(batch, _reads(), first_opaque, codec, keys_only=True)
 
 
+def key_vbuckets(keys: pa.BinaryArray, vbuckets: int, *, codec: ModuleType = _codec) -> pa.UInt16Array:
+    """The vbucket of each key, in a bucket of so many."""
+    found: pa.UInt16Array = codec.key_vbuckets(keys, vbuckets)
+    return found
+
+
 def _encode(
     batch: pa.RecordBatch,
     templates: dict[Event, RowTemplate],

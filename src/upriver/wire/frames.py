@@ -5,7 +5,8 @@ has asked for them, and a stream must know the last seqno that it sent. Both are
 where that is possible; frames without an expiration, nearly all of them, are handed back as they are.
 
 A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow. Who only
-passes them on must just know where they end.
+passes them on must just know where they end. A client whose rows are refused by the thousand, each with the same words,
+looks at the words once.
 """
 
 import struct
@@ -27,6 +28,8 @@ from upriver.wire.layout import Buffer
 
 _BODY_LENGTH: Final = struct.Struct(">I")
 _SEQNO: Final = struct.Struct(">Q")
+_OPAQUE: Final = struct.Struct(">I")
+_OPAQUE_AT: Final = 12
 #: Lengths of the extras of each change, in `dcp` and in `upr`.
 _EXTRAS: Final = {
     True: {0x57: (31,), 0x58: (18, 21), 0x59: (20, 18)},
@@ -96,9 +99,26 @@ def plain_changes_end(data: Buffer, at: int) -> int:
     return at
 
 
+def plain_alike_run(data: Buffer, at: int) -> tuple[int, list[int]]:
+    """The whole packets from ``at`` on that are like the first one but for their opaque: where they end, and theirs."""
+    opaques: list[int] = []
+    if len(data) - at < HEADER.size:
+        return at, opaques
+    (body,) = _BODY_LENGTH.unpack_from(data, at + BODY_LENGTH_OFFSET)
+    size = HEADER.size + body
+    before, behind = data[at : at + _OPAQUE_AT], data[at + _OPAQUE_AT + 4 : at + size]
+    while len(data) - at >= size:
+        if data[at : at + _OPAQUE_AT] != before or data[at + _OPAQUE_AT + 4 : at + size] != behind:
+            break
+        opaques += _OPAQUE.unpack_from(data, at + _OPAQUE_AT)
+        at += size
+    return at, opaques
+
+
 try:
-    from upriver.wire._frames import as_sent, change_run, changes_end
+    from upriver.wire._frames import alike_run, as_sent, change_run, changes_end
 except ImportError:  # built where there was no C compiler
     as_sent, change_run, changes_end = plain_as_sent, plain_change_run, plain_changes_end
+    alike_run = plain_alike_run
 
-__all__ = ["as_sent", "change_run", "changes_end"]
+__all__ = ["alike_run", "as_sent", "change_run", "changes_end"]

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from upriver.errors import WireError
-from upriver.model import Event
+from upriver.model import Event, vbucket_of
 from upriver.wire.codes import Magic
 from upriver.wire.dialect import Dialect
 from upriver.wire.framing import DRAFT, EXTRAS_LENGTH_AT, KEY_BYTES_MAX, KEY_LENGTH_AT, MEMCACHED, OPCODE_AT
@@ -173,6 +173,13 @@ def write_rows(
         out += key
         out += value
     return bytes(out)
+
+
+def key_vbuckets(keys: pa.BinaryArray, vbuckets: int) -> pa.UInt16Array:
+    """The vbucket of each key of a binary Arrow array without nulls, in a bucket of so many."""
+    if not vbuckets:
+        raise ValueError("a bucket has at least one vbucket")
+    return pa.array([vbucket_of(key, vbuckets) for key in keys.to_pylist()], pa.uint16())
 
 
 def _no_packet(row: int, event: int, key: bytes) -> ValueError:
