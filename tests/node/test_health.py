@@ -164,9 +164,7 @@ def test_who_says_nothing_is_dropped(node: EmbeddedNode, monkeypatch: pytest.Mon
             assert plain.recv(1) == b""
 
 
-def test_a_probe_does_not_wait_behind_idle_ones(
-    node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_does_not_wait_behind_idle_ones(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CONNECTIONS_MAX", 2)
     assert node.metrics_port is not None
     held = [socket.create_connection(("127.0.0.1", node.metrics_port), 30) for _ in range(2)]

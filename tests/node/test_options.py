@@ -144,6 +144,7 @@ def test_memory_and_data_override_each_other_from_layer_to_layer(
         ({"log_level": "loud"}, "it is debug or info or warning or error"),
         ({"log_format": "xml"}, "it is plain or json"),
         ({"insecure": "perhaps"}, "it is true or false"),
+        ({"data": ""}, "give a directory, or say memory"),
         ({"metrics_host": "0.0.0.0"}, "also the metrics are served on loopback"),
         ({"idle_s": "-1"}, "0 or more"),
         ({"idle_s": math.nan}, "idle_s"),

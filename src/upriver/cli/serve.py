@@ -19,7 +19,7 @@ from upriver.node.options import NodeOptions, gather
 if TYPE_CHECKING:
     from upriver.node.server import Node
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +84,8 @@ async def _run(options: NodeOptions) -> None:
             signal.signal(number, signal.SIG_DFL)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, ask_to_stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does, so that a node outlives its terminal
+            loop.add_signal_handler(number, ask_to_stop)
     node = await Node.open(options)
     try:
         click.echo(_ready_line(node, options))

@@ -132,6 +132,8 @@ class NodeOptions:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _converted(field, getattr(self, field.name)))
+        if self.data == "":
+            raise InvalidArguments("data is empty: give a directory, or say memory")
         if self.data is not None and self.memory:
             raise InvalidArguments("data and memory exclude each other")
         if self.data is None:
