@@ -121,18 +121,52 @@ def test_a_length_that_never_comes(served: Served, probe: Probe) -> None:
 
 
 def test_half_a_frame_and_then_silence(tmp_path: Path) -> None:
+    """Small ones and large ones: they are closed, and what was kept of them is given back."""
     log = tmp_path / "node.log"
-    with Served("--port", "0", "--vbuckets", "1", "--idle-s", "1.5", log=log) as served:
-        before = descriptors(served.pid)
+    with Served("--port", "0", "--vbuckets", "1", "--stuck-s", "1.5", log=log) as served:
+        before, rss = descriptors(served.pid), rss_bytes(served.pid)
         with served_meanwhile(served.port):
             silent = connected(served, 100)
-            for each in silent:
-                each.sendall(Set(key=b"key", value=b"value").encode()[:30])
+            packet = Set(key=b"key", value=bytes(5 * 2**20)).encode()
+            for number, each in enumerate(silent):
+                each.sendall(packet[: 4 * 2**20 if number % 10 == 0 else 30])
             for each in silent:
                 with each, contextlib.suppress(ConnectionError):
                     assert each.recv(1) == b""
         wait_until(lambda: descriptors(served.pid) <= before)
+        wait_until(lambda: rss_bytes(served.pid) <= rss + RSS_SLACK_BYTES, "memory is given back")
         assert log.read_text().count("closed: idle for 1.5 s, half a request came") == 100
+
+
+def test_half_requests_of_some_take_nothing_from_the_others(tmp_path: Path) -> None:
+    """All that may be kept is kept for silent peers: whoever else sends his requests in pieces is served."""
+    log = tmp_path / "node.log"
+    limit = 32 * 2**20
+    with (
+        Served("--port", "0", "--vbuckets", "1", "--partial-bytes-max", str(limit), log=log) as served,
+        served_meanwhile(served.port),
+    ):
+        rss = rss_bytes(served.pid)
+        silent = connected(served, 8)
+        half = Set(key=b"silent", value=bytes(20 * 2**20 - 100)).encode()[: limit // 8]
+        for each in silent:
+            each.sendall(half)
+        wait_until(lambda: rss_bytes(served.pid) > rss + limit // 2, "it is kept")
+        pieces = [Set(key=b"%d" % number, value=bytes(30_000), opaque=number).encode() for number in range(100)]
+        for _ in range(10):
+            with Client(served.port) as client:
+                sender = threading.Thread(target=client.socket.sendall, args=(b"".join(pieces),))
+                sender.start()
+                for number in range(100):
+                    reply = client.reply()
+                    assert (reply.opaque, reply.status) == (number, 0)
+                sender.join()
+                client.set(b"larger", bytes(500_000))
+        for each in silent:
+            each.close()
+    lines = log.read_text()
+    assert 1 <= lines.count("closed: half-received requests of all connections") <= 8
+    assert "Traceback" not in lines
 
 
 def test_readers_that_stop_reading(served: Served, probe: Probe) -> None:
@@ -153,6 +187,29 @@ def test_readers_that_stop_reading(served: Served, probe: Probe) -> None:
     assert grown < len(stuck) * 4 * 2**20 + RSS_SLACK_BYTES
     for client in stuck:
         client.close()
+
+
+def test_readers_that_stop_in_the_middle_of_twenty_mebibytes(tmp_path: Path) -> None:
+    """One answer may be large, so all are bounded together: who does not read is cut off, others are served."""
+    log = tmp_path / "node.log"
+    limit, size = 64 * 2**20, 20 * 2**20
+    with Served("--port", "0", "--vbuckets", "1", "--unread-total-bytes-max", str(limit), log=log) as served:
+        with served_meanwhile(served.port) as probe, Client(served.port) as client:
+            client.set(b"large", bytes(size))
+            assert client.get(b"large") == bytes(size)  # whatever a first one allocates
+            rss, worst = rss_bytes(served.pid), 0
+            stuck = [Client(served.port, receive_bytes=4096) for _ in range(30)]
+            for each in stuck:
+                each.send(*[Get(key=b"large")] * 3)
+                probe.another_round()
+                worst = max(worst, rss_bytes(served.pid))
+            assert client.get(b"large") == bytes(size)
+            wait_until(lambda: rss_bytes(served.pid) < rss + limit + size, "who does not read goes after a moment")
+            for each in stuck:
+                each.close()
+        # Twice the limit for a moment, and what is copied for the answer that is being made.
+        assert worst - rss < 2 * limit + 3 * size
+        assert log.read_text().count("cut off: unread answers of all connections") >= 20
 
 
 def test_a_reader_that_stops_and_goes_on_misses_nothing(served: Served, probe: Probe) -> None:
