@@ -260,12 +260,15 @@ def test_small_requests_that_copy_megabytes() -> None:
     """A pipeline of touches is some bytes, and a whole value copied for each: others are served in between."""
     with Served("--port", "0", "--vbuckets", "1") as served, served_meanwhile(served.port) as probe:
         with Client(served.port) as client:
-            client.set(b"large", bytes(8 * 2**20))
-            rounds, count = probe.rounds, 60
+            client.set(b"large", bytes(4 * 2**20))
+            count = 200  # as many as a turn could hold if it ended by their number only
             client.send(*[Touch(key=b"large", expiration=0)] * count)
-            done = sum(client.reply().status == 0 for _ in range(count))
-        assert done > count // 2
-        assert probe.rounds - rounds > count // 4
+            done = client.reply().status == 0
+            rounds = probe.rounds
+            done += sum(client.reply().status == 0 for _ in range(count - 1))
+            rounds = probe.rounds - rounds
+        assert done > count // 10
+        assert rounds >= 8
 
 
 def storm(served: Served, probe: Probe, count: int) -> None:
