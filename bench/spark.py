@@ -254,18 +254,14 @@ def _durations(frame: Any, batches: int, write: Callable[[], None]) -> tuple[lis
 
 
 def sink(spark: SparkSession, rows: int, rounds: int) -> None:
-    def frame_of(rows: int) -> Any:
-        return spark.range(rows, numPartitions=TASKS).selectExpr(
-            "cast(lpad(cast(id AS string), 16, '0') AS binary) AS key",
-            f"cast(repeat('v', {len(VALUE)}) AS binary) AS value",
-            *("'mutation' AS event", "1L AS rev_seqno", "id + 1 AS cas"),
-        )
-
-    frame = frame_of(rows)
+    frame = spark.range(rows, numPartitions=TASKS).selectExpr(
+        "cast(lpad(cast(id AS string), 16, '0') AS binary) AS key",
+        f"cast(repeat('v', {len(VALUE)}) AS binary) AS value",
+        *("'mutation' AS event", "1L AS rev_seqno", "id + 1 AS cas"),
+    )
     without = best_of(1, {"noop": lambda: frame.write.format("noop").mode("overwrite").save()})["noop"]
     print(f"sink, the rows alone: {without.rate(rows)}", flush=True)
-    for mode, count in (("upsert", rows), ("meta", rows // 8)):
-        frame = frame_of(count)
+    for mode in ("upsert", "meta"):
         best: dict[str, Cost] = {}
         for turn in range(rounds + 1):
             with node_with(64, 0) as address:
@@ -275,7 +271,7 @@ def sink(spark: SparkSession, rows: int, rounds: int) -> None:
                     if turn:
                         best[name] = cost.best(best.get(name))
         for name, cost in best.items():
-            print(f"sink, {mode}, {name:5}: {cost.rate(count)} (goal 0.30)", flush=True)
+            print(f"sink, {mode}, {name:5}: {cost.rate(rows)} (goal 0.30)", flush=True)
 
 
 def memory(spark: SparkSession, rows: int) -> None:
