@@ -18,7 +18,9 @@ from bench.node import free_port, pinned, running
 from upriver.model import vbucket_of
 from upriver.wire import Request
 from upriver.wire.memcached import (
+    Append,
     CreateCheckpoint,
+    Get,
     GetAllVbucketSeqnos,
     GetClusterConfig,
     Noop,
@@ -27,6 +29,7 @@ from upriver.wire.memcached import (
     Set,
     SetVbucket,
     Stat,
+    Touch,
     VbucketState,
 )
 
@@ -34,15 +37,23 @@ GOAL_MS = 10.0
 #: How many of the requests are on their way at once, and how many keys are stored.
 AHEAD, KEYS = 4, 20_000
 OBSERVED_KEYS = 500
+#: Values of so many MiB, and how many requests for one stand in a pipeline: they are small, and copy all of it.
+LARGE, SMALL_REQUESTS = (1, 19), 50
 GROUPS = (
     "", "memory", "vbucket", "vbucket-details", "vbucket-seqno", "vbucket-positions", "failovers", "checkpoint", "dcp",
 )  # fmt: skip
 
 
-def requests() -> dict[str, Request]:
-    """What is asked for, by name."""
+def requests() -> dict[str, Request | list[Request]]:
+    """What is asked for, by name: one request, or some in a pipeline."""
     keys = [b"key:%012d" % number for number in range(OBSERVED_KEYS)]
     observed = tuple(ObservedKey(vbucket=vbucket_of(key, 1024), key=key) for key in keys)
+    large: dict[str, Request | list[Request]] = {}
+    for size in LARGE:
+        key = b"%d" % size
+        large[f"gets of {size} MiB"] = [Get(key=key)] * SMALL_REQUESTS
+        large[f"touches of {size} MiB"] = [Touch(key=key, expiration=0)] * SMALL_REQUESTS
+        large[f"appends to {size} MiB"] = [Append(key=key, value=b"+")] * SMALL_REQUESTS
     return {
         **{f"stat {name}".strip(): Stat(key=name.encode()) for name in GROUPS},
         "all seqnos": GetAllVbucketSeqnos(),
@@ -50,15 +61,17 @@ def requests() -> dict[str, Request]:
         "create checkpoint": CreateCheckpoint(vbucket=1),
         "set vbucket": SetVbucket(vbucket=1, state=VbucketState.ACTIVE),
         f"observe of {OBSERVED_KEYS} keys": Observe(keys=observed),
+        **large,
     }
 
 
 def store(port: int) -> None:
-    """Something in every vbucket."""
+    """Something in every vbucket, and something large."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         keys = [b"key:%012d" % number for number in range(KEYS)]
         connection.sendall(b"".join(Set(key=key, value=b"v", vbucket=vbucket_of(key, 1024)).encode() for key in keys))
-        left = 24 * KEYS
+        connection.sendall(b"".join(Set(key=b"%d" % size, value=bytes(size * 2**20)).encode() for size in LARGE))
+        left = 24 * (KEYS + len(LARGE))
         while left:
             left -= len(connection.recv(1 << 20))
 
@@ -66,10 +79,10 @@ def store(port: int) -> None:
 class Asker:
     """A client that asks for the same again and again, in a thread of its own."""
 
-    def __init__(self, port: int, request: Request | None) -> None:
+    def __init__(self, port: int, requests: list[Request]) -> None:
         self.answers = 0
         self._ended = False
-        self._packet = b"" if request is None else request.encode() + Noop(opaque=0xFEEDFACE).encode()
+        self._packet = b"".join(request.encode() for request in (*requests, Noop(opaque=0xFEEDFACE)) if requests)
         self._connection = socket.create_connection(("127.0.0.1", port))
         self._thread = threading.Thread(target=self._run)
 
@@ -89,10 +102,8 @@ class Asker:
         end, rest = b"\xfe\xed\xfa\xce" + bytes(8), b""
         self._connection.sendall(self._packet * AHEAD)
         while not self._ended:
-            rest += self._connection.recv(1 << 20)
-            ended = rest.count(end)
-            rest = rest[-len(end) + 1 :] if ended else rest
-            if ended:
+            rest = rest[-len(end) + 1 :] + self._connection.recv(1 << 20)
+            if ended := rest.count(end):
                 self.answers += ended
                 self._connection.sendall(self._packet * ended)
 
@@ -133,8 +144,8 @@ def main() -> None:
     port = free_port()
     with running(pinned([sys.executable, "-m", "upriver", "serve", "--port", str(port), "--log-level", "error"]), port):
         store(port)
-        for name, request in {"nothing": None, **requests()}.items():
-            with Asker(port, request) as asker:
+        for name, asked in {"nothing": [], **requests()}.items():
+            with Asker(port, asked if isinstance(asked, list) else [asked]) as asker:
                 print(f"beside {name:22} {measured(port, options.seconds)}; {asker.answers} answers", flush=True)
 
 
