@@ -265,6 +265,19 @@ def test_a_connected_client_that_is_deregistered_is_told_and_closed(laboratory: 
     assert keys(client(laboratory).run()) == ["a"]
 
 
+def test_a_busy_client_that_is_deregistered_gets_nothing_behind_the_goodbye() -> None:
+    laboratory = Laboratory(tap_settings=TapSettings(ack_interval=2, window_messages_max=10))
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, *(b"k%d" % i for i in range(100)))
+    peer = client(laboratory, BACKFILL | ACK | REGISTERED)
+    peer.judge = lambda _: None
+    last = peer.run()[-1]
+    answer = AnyResponse(opcode=0x41, opaque=last.opaque)  # type: ignore[attr-defined]
+    peer.peer.put(answer.encode() + memcached.DeregisterTapClient(name=b"client").encode())
+    assert brief(peer.run()) == ["#close_tap_stream", "success"]
+    assert peer.closed
+
+
 def test_a_registered_client_survives_a_purge_by_starting_over(laboratory: Laboratory) -> None:
     vbucket = laboratory.bucket.vbucket(1)
     laboratory.write(1, b"a", b"b")

@@ -1,8 +1,9 @@
 """Recordings of TAP, replayed against sessions of ours.
 
 What the two servers say is compared within each vbucket of a connection: control messages and answers in their order,
-and how often each change was sent. The client's acknowledgements are given as the recorded one gave them: to the same
-message the same statuses in the same order, success to what only we ask for, and none at all if it gave none.
+and how often each change was sent between them. The client's acknowledgements are given as the recorded one gave them:
+to the same message the same statuses in the same order, success to what only we ask for, and none at all if it gave
+none.
 
 Left out of every comparison is what differs by nature: CAS, times, `nru`, the numbers of the messages (those servers
 count only what is acknowledged), the order of a backfill (ours is the order of the changes), which change asks for an
@@ -90,7 +91,7 @@ class Conversation:
 
     def lines(self, vbuckets: set[int]) -> dict[Place, list[str]]:
         asked = {key: list(numbers) for key, numbers in self.asked.items()}
-        controls: dict[Place, list[str]] = defaultdict(list)
+        out: dict[Place, list[str]] = defaultdict(list)
         changes: dict[Place, Counter[str]] = defaultdict(Counter)
         for message in self.messages:
             vbucket = message.vbucket if isinstance(message, Request) else None
@@ -99,16 +100,21 @@ class Conversation:
                 vbucket = waiting.pop(0) if waiting else None
             if vbucket is not None and vbucket not in vbuckets:
                 continue
-            text = line(message, recorded=self.recorded)
+            place, text = (self.name, vbucket), line(message, recorded=self.recorded)
             if is_change(message):
-                changes[self.name, vbucket][text] += 1
+                changes[place][text] += 1
             else:
-                controls[self.name, vbucket].append(text)
+                out[place] += [*_counted(changes.pop(place, Counter())), text]
         for place, found in changes.items():
-            controls[place] += [f"{text} (x{count})" if count > 1 else text for text, count in sorted(found.items())]
+            out[place] += _counted(found)
         if self.closed:
-            controls[self.name, None].append("closed")
-        return dict(controls)
+            out[self.name, None].append("closed")
+        return dict(out)
+
+
+def _counted(changes: Counter[str]) -> list[str]:
+    """Changes between two control messages, in an order that is the same for both servers."""
+    return [f"{text} (x{count})" if count > 1 else text for text, count in sorted(changes.items())]
 
 
 class TapReplay:

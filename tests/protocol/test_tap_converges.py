@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.tap_stage import ACK, BACKFILL, CHECKPOINT, LIST, REGISTERED, connect
+from tests.protocol.tap_stage import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
 from upriver.protocol.tap_plan import TapSettings
@@ -31,6 +31,8 @@ class Consumer:
     laboratory: Laboratory
     request: tap.Connect
     acks: bool
+    #: It has been told that nothing more comes.
+    finished: bool = False
     held: dict[int, dict[bytes, bytes]] = field(default_factory=lambda: {vbucket: {} for vbucket in VBUCKETS})
     peer: Peer | None = None
 
@@ -73,7 +75,10 @@ class Consumer:
             self.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=verdict))
 
     def _apply(self, message: Message) -> None:
+        assert not self.finished
         match message:
+            case tap.Opaque() if message.control is Control.CLOSE_TAP_STREAM:
+                self.finished = True
             case tap.Mutation():
                 self.held[message.vbucket][message.key] = message.value
             case tap.Delete():
@@ -165,4 +170,34 @@ def test_in_the_end_the_consumer_holds_what_the_node_holds(
     consumer.read([])
     laboratory.pass_by(6)
     consumer.read([])
+    assert consumer.held == contents(laboratory)
+
+
+TEMPORARY = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY]), max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    written=st.lists(st.tuples(st.sampled_from(VBUCKETS), st.sampled_from(KEYS)), max_size=12),
+    refused=st.lists(TEMPORARY, max_size=5),
+)
+def test_who_is_told_that_nothing_more_comes_holds_all_of_a_dump(
+    written: list[tuple[int, bytes]], refused: list[list[Status | None]]
+) -> None:
+    laboratory = Laboratory(tap_settings=SETTINGS)
+    for vbucket in VBUCKETS:
+        laboratory.bucket.create_vbucket(vbucket)
+    for number, (vbucket, key) in enumerate(written):
+        laboratory.bucket.vbucket(vbucket).set(key, b"%d" % number)
+    consumer = Consumer(laboratory, connect(b"client", DUMP | ACK), acks=True)
+    consumer.connect()
+    for verdicts in refused:
+        if not consumer.finished:
+            consumer.read(list(verdicts))
+            laboratory.pass_by(6)
+    for _ in range(3):
+        if not consumer.finished:
+            consumer.read([])
+            laboratory.pass_by(6)
+    assert consumer.finished
     assert consumer.held == contents(laboratory)

@@ -157,14 +157,16 @@ def test_what_waits_never_overtakes_a_newer_change_of_its_key() -> None:
     peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"k" else Status.SUCCESS
     peer.run()
     laboratory.write(1, b"k", value=b"newer")
-    assert brief(peer.run()) == ["k=newer"]
+    assert brief(peer.run()) == ["k=newer", "#close_backfill"]  # nothing of the backfill is missing now
     laboratory.pass_by(20)
     assert keys(peer.run()) == []
 
 
 def test_a_refusal_that_comes_after_a_newer_change_went_out_is_settled() -> None:
-    laboratory, peer = stage(b"k")
+    laboratory, peer = stage()
+    peer.run()
     peer.judge = lambda _: None
+    laboratory.write(1, b"k")
     first = peer.run()
     laboratory.write(1, b"k", value=b"newer")
     second = peer.run()
@@ -287,12 +289,40 @@ def test_a_dump_waits_for_what_was_refused() -> None:
     laboratory, peer = stage(b"a", b"b", flags=DUMP | LIST | ACK)
     refused = [Status.ETMPFAIL]
     peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"b" else Status.SUCCESS
-    peer.run()
-    assert not peer.closed
+    assert "#close_tap_stream" not in brief(peer.run())
     laboratory.pass_by(6)
     peer.run()
     assert peer.closed
-    assert keys(peer.received) == ["a", "b", "b"]
+    of_1 = [message for message in peer.received if message.vbucket == 1]  # type: ignore[attr-defined]
+    assert brief(of_1) == ["#initial_vbucket_stream", "a=v", "b=v", "b=v", "#close_backfill"]
+    assert brief(peer.received)[-1] == "#close_tap_stream"
+
+
+def test_a_backfill_is_not_closed_before_all_of_it_is_taken_and_what_comes_does_not_wait() -> None:
+    laboratory, peer = stage(b"a", b"b", flags=ACK | BACKFILL | LIST, settings=TapSettings(ack_interval=1))
+    refused = [Status.ETMPFAIL] * 2
+    peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"a" else Status.SUCCESS
+    peer.run()
+    for number in range(3):  # answers to what comes say nothing of the backfill
+        laboratory.write(1, b"live%d" % number)
+        assert brief(peer.run()) == [f"live{number}=v"]
+    laboratory.pass_by(5.1)
+    assert brief(peer.run()) == ["a=v"]
+    laboratory.pass_by(5.1)
+    assert brief(peer.run()) == ["a=v", "#close_backfill"]
+
+
+def test_a_backfill_is_not_closed_while_answers_are_on_their_way() -> None:
+    laboratory, peer = stage(b"a", b"b", flags=ACK | BACKFILL | LIST)
+    peer.judge = lambda _: None
+    told = peer.run()
+    assert brief([m for m in told if m.vbucket == 1]) == ["#initial_vbucket_stream", "a=v", "b=v"]  # type: ignore[attr-defined]
+    laboratory.write(1, b"c")
+    assert peer.run() == []
+    peer.judge = lambda _: Status.SUCCESS
+    for message in told:
+        peer._answer(message)
+    assert brief(peer.run()) == ["#close_backfill", "c=v"]
 
 
 # Noops

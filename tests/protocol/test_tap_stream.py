@@ -290,6 +290,24 @@ def test_where_only_some_vbuckets_were_flushed_the_copy_of_those_starts_over() -
     assert {message.vbucket for message in messages} == {1}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("date", [None, 5])
+def test_a_flush_does_not_reach_what_a_dump_has_done_with(date: int | None) -> None:
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    laboratory.write(2, *(b"b%d" % i for i in range(20)), value=bytes(100_000))
+    peer = TapPeer(laboratory, connect(b"client", DUMP if date is None else DUMP | BACKFILL, date or 0))
+    while "#close_backfill" not in brief(peer.peer.received):
+        peer.peer.collect()  # piece by piece
+    assert "b19" not in keys(peer.peer.received)
+    laboratory.bucket.vbucket(2).flush()
+    laboratory.write(2, b"c")
+    peer.run()
+    assert "flush" not in brief(peer.received)
+    of_2 = [message for message in peer.received if message.vbucket == 2]  # type: ignore[attr-defined]
+    assert brief(of_2)[-3:] == ["#initial_vbucket_stream", "c=v", "#close_backfill"]
+    assert peer.closed
+
+
 def test_a_flush_does_not_reach_a_copy_that_was_not_flushed() -> None:
     laboratory = stage(b"a")
     replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
@@ -423,7 +441,7 @@ def test_active_is_not_sent_before_everything_is_acknowledged() -> None:
     peer.judge = judge
     assert "state active" not in brief(peer.run())
     laboratory.pass_by(6)
-    assert brief(peer.run()) == ["b=v", "state active", "#close_tap_stream"]
+    assert brief(peer.run()) == ["b=v", "#close_backfill", "state active", "#close_tap_stream"]
 
 
 def test_nobody_dies_before_the_other_side_is_pending() -> None:

@@ -289,8 +289,7 @@ class TapService:
         self.clients.deregister(name)
         connection = self._by_name.get(name)
         if connection is not None:
-            connection.producer.say_goodbye()
-            connection.session.put(connection.producer.produce())
+            connection.session.put(connection.producer.farewell())
             self.close(connection.session, "the client was deregistered")
             connection.lose()
             if connection.session.on_output is not None:

@@ -433,22 +433,23 @@ class TapProducer:
 
     @property
     def _finishing(self) -> bool:
-        """Everything that was asked for is sent, and there is a step to take: to say so, or to go."""
+        """Everything that was asked for is sent and taken: there is a step to take, to say so or to go."""
         if not self.plan.ends or self.done or self._turns or self._unbegun:
             return False
         if not all(stream.ended for stream in self.streams.values()):
             return False
-        return not self._said_goodbye or not (self.window.messages or self._retries)
+        return not (self.window.messages or self._retries)
 
     def _finish(self) -> None:
         if not self._said_goodbye:
             self._said_goodbye = True
-            self.say_goodbye()
+            self.send(tap.Opaque(control=Control.CLOSE_TAP_STREAM))
         self.done = not (self.window.messages or self._retries)
 
-    def say_goodbye(self) -> None:
-        """Tell the consumer that nothing more comes."""
+    def farewell(self) -> bytes:
+        """Tell the consumer that nothing more comes, whatever there is to send."""
         self.send(tap.Opaque(control=Control.CLOSE_TAP_STREAM))
+        return self._take()
 
     # Time
 

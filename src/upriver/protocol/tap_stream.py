@@ -93,6 +93,10 @@ class TapStream:
         self._read_to = 0
         self._checkpoint = 0
         self._subscribed_to: History | None = None
+        #: What comes is sent already, and something of the backfill waits for its second try.
+        self._backfill_open = False
+        #: The next step waits for answers; new changes are no news until then.
+        self._awaits_step = False
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
         self._said_pending = False
@@ -257,6 +261,11 @@ class TapStream:
     def _go_on(self, max_bytes: int) -> bool:
         """Do the next step; False if there is none for now."""
         history = self.history
+        self._awaits_step = False
+        if self._backfill_open and self._is_backfilled:
+            self._backfill_open = False
+            self._say(Control.CLOSE_BACKFILL)
+            return True
         if history.snapshot is not None:
             self._records, self._at = history.read_records(max_bytes), 0
             self._read_to = history.seqno
@@ -264,12 +273,9 @@ class TapStream:
                 self.seqno = self._read_to
             return True
         if history.end_reason is not None:
-            self._history_ended(history.end_reason)
-            return True
+            return self._history_ended(history.end_reason)
         if self.phase is TapPhase.BACKFILL and history.seqno >= self.backfill_end:
-            self._say(Control.CLOSE_BACKFILL)
-            self._go_live()
-            return True
+            return self._end_backfill()
         if self.phase is TapPhase.ACTIVATING:
             return self._finish_handover()
         if self._may_die():
@@ -281,6 +287,26 @@ class TapStream:
         self._reached = max(self._reached, snapshot.end)
         if self.phase is TapPhase.LIVE:
             self._tell_checkpoint()
+        return True
+
+    @property
+    def _is_backfilled(self) -> bool:
+        """Has the consumer taken everything that was there, as far as one can know?"""
+        return not self._awaits_answers or min([self.acked_seqno, *self.holds]) >= self.backfill_end
+
+    def _end_backfill(self) -> bool:
+        """Everything that was there is sent: say so when it is taken.
+
+        What was refused for the moment takes its time, and what comes does not wait for that.
+        """
+        if not self._is_backfilled and not self.holds:
+            self._awaits_step = True
+            return False
+        if self._is_backfilled:
+            self._say(Control.CLOSE_BACKFILL)
+        else:
+            self._backfill_open = True
+        self._go_live()
         return True
 
     def _go_live(self) -> None:
@@ -305,8 +331,11 @@ class TapStream:
 
     # The history breaks, or ends
 
-    def _history_ended(self, reason: str) -> None:
+    def _history_ended(self, reason: str) -> bool:
         if reason == "ok":
+            if self._awaits_answers:
+                self._awaits_step = True
+                return False
             self._say(Control.CLOSE_BACKFILL)
             self._flush_control()
             self.end()
@@ -324,6 +353,7 @@ class TapStream:
         else:
             self.connection.warn(f"vbucket {self.number} is sent anew: its history was {reason}")
             self.connection.restart(self)
+        return True
 
     def end(self) -> None:
         """Nothing more comes of it."""
@@ -381,6 +411,7 @@ class TapStream:
             self.let_go(piece.before_seqno)
         else:
             self.acked_seqno = max(self.acked_seqno, piece.seqno)
+        self._look_again()
 
     def let_go(self, before_seqno: int) -> None:
         """A message that was refused for the moment is taken, or needless."""
@@ -391,6 +422,11 @@ class TapStream:
     def hold(self, before_seqno: int) -> None:
         """A message was refused for the moment: until it is taken, a reconnect goes on before it."""
         self.holds[before_seqno] = self.holds.get(before_seqno, 0) + 1
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._awaits_step or self._backfill_open:
+            self.wake()
 
     def acked(self, piece: Piece) -> None:
         """The consumer holds what this piece brought."""
@@ -446,7 +482,8 @@ class TapStream:
             return
         self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
-        self.history.subscribe(self._called, fresh=self.phase is TapPhase.ACTIVATING or self._awaits_pending)
+        fresh = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
+        self.history.subscribe(self._called, fresh=fresh)
 
     def _called(self) -> None:
         self._subscribed_to = None
