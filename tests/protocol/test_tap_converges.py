@@ -72,7 +72,8 @@ class Consumer:
         asked = isinstance(message, memcached.Noop) or TapFlag.ACK in getattr(message, "tap_flags", TapFlag(0))
         if verdict is not None and (asked or verdict is not Status.SUCCESS):
             assert isinstance(message, Request)
-            self.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=verdict))
+            answer = AnyResponse(opcode=message.code, opaque=message.opaque, status=verdict).encode()
+            self.peer.put(answer if verdict is Status.SUCCESS else answer * 2)  # it insists
 
     def _apply(self, message: Message) -> None:
         assert not self.finished

@@ -151,6 +151,27 @@ def test_a_message_in_the_middle_of_a_piece_can_be_refused() -> None:
     assert keys(peer.run()) == ["b"]
 
 
+def test_a_message_that_is_refused_over_and_over_waits_once() -> None:
+    laboratory, peer = stage(b"a", b"b", b"c")
+    peer.judge = lambda _: None
+    messages = peer.run()
+    (refused,) = [message for message in messages if brief([message]) == ["b=v"]]
+    nack = AnyResponse(opcode=0x41, opaque=refused.opaque, status=Status.ETMPFAIL).encode()  # type: ignore[attr-defined]
+    peer.peer.put(nack * 1000)
+    assert producer_of(peer).retrying == 1
+    peer.judge = lambda _: Status.SUCCESS
+    for message in messages:
+        peer._answer(message)
+    peer.peer.put(nack * 1000)
+    peer.run()
+    laboratory.write(1, b"b", value=b"newer")  # makes the one that waits needless, and leaves no twin behind
+    assert "b=newer" in brief(peer.run())
+    laboratory.pass_by(20)
+    assert keys(peer.run()) == []
+    peer.leave()
+    assert keys(TapPeer(laboratory, connect(b"client", ACKED, vbuckets=(1, 2))).run()) == []
+
+
 def test_what_waits_never_overtakes_a_newer_change_of_its_key() -> None:
     laboratory, peer = stage(b"k", b"l", settings=TapSettings(ack_interval=1))
     refused = [Status.ETMPFAIL]

@@ -246,10 +246,14 @@ class TapProducer:
             self.closing = f"the consumer refused a message: {status.label}"
 
     def _try_again(self, piece: Piece, number: int, *, whole: bool) -> None:
-        """Send the message again after a while, unless a newer one with its key has gone out meanwhile."""
+        """Send the message again after a while, unless a newer one with its key has gone out meanwhile.
+
+        It may be refused over and over, until something behind it is answered; that is one second try.
+        """
         message, stream = piece.message(number), piece.stream
         key = key_of(message)
         needless = stream is not None and (stream.stopped or (key is not None and self.window.sent_since(number, key)))
+        needless = not piece.refuse(number) or needless
         if stream is not None and whole:
             stream.answered(piece)
         if needless:

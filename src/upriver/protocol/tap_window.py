@@ -38,6 +38,8 @@ class Piece:
     seqno: int = 0
     #: They were sent before, and refused for the moment.
     again: bool = False
+    #: The numbers of those that were refused for the moment; None if there are none.
+    _refused: set[int] | None = None
     #: Where each message begins, once somebody has asked.
     _offsets: list[int] | None = None
 
@@ -45,6 +47,14 @@ class Piece:
     def last(self) -> int:
         """The number of its last message."""
         return self.first + self.count - 1
+
+    def refuse(self, number: int) -> bool:
+        """Note that a message was refused for the moment; False if that is known."""
+        if self._refused is None:
+            self._refused = set()
+        known = number in self._refused
+        self._refused.add(number)
+        return not known
 
     def message(self, number: int) -> bytes:
         """One of its messages."""
