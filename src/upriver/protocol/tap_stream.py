@@ -172,7 +172,8 @@ class TapStream:
         vbucket = self.vbucket
         reached = StreamPosition.at(position.vbucket_uuid, position.snapshot.end)
         back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, reached)
-        purged = 0 < position.seqno < vbucket.purge_seqno
+        # At 0 it may hold something too, of what was sent and never acknowledged.
+        purged = position.seqno < vbucket.purge_seqno and position.snapshot.end > 0
         return back is None and not purged and (position.seqno > 0 or not self.plan.full)
 
     def _open(self, start: int) -> History:
