@@ -8,9 +8,10 @@ from upriver.protocol.streams import TRANSITIONS, diagram
 
 _OPENING = """\
 A client becomes a consumer of the node with an [open](protocol/dcp.md#open-0x50), which names the connection. The name
-appears in the statistics; opening it again closes the connection that had it before. An empty name is refused, and a
-second open, or anything of a stream before the first one, closes the connection. With users configured the role
-*stream* is needed. Requests that have nothing to do with streams are answered as on every other connection.
+appears in the statistics; opening it again closes the connection that had it before. An empty name is refused, and so
+is one of more than 500 bytes; a second open, or anything of a stream before the first one, closes the connection. With
+users configured the role *stream* is needed. Requests that have nothing to do with streams are answered as on every
+other connection.
 
 Which dialect a stream speaks follows from its request: 48 bytes of extras are `dcp`, 40 are `upr`. One connection may
 hold both, one stream for each vbucket."""

@@ -124,6 +124,40 @@ def test_a_listener_that_is_pinned_to_another_dialect_serves_no_tap(
 # Names
 
 
+@pytest.mark.parametrize("request_", [connect(b"y" * 65_530, REGISTERED), dcp.Open(name=b"y" * 65_530)])
+def test_a_name_that_no_statistic_could_tell_is_refused(laboratory: Laboratory, request_: Message) -> None:
+    client(laboratory).run()
+    (answer,) = laboratory.connect().send(request_)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.EINVAL
+    for group in (b"tap", b"dcp"):
+        answers = laboratory.connect().send(memcached.Stat(key=group))
+        assert isinstance(answers[-1], memcached.StatResponse)
+        assert not answers[-1].key
+
+
+def test_names_that_are_no_text_are_told_from_those_that_look_like_them(laboratory: Laboratory) -> None:
+    peers = [client(laboratory, ACK | REGISTERED, name) for name in (b"\xff", rb"\xff", rb"\\xff")]
+    for peer in peers:
+        peer.run()
+    assert [peer.closed for peer in peers] == [False] * 3
+    assert brief(laboratory.connect().send(memcached.DeregisterTapClient(name=b"\xff"))) == ["success"]
+    assert [peer.closed for peer in peers] == [True, False, False]
+
+
+def test_the_name_that_was_made_up_for_somebody_is_his(laboratory: Laboratory) -> None:
+    nameless = client(laboratory, name=b"")
+    nameless.run()
+    named = client(laboratory, name=b"anon_1")
+    assert brief(named.run()) == ["key_eexists"]
+    assert (nameless.closed, named.closed) == (False, True)
+    nameless.leave()
+    named = client(laboratory, name=b"anon_1")
+    named.run()
+    named.leave()
+    assert laboratory.tap.clients.get("anon_1") is not None
+
+
 def test_a_name_that_connects_again_takes_the_place_of_the_old_connection(laboratory: Laboratory) -> None:
     laboratory.write(1, b"a")
     old = client(laboratory)

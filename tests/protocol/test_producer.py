@@ -6,11 +6,10 @@ import pytest
 
 from tests.node.laboratory import Laboratory, Peer
 from tests.protocol.stage import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
-from upriver.errors import InvalidArguments, RollbackRequired
+from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.options import Entrance
 from upriver.node.source import EngineSource
-from upriver.protocol.producer import checked_name
 from upriver.protocol.stream_dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.protocol.turns import PIECE_BYTES, TURN_BYTES_MIN
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
@@ -260,12 +259,6 @@ def test_what_a_producer_does_not_expect_closes_the_connection(message: upr.AddS
     assert peer.send(message) == []
     assert peer.closed
     assert not laboratory.bucket.vbucket(0).cursors
-
-
-def test_a_name_is_needed() -> None:
-    assert checked_name(b"x\xff") == "x\ufffd"
-    with pytest.raises(InvalidArguments):
-        checked_name(b"")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
-from upriver.protocol.producer import Producer, checked_name
+from upriver.protocol.names import checked_name
+from upriver.protocol.producer import Producer
 from upriver.protocol.request_runs import REQUEST_BYTES
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
 from upriver.wire import AnyResponse, Message, dcp, upr_draft3

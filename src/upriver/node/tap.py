@@ -21,6 +21,7 @@ from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.tap_registry import TapRegistry
 from upriver.node.tap_sink import EngineTapSink
+from upriver.protocol.names import checked_name
 from upriver.protocol.tap_clients import TapClient, TapClients
 from upriver.protocol.tap_consumer import TapConsumer
 from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
@@ -230,9 +231,9 @@ class TapService:
             if session.stream is not None:
                 raise KeyExists("the connection streams already")
             plan = plan_of(request, self.node.clock())
-            heir = self._heir(session, request)
+            name = self._name(request)
+            heir = self._heir(session, name, anonymous=not request.name)
             check_takeover(self.source, plan, heir)
-            name = request.name.decode(errors="backslashreplace") or self._made_up_name()
             self._replace(session, name)
             client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
             self._note_connected(client)
@@ -242,11 +243,19 @@ class TapService:
             return
         session.stream = self._by_name[name] = TapConnection(self, session, client, plan, heir)
 
-    def _heir(self, session: Session, request: tap.Connect) -> str:
+    def _name(self, request: tap.Connect) -> str:
+        """What a client calls itself; one that was made up for somebody else is his as long as he is there."""
+        if not request.name:
+            return next(name for n in self._anonymous if self.clients.get(name := f"anon_{n}") is None)
+        name = checked_name(request.name)
+        known = self.clients.get(name)
+        if known is not None and known.anonymous:
+            raise KeyExists(f"{name!r} was made up for a client that told no name; connect under another one")
+        return name
+
+    def _heir(self, session: Session, name: str, *, anonymous: bool) -> str:
         """For whom vbuckets die that are handed over: who has no name cannot come back, and nobody in his place."""
-        if request.name:
-            return f"tap:{request.name.decode(errors='backslashreplace')}"
-        return f"tap without a name from {session.peer} at {self.node.clock()}"
+        return f"tap without a name from {session.peer} at {self.node.clock()}" if anonymous else f"tap:{name}"
 
     def _note_connected(self, client: TapClient) -> None:
         """From here on nobody knows what a registered client holds, should the node crash: so it says on disk."""
@@ -256,10 +265,6 @@ class TapService:
             except StorageError as error:
                 self.clients.left(client, {}, self.node.clock(), done=False)
                 raise TemporaryFailure(f"a registered client must be kept on disk: {error}") from None
-
-    def _made_up_name(self) -> str:
-        """One that nobody has."""
-        return next(name for n in self._anonymous if self.clients.get(name := f"anon_{n}") is None)
 
     def _replace(self, session: Session, name: str) -> None:
         """Who comes under a name that is connected takes its place."""

@@ -415,10 +415,3 @@ def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: int) -> i
     if flags & _DISK_ONLY:
         return max(vbucket.persisted_seqno, start)
     return max(vbucket.high_seqno, start) if flags & _TO_LATEST else end
-
-
-def checked_name(name: bytes) -> str:
-    """The name of a connection; an empty one is refused."""
-    if not name:
-        raise InvalidArguments("a connection needs a name")
-    return name.decode(errors="replace")

@@ -3,9 +3,10 @@
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket
 from upriver.model import VbucketState
 from upriver.node.authentication import Role
-from upriver.node.commands.keyvalue import checked_key, when_all_durable
+from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
+from upriver.protocol.names import checked_name
 from upriver.wire import memcached
 from upriver.wire.memcached import (
     CreateCheckpoint,
@@ -122,7 +123,7 @@ def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
 @command(DeregisterTapClient, role=Role.STREAM)
 def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:
     """Forget a registered TAP client."""
-    name = checked_key(request.name).decode(errors="backslashreplace")
+    name = checked_name(request.name)
     if session.node.tap is None:
         raise KeyNotFound(f"no TAP client is registered as {name!r}")
     session.node.tap.deregister(name)

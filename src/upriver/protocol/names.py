@@ -1,0 +1,26 @@
+"""The names under which the peers of a node are known.
+
+They stand in statistics, in the log and in files, whoever made them up. So they are short, readable, and no two of them
+are taken for one.
+"""
+
+from typing import Final
+
+from upriver.errors import InvalidArguments
+
+#: Room for what a mover calls itself, with the name of a host in it. Deployed servers take 200.
+NAME_BYTES_MAX: Final = 500
+
+
+def checked_name(name: bytes) -> str:
+    """A name as text. An empty one is refused, and one that is too long."""
+    if not name:
+        raise InvalidArguments("a connection needs a name")
+    if len(name) > NAME_BYTES_MAX:
+        raise InvalidArguments(f"a name has at most {NAME_BYTES_MAX} bytes, this one has {len(name)}")
+    return readable(name)
+
+
+def readable(name: bytes) -> str:
+    r"""Bytes as text, each in its own way: what is no UTF-8 becomes ``\xff``, and a backslash is doubled."""
+    return name.replace(b"\\", rb"\\").decode(errors="backslashreplace")

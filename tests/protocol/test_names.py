@@ -1,0 +1,38 @@
+"""Names of connections: bounded, and each told from all others."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.errors import InvalidArguments
+from upriver.protocol.names import NAME_BYTES_MAX, checked_name, readable
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (b"plain", "plain"),
+        ("größe".encode(), "größe"),
+        (b"x\xff", r"x\xff"),
+        (rb"x\xff", r"x\\xff"),
+        (b"\\", r"\\"),
+        (b"n" * NAME_BYTES_MAX, "n" * NAME_BYTES_MAX),
+    ],
+)
+def test_how_a_name_is_read(name: bytes, text: str) -> None:
+    assert checked_name(name) == text
+
+
+@pytest.mark.parametrize("name", [b"", b"n" * (NAME_BYTES_MAX + 1), b"n" * 65_530])
+def test_what_is_no_name_is_refused(name: bytes) -> None:
+    with pytest.raises(InvalidArguments):
+        checked_name(name)
+
+
+PARTS = st.lists(st.sampled_from([b"\\", b"x", b"ff", b"\xff", b"\xc3", b"\xa4", b"\xc3\xa4"]), max_size=6)
+
+
+@given(PARTS.map(b"".join), PARTS.map(b"".join))
+def test_no_two_names_are_taken_for_one(one: bytes, other: bytes) -> None:
+    assert (readable(one) == readable(other)) == (one == other)
+    readable(one).encode()
