@@ -8,6 +8,7 @@ from tests.node.laboratory import Laboratory
 from tests.protocol.tap_stage import (
     ACK,
     BACKFILL,
+    CHECKPOINT,
     DUMP,
     LIST,
     REGISTERED,
@@ -59,6 +60,42 @@ def test_a_value_that_does_not_fit_its_flags_is_refused_and_closed(laboratory: L
     assert isinstance(answer, Response)
     assert answer.status is Status.EINVAL
     assert peer.closed
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        connect(b"n", LIST | DUMP, vbuckets=(1,) * 1000),
+        connect(b"n", CHECKPOINT, checkpoints=(tap.VbucketCheckpoint(vbucket=1, checkpoint=1),) * 1000),
+    ],
+    ids=["vbuckets", "checkpoints"],
+)
+def test_a_list_that_is_longer_than_everything_there_is_is_refused(
+    laboratory: Laboratory, request_: tap.Connect
+) -> None:
+    peer = laboratory.connect()
+    (answer,) = peer.send(request_)
+    assert isinstance(answer, AnyResponse)
+    assert answer.status is Status.EINVAL
+    assert "a connect of at most 1308 bytes" in answer.text
+    assert peer.closed
+
+
+def test_a_vbucket_beyond_the_bucket_is_refused(laboratory: Laboratory) -> None:
+    everything = TapPeer(laboratory, connect(b"all", LIST | DUMP | ACK, vbuckets=tuple(range(64))))
+    everything.run()
+    assert brief(everything.received)[-1] == "#close_tap_stream"
+    peer = TapPeer(laboratory, connect(b"more", LIST | DUMP | ACK, vbuckets=(1, 64)))
+    assert brief(peer.run()) == ["not_my_vbucket"]
+    assert peer.closed
+
+
+def test_what_a_dump_leaves_out_is_one_line(laboratory: Laboratory, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        TapPeer(laboratory, connect(b"n", LIST | DUMP, vbuckets=tuple(range(30)))).run()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("TAP client n: vbuckets 0, 2, 3, ")
+    assert line.endswith(", 20 and 9 more are not sent: there is nothing of it here")
 
 
 @pytest.mark.parametrize("request_", [connect(b"n", TAKEOVER), connect(b"", REGISTERED)])

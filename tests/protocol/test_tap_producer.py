@@ -423,6 +423,17 @@ def test_a_turn_begins_only_some_of_many_streams(flags: int) -> None:
     assert again.closed == (flags == DUMP)
 
 
+def test_a_turn_looks_for_only_some_of_many_that_are_not_there() -> None:
+    laboratory = Laboratory(vbuckets=1024)
+    laboratory.bucket.create_vbucket(1023)
+    peer = TapPeer(laboratory, connect(b"client", DUMP | LIST, vbuckets=tuple(range(1024))))
+    producer = producer_of(peer)
+    for _ in range(1024 // tap_producer.BEGIN_MAX - 1):
+        assert producer.produce() == b""
+        assert (producer.beginning, producer.has_output) == (True, True)
+    assert brief(peer.run()) == ["#initial_vbucket_stream", "#close_backfill", "#close_tap_stream"]
+
+
 @pytest.mark.parametrize(("flags", "date"), [(0, 0), (BACKFILL, 5), (BACKFILL, 0)])
 def test_a_history_that_breaks_before_its_stream_has_begun_is_not_missed(flags: int, date: int) -> None:
     laboratory = Laboratory()

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from upriver.errors import KeyExists, KeyNotFound, StatusError, StorageError, TemporaryFailure, WireError
+from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, StorageError, TemporaryFailure, WireError
 from upriver.node import drafts
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
@@ -21,7 +21,7 @@ from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.tap_registry import TapRegistry
 from upriver.node.tap_sink import EngineTapSink
-from upriver.protocol.names import checked_name
+from upriver.protocol.names import NAME_BYTES_MAX, checked_name
 from upriver.protocol.tap_clients import TapClient, TapClients
 from upriver.protocol.tap_consumer import TapConsumer
 from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
@@ -34,6 +34,10 @@ from upriver.wire.tap import Control
 #: The opcodes of TAP, from connect to checkpoint end.
 _OPCODES: Final = frozenset(range(0x40, 0x48))
 _CONNECT: Final = tap.Connect.declaration.opcode
+#: What a connect may have for itself: header, flags, name, date and two counts; and for each vbucket: its number in the
+#: list, its number and an id among the checkpoints.
+_CONNECT_BYTES_MAX: Final = 24 + 4 + NAME_BYTES_MAX + 8 + 2 + 2
+_VBUCKET_BYTES: Final = 2 + 2 + 8
 #: Clients that stay away are looked for once in so many seconds.
 EXPIRE_S: Final = 1.0
 _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE)
@@ -193,12 +197,20 @@ class TapService:
         elif not isinstance(session.stream, TapConnection | TapReceiver):
             return False
         try:
+            if packet[0] == Magic.REQUEST and packet[1] == _CONNECT:
+                self._check_size(packet)
             message = tap.tap.decode(packet)
         except WireError as error:
             self._refuse(session, packet, error)
             return True
         self._receive(session, message)
         return True
+
+    def _check_size(self, packet: bytes) -> None:
+        """Nobody waits while a list is read that is longer than everything that there is."""
+        size_max = _CONNECT_BYTES_MAX + _VBUCKET_BYTES * len(self.node.bucket)
+        if len(packet) > size_max:
+            raise WireError(8, f"a connect of at most {size_max} bytes", f"{len(packet)}")
 
     def _refuse(self, session: Session, packet: bytes, error: WireError) -> None:
         """A request that cannot be read is answered; a connect, whose value does not fit, and an answer end it."""
@@ -231,6 +243,7 @@ class TapService:
             if session.stream is not None:
                 raise KeyExists("the connection streams already")
             plan = plan_of(request, self.node.clock())
+            self._check_vbuckets(plan)
             name = self._name(request)
             heir = self._heir(session, name, anonymous=not request.name)
             check_takeover(self.source, plan, heir)
@@ -242,6 +255,11 @@ class TapService:
             self.close(session, str(error))
             return
         session.stream = self._by_name[name] = TapConnection(self, session, client, plan, heir)
+
+    def _check_vbuckets(self, plan: TapPlan) -> None:
+        highest, count = max(plan.vbuckets or (0,)), len(self.node.bucket)
+        if highest >= count:
+            raise NotMyVbucket(f"there is no vbucket {highest}: the bucket has {count}, from 0 on")
 
     def _name(self, request: tap.Connect) -> str:
         """What a client calls itself; one that was made up for somebody else is his as long as he is there."""

@@ -37,6 +37,8 @@ _OPAQUE: Final = struct.Struct(">BBHBBHIIQHHB3xI")
 _OPAQUE_BEGIN: Final = (Magic.REQUEST, tap.Opaque.declaration.opcode, 0, 8, 0)
 #: So many streams are begun in a turn, as long as there are fewer that have something to send.
 BEGIN_MAX: Final = 64
+#: So many numbers stand in a line of the log.
+LEFT_OUT_SHOWN: Final = 20
 
 
 def check_takeover(source: Source, plan: TapPlan, heir: str) -> None:
@@ -109,6 +111,8 @@ class TapProducer:
         #: What was asked for and is not followed yet.
         self._unbegun = deque(plan.vbuckets or source.vbuckets())
         self._warned: set[int] = set()
+        #: The vbuckets that were asked for and cannot be sent, by the reason.
+        self._left_out: dict[str, list[int]] = {}
         #: The vbuckets that something was said about.
         self._named: set[int] = set()
         self._begin()
@@ -126,10 +130,20 @@ class TapProducer:
 
     def _begin_some(self) -> None:
         """Follow some more. A thousand streams take their time and memory, so each turn begins a few of them."""
-        while self._unbegun and len(self._turns) < BEGIN_MAX:
-            for number in [self._unbegun.popleft() for _ in range(min(BEGIN_MAX, len(self._unbegun)))]:
-                if number not in self.streams:
-                    self._follow(number)
+        for _ in range(min(BEGIN_MAX - len(self._turns), len(self._unbegun))):
+            number = self._unbegun.popleft()
+            if number not in self.streams:
+                self._follow(number)
+        if not self._unbegun:
+            self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        """Say once what is not sent, and not for each of a thousand vbuckets."""
+        for why, numbers in self._left_out.items():
+            shown = ", ".join(map(str, numbers[:LEFT_OUT_SHOWN]))
+            more = f" and {len(numbers) - LEFT_OUT_SHOWN} more" if len(numbers) > LEFT_OUT_SHOWN else ""
+            self.warn(f"vbucket {shown} is {why}" if len(numbers) == 1 else f"vbuckets {shown}{more} are {why}")
+        self._left_out.clear()
 
     # Which vbuckets
 
@@ -140,25 +154,30 @@ class TapProducer:
         active = vbucket is not None and vbucket.state is VbucketState.ACTIVE
         if vbucket is None or not (active or (named and vbucket.streamable)):
             if named and self.plan.ends:
-                self.warn(f"vbucket {number} is not sent: there is none with anything in it")
+                self._leave_out(number, "not sent: there is nothing of it here")
             return  # it may come to be
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
-            self.warn(f"vbucket {number} is not handed over: it is a {vbucket.state.value} copy")
+            self._leave_out(number, f"not handed over: a {vbucket.state.value} copy")
             return
         if self.plan.takeover and vbucket.heir not in ("", self.heir):
-            self.warn(f"vbucket {number} is not handed over: it died for {vbucket.heir!r}, who may own it")
+            self._leave_out(number, f"not handed over: died for {vbucket.heir!r}, who may own it")
             return
         try:
             stream = TapStream(self, vbucket, self._positions.pop(number, None), began=self._place_at_connect(number))
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
-                self.warn(f"vbucket {number} is not sent: {error}")
+                self._leave_out(number, f"not sent: {error.detail or error.text}")
+                if not self._unbegun:
+                    self._tell_left_out()
             return
         if number in self.streams:
             self._changes_of_ended += self.streams[number].changes_sent
         self.streams[number] = stream
         self.ready(stream)
+
+    def _leave_out(self, number: int, why: str) -> None:
+        self._left_out.setdefault(why, []).append(number)
 
     def role_taken(self, number: int) -> None:
         """A vbucket was made, or has another role: follow it, if it was asked for and could not be followed before."""
