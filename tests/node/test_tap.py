@@ -324,6 +324,32 @@ def test_a_registered_client_is_remembered_until_it_is_deregistered(laboratory: 
     assert answer.status is Status.KEY_ENOENT
 
 
+@pytest.mark.parametrize("flags", [DUMP | ACK | REGISTERED, DUMP | REGISTERED, DUMP | ACK])
+def test_a_dump_is_everything_each_time(laboratory: Laboratory, flags: int) -> None:
+    laboratory.write(1, b"a", b"b", b"c", b"d")
+    for _ in range(2):
+        peer = client(laboratory, flags)
+        assert keys(peer.run()) == ["a", "b", "c", "d"]
+        assert peer.closed
+
+
+def test_a_dump_that_was_interrupted_goes_on_and_who_follows_a_finished_one_too(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a", b"b", b"c", b"d")
+    first = client(laboratory, DUMP | ACK | REGISTERED)
+    heard: list[Message] = []
+
+    def until_b(message: Message) -> Status | None:
+        heard.append(message)
+        return None if "c" in keys(heard) else Status.SUCCESS
+
+    first.judge = until_b
+    first.run()
+    first.leave()
+    assert keys(client(laboratory, DUMP | ACK | REGISTERED).run()) == ["c", "d"]
+    laboratory.write(1, b"e")
+    assert keys(client(laboratory, BACKFILL | ACK | REGISTERED).run()) == ["e"]
+
+
 def test_a_connected_client_that_is_deregistered_is_told_and_closed(laboratory: Laboratory) -> None:
     peer = client(laboratory, BACKFILL | ACK | REGISTERED)
     peer.run()

@@ -37,10 +37,21 @@ def registered(name: str = "client", flags: int = BACKFILL | ACK | REGISTERED, n
 @pytest.mark.parametrize("name", ["client", "../../etc/passwd", "ä" * 100, "x" * 250, "\\xff"])
 def test_what_is_kept_comes_back(tmp_path: Path, name: str) -> None:
     client = registered(name)
-    client.reconnects = 3
+    client.reconnects, client.done = 3, True
     TapRegistry(tmp_path / "clients").keep(client)
     (found,) = TapRegistry(tmp_path / "clients").load(range(4))
-    for field in ("name", "created", "flags", "plan", "registered", "connected", "reconnects", "left_at", "positions"):
+    for field in (
+        "name",
+        "created",
+        "flags",
+        "plan",
+        "registered",
+        "connected",
+        "reconnects",
+        "done",
+        "left_at",
+        "positions",
+    ):
         assert getattr(found, field) == getattr(client, field), field
     TapRegistry(tmp_path / "clients").drop(name)
     assert list(TapRegistry(tmp_path / "clients").load(range(4))) == []

@@ -80,6 +80,7 @@ def _stored(client: TapClient) -> dict[str, Any]:
         "reconnects": client.reconnects,
         "plan": None if client.plan is None else dataclasses.asdict(client.plan),
         "connected": client.connected,
+        "done": client.done,
         "places": {number: [p.vbucket_uuid, p.seqno, p.snapshot.end] for number, p in places.items()},
     }
 
@@ -97,6 +98,7 @@ def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
         plan=plan,
         registered=True,
         reconnects=int(stored["reconnects"]),
+        done=bool(stored.get("done", False)),
         left_at=float(stored["left_at"] or stored["created"]),
         positions=positions,
     )

@@ -32,6 +32,8 @@ class TapClient:
     connected: bool = False
     #: How often it came back.
     reconnects: int = 0
+    #: It has got all that it came for, the last time.
+    done: bool = False
     #: When it went; None while it is connected.
     left_at: float | None = None
     positions: dict[int, StreamPosition] = field(default_factory=dict)
@@ -72,15 +74,16 @@ class TapClients:
             client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
         else:
             client.reconnects += 1
-            if client.plan is None or not client.plan.covers(plan):
-                client.positions = {}  # it asks for more than it was sent
+            if client.plan is None or not client.plan.covers(plan) or (plan.dump and client.done):
+                client.positions = {}  # it asks for more than it was sent, or for everything again
+        client.done = False
         client.plan, client.flags, client.connected, client.left_at = plan, plan.flags, True, None
         client.registered = client.registered or plan.registered
         return client
 
     def left(self, client: TapClient, positions: dict[int, StreamPosition], now: float, *, done: bool) -> None:
         """It is gone; ``done`` if it has got everything that it came for."""
-        client.connected, client.left_at = False, now
+        client.connected, client.left_at, client.done = False, now, done
         client.positions |= positions
         if self._by_name.get(client.name) is client and not client.registered and (done or not self.keep_alive_s):
             del self._by_name[client.name]
