@@ -13,6 +13,7 @@ from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.wire.memcached import GetFailoverLog, Stat
 
 _ENTRY_BYTES: Final = 16
+_STATES: Final = {state.value: state for state in VbucketState}
 _SEQNOS: Final = re.compile(r"vb_(\d+):(high_seqno|last_persisted_seqno|purge_seqno|uuid)")
 
 
@@ -96,11 +97,10 @@ def _log(data: bytes) -> FailoverLog:
 
 def _status(line: str) -> VbucketStatus:
     number, state, *rest = line.split(" ")
-    return VbucketStatus(int(number), VbucketState(state), *map(int, rest))
+    return VbucketStatus(int(number), _STATES[state], *map(int, rest))
 
 
 def _from_statistics(states: dict[str, str], seqnos: dict[str, str]) -> dict[int, VbucketStatus]:
-    known = {state.value: state for state in VbucketState}
     details: dict[int, dict[str, int]] = {}
     for name, value in seqnos.items():
         found = _SEQNOS.fullmatch(name)
@@ -109,7 +109,7 @@ def _from_statistics(states: dict[str, str], seqnos: dict[str, str]) -> dict[int
     return {
         number: VbucketStatus(
             number,
-            known.get(states.get(f"vb_{number}", ""), VbucketState.DEAD),
+            _STATES.get(states.get(f"vb_{number}", ""), VbucketState.DEAD),
             each.get("uuid", 0),
             each.get("high_seqno", 0),
             each.get("last_persisted_seqno", 0),

@@ -124,6 +124,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._opened: ClusterView | None = None
         self._target: dict[int, int] | None = None
         self._waiting_since: float | None = None
+        #: Where the source stood when the last micro-batch was planned.
+        self._seen: dict[int, SourceState] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What a task needs: sockets stay with the driver."""
@@ -154,7 +156,7 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends."""
         before = Offset.unpacked(start)
-        states = self._view.states(before)
+        states = self._seen = self._view.states(before)
         if self._shall_wait(before, states):
             return start
         rows_max = self._rows_max(limit)
@@ -162,8 +164,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return start if after == before else after.packed()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the source is, so that the lag can be told."""
-        states = self._view.states()
+        """How far the source is, so that the lag can be told; Spark asks right after ``latestOffset``, which saw it."""
+        states = self._view.states() if self._seen is None else self._seen
         return Offset(Place.whole_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()).packed()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from upriver.client.address import Address, Endpoint
@@ -92,7 +93,7 @@ class ClusterView:
         logs: dict[int, FailoverLog] = {}
         for endpoint, numbers in (await owners(self._cluster, branched)).items():
             logs |= await failover_logs(await self._cluster.connection(endpoint), numbers)
-        logs |= {number: FailoverLog.fresh(found[number].vbucket_uuid) for number in found.keys() - set(branched)}
+        logs |= {number: _fresh_log(found[number].vbucket_uuid) for number in found.keys() - set(branched)}
         return {
             number: SourceState(logs[number], status.high_seqno, status.purge_seqno, status.exact_from)
             for number, status in found.items()
@@ -106,3 +107,9 @@ class ClusterView:
             items += int(numbers.get("curr_items", 0))
             size += int(numbers.get("mem_used", 0))
         return max(1, size // items) if items else 1
+
+
+@lru_cache(maxsize=4096)
+def _fresh_log(vbucket_uuid: int) -> FailoverLog:
+    """The same log for the same uuid: they are asked for with each micro-batch."""
+    return FailoverLog.fresh(vbucket_uuid)
