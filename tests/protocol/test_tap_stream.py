@@ -102,7 +102,7 @@ def test_a_dump_of_nothing_ends_too(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_takeover_of_nothing_is_refused(vbuckets: tuple[int, ...]) -> None:
     laboratory = Laboratory()
     laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
-    peer = TapPeer(laboratory, connect(b"", TAKEOVER | LIST, vbuckets=vbuckets))
+    peer = TapPeer(laboratory, connect(b"taker", TAKEOVER | LIST, vbuckets=vbuckets))
     assert brief(peer.run()) == ["not_my_vbucket"]
     assert peer.closed
 
@@ -476,9 +476,8 @@ def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.Lo
     peer.run()
     peer.leave()
     assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
-    for name in (b"other", b""):
-        other = TapPeer(laboratory, connect(name, TAKEOVER | ACK | LIST, vbuckets=(1,)))
-        assert brief(other.run()) == ["not_my_vbucket"]
+    other = TapPeer(laboratory, connect(b"other", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    assert brief(other.run()) == ["not_my_vbucket"]
     other = TapPeer(laboratory, connect(b"other", TAKEOVER | ACK | LIST, vbuckets=(1, 2)))
     with caplog.at_level(logging.WARNING):
         assert "a=v" not in brief(other.run())
@@ -492,15 +491,23 @@ def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.Lo
     assert brief(heir.run())[-2:] == ["state active", "#close_tap_stream"]
 
 
-def test_who_has_no_name_leaves_nobody_who_could_come_back() -> None:
+@pytest.mark.parametrize("acks", [0, ACK])
+def test_nothing_dies_for_who_has_no_name_to_come_back_under(acks: int) -> None:
     laboratory = stage(b"a")
-    peer = TapPeer(laboratory, connect(b"", TAKEOVER | ACK | LIST, vbuckets=(1,)))
-    peer.judge = lambda m: None if brief([m]) == ["state active"] else Status.SUCCESS
-    peer.run()
-    peer.leave()
-    laboratory.pass_by(1)
-    again = TapPeer(laboratory, connect(b"", TAKEOVER | ACK | LIST, vbuckets=(1,)))
-    assert brief(again.run()) == ["not_my_vbucket"]
+    peer = TapPeer(laboratory, connect(b"", TAKEOVER | LIST | acks, vbuckets=(1,)))
+    assert brief(peer.run()) == ["einval"]
+    assert peer.closed
+    assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
+
+
+def test_a_takeover_that_nobody_read_is_repeated_under_its_name() -> None:
+    laboratory = stage(b"a")
+    request = connect(b"taker", TAKEOVER | LIST, vbuckets=(1,))
+    unread = TapPeer(laboratory, request)
+    laboratory.settle()
+    unread.leave()
+    assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
+    assert brief(TapPeer(laboratory, request).run())[-2:] == ["state active", "#close_tap_stream"]
 
 
 def test_copies_are_not_handed_over(caplog: pytest.LogCaptureFixture) -> None:

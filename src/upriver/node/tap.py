@@ -245,7 +245,7 @@ class TapService:
             plan = plan_of(request, self.node.clock())
             self._check_vbuckets(plan)
             name = self._name(request)
-            heir = self._heir(session, name, anonymous=not request.name)
+            heir = f"tap:{name}"  # for whom vbuckets die that are handed over
             check_takeover(self.source, plan, heir)
             self._replace(session, name)
             client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
@@ -270,10 +270,6 @@ class TapService:
         if known is not None and known.anonymous:
             raise KeyExists(f"{name!r} was made up for a client that told no name; connect under another one")
         return name
-
-    def _heir(self, session: Session, name: str, *, anonymous: bool) -> str:
-        """For whom vbuckets die that are handed over: who has no name cannot come back, and nobody in his place."""
-        return f"tap without a name from {session.peer} at {self.node.clock()}" if anonymous else f"tap:{name}"
 
     def _note_connected(self, client: TapClient) -> None:
         """From here on nobody knows what a registered client holds, should the node crash: so it says on disk."""

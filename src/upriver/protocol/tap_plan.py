@@ -82,6 +82,10 @@ def plan_of(request: tap.Connect, now: float) -> TapPlan:
     registered = bool(flags & ConnectFlag.REGISTERED_CLIENT)
     if takeover and request.vbuckets is None:
         raise InvalidArguments("a takeover needs a list of vbuckets; an empty one means all")
+    if takeover and not request.name:
+        raise InvalidArguments(
+            "a takeover needs a name: who is cut off in it must come back under that, and nobody else"
+        )
     if takeover and keys_only:
         raise InvalidArguments("a takeover without the values would lose them")
     if registered and not request.name:
