@@ -528,6 +528,32 @@ def test_roles(laboratory: Laboratory) -> None:
     assert status(Role.WRITE, flush) is denied
     assert status(Role.ADMIN, flush) is Status.SUCCESS
     assert status(Role.WRITE, update) is denied
+    replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    replica.receive(Event.MUTATION, b"k", b"v")
+    begin = tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=2, tap_flags=TapFlag.ACK)
+    assert status(Role.WRITE, begin) is denied
+    assert replica.high_seqno
+    assert status(Role.ADMIN, begin) is Status.SUCCESS
+    assert not replica.high_seqno
+    takeover = connect(b"mover", TAKEOVER | LIST, vbuckets=(1,))
+    assert status(Role.STREAM, takeover) is denied
+    assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
+    assert status(Role.STREAM | Role.ADMIN, takeover) is None
+    assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
+
+
+@pytest.mark.parametrize(
+    ("roles", "wanted"), [(Role.STREAM, Status.EACCESS), (Role.STREAM | Role.ADMIN, Status.SUCCESS)]
+)
+def test_who_takes_over_by_streams_decides_who_is_active_too(
+    laboratory: Laboratory, roles: Role, wanted: Status
+) -> None:
+    laboratory.node.users = Users()
+    peer = laboratory.connect()
+    peer.session.user = User("somebody", roles, {})
+    answer = peer.open(b"mover").send(dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3))[0]
+    assert isinstance(answer, Response)
+    assert answer.status is wanted
 
 
 def test_who_calls_itself_like_an_anonymous_client_is_not_taken_for_one(laboratory: Laboratory) -> None:

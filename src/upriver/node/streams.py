@@ -56,7 +56,9 @@ class StreamConnection(Pump):
         self.wire = speaks[-1].wire
         #: How many bytes of the 12-byte drafts were understood.
         self.bytes_taken = 0
-        self.producer = Producer(service.source, name, flags, self.created, self.wake, speaks)
+        self.producer = Producer(
+            service.source, name, flags, self.created, self.wake, speaks, lambda: session.authorize(Role.ADMIN)
+        )
 
     @property
     def type(self) -> str:

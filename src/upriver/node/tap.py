@@ -244,6 +244,8 @@ class TapService:
                 raise KeyExists("the connection streams already")
             plan = plan_of(request, self.node.clock())
             self._check_vbuckets(plan)
+            if plan.takeover:  # who makes vbuckets dead decides who is active
+                session.authorize(Role.ADMIN)
             name = self._name(request)
             heir = f"tap:{name}"  # for whom vbuckets die that are handed over
             check_takeover(self.source, plan, heir)
@@ -382,6 +384,6 @@ def _role_for(message: Request) -> Role:
     """Who may send a change may write; who empties or hands over vbuckets is an administrator."""
     if isinstance(message, tap.SetVbucket | tap.Flush):
         return Role.ADMIN
-    if isinstance(message, tap.Opaque) and message.control in _ONLINE_UPDATE:
+    if isinstance(message, tap.Opaque) and message.control in (Control.INITIAL_VBUCKET_STREAM, *_ONLINE_UPDATE):
         return Role.ADMIN
     return Role.WRITE

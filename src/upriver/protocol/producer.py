@@ -66,8 +66,11 @@ class Producer:
         now: float,
         on_ready: Callable[[], object] | None = None,
         speaks: tuple[StreamDialect, ...] = OPENED,
+        check_takeover: Callable[[], object] = lambda: None,
     ) -> None:
         self.source = source
+        #: Refuses with a StatusError who may not take vbuckets over.
+        self._check_takeover = check_takeover
         self.name = name
         #: Whom vbuckets are handed over to: only an open names somebody.
         self.heir = name if speaks is OPENED else ""
@@ -219,6 +222,8 @@ class Producer:
         vbucket = self._vbucket(request.vbucket)
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
+        if takeover:
+            self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
         if takeover and vbucket.heir not in ("", self.heir):
             raise NotMyVbucket(
