@@ -1,5 +1,7 @@
 """The producer's side of a connection over a bucket in memory: requests, answers, turns, windows, noops."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.options import Entrance
 from upriver.node.source import EngineSource
+from upriver.node.streams import StreamConnection
 from upriver.protocol.stream_dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.protocol.turns import PIECE_BYTES, TURN_BYTES_MIN
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
@@ -231,6 +234,34 @@ def test_close_with_a_stream_end_if_that_was_agreed_on() -> None:
     assert (answer.opaque, end.opaque) == (8, 7)  # type: ignore[attr-defined]
     ask_upr(peer)
     assert brief(peer.send(upr.CloseStream())) == ["success"]
+
+
+def test_a_stream_that_is_closed_while_it_waits_for_a_window_ends_once() -> None:
+    _, peer = stage(*(b"%03d" % n for n in range(50)))
+    control(peer, b"send_stream_end_on_client_close_stream")
+    control(peer, b"connection_buffer_size", b"1000")
+    ask(peer, opaque=7)
+    assert brief(peer.send(upr.CloseStream(opaque=8))) == ["success", "end 1"]
+    assert brief(ask(peer, opaque=7)) == ["success"]
+    got = []
+    while sent := peer.send(dcp.BufferAck(bytes_processed=1000)):
+        got += brief(sent)
+    assert got == ["(0,50]", *(f"{n:03d}@{n + 1}" for n in range(50))]
+
+
+def test_streams_that_are_closed_while_they_wait_for_a_window_leave_nothing_behind() -> None:
+    _, peer = stage(*(b"%03d" % n for n in range(50)))
+    control(peer, b"connection_buffer_size", b"1000")
+    ask(peer)
+    gone: weakref.WeakSet[object] = weakref.WeakSet()
+    for _ in range(10):
+        stream = peer.session.stream
+        assert isinstance(stream, StreamConnection)
+        gone.update(stream.producer.streams.values())
+        assert brief(peer.send(upr.CloseStream())) == ["success"]
+        assert brief(ask(peer)) == ["success"]
+    gc.collect()
+    assert len(gone) == 0
 
 
 def test_close_and_request_again_before_anything_was_sent() -> None:

@@ -57,6 +57,20 @@ def test_nobody_stands_in_the_queue_twice() -> None:
     assert turns.next() is None
 
 
+def test_who_leaves_has_no_turn_and_may_come_back() -> None:
+    turns: Turns[Stream] = Turns()
+    woken, busy, other = Stream("woken"), Stream("busy"), Stream("other")
+    turns.remove(other)  # it is not there
+    turns.wake(woken)
+    turns.again(busy)
+    turns.again(other)
+    turns.remove(woken)
+    turns.remove(busy)
+    assert (len(turns), turns.next(), turns.next()) == (1, other, None)
+    assert turns.wake(woken)
+    assert turns.again(busy)
+
+
 def test_after_the_end_nobody_has_a_turn() -> None:
     turns: Turns[Stream] = Turns()
     turns.wake(Stream("one"))

@@ -350,6 +350,7 @@ class Producer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _forget(self, stream: ProducerStream) -> None:
+        self._turns.remove(stream)
         if self.streams.get(stream.vbucket.number) is stream:
             del self.streams[stream.vbucket.number]
             self._changes_of_ended += stream.changes_sent

@@ -152,7 +152,9 @@ class ProducerStream:
             self.life.move(StreamEvent.CLOSE)
         if tell and self.dialect.tells_close:
             self._queue(self.dialect.end(self.dialect.end_reasons[tell]))
-        return b"".join(self._control)
+        last = b"".join(self._control)
+        self._control.clear()
+        return last
 
     def lose(self) -> None:
         """The connection is gone."""

@@ -74,6 +74,12 @@ class Turns(Generic[T]):
         stream.queued = False
         return stream
 
+    def remove(self, stream: T) -> None:
+        """It sends nothing more: its place would hold it, and what it sends belongs to nobody."""
+        if stream.queued:
+            (self._woken if stream in self._woken else self._busy).remove(stream)
+            stream.queued = False
+
     def clear(self) -> None:
         """Nobody sends anything any more."""
         self._woken.clear()
