@@ -155,9 +155,13 @@ def test_what_a_copy_counts_is_not_told_under_the_uuid_of_a_producer(path: Path,
         assert copy.rollback_for(StreamPosition.at(77, 3)) == 2
 
 
-def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("died_before", [False, True])
+def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Clock, died_before: bool) -> None:
     bucket = opened(path, clock)
     vbucket = bucket.create_vbucket(1)
+    if died_before:
+        vbucket.set_state(VbucketState.DEAD)
+        bucket.flusher.step()
     vbucket.set_state(VbucketState.DEAD, heir="a->b")
     bucket.flusher.step()
     bucket.abandon()

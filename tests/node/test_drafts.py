@@ -149,6 +149,15 @@ def test_the_third_draft_hands_over() -> None:
     assert brief(peer.send(AnyResponse(opcode=0x5A, opaque=0xDEADBEEF))) == ["state active"]
     assert state_of(laboratory) is VbucketState.DEAD
     assert brief(peer.send(AnyResponse(opcode=0x5A, opaque=0xDEADBEEF))) == ["end 0"]
+    # And to nobody else, not even to who comes later from where that one came.
+    other = laboratory.connect("other").open(b"other")
+    asked = dcp.StreamRequest(end_seqno=2**64 - 1, flags=dcp.StreamFlag.TAKEOVER)
+    assert brief(other.send(asked)) == ["not_my_vbucket"]
+    assert peer.session.stream is not None
+    peer.session.stream.lose()
+    laboratory.pass_by(1)
+    again = connect(laboratory, "upr_draft3")
+    assert brief(again.send(request("upr_draft3", flags=upr.StreamFlag.TAKEOVER))) == ["not_my_vbucket"]
 
 
 # Refusals

@@ -1,6 +1,9 @@
 """What the source of a takeover has done, and knows, at each step."""
 
+import pytest
+
 from tests.node.laboratory import Laboratory
+from upriver.errors import NotMyVbucket
 from upriver.model import VbucketState
 from upriver.protocol.handover import Handover
 
@@ -52,3 +55,21 @@ def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> 
     assert handover.is_near(2)
     laboratory.write(3, *(b"%d" % number for number in range(1000)))
     assert handover.is_near(2)
+
+
+def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
+    laboratory = Laboratory()
+    vbucket = laboratory.bucket.create_vbucket(3)
+    vbucket.set_state(VbucketState.DEAD)
+    source = laboratory.service.source
+    first, second = (Handover(source, vbucket, name, lambda: None) for name in ("first", "second"))
+    laboratory.disk_works = False
+    first.die()
+    laboratory.settle()
+    assert (vbucket.heir, first.durable) == ("first", False), "it is not on disk yet"
+    with pytest.raises(NotMyVbucket, match="died for 'first'"):
+        second.die()
+    assert (vbucket.heir, second.dead) == ("first", False)
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert first.durable

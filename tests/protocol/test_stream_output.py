@@ -509,6 +509,44 @@ def test_only_the_active_copy_or_a_dead_one_is_taken_over() -> None:
     assert brief(ask(peer, flags=dcp.StreamFlag.TAKEOVER)) == ["success", "(0,1]", "a@1"]
 
 
+def _take_over(peer: Peer) -> list[str]:
+    """Take vbucket 0 over and answer everything: what came."""
+    came, due = [], ask(peer, flags=dcp.StreamFlag.TAKEOVER)
+    while due:
+        came += brief(due)
+        asked = [message for message in due if isinstance(message, dcp.SnapshotMarker | dcp.SetVbucketState)]
+        due = peer.send(*map(answer_to, asked)) if asked else []
+    return came
+
+
+@pytest.mark.parametrize("died_before", [False, True])
+def test_nobody_takes_over_what_another_has(died_before: bool) -> None:
+    laboratory, peer = stage(b"a")
+    if died_before:
+        set_state(laboratory, VbucketState.DEAD)
+    other = laboratory.connect("other").open(b"other")
+    whole = ["success", "(0,1]", "a@1", "state pending", "state active", "end 0"]
+    assert _take_over(peer) == whole
+    assert _take_over(other) == ["not_my_vbucket"]
+    assert _take_over(peer) == whole, "who had it may ask again"
+
+
+@pytest.mark.parametrize("died_before", [False, True])
+def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: bool) -> None:
+    laboratory, peer = stage(b"a")
+    if died_before:
+        set_state(laboratory, VbucketState.DEAD)
+    other = laboratory.connect("other").open(b"other")
+    pending = []
+    for taker in (peer, other):
+        marker = ask(taker, flags=dcp.StreamFlag.TAKEOVER)[1]
+        pending += taker.send(answer_to(marker))
+    assert brief(pending) == ["state pending"] * 2
+    assert brief(other.send(answer_to(pending[1]))) == ["state active"]
+    assert brief(peer.send(answer_to(pending[0]))) == ["end 2"]
+    assert laboratory.bucket.vbucket(0).heir == "other"
+
+
 def test_answers_that_nobody_waits_for_do_nothing() -> None:
     laboratory, peer = stage(b"a")
     messages = ask(peer)

@@ -137,12 +137,15 @@ class Vbucket(KeyValue):
     def set_state(self, state: VbucketState, *, heir: str = "") -> None:
         """Take on a role. Who becomes active starts a new branch where others can be sure to share.
 
-        Who dies for an ``heir`` remembers it, on disk with the death, until it takes on another role.
+        Who dies for an ``heir`` remembers it, on disk with the death, until it takes on another role. Who is dead
+        already and may be had by anybody gets an heir the same way; who has another one is refused.
         """
         with self.journal.lock:
             self._check_here()
-            if state is self.state:
+            if state is self.state and heir in ("", self.heir):
                 return
+            if state is self.state and self.heir:
+                raise NotMyVbucket(f"this copy died for {self.heir!r}, who may own it", vbucket=self.number)
             if self.state is VbucketState.ACTIVE:
                 self._note_whole()
                 self._place(self.high_seqno)

@@ -7,7 +7,8 @@ lost half-way leaves the source dead, because it may be active already; whoever 
 
 Several copies may be pending, left by takeovers that broke off before the source died. Only one of them was told more
 than the others, so the source remembers with its death for whom it died: the name of the connection, which is the same
-for every mover between the same two nodes and no others. Nobody else may go on with the takeover, or undo it.
+for every mover between the same two nodes and no others. Nobody else may go on with the takeover, or undo it. A copy
+that is dead already, because an operator said so, has no heir: the first takeover that gets so far becomes it.
 
 Writers may be faster than the stream, and then the backlog is never small. So the source counts in rounds: one sends
 what was there when it began, and leaves what was written meanwhile. While each leaves less than half of the last one

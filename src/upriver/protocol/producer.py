@@ -72,8 +72,9 @@ class Producer:
         #: Refuses with a StatusError who may not take vbuckets over.
         self._check_takeover = check_takeover
         self.name = name
-        #: Whom vbuckets are handed over to: only an open names somebody.
-        self.heir = name if speaks is OPENED else ""
+        #: Whom vbuckets are handed over to. Only an open names somebody: who has no name cannot come back for what died
+        #: for him, and nobody in his place.
+        self.heir = name if speaks is OPENED else f"{name} at {now}"
         self.flags = int(flags)
         self.created = now
         #: Called when there may be something to send that was not there before.
