@@ -56,7 +56,7 @@ def test_every_client_and_peer_counts_once(laboratory: Laboratory) -> None:
     assert found["eq_tapq:slow:registered"] == "true"
     assert found["eq_tapq:slow:unacked"] == "4"
     assert int(found["eq_tapq:slow:rec_fetched"]) + int(found["eq_tapq:slow:total_backlog_size"]) == 10
-    assert found["eq_tapq:slow:qlen"] == "1"
+    assert found["eq_tapq:slow:qlen"] == found["eq_tapq:slow:total_backlog_size"]
 
     assert found["eq_tapq:gone:connected"] == "false"
     assert found["eq_tapq:gone:reconnects"] == "0"
@@ -86,6 +86,42 @@ def test_the_numbers_add_up(laboratory: Laboratory) -> None:
             assert int(found[f"eq_tapq:c{i}:{total}"]) == parts + waiting
     assert int(found["ep_tap_rec_fetched"]) == sum(isinstance(m, tap.Mutation) for peer in peers for m in peer.received)
     assert int(found["ep_tap_items_sent"]) == sum(len(peer.received) for peer in peers)
+
+
+def test_a_client_that_is_away_counts_with_what_it_got_and_what_waits_for_it(laboratory: Laboratory) -> None:
+    peer = TapPeer(laboratory, connect(b"gone", BACKFILL | ACK | REGISTERED))
+    there = TapPeer(laboratory, connect(b"there", BACKFILL))
+    for each in (peer, there):
+        each.run()
+    peer.leave()
+    laboratory.write(1, b"new0", b"new1", b"new2")
+    there.run()
+    found = of(laboratory)
+    assert {name: found[f"eq_tapq:gone:{name}"] for name in (*ADDED, "ack_window_full", "connected")} == {
+        "total_backlog_size": "3",
+        "qlen": "3",
+        "rec_fetched": "20",
+        "items_sent": str(len(peer.received)),
+        "bytes_sent": str(sum(len(message.encode()) for message in peer.received)),
+        "unacked": "0",
+        "retry_later": "0",
+        "ack_window_full": "false",
+        "connected": "false",
+    }
+    for name in ADDED:
+        assert int(found[f"ep_tap_{name}"]) == sum(int(found[f"eq_tapq:{who}:{name}"]) for who in ("gone", "there"))
+    laboratory.bucket.vbucket(1).flush()  # its place is no more: everything waits for it
+    laboratory.write(1, b"a")
+    assert of(laboratory)["eq_tapq:gone:qlen"] == "1"
+
+
+def test_what_waits_is_counted_in_changes(laboratory: Laboratory) -> None:
+    peer = TapPeer(laboratory, connect(b"c", BACKFILL | ACK | LIST, vbuckets=(1,)))
+    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
+    peer.run()
+    found = of(laboratory)
+    assert (found["eq_tapq:c:retry_later"], found["eq_tapq:c:qlen"]) == ("4", "6")
+    assert found["eq_tapq:c:total_backlog_size"] == "10"
 
 
 def test_a_reconnect_is_counted(laboratory: Laboratory) -> None:

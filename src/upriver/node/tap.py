@@ -108,7 +108,7 @@ class TapConnection(Pump):
         """The streams that have something to send, and whose consumer would take it."""
         if self.producer.room:
             for number, stream in self.producer.streams.items():
-                if not stream.ended and stream.backlog:
+                if stream.backlog:
                     yield (self.producer.cursor_name, number), stream, stream.seqno
 
     def on_time(self, now: float) -> None:
@@ -321,6 +321,8 @@ class TapService:
         client, producer = connection.client, connection.producer
         self.bytes_sent_before += producer.bytes_sent_total
         self.changes_sent_before += producer.changes_sent
+        client.changes_sent, client.messages_sent = producer.changes_sent, producer.messages_sent
+        client.bytes_sent = producer.bytes_sent_total
         self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or client.anonymous)
         if client.registered:
             try:

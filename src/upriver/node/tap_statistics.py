@@ -1,12 +1,13 @@
 """What there is to know of TAP, under the names that Couchbase's tools read.
 
-Every known client counts once, connected or not, and so does every peer that sends. The totals are the sums of what
-stands beside each client.
+Every known client counts once, connected or not, and so does every peer that sends. Of one that is away, what its last
+connection has sent stands there, and what waits for it. The totals are the sums of what stands beside each client.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from upriver.model import StreamPosition
 from upriver.protocol.tap_clients import TapClient
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def tap_statistics(service: "TapService | None") -> Pairs:
     totals = dict.fromkeys(_ADDED, 0)
     yield "ep_tap_count", len(clients) + len(receivers)
     for client in clients:
-        for name, value in _client(client, connections.get(client.name)):
+        for name, value in _client(service, client, connections.get(client.name)):
             yield f"eq_tapq:{client.name}:{name}", value
             if name in totals and isinstance(value, int):
                 totals[name] += value
@@ -44,7 +45,7 @@ def tap_statistics(service: "TapService | None") -> Pairs:
     yield "ep_tap_online_update", _said(service.online_update.running)
 
 
-def _client(client: TapClient, connection: "TapConnection | None") -> Pairs:
+def _client(service: "TapService", client: TapClient, connection: "TapConnection | None") -> Pairs:
     yield "type", "producer"
     yield "created", int(client.created)
     yield "connected", _said(connection is not None)
@@ -52,7 +53,7 @@ def _client(client: TapClient, connection: "TapConnection | None") -> Pairs:
     yield "registered", _said(client.registered)
     yield "reconnects", client.reconnects
     if connection is None:
-        yield "vb_filter", _vbuckets(client.positions)
+        yield from _away(service, client)
         return
     producer = connection.producer
     window, streams = producer.window, producer.streams.values()
@@ -60,7 +61,7 @@ def _client(client: TapClient, connection: "TapConnection | None") -> Pairs:
     yield "ack_window_full", _said(producer.plan.acks and not producer.room)
     yield "total_backlog_size", producer.backlog
     yield "rec_fetched", producer.changes_sent
-    yield "qlen", sum(not stream.ended and stream.has_more for stream in streams)
+    yield "qlen", producer.queued
     yield "items_sent", producer.messages_sent
     yield "bytes_sent", producer.bytes_sent_total
     yield "unacked", window.messages
@@ -72,6 +73,28 @@ def _client(client: TapClient, connection: "TapConnection | None") -> Pairs:
         yield f"vb_{stream.number}:backfilled", stream.backfilled
         yield f"vb_{stream.number}:items_sent", stream.changes_sent
         yield f"vb_{stream.number}:last_sent_seqno", stream.seqno
+
+
+def _away(service: "TapService", client: TapClient) -> Pairs:
+    waiting = 0 if client.done else sum(_waiting(service, *place) for place in client.positions.items())
+    yield "vb_filter", _vbuckets(client.positions)
+    yield "ack_window_full", _said(False)
+    yield "total_backlog_size", waiting
+    yield "rec_fetched", client.changes_sent
+    yield "qlen", waiting
+    yield "items_sent", client.messages_sent
+    yield "bytes_sent", client.bytes_sent
+    yield "unacked", 0
+    yield "retry_later", 0
+
+
+def _waiting(service: "TapService", number: int, position: StreamPosition) -> int:
+    """How many changes of a vbucket are to be sent to who stands there, at most: all if its branch has ended."""
+    vbucket = service.source.vbucket(number)
+    if vbucket is None:
+        return 0
+    is_there = position.vbucket_uuid == vbucket.failover_log.newest.vbucket_uuid
+    return max(0, vbucket.high_seqno - (position.seqno if is_there else 0))
 
 
 def _receiver(receiver: "TapReceiver") -> Pairs:

@@ -37,6 +37,10 @@ class TapClient:
     #: When it went; None while it is connected.
     left_at: float | None = None
     positions: dict[int, StreamPosition] = field(default_factory=dict)
+    #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
+    changes_sent: int = 0
+    messages_sent: int = 0
+    bytes_sent: int = 0
 
 
 class TapClients:

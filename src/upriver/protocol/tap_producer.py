@@ -193,9 +193,14 @@ class TapProducer:
         return self._changes_of_ended + sum(stream.changes_sent for stream in self.streams.values())
 
     @property
-    def backlog(self) -> int:
+    def queued(self) -> int:
         """How many changes are not sent yet, at most."""
-        return sum(stream.backlog for stream in self.streams.values()) + len(self._retries)
+        return sum(stream.backlog for stream in self.streams.values())
+
+    @property
+    def backlog(self) -> int:
+        """The same, and what waits for a second try."""
+        return self.queued + len(self._retries)
 
     @property
     def retrying(self) -> int:

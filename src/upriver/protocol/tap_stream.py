@@ -127,6 +127,8 @@ class TapStream:
     @property
     def backlog(self) -> int:
         """How many changes are not sent yet, at most."""
+        if self.ended:
+            return 0
         if self.plan.dump:
             return max(0, self._dump_end - self.seqno)
         return max(0, self.vbucket.high_seqno - self.seqno)
