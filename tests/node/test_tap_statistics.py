@@ -8,6 +8,7 @@ from upriver.node.tap_statistics import tap_statistics
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import memcached, tap
 from upriver.wire.codes import Status
+from upriver.wire.tap import Control
 
 ADDED = ("total_backlog_size", "rec_fetched", "qlen", "items_sent", "bytes_sent", "unacked", "retry_later")
 
@@ -64,6 +65,23 @@ def test_every_client_and_peer_counts_once(laboratory: Laboratory) -> None:
     assert found["eq_tapq:sender:type"] == "consumer"
     assert (found["eq_tapq:sender:num_messages"], found["eq_tapq:sender:num_changes"]) == ("1", "1")
     assert found["eq_tapq:sender:vb_filter"] == "{ 1 }"
+
+
+def test_what_a_peer_that_sends_has_announced(laboratory: Laboratory) -> None:
+    sender = laboratory.connect("sender")
+
+    def told(*controls: Control) -> dict[str, str]:
+        sender.send(*(tap.Opaque(control=control, vbucket=1) for control in controls))
+        begin = "eq_tapq:sender:"
+        return {name.removeprefix(begin): value for name, value in of(laboratory).items() if name.startswith(begin)}
+
+    found = told(Control.ENABLE_AUTO_NACK, Control.INITIAL_VBUCKET_STREAM)
+    assert (found["peer_nacks"], found["peer_sends_checkpoints"]) == ("true", "false")
+    assert (found["backfilling"], found["finished"]) == ("{ 1 }", "false")
+    sender.send(tap.CheckpointStart(vbucket=1, checkpoint=7))
+    found = told(Control.ENABLE_CHECKPOINT_SYNC, Control.CLOSE_BACKFILL, Control.CLOSE_TAP_STREAM)
+    assert (found["peer_sends_checkpoints"], found["backfilling"], found["finished"]) == ("true", "{  }", "true")
+    assert found["vb_1:checkpoint"] == "7"
 
 
 def test_the_numbers_add_up(laboratory: Laboratory) -> None:

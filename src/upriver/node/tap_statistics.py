@@ -106,6 +106,12 @@ def _receiver(receiver: "TapReceiver") -> Pairs:
     yield "num_messages", consumer.messages
     yield "num_changes", consumer.changes
     yield "num_refused", consumer.refused
+    yield "peer_nacks", _said(consumer.peer_nacks)
+    yield "peer_sends_checkpoints", _said(consumer.peer_sends_checkpoints)
+    yield "backfilling", _vbuckets(consumer.backfilling)
+    yield "finished", _said(consumer.finished)
+    for number, checkpoint in sorted(consumer.checkpoints.items()):
+        yield f"vb_{number}:checkpoint", checkpoint
 
 
 def _vbuckets(numbers: Iterable[int]) -> str:

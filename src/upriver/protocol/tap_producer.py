@@ -493,14 +493,14 @@ class TapProducer:
     def tick(self, now: float) -> None:
         """Time has passed: send again what is due, and ask whether the consumer is there."""
         self._now = now
+        if not self.plan.acks:
+            self.noops.heard()  # who acknowledges nothing may not answer noops either
         match self.noops.check(now):
             case Verdict.ASK:
                 self._noop_opaque += 1
                 self._out.append(memcached.Noop(opaque=self._noop_opaque).encode())
-            case Verdict.DEAD if self.plan.acks:
+            case Verdict.DEAD:
                 self.closing = f"nothing was heard since a noop {self.noops.interval_s:g} s ago"
-            case Verdict.DEAD:  # who acknowledges nothing may not answer noops either
-                self.noops.restart(now)
         if self.has_output and self.on_ready is not None:
             self.on_ready()
 
