@@ -289,7 +289,7 @@ def test_who_never_reads_is_cut_off_when_idle(upriver_node: EmbeddedNode, caplog
 def still_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedNode]:
     """A node that looks after its connections only when told, at the time it is told."""
     monkeypatch.setattr(server_module, "SWEEP_INTERVAL_S", 1e6)
-    with start(vbuckets=1, idle_s=1e6, login_s=1e9, stuck_s=0) as node:
+    with start(vbuckets=1, idle_s=1e6, login_s=1e9, stuck_s=0, unread_bytes_max=2**30) as node:
         yield node
 
 
@@ -365,7 +365,7 @@ def test_who_says_everything_and_half_closes_is_answered(upriver_node: EmbeddedN
         assert client.socket.recv(1) == b""
 
 
-@pytest.mark.upriver(unread_bytes_max=64 * 1024)
+@pytest.mark.upriver(unread_bytes_max=2**30)
 def test_who_quits_and_does_not_read_is_cut_off(
     upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

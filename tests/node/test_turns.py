@@ -307,7 +307,27 @@ def test_a_turn_ends_after_so_many_bytes_of_answers() -> None:
             session = Session(rig.node, "peer")
             session.receive(encoded(Set(key=b"key", value=b"v" * 1000), *[Get(key=b"key")] * 1000))
             assert session.stalled
-            assert 10_000 <= len(session.data_to_send()) < 10_000 + 3 * 1100
+            assert 10_000 <= len(session.data_to_send()) < 10_000 + 1100
+
+
+def test_one_large_answer_fills_a_turn() -> None:
+    """However it is received: what stands behind it waits until it is read."""
+    for compiled in (False, True):
+        rig = open_rig(compiled=compiled, limits=Limits(unread_answer_bytes_max=10_000))
+        with rig.bucket:
+            session, large = Session(rig.node, "peer"), 24 + 4 + 50_000
+            session.receive(encoded(Set(key=b"key", value=bytes(50_000))))
+            session.data_to_send()
+            pipeline = encoded(*[Get(key=b"key")] * 3, Noop())
+            assert session.answer_plain(pipeline, len(pipeline)) is None
+            assert session.stalled
+            turns = [len(session.data_to_send())]
+            while session.stalled:
+                session.resume()
+                turns.append(len(session.data_to_send()))
+            assert turns == [large, large, large, 24]
+            session.receive(pipeline)
+            assert len(session.data_to_send()) == large
 
 
 def test_nothing_behind_a_quit_is_answered_and_nothing_before_it_is_lost() -> None:

@@ -365,12 +365,14 @@ def _make_room(node: NodeState, now: float) -> None:
     """All together have too much unread: who has left most for longest is cut off. What was just answered nobody can
     have read, so up to twice the limit only those go who have not moved for a moment."""
     unread, limit = node.unread, node.limits.unread_total_bytes_max
+    before = unread.total_bytes
     for connection in unread:  # some have read meanwhile, which nobody tells
         connection._update_unread(now)
     for connection in unread.too_much(limit, now, lambda each: now - each._last_active >= READING_S):
         connection._cut_off(limit)
     for connection in unread.too_much(2 * limit, now):
         connection._cut_off(limit)
+    node.heap.used(before - unread.total_bytes)  # what was theirs would be kept for the next who want as much
 
 
 def _share_buffer(transport: asyncio.Transport, buffer: memoryview) -> None:

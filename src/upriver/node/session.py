@@ -214,8 +214,18 @@ class Session:
         if at == size:
             return answers
         self._out += answers
-        self.receive(memoryview(buffer)[at:size])
+        if len(answers) >= limits.unread_answer_bytes_max:
+            self._leave_for_later(memoryview(buffer)[at:size])
+        else:
+            self.receive(memoryview(buffer)[at:size])
         return None
+
+    def _leave_for_later(self, data: Buffer) -> None:
+        """The turn ends before these."""
+        self.stalled = True
+        self._partial += data
+        self._partial_since = self.node.ticks()
+        self._hold_partial()
 
     def resume(self) -> None:
         """The peer reads again, or another turn begins: go on with what was received meanwhile."""
@@ -347,14 +357,16 @@ class Session:
         if self.framing is None and len(data) and self.node.streams is not None:
             self.framing = self.node.streams.begin(self, data[0])
         while self._answer_rest() and not self.closing and at < len(data):
-            # The request behind a run of plain ones belongs to the same turn, however much these have answered.
             if (self._work and self._turn_is_over()) or self.blocked:
                 self.stalled = True
                 return at
             self._work += 1
-            at = self._answer_run(data, at)
+            start, at = at, self._answer_run(data, at)
             if at == len(data):
                 break
+            if at > start and len(self._out) >= limits.unread_answer_bytes_max:
+                self.stalled = True
+                return at
             if self.stream is not None and self.stream.full:
                 self.stalled = True
                 return at

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
+from upriver.engine.heap import Heap
 from upriver.node.authentication import LoginThrottle, Role, Users
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
@@ -134,6 +135,8 @@ class NodeState:
     #: What is kept of requests that are not answered, and of answers that are not read or wait for others.
     partial: "Holdings[Session]" = field(default_factory=lambda: Holdings())
     unread: "Holdings[Connection]" = field(default_factory=lambda: Holdings())
+    #: Gives back what such holders have left.
+    heap: Heap = field(default_factory=Heap)
     #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
     woken: "list[Pump] | None" = None
     #: No more connections are taken.
