@@ -58,7 +58,9 @@ last seqno *before* the snapshot.
 
 Flags of a marker: 1 from memory, 2 from disk, 4 where a checkpoint begins, 8 if it wants an answer (in a takeover),
 0x30 with the whole history. If the last changes of a snapshot did not pass a filter, `dcp` says with a
-[seqno advanced](protocol/dcp.md#seqno-advanced-0x64) where the consumer stands; on `upr` the next marker does.
+[seqno advanced](protocol/dcp.md#seqno-advanced-0x64) where the consumer stands; on `upr` the next marker does. A
+document that stops passing a `value_filter` yields nothing else: the consumer keeps the last version that passed, and
+only a deletion of the key is sent ([why](semantics.md#8-what-a-filter-does-not-tell)).
 
 A stream ends with *ok* at its end seqno: on `upr` and the drafts with the state that was current there, on `dcp` with
 the whole snapshot that holds it, unless the setting `exact_end` asks for the same. *To latest* ends at the high seqno
@@ -75,8 +77,11 @@ Streams take turns, so a large backfill does not hold up a live change elsewhere
 are busy, and a change that a write has just made is sent in the same turn of the event loop, right after the write
 was answered. Nothing is read from the history before it can be sent: with `connection_buffer_size` not before the
 consumer has acknowledged enough bytes, and never before the socket has taken what was sent before. The last packet
-may exceed the window. So a consumer that does not read costs no more than one piece of 256 KiB, however much is
+may exceed the window. So a consumer that does not read costs no more than one piece of 1 MiB, however much is
 written meanwhile.
+
+What a filter looks at takes time too, whether it passes or not. So a turn also ends when filters have looked at 64 KiB,
+a few milliseconds, maybe without anything to send; the next one goes on there when the others have had theirs.
 
 Connections take turns too, a piece each. With `set_priority` *low* a piece is a quarter as large, with *high* twice
 as large, and so is the share beside others. With `backfill_order` *sequential* a connection finishes the backfill of

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
+from upriver.engine.history import FILTERED_BYTES
 from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
 from upriver.model import Change, Event, Snapshot, VbucketState
 from upriver.model.record import HEADER, PREFIX, Record, pack, size_at
@@ -288,6 +289,29 @@ def test_only_a_later_snapshot_may_end_before_everything(vbucket: Vbucket) -> No
     assert cursor.next_snapshot(not_beyond=5) == Snapshot(5, 8)
     late = vbucket.open_cursor("late", 3)
     assert late.next_snapshot(not_beyond=4) == Snapshot(3, 8)
+
+
+@pytest.mark.parametrize("keys_only", [False, True])
+def test_a_filtered_cursor_reads_as_little_as_it_is_asked_for(vbucket: Vbucket, keys_only: bool) -> None:
+    for number in range(2000):
+        vbucket.set(b"key-%d" % number, b'{"city": "%s"}' % (b"Oslo", b"Bern")[number % 50 > 0], datatype=1)
+    options = Options(value_filter=ValueFilter(("city",), equals="Oslo"), keys_only=keys_only)
+    frames, rows = (vbucket.open_cursor(name, options=options) for name in ("frames", "rows"))
+    for cursor in (frames, rows):
+        cursor.next_snapshot()
+    seqnos: list[int] = []
+    while rows.snapshot is not None:
+        looked_at, batch = rows.bytes_filtered, rows.read_columns(1)
+        assert batch.num_rows <= 1
+        assert rows.bytes_filtered - looked_at < 2 * FILTERED_BYTES
+        assert batch["value"].to_pylist() == [b"" if keys_only else b'{"city": "Oslo"}'] * batch.num_rows
+        seqnos += batch["seqno"].to_pylist()
+    assert seqnos == list(range(1, 2001, 50))
+    sizes = []
+    while frames.snapshot is not None:
+        sizes.append(len(frames.read(300)))
+    assert max(sizes) <= 300
+    assert (frames.changes_read, rows.changes_read, frames.seqno) == (40, 40, 2000)
 
 
 def wanted(changes: list[Change], start: int, end: int, options: Options) -> list[Change]:

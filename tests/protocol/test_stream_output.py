@@ -1,5 +1,7 @@
 """One stream from its answer to its end: snapshots, ends, filters, state changes, flush, takeover."""
 
+import subprocess
+import sys
 from collections import deque
 from typing import Any
 
@@ -336,6 +338,87 @@ def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.Monke
     monkeypatch.setattr("upriver.node.source.EngineHistory.read", fail)
     assert brief(ask(peer)) == ["success", "(0,1]", "end 5"]
     assert not peer.closed
+
+
+# Filters
+
+
+@pytest.mark.parametrize("window", [b"0", b"100"])
+@pytest.mark.parametrize(
+    ("name", "value"), [(b"key_filter", b"^zzz"), (b"value_filter", b'{"field": "city", "equals": "Oslo"}')]
+)
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+def test_a_filter_that_lets_nothing_pass_keeps_nobody_waiting(
+    dialect: str, name: bytes, value: bytes, window: bytes
+) -> None:
+    laboratory, peer = stage()
+    laboratory.write(0, *(b"key-%05d" % number for number in range(10_000)), value=b'{"city": "Bern"}')
+    control(peer, b"connection_buffer_size", window)
+    control(peer, name, value)
+    peer.put(dcp.StreamRequest(end_seqno=10_000) if dialect == "dcp" else upr.StreamRequest(end_seqno=10_000))
+    (cursor,) = laboratory.bucket.vbucket(0).cursors.values()
+    steps = []
+    while cursor.ended is None:
+        before = cursor.seqno
+        peer.collect()
+        steps.append(cursor.seqno - before)
+    assert max(steps) < 1000, "a turn looks at a bounded number of changes"
+    assert len(steps) < 50, "also if the window is small"
+    laboratory.settle()
+    rest = ["advanced 10000", "end 0"] if dialect == "dcp" else ["end 0"]
+    assert brief(peer.take()) == ["success", "(0,10000]" if dialect == "dcp" else "marker", *rest]
+
+
+def test_live_changes_go_before_what_a_filter_looks_at() -> None:
+    laboratory, peer = stage()
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(0, *(b"key-%05d" % number for number in range(10_000)))
+    ask(peer, vbucket=1)
+    control(peer, b"key_filter", b"^zzz")
+    peer.put(dcp.StreamRequest())
+    peer.collect()
+    assert brief(peer.take()) == ["success", "(0,10000]"]
+    laboratory.write(1, b"live")
+    peer.collect()
+    assert brief(peer.take()) == ["(0,1]", "live@1"]
+    (cursor,) = laboratory.bucket.vbucket(0).cursors.values()
+    assert cursor.seqno < 3000
+    laboratory.settle()
+    assert brief(peer.take()) == ["advanced 10000"]
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+def test_what_passes_a_filter_waits_for_the_window(dialect: str) -> None:
+    laboratory, peer = stage(*(b"%d-%d" % (number % 2, number) for number in range(1, 101)))
+    control(peer, b"connection_buffer_size", b"200")
+    control(peer, b"key_filter", b"^0")
+    got = ask(peer) if dialect == "dcp" else ask_upr(peer)
+    while came := peer.send(dcp.BufferAck(bytes_processed=1000)):
+        assert sum(len(message.encode()) for message in came) < 400
+        got += came
+    expected = ["(0,100]" if dialect == "dcp" else "marker", *(f"0-{number}@{number}" for number in range(2, 101, 2))]
+    assert brief(got) == ["success", *expected]
+    assert laboratory.bucket.vbucket(0).cursors["peer:0"].seqno == 100
+
+
+def test_a_filtered_stream_loads_nothing_that_takes_long() -> None:
+    """The node stands still while a module is imported, and pandas takes seconds."""
+    script = (
+        "import sys\n"
+        "from tests.protocol.stage import ask, ask_upr, brief, control, stage\n"
+        "laboratory, peer = stage(b'a', b'b')\n"
+        "before = set(sys.modules)\n"
+        "control(peer, b'key_filter', b'^b')\n"
+        "assert brief(ask_upr(peer)) == ['success', 'marker', 'b@2']\n"
+        "other = laboratory.connect('other').open(b'other')\n"
+        'control(other, b\'value_filter\', b\'{"field": "x", "equals": 1}\')\n'
+        "control(other, b'keys_only')\n"
+        "assert brief(ask_upr(other)) == ['success', 'marker']\n"
+        "assert 'pandas' not in before, 'it proves nothing'\n"
+        "print({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (found.stdout, found.stderr) == ("set()\n", "")
 
 
 # Takeover

@@ -13,22 +13,33 @@ seqno at its opening (docs/semantics.md): with less, a consumer that is cut off 
 
 import enum
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+# Whoever selects rows needs it. If that were the first filtered stream, the node would stand still meanwhile.
+import pyarrow.compute
+
 from upriver.engine.filters import KeyPattern, ValueFilter
 from upriver.errors import NotSupported, OutOfRange, RollbackRequired, TemporaryFailure, UpriverError
 from upriver.model import Change, Event, Snapshot, changes_in
 from upriver.model.position import NO_END
-from upriver.model.record import BODY_LENGTH_OFFSET, EVENTS, HEADER
+from upriver.model.record import BODY_LENGTH_OFFSET, EVENTS, HEADER, MUTATION_EXTRAS
 
 if TYPE_CHECKING:
     from upriver.engine.vbucket import Vbucket
 
 READ_BYTES: Final = 256 * 1024
+#: So much a filter looks at in one read, however little passes and however little was asked for: a millisecond or two.
+FILTERED_BYTES: Final = 32 * 1024
+
+#: opcode, key length, extras length, body length, by_seqno: what a filter must know of a frame.
+_FRAME: Final = struct.Struct(">xBHB3xI12xQ")
+#: What a row counts beside its key and value.
+_ROW_BYTES: Final = HEADER.size + MUTATION_EXTRAS.size
 
 
 class CursorEnd(enum.Enum):
@@ -105,6 +116,8 @@ class Cursor:
         self.from_disk = False
         self.ended: CursorEnd | None = None
         self.changes_read = 0
+        #: How much a filter has looked at: who reads many of them shall do something else now and then.
+        self.bytes_filtered = 0
         self._looks_at_each = options.filtered
         self._first_end: int | None = vbucket.whole_seqno
         if start_seqno == end_seqno:
@@ -186,7 +199,7 @@ class Cursor:
             self.seqno,
             upto,
             snapshot.end,
-            max_bytes,
+            FILTERED_BYTES if self._looks_at_each else max_bytes,
             opaque,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
@@ -194,7 +207,7 @@ class Cursor:
             block,
         )
         if self._looks_at_each:
-            frames, count = self._filtered(frames)
+            frames, count, done = self._filtered(frames, max_bytes, done)
         self._advance(done, count, snapshot)
         return frames
 
@@ -241,14 +254,14 @@ class Cursor:
             self.seqno,
             upto,
             snapshot.end,
-            max_bytes,
+            FILTERED_BYTES if self._looks_at_each else max_bytes,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
             self.options.key_prefix,
             block,
         )
-        if self.options.filtered:
-            batch = self._filtered_columns(batch)
+        if self._looks_at_each:
+            batch, done = self._filtered_columns(batch, max_bytes, done)
         self._advance(done, batch.num_rows, snapshot)
         return batch
 
@@ -295,37 +308,64 @@ class Cursor:
             if done >= self.end_seqno:
                 self.end(CursorEnd.OK)
 
-    def _passes(self, event: int, key: bytes, value: bytes) -> bool:
-        options = self.options
-        return (options.key_pattern is None or options.key_pattern.passes(key)) and (
-            options.value_filter is None or options.value_filter.passes(event, value)
-        )
-
-    def _filtered(self, frames: bytes) -> tuple[bytes, int]:
-        kept, offset = [], 0
+    def _filtered(self, frames: bytes, max_bytes: int, done: int) -> tuple[bytes, int, int]:
+        """The frames that pass, until they are enough; how many, and the seqno up to which there are no others."""
+        pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
+        kept: list[bytes] = []
+        size = offset = seen = 0
         while offset < len(frames):
-            _, opcode, key_length, extras, _, _, body, _, _ = HEADER.unpack_from(frames, offset)
+            opcode, key_length, extras, body, seqno = _FRAME.unpack_from(frames, offset)
             key = offset + HEADER.size + extras
-            end = offset + HEADER.size + body
-            if self._passes(EVENTS[opcode], frames[key : key + key_length], frames[key + key_length : end]):
-                frame = bytearray(frames[offset:end])
-                if self.options.keys_only:
-                    del frame[key + key_length - offset :]
-                    struct.pack_into(">I", frame, BODY_LENGTH_OFFSET, extras + key_length)
-                    frame[5] = 0  # without a value there is no datatype
-                kept.append(bytes(frame))
-            offset = end
-        return b"".join(kept), len(kept)
+            value, end = key + key_length, offset + HEADER.size + body
+            if (pattern is None or pattern.passes(frames[key:value])) and (
+                wanted is None or wanted.passes(EVENTS[opcode], frames[value:end])
+            ):
+                frame = _without_value(frames[offset:value], value - key + extras) if keys_only else frames[offset:end]
+                if kept and size + len(frame) > max_bytes:
+                    done = seen
+                    break
+                kept.append(frame)
+                size += len(frame)
+            seen, offset = seqno, end
+        self.bytes_filtered += offset
+        return b"".join(kept), len(kept), done
 
-    def _filtered_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = zip(batch["event"].to_pylist(), batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-        batch = batch.filter(pa.array([self._passes(*row) for row in rows], type=pa.bool_()))
-        if self.options.keys_only:
-            for name, filler in (("value", b""), ("datatype", 0)):
-                place = batch.schema.get_field_index(name)
-                column = pa.array([filler] * batch.num_rows, type=batch.schema.field(name).type)
-                batch = batch.set_column(place, batch.schema.field(name), column)
-        return batch
+    def _filtered_columns(self, batch: pa.RecordBatch, max_bytes: int, done: int) -> tuple[pa.RecordBatch, int]:
+        """The same for rows."""
+        pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
+        rows = array("q")
+        size = 0
+        events, keys, values = (batch[name].to_pylist() for name in ("event", "key", "value"))
+        for row, key in enumerate(keys):
+            length = _ROW_BYTES + len(key) + len(values[row])
+            if (pattern is None or pattern.passes(key)) and (wanted is None or wanted.passes(events[row], values[row])):
+                if rows and size + length > max_bytes:
+                    done = batch["seqno"][row - 1].as_py()
+                    break
+                rows.append(row)
+                size += length
+            self.bytes_filtered += length
+        # Arrays are made of buffers: to make one of a list, Arrow wants to know all that pandas has.
+        batch = batch.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)]))
+        return _rows_without_values(batch) if keys_only else batch, done
+
+
+def _without_value(frame: bytes, body: int) -> bytes:
+    """A frame of which the value was cut off."""
+    out = bytearray(frame)
+    struct.pack_into(">I", out, BODY_LENGTH_OFFSET, body)
+    out[5] = 0  # without a value there is no datatype
+    return bytes(out)
+
+
+def _rows_without_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    count = batch.num_rows
+    nothing = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bytes(4 * count + 4)), pa.py_buffer(b"")])
+    raw = pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(bytes(count))])
+    for name, column in (("value", nothing), ("datatype", raw)):
+        place = batch.schema.get_field_index(name)
+        batch = batch.set_column(place, batch.schema.field(place), column)
+    return batch
 
 
 class SnapshotReader:

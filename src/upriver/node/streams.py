@@ -108,8 +108,13 @@ class StreamConnection(Pump):
     # Going out
 
     def produce(self) -> bytes:
-        """The next piece of the streams; empty if there is nothing to send, or no window."""
-        return b"" if self.session.closing else self.producer.produce(self.producer.piece_bytes)
+        """The next piece of the streams; empty if there is nothing to send, no window, or nothing has passed yet."""
+        if self.session.closing:
+            return b""
+        out = self.producer.produce(self.producer.piece_bytes)
+        if not out and self.producer.has_output:
+            self.wake()  # filters have more to look at, when others had their turn
+        return out
 
     @property
     def has_output(self) -> bool:

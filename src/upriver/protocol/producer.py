@@ -35,7 +35,7 @@ from upriver.protocol.request_runs import REQUEST_BYTES, plain_requests
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
-from upriver.protocol.turns import PIECE_BYTES, Turns
+from upriver.protocol.turns import FILTERED_BYTES_MAX, PIECE_BYTES, Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.layout import Buffer
 
@@ -324,13 +324,17 @@ class Producer:
         return bool(self._answers) or (bool(self._turns) and self.window.room_bytes != 0)
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """The next bytes to send, about as many as asked for; empty if there is nothing, or no room for it."""
+        """The next bytes to send, about as many as asked for.
+
+        Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
+        """
         pieces = [self.answers()] if self._answers else []
         size = len(pieces[0]) if pieces else 0
         window, turns = self.window, self._turns
         # Half of it is enough: to put another large piece behind the first would cost more than it brings.
         enough = max_bytes // 2 or 1
-        while size < enough:
+        filtered = 0
+        while size < enough and filtered < FILTERED_BYTES_MAX:
             room = window.room_bytes
             stream = None if room == 0 else turns.next()
             if stream is None:
@@ -342,6 +346,8 @@ class Producer:
             self.bytes_sent_total += len(piece)
             size += len(piece)
             pieces.append(piece)
+            if stream.filters:
+                filtered += stream.filtered_bytes
             if stream.finished:
                 self._forget(stream)
             elif stream.has_more:

@@ -35,6 +35,10 @@ class History(Protocol):
         """How many changes were read so far."""
 
     @property
+    def bytes_filtered(self) -> int:
+        """How many bytes a filter has looked at so far, whether they passed or not."""
+
+    @property
     def snapshot(self) -> Snapshot | None:
         """The announced snapshot that is not read to its end yet."""
 

@@ -20,6 +20,7 @@ from upriver.protocol.handover import Handover
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
+from upriver.protocol.turns import FILTERED_BYTES_MAX
 from upriver.wire import Message, Response, dcp
 from upriver.wire.codes import Status
 from upriver.wire.columns import ChangeEncoder
@@ -72,6 +73,9 @@ class ProducerStream:
         self.takeover = dialect.set_state is not None and bool(self.flags & TAKEOVER)
         #: When a snapshot is sent nothing has to be decided before the next.
         self._just_goes_on = not (self.takeover or options.exact_end)
+        self.filters = bool(options.key_filter or options.value_filter)
+        #: How many bytes its filters have looked at in its last turn.
+        self.filtered_bytes = 0
         self.notifier = bool(connection.flags & _NOTIFIER)
         self.last_sent_seqno = self.start_seqno
         self.changes_sent = 0
@@ -115,8 +119,12 @@ class ProducerStream:
         return self.life.state is StreamState.ENDED and not self._control
 
     def turn(self, max_bytes: int) -> bytes:
-        """Send a piece: messages and changes, about so many bytes, and at least one packet if there is one."""
+        """Send a piece: messages and changes, about so many bytes, and at least one packet if there is one.
+
+        If filters let little pass it ends before, maybe with nothing: there is more then.
+        """
         self.has_more = True
+        filtered_before = self.history.bytes_filtered if self.filters else 0
         pieces: list[bytes] = []
         size = 0
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
@@ -142,6 +150,10 @@ class ProducerStream:
                 # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
                 self._wait()
                 break
+            if self.filters and self.history.bytes_filtered - filtered_before >= FILTERED_BYTES_MAX:
+                break
+        if self.filters:
+            self.filtered_bytes = self.history.bytes_filtered - filtered_before
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self, tell: str = "") -> bytes:

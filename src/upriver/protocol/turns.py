@@ -12,6 +12,9 @@ from typing import Final, Generic, Protocol, TypeVar
 PIECE_BYTES: Final = 1024 * 1024
 #: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
 TURN_BYTES_MIN: Final = 256 * 1024
+#: What filters may look at in a turn of a connection, whether anything passes or not: a few milliseconds, after which
+#: others have theirs.
+FILTERED_BYTES_MAX: Final = 48 * 1024
 #: So many that woke up may go before one that is busy.
 WOKEN_IN_A_ROW: Final = 3
 
