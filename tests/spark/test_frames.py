@@ -57,6 +57,8 @@ def test_documents_from_the_source(spark: SparkSession, upriver_node: EmbeddedNo
     reader = spark.read.format("upriver").option("address", upriver_node.address).option("valueFormat", "json")
     frame = (reader if schema is None else reader.option("valueSchema", schema)).load()
     documents = changes(frame)
+    assert latest(frame).schema["value"].metadata == frame.schema["value"].metadata
+    assert latest(frame).columns == frame.columns
     name = "value.name" if schema else "variant_get(value, '$.name', 'string') AS name"
     rows = documents.selectExpr("key", "event", name).collect()
     assert sorted((row.key, row.event, row.name) for row in rows) == [

@@ -1,6 +1,6 @@
 """Comfort for DataFrames of changes: documents instead of bytes, the latest state, the time of a change."""
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
@@ -39,12 +39,9 @@ def latest(frame: DataFrame) -> DataFrame:
     held = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).join(
         fn.broadcast(marks), of_the_same & undone, "left_anti"
     )
-    newest_first = Window.partitionBy("vbucket", "key").orderBy(fn.col("branch").desc(), fn.col("seqno").desc())
-    return (
-        held.withColumn("_place", fn.row_number().over(newest_first))
-        .where((fn.col("_place") == 1) & (fn.col("event") == "mutation"))
-        .drop("_place")
-    )
+    # Written without a column of its own to be dropped: in a declarative pipeline no column is known yet.
+    newest = fn.max_by(fn.struct("*"), fn.struct("branch", "seqno")).alias("_newest")
+    return held.groupBy("vbucket", "key").agg(newest).select("_newest.*").where(fn.col("event") == "mutation")
 
 
 def with_event_time(frame: DataFrame, column: str = "event_time") -> DataFrame:

@@ -1,0 +1,4 @@
+CREATE MATERIALIZED VIEW events AS
+SELECT vbucket, event, count(*) AS changes
+FROM changes
+GROUP BY vbucket, event

@@ -1,0 +1,128 @@
+"""Spark in processes of its own: a standalone cluster, a Connect server, jobs that are submitted.
+
+Everything that is started is the head of a session of its own, so that what it starts itself ends with it.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from tests.spark.tables import wait_until
+
+RUN_PATIENCE_S = 600
+HOME = Path(pyspark.__file__).parent
+#: For virtual machines that live a few seconds: compile little, collect simply.
+_BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": _BRIEF,
+    "spark.executor.extraJavaOptions": _BRIEF,
+    "spark.executor.memory": "512m",
+    # No task before all are there that are expected.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+}
+
+
+def settings(**more: str) -> list[str]:
+    """The arguments that keep a Spark small and quick; in names of more settings ``_`` stands for a dot."""
+    chosen = _SETTINGS | {name.replace("_", "."): value for name, value in more.items()}
+    return [part for name, value in chosen.items() for part in ("--conf", f"{name}={value}")]
+
+
+@contextmanager
+def _started(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    given = {
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": _BRIEF,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=log.parent,
+            env={**os.environ, **given, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run(command: list[str], log: Path, **environment: str) -> str:
+    """Run something to its end, which must be a good one; what it said."""
+    with _started(command, log, **environment) as process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(RUN_PATIENCE_S)
+        said = log.read_text()
+        assert process.returncode == 0, f"{command[0]} ended with {process.returncode}:\n{said[-6000:]}"
+        return said
+
+
+def script(name: str) -> str:
+    """One of Spark's own scripts."""
+    return str(HOME / "bin" / name)
+
+
+@contextmanager
+def service(command: list[str], log: Path, says: str, **environment: str) -> Iterator[str]:
+    """Something that serves until we are done with it; what its log says when it is ready."""
+    with _started(command, log, **environment) as process:
+        found: list[Any] = []
+
+        def is_ready() -> bool:
+            found[:] = re.findall(says, log.read_text())
+            return bool(found) or process.poll() is not None
+
+        wait_until(is_ready, f"the log of {command[1]} says {says}")
+        assert found, log.read_text()[-6000:]
+        yield str(found[0])
+
+
+@contextmanager
+def cluster(directory: Path, workers: int, **environment: str) -> Iterator[str]:
+    """A master and so many workers with a core each, which may still be on their way; the master's address."""
+    place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    master = [script("spark-class"), "org.apache.spark.deploy.master.Master", *place]
+    with ExitStack() as stack:
+        log, says = directory / "master.log", r"Starting Spark master at (spark://127\.0\.0\.1:\d+)"
+        address = stack.enter_context(service(master, log, says, **environment))
+        for number in range(workers):
+            worker = [script("spark-class"), "org.apache.spark.deploy.worker.Worker", *place]
+            more = ["--cores", "1", "--memory", "512m", "--work-dir", str(directory / f"work{number}"), address]
+            stack.enter_context(_started([*worker, *more], directory / f"worker{number}.log", **environment))
+        yield address
+
+
+@contextmanager
+def connect_server(directory: Path) -> Iterator[str]:
+    """A server of Spark Connect; its address."""
+    command = [script("spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    command += ["--master", "local[2]", *settings(spark_sql_warehouse_dir=str(directory / "warehouse"))]
+    command += ["--conf", "spark.connect.grpc.binding.address=127.0.0.1", "--conf", "spark.connect.grpc.binding.port=0"]
+    says = r"Spark Connect server started at: \S*?:(\d+)"
+    with service([*command, "spark-internal"], directory / "connect.log", says, SPARK_DAEMON_MEMORY="1g") as port:
+        yield f"sc://127.0.0.1:{port}"
