@@ -1,5 +1,6 @@
 import gc
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,35 @@ def test_subscription_wakes_up_once(vbucket: Vbucket) -> None:
     cursor.close()
     cursor.subscribe(lambda: told.append(4))
     assert told[-1] == 4
+
+
+@pytest.mark.parametrize("how", ["batches", "frames"])
+def test_a_snapshot_that_is_cut_short_does_not_look_whole(vbucket: Vbucket, how: str) -> None:
+    write(vbucket, *(b"%d" % number for number in range(100)))
+    snapshots = vbucket.changes()
+    reader = next(snapshots)
+    pieces: Iterator[object] = reader.batches(200) if how == "batches" else reader.frames(200)
+    next(pieces)
+    vbucket.set_state(VbucketState.REPLICA)
+    with pytest.raises(CursorEnded, match="state changed"):
+        list(pieces)
+
+
+def test_a_snapshot_that_was_left_behind_does_not_look_empty(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b")
+    for reader in list(vbucket.changes()):
+        with pytest.raises(OutOfRange, match="before the next"):
+            list(reader)
+
+
+def test_a_copy_inside_a_snapshot_has_nothing_more_to_show(bucket: Bucket) -> None:
+    copy = bucket.create_vbucket(3, VbucketState.REPLICA)
+    copy.begin_snapshot(0, 9)
+    for seqno in (2, 4):
+        copy.apply(Change(vbucket=3, event=Event.MUTATION, seqno=seqno, key=b"k%d" % seqno, cas=1, rev_seqno=1))
+    assert list(copy.changes(3)) == []
+    with pytest.raises(OutOfRange):
+        list(copy.changes(5))
 
 
 @pytest.mark.parametrize("persisted", [False, True])

@@ -246,6 +246,58 @@ def test_what_was_seen_on_another_branch_says_nothing(quick_disk: Path, clock: C
     bucket.close()
 
 
+def test_tombstones_are_purged_where_so_little_is_written_that_no_checkpoint_comes(
+    quick_disk: Path, clock: Clock
+) -> None:
+    bucket = opened(quick_disk, clock)
+    vbucket = bucket.vbucket(0)
+    for number in range(100):
+        vbucket.set(b"%d" % number, b"v")
+        vbucket.delete(b"%d" % number)
+    bucket.flusher.drain()
+    for _ in range(3):
+        clock.pass_by(2 * DAY)
+        bucket.maintenance.run_all()
+        bucket.flusher.drain()
+    assert vbucket.table.tombstones <= 1, "the newest change is never dropped"
+    bucket.close()
+
+
+def test_a_stream_that_stands_still_does_not_fill_the_memory_with_tombstones(quick_disk: Path, clock: Clock) -> None:
+    bucket = Bucket(LmdbStorage(quick_disk / "data"), vbuckets=1, clock=clock, quota_bytes=2 * 2**20)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"first", b"v")
+    stuck = vbucket.open_cursor("stuck", 1)
+    number = 0
+    for _ in range(20):
+        for _ in range(2000):
+            number += 1
+            vbucket.set(b"%d" % number, b"v" * 20)
+            vbucket.delete(b"%d" % number)
+        checkpoint(bucket)
+        clock.pass_by(4 * DAY)
+        bucket.maintenance.run_all()
+    assert stuck.ended is CursorEnd.TOO_SLOW
+    assert vbucket.table.tombstones < 10_000
+    bucket.close()
+
+
+def test_the_pager_waits_for_the_disk_as_writers_do(clock: Clock) -> None:
+    with Bucket.open(None, vbuckets=1, background=False, clock=clock, queue_bytes_max=10_000) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for number in range(500):
+            vbucket.set(b"%d" % number, b"", expiry=5)
+            bucket.flusher.step()
+        clock.pass_by(10)
+        rounds = 0
+        while vbucket.table.items:
+            bucket.maintenance.run_all()
+            assert bucket.ledger.pending_bytes < 11_000
+            bucket.flusher.step()
+            rounds += 1
+        assert rounds > 1
+
+
 def test_purge_never_passes_an_open_stream(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock, tombstone_s=0)
     vbucket = bucket.vbucket(0)

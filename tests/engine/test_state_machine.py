@@ -677,10 +677,12 @@ class EngineMachine(RuleBasedStateMachine):
         assert statistics.queue_bytes == sum(part.queue_bytes for part in parts) == 0
 
 
-# Four parts, so that one worker's timeout holds for each.
+# Four parts, so that one worker's timeout holds for each; each a class of its own, or where examples are derived from
+# the test, as in CI, all four would run the same ones.
 @pytest.mark.parametrize("part", range(4))
 def test_state_machine(part: int) -> None:
-    run_state_machine_as_test(EngineMachine, settings=settings(max_examples=500, stateful_step_count=25, deadline=None))
+    machine = type(f"EngineMachine{part}", (EngineMachine,), {})
+    run_state_machine_as_test(machine, settings=settings(max_examples=500, stateful_step_count=25, deadline=None))
 
 
 @pytest.mark.slow

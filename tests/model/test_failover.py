@@ -68,3 +68,16 @@ def test_the_smallest_of_all_newer_branches_counts_not_the_next_one() -> None:
     log = FailoverLog((FailoverEntry(3, 5), FailoverEntry(2, 10), FailoverEntry(1, 0)))
     assert [log.upper(place, 20) for place in range(3)] == [20, 5, 5]
     assert log.upper(2, 4) == 4
+
+
+def test_a_log_that_a_peer_tells_is_cut_to_what_is_kept() -> None:
+    told = [FailoverEntry(uuid, 0) for uuid in range(1, 100)]
+    assert FailoverLog.received(told).entries == tuple(told[:ENTRIES_MAX])
+
+
+@pytest.mark.parametrize("entry", [FailoverEntry(0, 5), FailoverEntry(1, 2**63)])
+def test_a_log_that_can_be_none_is_refused(entry: FailoverEntry) -> None:
+    with pytest.raises(PositionError):
+        FailoverLog.received([FailoverEntry(7, 1), entry])
+    with pytest.raises(PositionError):
+        FailoverLog.received([])

@@ -251,8 +251,8 @@ cdef class Table:
         self.check_room(key, value)
         if not MUTATION <= event <= EXPIRATION:
             raise ValueError(f"{event} is not a change of a key")
-        self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl, self.ledger.clock())
-        return load_be64(lookup_bytes(self, key) + R_CAS), self.high_seqno
+        cas = self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl, self.ledger.clock())
+        return cas, self.high_seqno
 
     def expire(self, bytes key not None):
         """Turn an item that is past its time into an expiration, once."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from upriver.engine.backend import Ledger, Table, replay, stored_value
-from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
+from upriver.engine.flusher import CAS_MARGIN, CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.journal import Journal
 from upriver.engine.lmdb_storage import LmdbStorage, cut
 from upriver.engine.maintenance import Maintenance, Retention
@@ -395,5 +395,7 @@ class Bucket:
             description["state_from_group"] = self.flusher.next_group
             description["cuts"] = self.flusher.cuts.get(number, [])
             descriptions[number] = description
-        facts = {"vbuckets": vbuckets, "clean": False, "cas": self.ledger.last_cas, "store": self.store, "copy": False}
+        # Also for a crash before the first flush: what that takes had CAS values, which must not be given again.
+        cas = self.ledger.last_cas + CAS_MARGIN
+        facts = {"vbuckets": vbuckets, "clean": False, "cas": cas, "store": self.store, "copy": False}
         self.storage.commit(Batch(descriptions=descriptions, facts=facts))

@@ -24,8 +24,11 @@ class KeyPattern:
     pattern: str
 
     def __post_init__(self) -> None:
-        if len(self.pattern) > PATTERN_BYTES_MAX:
-            raise InvalidArguments(f"a key pattern has at most {PATTERN_BYTES_MAX} characters")
+        try:
+            if len(self.pattern.encode()) > PATTERN_BYTES_MAX:
+                raise InvalidArguments(f"a key pattern has at most {PATTERN_BYTES_MAX} bytes")
+        except UnicodeEncodeError:
+            raise InvalidArguments(f"the key pattern {self.pattern!r} is no text") from None
         try:
             assert self._compiled is not None
         except re2.error as error:
@@ -54,6 +57,8 @@ class ValueFilter:
     def __post_init__(self) -> None:
         if not self.path or (self.equals is None) == (self.contains is None):
             raise InvalidArguments("a value filter names a field and either what it equals or what it contains")
+        if isinstance(self.contains, list | dict):
+            raise InvalidArguments("what a field contains is a text, a number, true or false")
 
     def passes(self, event: int, value: bytes) -> bool:
         if event != Event.MUTATION:

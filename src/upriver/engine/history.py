@@ -369,7 +369,11 @@ def _rows_without_values(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class SnapshotReader:
-    """One snapshot of ``Vbucket.changes``: iterate over it once, as single changes or as batches."""
+    """One snapshot of ``Vbucket.changes``: iterate over it once, as single changes or as batches.
+
+    It ends only where the snapshot does. If it is cut short, by a change of state, a rollback or because the reader was
+    too slow, that is an error: whoever took it for whole would note its end and miss the rest.
+    """
 
     def __init__(self, cursor: Cursor, snapshot: Snapshot) -> None:
         self._cursor = cursor
@@ -377,6 +381,7 @@ class SnapshotReader:
         self.end = snapshot.end
         self.from_disk = cursor.from_disk
         self.history = cursor.options.history
+        self._left_out = False
 
     def __iter__(self) -> Iterator[Change]:
         for batch in self.batches():
@@ -384,19 +389,28 @@ class SnapshotReader:
 
     def batches(self, max_bytes: int = READ_BYTES) -> Iterator[pa.RecordBatch]:
         """The changes as Arrow batches."""
-        while self._cursor.snapshot is not None:
+        while self._goes_on():
             yield self._cursor.read_columns(max_bytes)
 
     def frames(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> Iterator[bytes]:
         """The changes as `dcp` frames."""
-        while self._cursor.snapshot is not None:
+        while self._goes_on():
             yield self._cursor.read(max_bytes, opaque)
 
     def skip(self) -> None:
         """Leave out what was not read."""
         snapshot = self._cursor.snapshot
         if snapshot is not None:
+            self._left_out = True
             self._cursor._advance(snapshot.end, 0, snapshot)
+
+    def _goes_on(self) -> bool:
+        cursor = self._cursor
+        if self._left_out:
+            raise OutOfRange("a snapshot is read before the next one is asked for", vbucket=cursor.vbucket.number)
+        if cursor.seqno < self.end:
+            cursor._check()
+        return cursor.snapshot is not None and cursor.snapshot.end == self.end
 
 
 __all__ = ["NO_END", "Cursor", "CursorEnd", "CursorEnded", "Event", "Options", "SnapshotReader"]

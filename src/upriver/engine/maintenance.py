@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic, thread_time
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from upriver.engine.backend import Ledger, Table
 from upriver.engine.flusher import Flusher
@@ -68,6 +69,8 @@ class Maintenance:
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._purged_s = -PURGE_INTERVAL_S_MAX
+        #: Where each open stream stood when tombstones were last looked for.
+        self._looked_at: WeakKeyDictionary[Cursor, int] = WeakKeyDictionary()
         self._duties = self._rounds()
         #: The round under way for those who found no room, at which commit it began and what it has freed; and at which
         #: commit one freed nothing.
@@ -128,6 +131,8 @@ class Maintenance:
             for vbucket in self.vbuckets():
                 if vbucket.state is VbucketState.ACTIVE:
                     yield from self._expire(vbucket)
+                    if self._no_room():
+                        return
                 else:
                     vbucket.table.end_locks()  # those that came with changes end here too
                 ledger.expect(vbucket.table.due())
@@ -141,10 +146,17 @@ class Maintenance:
         while True:
             keys, position = vbucket.table.expired(position)
             for key in keys:
+                if self._no_room():
+                    return
                 vbucket.table.expire(key)
             yield
             if not position or position >= upto:
                 break
+
+    def _no_room(self) -> bool:
+        """An expiration is a write, and waits for the disk as the others do."""
+        ledger = self.ledger
+        return bool(ledger.refusal) or 0 < ledger.queue_bytes_max <= ledger.pending_bytes
 
     # Purge and compaction.
 
@@ -153,13 +165,32 @@ class Maintenance:
         before = int(self.ledger.clock() - self.retention.tombstone_s)
         if before <= 0:
             return
+        wants_blocks = False
         for vbucket in self.vbuckets():
-            if vbucket.table.tombstones:
+            table = vbucket.table
+            if table.tombstones:
+                self._end_stuck(vbucket)
+                # Only what stands in blocks can go: where little is written no checkpoint would come by itself.
+                wants_blocks |= table.seqno_before(before, vbucket.whole_seqno) > table.checkpointed_seqno
+                yield
                 yield from self._purge(vbucket, NO_END, before)
                 # What came with a time in the future is as old as what came after it.
                 old = self._surely_old(vbucket, before)
                 yield
                 yield from self._purge(vbucket, old, ANY_TIME)
+        if wants_blocks and self.flusher.storage.keeps_records:
+            self.flusher.request_checkpoint()
+
+    def _end_stuck(self, vbucket: Vbucket) -> None:
+        """Tombstones wait for open streams; if memory is short not for one that stands where it stood the last time."""
+        limit, short, ended = self._limit(vbucket), self._short_of_memory(), False
+        for cursor in list(vbucket.cursors.values()):
+            if short and self._looked_at.get(cursor) == cursor.seqno < limit:
+                cursor.end(CursorEnd.TOO_SLOW)
+                ended = True
+            self._looked_at[cursor] = cursor.seqno
+        if ended:
+            vbucket.wake_cursors()
 
     def _purge(self, vbucket: Vbucket, upto: int, before: int) -> Iterator[None]:
         table = vbucket.table

@@ -455,8 +455,8 @@ class Vbucket(KeyValue):
         reached = self.whole_seqno
         if options is not None and options.persisted_only:
             reached = self.whole_at_or_below(min(reached, self.persisted_seqno))
-            if reached <= start_seqno:
-                return
+        if end_seqno is None and reached <= start_seqno <= self.high_seqno:
+            return  # a copy may stand inside a snapshot whose rest has not come yet
         end = reached if end_seqno is None else end_seqno
         with self.open_cursor(f"changes-{secrets.token_hex(4)}", start_seqno, end, options) as cursor:
             cursor.settle_for(reached)

@@ -5,10 +5,12 @@ consumer that knows the uuid of an older entry shares its history with the produ
 seqno at which a newer branch began, and not a change further.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from upriver.errors import PositionError
+from upriver.model.position import SEQNO_MAX
 
 #: Older entries are forgotten beyond this many; their consumers start over.
 ENTRIES_MAX = 25
@@ -38,6 +40,15 @@ class FailoverLog:
     def fresh(cls, vbucket_uuid: int) -> "FailoverLog":
         """The log of a vbucket that starts at seqno 0 under this uuid."""
         return cls((FailoverEntry(vbucket_uuid, 0),))
+
+    @classmethod
+    def received(cls, entries: Iterable[FailoverEntry]) -> "FailoverLog":
+        """The log that a peer has told: as long as we keep one, and refused if it can be none."""
+        log = cls(tuple(islice(entries, ENTRIES_MAX)))
+        for entry in log:
+            if not entry.vbucket_uuid or entry.seqno > SEQNO_MAX:
+                raise PositionError(f"no failover log has an entry of uuid {entry.vbucket_uuid} at {entry.seqno}")
+        return log
 
     def __iter__(self) -> Iterator[FailoverEntry]:
         return iter(self.entries)

@@ -6,6 +6,8 @@ from upriver.errors import PositionError
 
 #: "No end": stream until told otherwise.
 NO_END = 2**64 - 1
+#: No history gets there; whoever tells of such a seqno would leave no room for what follows it.
+SEQNO_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

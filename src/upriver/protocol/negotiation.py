@@ -132,5 +132,5 @@ class Negotiation:
 
 
 def failover_log(entries: Sequence[memcached.FailoverEntry]) -> FailoverLog:
-    """The log that a producer has told; raises a PositionError if it is empty."""
-    return FailoverLog(tuple(FailoverEntry(entry.vbucket_uuid, entry.seqno) for entry in entries))
+    """The log that a producer has told; raises a PositionError if it can be none."""
+    return FailoverLog.received(FailoverEntry(entry.vbucket_uuid, entry.seqno) for entry in entries)

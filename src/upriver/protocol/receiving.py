@@ -22,7 +22,7 @@ from upriver.errors import (
     TemporaryFailure,
 )
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END
+from upriver.model.position import NO_END, SEQNO_MAX
 from upriver.protocol.sink import SinkVbucket
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
 from upriver.wire import Dialect, dcp, upr
@@ -92,6 +92,8 @@ class ReceivingStream:
     def marker(self, start: int, end: int, flags: int) -> None:
         """A `dcp` marker."""
         self._check_ours()
+        if end > SEQNO_MAX:
+            raise OutOfRange(f"no snapshot ends at {end}", vbucket=self.vbucket)
         if self._starts_inclusive and start:
             start -= 1
         try:
@@ -136,7 +138,7 @@ class ReceivingStream:
         if self.life.state not in _STATES or not self._is_ours:
             return at
         position = self.position
-        end, last, count = change_run(data, at, position.seqno, position.snapshot.end, self.modern)
+        end, last, count = change_run(data, at, position.seqno, min(position.snapshot.end, SEQNO_MAX), self.modern)
         if not count:
             return at
         try:
@@ -160,7 +162,7 @@ class ReceivingStream:
             return self.abandon(InvalidArguments(str(error), vbucket=self.vbucket))
         if seqno <= self.position.seqno:
             return OutOfRange(f"change {seqno} does not follow {self.position.seqno}", vbucket=self.vbucket)
-        if seqno > self.position.snapshot.end:
+        if seqno > min(self.position.snapshot.end, SEQNO_MAX):
             text = f"change {seqno} lies beyond its snapshot, which ends at {self.position.snapshot.end}"
             return self.abandon(OutOfRange(text, vbucket=self.vbucket))
         return self.abandon(InvalidArguments("the change has no key or a layout of another dialect"))
@@ -169,7 +171,7 @@ class ReceivingStream:
         """What stood up to here did not pass a filter."""
         self._check_ours()
         try:
-            position = self.position.advanced(seqno)
+            position = self.position.advanced(min(seqno, SEQNO_MAX))
         except PositionError as error:
             raise OutOfRange(str(error), vbucket=self.vbucket) from None
         self.life.move(StreamEvent.ADVANCE)
