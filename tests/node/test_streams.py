@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.authentication import Role, User
-from upriver.node.session import Session
+from upriver.node.pump import Pump
 from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import AnyRequest, AnyResponse, Message, Response, dcp, memcached, tap, upr
 from upriver.wire.codes import Status
@@ -196,8 +197,8 @@ def test_a_node_that_stops_ends_its_streams() -> None:
         assert not list(old.until()), "the texts have no word for it: it sees the connection closed"
 
 
-def visit(node: EmbeddedNode, kind: str, key: bytes) -> None:
-    """Ask for both vbuckets, wait for a change of one of them, and leave."""
+def visit(node: EmbeddedNode, kind: str, key: bytes) -> "weakref.ref[object]":
+    """Ask for both vbuckets, wait for a change of one of them, and leave; what the node had of us."""
     asked: list[Message] = [dcp.StreamRequest(vbucket=vbucket) for vbucket in (0, 1)]
     if kind == "tap":
         asked = [tap.Connect(name=b"same", flags=tap.ConnectFlag.BACKFILL, backfill_date=0)]
@@ -207,19 +208,24 @@ def visit(node: EmbeddedNode, kind: str, key: bytes) -> None:
         peer.send(*asked)
         node.call(node.bucket.vbucket(0).set, key, b"")
         assert list(peer.until(tap.Mutation, dcp.Mutation))
+        return node.call(lambda: weakref.ref(next(s for s in streaming(node) if not s.lost)))
+
+
+def streaming(node: EmbeddedNode) -> list[Pump]:
+    sessions = [connection.session for connection in node.node.state.connections]
+    return [session.stream for session in sessions if session is not None and isinstance(session.stream, Pump)]
 
 
 @pytest.mark.parametrize("kind", ["dcp", "persisted", "tap"])
 def test_nothing_of_a_connection_stays_where_nobody_writes(kind: str) -> None:
-    def sessions() -> int:
-        gc.collect()
-        return sum(type(each) is Session for each in gc.get_objects())
-
     with start(vbuckets=2) as node:
-        before = sessions()
-        for number in range(5):
-            visit(node, kind, b"%d" % number)
-        wait_until(lambda: node.call(sessions) <= before, "sessions are let go")
+        visits = [visit(node, kind, b"%d" % number) for number in range(3)]
+
+        def gone() -> bool:
+            gc.collect()
+            return all(each() is None for each in visits)
+
+        wait_until(lambda: node.call(gone), "what streamed is let go")
 
 
 def test_whoever_does_not_read_answers_is_no_longer_listened_to() -> None:
