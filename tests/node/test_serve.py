@@ -280,6 +280,33 @@ def test_parity(bursts: list[Burst], unread: int, body_bytes_max: int, ack: Lite
     assert plainly == fast
 
 
+def version(key: bytes, **fields: Any) -> SetWithMeta:
+    """A stored version, or with ``deleted`` a deletion, that differs from others in these fields."""
+    kind = DeleteWithMeta if fields.pop("deleted", False) else SetWithMeta
+    return kind(**{"key": key, "rev_seqno": 5, "item_cas": 50, **fields})
+
+
+def test_every_conflict_ends_alike() -> None:
+    """Versions that differ in one thing or two, each over each: the loop decides as the engine does."""
+    fields: list[dict[str, Any]] = [
+        {}, {"rev_seqno": 4}, {"rev_seqno": 6}, {"item_cas": 49}, {"item_cas": 51}, {"item_cas": 2**63 + 1},
+        {"expiration": 4_000_000_000}, {"expiration": 4_000_000_000, "flags": 1}, {"flags": 1}, {"flags": 2**32 - 1},
+        {"deleted": True}, {"deleted": True, "expiration": 1000}, {"deleted": True, "flags": 7},
+        {"deleted": True, "options": MetaOption.DELETE_IS_EXPIRATION}, {"datatype": 1}, {"datatype": 1, "value": b"a"},
+        {"value": b"a"}, {"value": b"b"}, {"value": b"ab"}, {"value": b"\xff"}, {"rev_seqno": 6, "value": b"a"},
+    ]  # fmt: skip
+    pairs = list(itertools.product(fields, repeat=2))
+    seen: list[list[object]] = []
+    for compiled in (False, True):
+        rig = open_rig(compiled=compiled)
+        with rig.bucket:
+            peer = rig.peer()
+            peer.hello(Feature.JSON)
+            requests = [version(b"%d" % n, **each) for n, pair in enumerate(pairs) for each in pair]
+            seen.append([peer.send_bytes(request.encode()) for request in requests] + state(rig))
+    assert seen[0] == seen[1]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
