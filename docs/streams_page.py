@@ -94,7 +94,10 @@ goes on; when the backlog is small its own copy becomes *dead*, so that nobody w
 than the stream do not put this off for ever: when a round of sending what was there leaves no less than half of what
 the last one left, it is time too. What had come in between follows, and only when the death is on disk and all markers
 are answered is the consumer told to be *active*. The end seqno does not count. If the consumer is lost after the
-death, the vbucket stays dead: the other side may be active already, and whoever moves vbuckets must ask it."""
+death, the vbucket stays dead: the other side may be active already, and whoever moves vbuckets must ask it.
+
+Nothing may be left out: with a filter, `keys_only` or the open flag *no value* a takeover is refused with `EINVAL`. The
+consumer's answers name no vbucket, so takeovers of one connection need different opaques: else `KEY_EEXISTS`."""
 
 
 _CONSUMING = """\

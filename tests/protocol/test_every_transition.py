@@ -12,7 +12,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from tests.protocol.paper_sink import PaperCopy, PaperSink
 from upriver.errors import NotMyVbucket
-from upriver.model import FailoverLog, Snapshot, VbucketState
+from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
 from upriver.node.source import EngineSource
 from upriver.protocol import turns
 from upriver.protocol.consumer import Consumer, ConsumerOptions
@@ -74,10 +74,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[Transition]:
 class Sending:
     """One stream of a producer, a packet at a time; its consumer answers markers at once and states when told."""
 
-    def __init__(self, dialect: StreamDialect, *keys: bytes, takeover: bool = False, key_filter: bytes = b"") -> None:
+    def __init__(
+        self, dialect: StreamDialect, *keys: bytes, takeover: bool = False, key_filter: bytes = b"", dead: bool = False
+    ) -> None:
         self.laboratory = Laboratory(vbuckets=2)
         self.vbucket = self.laboratory.bucket.create_vbucket(0)
         self.laboratory.write(0, *keys)
+        if dead:
+            self.vbucket.set_state(VbucketState.DEAD)
         source = EngineSource(self.laboratory.node)
         speaks = OPENED if dialect in OPENED else (dialect,)
         self.producer = Producer(source, "peer", dcp.OpenFlag.PRODUCER, NOW, speaks=speaks)
@@ -176,9 +180,15 @@ def produce_everything(dialect: StreamDialect) -> None:
             filtered.step()
     if hands_over:
         Sending(dialect, takeover=True).to(S.PENDING)  # nothing was there
-        late = Sending(dialect, b"a", takeover=True, key_filter=b"^a" if dialect.advanced else b"").to(S.PENDING)
+        late = Sending(dialect, b"a", takeover=True).to(S.PENDING)
         late.laboratory.write(0, b"a", b"b")
         late.to(S.ACTIVATING)
+        # A dead copy that still received something, the end of which its sender did not have any more.
+        tail = Sending(dialect, b"a", takeover=True, dead=True).to(S.PENDING)
+        tail.vbucket.begin_snapshot(1, 3)
+        tail.vbucket.apply(Change(vbucket=0, event=Event.MUTATION, seqno=2, rev_seqno=1, cas=9, key=b"b"))
+        tail.vbucket.advance(3)
+        tail.to(S.ACTIVATING)
 
 
 @pytest.mark.parametrize("dialect", STREAM_DIALECTS.values(), ids=lambda dialect: dialect.name)

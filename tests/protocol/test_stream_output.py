@@ -11,7 +11,7 @@ from tests.node.laboratory import Laboratory, Peer
 from tests.protocol.stage import END, answer_to, ask, ask_upr, brief, control, set_state, stage, uuid_of
 from upriver.errors import CorruptData, NotMyVbucket
 from upriver.model import Change, Event, VbucketState
-from upriver.wire import Message, dcp, upr
+from upriver.wire import AnyResponse, Message, dcp, upr
 from upriver.wire.codes import Status
 
 
@@ -628,6 +628,29 @@ def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: boo
     assert brief(other.send(answer_to(pending[1]))) == ["state active"]
     assert brief(peer.send(answer_to(pending[0]))) == ["end 2"]
     assert laboratory.bucket.vbucket(0).heir == "other"
+
+
+@pytest.mark.parametrize("way", ["key_filter", "value_filter", "keys_only", "open flag"])
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+def test_nothing_is_left_out_of_a_takeover(dialect: str, way: str) -> None:
+    laboratory, peer = stage(b"a", flags=1 | (dcp.OpenFlag.NO_VALUE if way == "open flag" else 0))
+    values = {"key_filter": b"^a", "value_filter": b'{"field": "a", "equals": 1}', "keys_only": b"true"}
+    if way in values:
+        control(peer, way.encode(), values[way])
+    (refusal,) = (ask if dialect == "dcp" else ask_upr)(peer, flags=1)
+    assert isinstance(refusal, AnyResponse)
+    assert refusal.status is Status.EINVAL
+    assert b"hands over everything" in refusal.value
+    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+
+
+def test_the_answers_of_a_takeover_are_its_own() -> None:
+    """An answer names no vbucket: its opaque alone tells whose it is."""
+    laboratory, peer = stage(b"a")
+    laboratory.bucket.create_vbucket(1)
+    ask(peer, flags=dcp.StreamFlag.TAKEOVER)
+    assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TAKEOVER)) == ["key_eexists"]
+    assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=8)) == ["success", "state pending"]
 
 
 def test_answers_that_nobody_waits_for_do_nothing() -> None:

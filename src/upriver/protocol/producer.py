@@ -51,6 +51,9 @@ _TO_LATEST: Final = int(dcp.StreamFlag.TO_LATEST)
 _ACTIVE_ONLY: Final = int(dcp.StreamFlag.ACTIVE_ONLY)
 _STRICT_UUID: Final = int(dcp.StreamFlag.STRICT_UUID)
 
+#: The settings of a stream that leave something out.
+_LEAVING_OUT: Final = ("key_filter", "value_filter", "keys_only")
+
 #: Requests of every dialect have these, under these names.
 _StreamRequest = Any
 
@@ -226,10 +229,8 @@ class Producer:
         if takeover:
             self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
-        if takeover and vbucket.heir not in ("", self.heir):
-            raise NotMyVbucket(
-                f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
-            )
+        if takeover:
+            self._check_hands_over(vbucket, request.opaque)
         if dialect.by_snapshot and not (
             request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
         ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
@@ -252,6 +253,21 @@ class Producer:
         self._answers.append(dialect.accepted(vbucket.failover_log, stream.opaque))
         self.ready(stream)
         return None
+
+    def _check_hands_over(self, vbucket: SourceVbucket, opaque: int) -> None:
+        """One heir gets all of it, or nothing; and its answers must tell which takeover they belong to."""
+        if vbucket.heir not in ("", self.heir):
+            raise NotMyVbucket(
+                f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
+            )
+        if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & _NO_VALUE:
+            raise InvalidArguments(
+                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flag"
+                " that leaves values out",
+                vbucket=vbucket.number,
+            )
+        if any(stream.takeover and stream.opaque == opaque for stream in self.streams.values()):
+            raise KeyExists(f"there is a takeover with the opaque {opaque} already", vbucket=vbucket.number)
 
     def _check_free(self, dialect: StreamDialect, request: _StreamRequest) -> None:
         """One stream for a vbucket; and where only the request id tells streams apart, one for a request id."""
