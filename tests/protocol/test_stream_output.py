@@ -592,6 +592,26 @@ def test_only_the_active_copy_or_a_dead_one_is_taken_over() -> None:
     assert brief(ask(peer, flags=dcp.StreamFlag.TAKEOVER)) == ["success", "(0,1]", "a@1"]
 
 
+@pytest.mark.parametrize("way", ["persisted_only", "disk only"])
+def test_a_takeover_of_what_is_not_on_disk_yet_goes_on_when_it_is(way: str) -> None:
+    laboratory, peer = stage()
+    laboratory.disk_works = False
+    laboratory.write(0, b"a", b"b")
+    if way == "persisted_only":
+        control(peer, b"persisted_only")
+    flags = dcp.StreamFlag.TAKEOVER | (0 if way == "persisted_only" else dcp.StreamFlag.DISK_ONLY)
+    accepted, pending = ask(peer, flags=flags)
+    assert brief([accepted, pending]) == ["success", "state pending"]
+    assert peer.send(answer_to(pending)) == []
+    laboratory.disk_works = True
+    laboratory.settle()
+    marker, *changes = peer.take()
+    assert brief([marker, *changes]) == ["(0,2]", "a@1", "b@2"]
+    (active,) = peer.send(answer_to(marker))
+    assert brief([active]) == ["state active"]
+    assert brief(peer.send(answer_to(active))) == ["end 0"]
+
+
 def _take_over(peer: Peer) -> list[str]:
     """Take vbucket 0 over and answer everything: what came."""
     came, due = [], ask(peer, flags=dcp.StreamFlag.TAKEOVER)

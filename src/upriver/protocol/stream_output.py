@@ -89,6 +89,8 @@ class ProducerStream:
         #: It did not run dry in its last turn.
         self.has_more = True
         self._subscribed_to: History | None = None
+        #: It is called back for what is new only, not for what was there.
+        self._deaf = False
         self._snapshots = 0
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
@@ -355,11 +357,13 @@ class ProducerStream:
     def _wait(self) -> None:
         """Nothing to send: wake up when the history goes on."""
         self.has_more = False
-        if self.life.state is StreamState.ENDED or self._subscribed_to is self.history:
+        if self.life.state is StreamState.ENDED:
             return
-        self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
         deaf = self.takeover and (self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING))
+        if self._subscribed_to is self.history and (deaf or not self._deaf):
+            return  # but who was deaf may have missed what was there meanwhile
+        self._subscribed_to, self._deaf = self.history, deaf
         self.history.subscribe(self._called, fresh=deaf)
 
     def _called(self) -> None:
