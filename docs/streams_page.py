@@ -49,7 +49,8 @@ The first of these that is not so decides the answer:
    `KEY_ENOENT`; there and in the drafts a start beyond everything is `ERANGE`.
 
 Who starts at 0 never rolls back, unless *strict uuid* is set and the uuid is unknown. Who stands below the purge seqno
-may have missed deletions and goes back to 0. An accepted request is answered with the failover log."""
+may have missed deletions and goes back to 0. An accepted request is answered with the failover log. Flags of a request
+that the node does not know are ignored; `stream_V_flags` in the statistics shows what was asked for."""
 
 _SNAPSHOTS = """\
 A marker, then changes in which each key appears once, and so on. The first snapshot reaches at least what was the high
@@ -77,8 +78,8 @@ Streams take turns, so a large backfill does not hold up a live change elsewhere
 are busy, and a change that a write has just made is sent in the same turn of the event loop, right after the write
 was answered. Nothing is read from the history before it can be sent: with `connection_buffer_size` not before the
 consumer has acknowledged enough bytes, and never before the socket has taken what was sent before. The last packet
-may exceed the window. So a consumer that does not read costs no more than one piece of 1 MiB, however much is
-written meanwhile.
+may exceed the window. A size of 0 lifts it and forgets what was not acknowledged. So a consumer that does not read
+costs no more than one piece of 1 MiB, however much is written meanwhile.
 
 What a filter looks at takes time too, whether it passes or not. So a turn also ends when filters have looked at 64 KiB,
 a few milliseconds, maybe without anything to send; the next one goes on there when the others have had theirs.

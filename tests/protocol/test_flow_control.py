@@ -15,7 +15,7 @@ def test_without_a_size_there_is_no_limit_and_nothing_is_counted() -> None:
 
 def test_the_last_packet_may_exceed_the_window() -> None:
     window = SendWindow()
-    window.size_bytes = 1
+    window.resize(1)
     assert window.room_bytes == 1
     window.sent(44)
     assert (window.room_bytes, window.unacked_bytes) == (0, 44)
@@ -27,7 +27,7 @@ def test_the_last_packet_may_exceed_the_window() -> None:
 
 def test_an_acknowledgement_of_more_than_is_open_is_worth_just_that() -> None:
     window = SendWindow()
-    window.size_bytes = 100
+    window.resize(100)
     window.sent(30)
     window.acked(1000)
     assert (window.unacked_bytes, window.acked_bytes_total, window.room_bytes) == (0, 30, 100)
@@ -35,10 +35,20 @@ def test_an_acknowledgement_of_more_than_is_open_is_worth_just_that() -> None:
 
 def test_a_window_that_is_closed_again_limits_no_longer() -> None:
     window = SendWindow()
-    window.size_bytes = 10
+    window.resize(10)
     window.sent(10)
-    window.size_bytes = 0
+    window.resize(0)
     assert window.room_bytes is None
+
+
+def test_what_was_on_its_way_when_a_window_was_lifted_does_not_count_in_the_next() -> None:
+    window = SendWindow()
+    for size in (10, 0, 5):
+        window.resize(size)
+        window.sent(3)
+    assert (window.unacked_bytes, window.room_bytes) == (3, 2)
+    window.resize(4)
+    assert window.room_bytes == 1
 
 
 def test_a_consumer_acknowledges_a_share_of_its_window() -> None:

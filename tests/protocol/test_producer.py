@@ -264,6 +264,17 @@ def test_streams_that_are_closed_while_they_wait_for_a_window_leave_nothing_behi
     assert len(gone) == 0
 
 
+def test_what_was_unacknowledged_when_a_window_was_lifted_does_not_fill_the_next() -> None:
+    laboratory, peer = stage(*(b"%03d" % n for n in range(50)))
+    control(peer, b"connection_buffer_size", b"1000")
+    ask(peer)
+    peer.send(dcp.Control(key=b"connection_buffer_size", value=b"0"))
+    control(peer, b"connection_buffer_size", b"1000")
+    laboratory.write(0, b"live")
+    laboratory.settle()
+    assert brief(peer.take()) == ["(50,51]", "live@51"]
+
+
 def test_close_and_request_again_before_anything_was_sent() -> None:
     _, peer = stage(b"a")
     request = dcp.StreamRequest(opaque=1)

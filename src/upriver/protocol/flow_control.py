@@ -25,6 +25,12 @@ class SendWindow:
         """How many bytes may be sent now; None for as many as you like."""
         return max(0, self.size_bytes - self.unacked_bytes) if self.size_bytes else None
 
+    def resize(self, size_bytes: int) -> None:
+        """Another size. Without a limit nothing is on its way that counts, also if there is one again later."""
+        self.size_bytes = size_bytes
+        if not size_bytes:
+            self.unacked_bytes = 0
+
     def sent(self, size_bytes: int) -> None:
         if self.size_bytes:
             self.unacked_bytes += size_bytes

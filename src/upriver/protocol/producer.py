@@ -196,7 +196,7 @@ class Producer:
         if name == "set_priority":
             self.piece_bytes = int(PIECE_BYTES * SHARES[value])
         elif name == "connection_buffer_size":
-            self.window.size_bytes = value
+            self.window.resize(value)
         elif name == "backfill_order":
             self.sequential = value == "sequential"
         elif name == "enable_noop":
