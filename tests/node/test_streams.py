@@ -1,8 +1,11 @@
 """Sessions that were opened for streams: the rules of opening, and real sockets end to end."""
 
+import contextlib
 import gc
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,15 +255,23 @@ def node() -> Iterator[EmbeddedNode]:
 
 
 def write(node: EmbeddedNode, *keys: bytes, vbucket: int = 0, value: bytes = b"v") -> int:
-    """Set keys in the node's thread; the high seqno after it."""
+    """Set keys in the node's thread, as fast as its disk follows; the high seqno after it."""
+    left = deque(keys)
 
     def run() -> int:
         target = node.bucket.vbucket(vbucket)
-        for key in keys:
-            target.set(key, value)
+        with contextlib.suppress(TemporaryFailure):  # the queue to disk is full
+            while left:
+                target.set(left[0], value)
+                left.popleft()
         return target.high_seqno
 
-    return int(node.call(run))
+    deadline = time.monotonic() + 60
+    while high := node.call(run):
+        if not left:
+            break
+        assert time.monotonic() < deadline, "the disk does not follow"
+    return int(high)
 
 
 @pytest.mark.parametrize("request_type", [dcp.StreamRequest, upr.StreamRequest])
