@@ -148,8 +148,12 @@ def test_an_interrupted_takeover_goes_on() -> None:
 
 
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
-def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: Goal) -> None:
-    """Its copy is pending too, from a takeover that broke off earlier; but the source died for somebody else."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: Goal, killed: bool) -> None:
+    """Its copy is pending too, from a takeover that broke off earlier; but the source died for somebody else.
+
+    So it is also if an operator has killed the source before, and it died for nobody at first.
+    """
     world = written()
     while world.states() != (ACTIVE, PENDING):
         assert world.step()
@@ -157,6 +161,9 @@ def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: G
         world.cut(link)
     owner = Laboratory(vbuckets=4)
     candidate, world.nodes[Link.DESTINATION] = world.destination, owner
+    if killed:
+        owner.bucket.create_vbucket(0, PENDING)
+        world.source.bucket.vbucket(0).set_state(DEAD)
     world.mover = Mover("a->c", [0])
     world.mover.start()
     world.settle()
