@@ -93,9 +93,9 @@ def test_verbosity_is_taken_and_ignored(peer: Peer) -> None:
 
 @pytest.mark.parametrize("opcode", [0x0A, 0x0B, 0x07, 0x20])
 @pytest.mark.parametrize("body", [{"key": b"k"}, {"value": b"v"}, {"extras": b"e"}])
-def test_what_takes_no_body_refuses_one(session_peer: Peer, opcode: int, body: dict[str, Any]) -> None:
-    session_peer.refused(AnyRequest(opcode=opcode, **body), Status.EINVAL)
-    assert session_peer.ask(Noop()).status is Status.SUCCESS
+def test_what_takes_no_body_refuses_one(peer: Peer, opcode: int, body: dict[str, Any]) -> None:
+    peer.refused(AnyRequest(opcode=opcode, **body), Status.EINVAL)
+    assert peer.ask(Noop()).status is Status.SUCCESS
 
 
 # Good-byes

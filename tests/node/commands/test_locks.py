@@ -61,8 +61,8 @@ def test_the_data_type_comes_along(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("request_type", [GetLocked, Unlock])
-def test_bad_keys_and_vbuckets(session_peer: Peer, request_type: type[GetLocked] | type[Unlock]) -> None:
-    session_peer.refused(request_type(key=b""), Status.EINVAL)
-    session_peer.refused(request_type(key=b"k" * 251), Status.EINVAL)
+def test_bad_keys_and_vbuckets(peer: Peer, request_type: type[GetLocked] | type[Unlock]) -> None:
+    peer.refused(request_type(key=b""), Status.EINVAL)
+    peer.refused(request_type(key=b"k" * 251), Status.EINVAL)
     for vbucket in (2, 3, 4, ABSENT):
-        session_peer.refused(request_type(key=b"k", vbucket=vbucket), Status.NOT_MY_VBUCKET)
+        peer.refused(request_type(key=b"k", vbucket=vbucket), Status.NOT_MY_VBUCKET)

@@ -40,11 +40,11 @@ def test_get_meta(peer: Peer) -> None:
     assert deleted.cas > stored.cas
 
 
-def test_get_meta_with_the_data_type(session_peer: Peer) -> None:
-    session_peer.hello(Feature.JSON)
-    session_peer.ask(Set(key=b"k", value=b"{}", datatype=1))
+def test_get_meta_with_the_data_type(peer: Peer) -> None:
+    peer.hello(Feature.JSON)
+    peer.ask(Set(key=b"k", value=b"{}", datatype=1))
     for version, datatype in ((None, None), (1, None), (2, 1)):
-        answer = session_peer.ask(GetMeta(key=b"k", version=version))
+        answer = peer.ask(GetMeta(key=b"k", version=version))
         assert isinstance(answer, GetMetaResponse)
         assert answer.item_datatype == datatype
 
@@ -106,85 +106,83 @@ def with_meta(version: tuple[int, int, int, int], value: bytes, options: MetaOpt
 
 @pytest.mark.parametrize(("ours", "theirs", "wins"), CONFLICTS)
 def test_conflict_resolution(
-    session_peer: Peer, ours: tuple[int, int, int, int], theirs: tuple[int, int, int, int], wins: bool
+    peer: Peer, ours: tuple[int, int, int, int], theirs: tuple[int, int, int, int], wins: bool
 ) -> None:
-    session_peer.ask(with_meta(ours, b"ours"))
+    peer.ask(with_meta(ours, b"ours"))
     if wins:
-        assert session_peer.ask(with_meta(theirs, b"theirs")).cas == theirs[1]
+        assert peer.ask(with_meta(theirs, b"theirs")).cas == theirs[1]
     else:
-        session_peer.refused(with_meta(theirs, b"theirs"), Status.KEY_EEXISTS)
-        forced = session_peer.ask(with_meta(theirs, b"theirs", MetaOption.SKIP_CONFLICT_RESOLUTION))
+        peer.refused(with_meta(theirs, b"theirs"), Status.KEY_EEXISTS)
+        forced = peer.ask(with_meta(theirs, b"theirs", MetaOption.SKIP_CONFLICT_RESOLUTION))
         assert forced.cas == theirs[1]
-    assert meta(session_peer).cas == theirs[1]
+    assert meta(peer).cas == theirs[1]
 
 
-def test_deletions_take_part_in_conflicts(session_peer: Peer) -> None:
-    session_peer.ask(DeleteWithMeta(key=b"k", rev_seqno=5, item_cas=50))
-    session_peer.refused(with_meta((4, 60, 0, 0), b"older"), Status.KEY_EEXISTS)
-    session_peer.refused(DeleteWithMeta(key=b"k", rev_seqno=5, item_cas=49), Status.KEY_EEXISTS)
-    session_peer.ask(with_meta((6, 60, 0, 0), b"newer"))
-    session_peer.refused(DeleteWithMeta(key=b"k", rev_seqno=6, item_cas=59), Status.KEY_EEXISTS)
-    assert session_peer.ask(
-        DeleteWithMeta(key=b"k", rev_seqno=6, item_cas=59, options=MetaOption.SKIP_CONFLICT_RESOLUTION)
-    ).cas
+def test_deletions_take_part_in_conflicts(peer: Peer) -> None:
+    peer.ask(DeleteWithMeta(key=b"k", rev_seqno=5, item_cas=50))
+    peer.refused(with_meta((4, 60, 0, 0), b"older"), Status.KEY_EEXISTS)
+    peer.refused(DeleteWithMeta(key=b"k", rev_seqno=5, item_cas=49), Status.KEY_EEXISTS)
+    peer.ask(with_meta((6, 60, 0, 0), b"newer"))
+    peer.refused(DeleteWithMeta(key=b"k", rev_seqno=6, item_cas=59), Status.KEY_EEXISTS)
+    assert peer.ask(DeleteWithMeta(key=b"k", rev_seqno=6, item_cas=59, options=MetaOption.SKIP_CONFLICT_RESOLUTION)).cas
 
 
-def test_force_accept_does_not_skip_the_conflict_resolution(session_peer: Peer) -> None:
-    session_peer.ask(with_meta((5, 50, 0, 0), b"ours"))
-    session_peer.refused(with_meta((4, 50, 0, 0), b"theirs", MetaOption.FORCE_ACCEPT), Status.KEY_EEXISTS)
+def test_force_accept_does_not_skip_the_conflict_resolution(peer: Peer) -> None:
+    peer.ask(with_meta((5, 50, 0, 0), b"ours"))
+    peer.refused(with_meta((4, 50, 0, 0), b"theirs", MetaOption.FORCE_ACCEPT), Status.KEY_EEXISTS)
 
 
-def test_a_new_cas_on_request(session_peer: Peer) -> None:
-    stored = session_peer.ask(Set(key=b"k"))
+def test_a_new_cas_on_request(peer: Peer) -> None:
+    stored = peer.ask(Set(key=b"k"))
     both = MetaOption.REGENERATE_CAS | MetaOption.SKIP_CONFLICT_RESOLUTION
-    answer = session_peer.ask(with_meta((9, 50, 0, 0), b"v", both))
+    answer = peer.ask(with_meta((9, 50, 0, 0), b"v", both))
     assert answer.cas > stored.cas
-    assert (meta(session_peer).cas, meta(session_peer).rev_seqno) == (answer.cas, 9)
-    session_peer.refused(with_meta((10, 50, 0, 0), b"v", MetaOption.REGENERATE_CAS), Status.EINVAL)
+    assert (meta(peer).cas, meta(peer).rev_seqno) == (answer.cas, 9)
+    peer.refused(with_meta((10, 50, 0, 0), b"v", MetaOption.REGENERATE_CAS), Status.EINVAL)
 
 
-def test_the_cas_of_the_header_is_the_one_expected(session_peer: Peer) -> None:
-    stored = session_peer.ask(Set(key=b"k"))
+def test_the_cas_of_the_header_is_the_one_expected(peer: Peer) -> None:
+    stored = peer.ask(Set(key=b"k"))
     newer: dict[str, Any] = {"key": b"k", "rev_seqno": 9, "item_cas": 99}
-    session_peer.refused(SetWithMeta(**newer, cas=stored.cas + 1), Status.KEY_EEXISTS)
-    session_peer.refused(DeleteWithMeta(**newer, cas=stored.cas + 1), Status.KEY_EEXISTS)
-    assert session_peer.ask(SetWithMeta(**newer, cas=stored.cas)).cas == 99
-    session_peer.refused(SetWithMeta(key=b"none", rev_seqno=1, item_cas=1, cas=5), Status.KEY_ENOENT)
+    peer.refused(SetWithMeta(**newer, cas=stored.cas + 1), Status.KEY_EEXISTS)
+    peer.refused(DeleteWithMeta(**newer, cas=stored.cas + 1), Status.KEY_EEXISTS)
+    assert peer.ask(SetWithMeta(**newer, cas=stored.cas)).cas == 99
+    peer.refused(SetWithMeta(key=b"none", rev_seqno=1, item_cas=1, cas=5), Status.KEY_ENOENT)
 
 
 @pytest.mark.parametrize("request_type", [SetWithMeta, DeleteWithMeta])
-def test_bad_requests(session_peer: Peer, request_type: Any) -> None:
-    session_peer.refused(request_type(key=b"k", rev_seqno=0, item_cas=1), Status.EINVAL)
-    session_peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=0), Status.EINVAL)
-    session_peer.refused(request_type(key=b"", rev_seqno=1, item_cas=1), Status.EINVAL)
-    session_peer.refused(request_type(key=b"k" * 251, rev_seqno=1, item_cas=1), Status.EINVAL)
-    session_peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=1, datatype=1), Status.EINVAL)
+def test_bad_requests(peer: Peer, request_type: Any) -> None:
+    peer.refused(request_type(key=b"k", rev_seqno=0, item_cas=1), Status.EINVAL)
+    peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=0), Status.EINVAL)
+    peer.refused(request_type(key=b"", rev_seqno=1, item_cas=1), Status.EINVAL)
+    peer.refused(request_type(key=b"k" * 251, rev_seqno=1, item_cas=1), Status.EINVAL)
+    peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=1, datatype=1), Status.EINVAL)
     for vbucket in (2, 3, 4, ABSENT):
-        session_peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=1, vbucket=vbucket), Status.NOT_MY_VBUCKET)
+        peer.refused(request_type(key=b"k", rev_seqno=1, item_cas=1, vbucket=vbucket), Status.NOT_MY_VBUCKET)
 
 
-def test_get_meta_of_bad_keys_and_vbuckets(session_peer: Peer) -> None:
-    session_peer.refused(GetMeta(key=b""), Status.EINVAL)
-    session_peer.refused(GetMeta(key=b"k" * 251), Status.EINVAL)
+def test_get_meta_of_bad_keys_and_vbuckets(peer: Peer) -> None:
+    peer.refused(GetMeta(key=b""), Status.EINVAL)
+    peer.refused(GetMeta(key=b"k" * 251), Status.EINVAL)
     for vbucket in (2, 3, 4, ABSENT):
-        session_peer.refused(GetMeta(key=b"k", vbucket=vbucket), Status.NOT_MY_VBUCKET)
+        peer.refused(GetMeta(key=b"k", vbucket=vbucket), Status.NOT_MY_VBUCKET)
 
 
-def test_a_lock_holds_against_versions_from_elsewhere(session_peer: Peer) -> None:
-    session_peer.hello(Feature.XERROR)
-    session_peer.ask(Set(key=b"k"))
-    session_peer.ask(GetLocked(key=b"k"))
-    session_peer.refused(SetWithMeta(key=b"k", rev_seqno=9, item_cas=9), Status.LOCKED)
-    session_peer.refused(DeleteWithMeta(key=b"k", rev_seqno=9, item_cas=9), Status.LOCKED)
+def test_a_lock_holds_against_versions_from_elsewhere(peer: Peer) -> None:
+    peer.hello(Feature.XERROR)
+    peer.ask(Set(key=b"k"))
+    peer.ask(GetLocked(key=b"k"))
+    peer.refused(SetWithMeta(key=b"k", rev_seqno=9, item_cas=9), Status.LOCKED)
+    peer.refused(DeleteWithMeta(key=b"k", rev_seqno=9, item_cas=9), Status.LOCKED)
 
 
 @pytest.mark.parametrize("form", [{}, {"meta": b"extended"}, {"options": MetaOption.SKIP_CONFLICT_RESOLUTION}])
-def test_every_length_of_the_extras(session_peer: Peer, form: dict[str, Any]) -> None:
-    session_peer.ask(SetWithMeta(key=b"k", value=b"v", rev_seqno=1, item_cas=1, **form))
-    answer = session_peer.ask(Get(key=b"k"))
+def test_every_length_of_the_extras(peer: Peer, form: dict[str, Any]) -> None:
+    peer.ask(SetWithMeta(key=b"k", value=b"v", rev_seqno=1, item_cas=1, **form))
+    answer = peer.ask(Get(key=b"k"))
     assert isinstance(answer, GetResponse)
     assert answer.value == b"v"
-    session_peer.ask(DeleteWithMeta(key=b"k", rev_seqno=2, item_cas=2, **form))
+    peer.ask(DeleteWithMeta(key=b"k", rev_seqno=2, item_cas=2, **form))
 
 
 def test_a_deletion_that_was_an_expiration(rig: Rig) -> None:

@@ -68,16 +68,16 @@ def test_many_keys_in_many_vbuckets(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("vbucket", [4, ABSENT])
-def test_what_is_dead_is_not_observed(session_peer: Peer, vbucket: int) -> None:
-    session_peer.refused(Observe(keys=(ObservedKey(vbucket=vbucket, key=b"k"),)), Status.NOT_MY_VBUCKET)
-    session_peer.refused(ObserveSeqno(vbucket=vbucket, vbucket_uuid=1), Status.NOT_MY_VBUCKET)
-    session_peer.refused(SeqnoPersistence(vbucket=vbucket, seqno=1), Status.NOT_MY_VBUCKET)
+def test_what_is_dead_is_not_observed(peer: Peer, vbucket: int) -> None:
+    peer.refused(Observe(keys=(ObservedKey(vbucket=vbucket, key=b"k"),)), Status.NOT_MY_VBUCKET)
+    peer.refused(ObserveSeqno(vbucket=vbucket, vbucket_uuid=1), Status.NOT_MY_VBUCKET)
+    peer.refused(SeqnoPersistence(vbucket=vbucket, seqno=1), Status.NOT_MY_VBUCKET)
 
 
-def test_half_a_key_is_malformed(session_peer: Peer) -> None:
+def test_half_a_key_is_malformed(peer: Peer) -> None:
     packet = bytearray(Observe(keys=(ObservedKey(vbucket=0, key=b"key"),)).encode())
     packet[11] -= 1
-    (answer,) = session_peer.send(bytes(packet[:-1]))
+    (answer,) = peer.send(bytes(packet[:-1]))
     assert answer.status is Status.EINVAL
 
 
@@ -126,13 +126,13 @@ def test_wait_for_the_disk(rig: Rig) -> None:
     assert peer.receive() == []
 
 
-def test_nothing_is_always_on_disk(session_peer: Peer) -> None:
-    assert session_peer.ask(SeqnoPersistence(seqno=0)).status is Status.SUCCESS
+def test_nothing_is_always_on_disk(peer: Peer) -> None:
+    assert peer.ask(SeqnoPersistence(seqno=0)).status is Status.SUCCESS
 
 
-def test_the_seqno_may_stand_in_the_value(session_peer: Peer) -> None:
+def test_the_seqno_may_stand_in_the_value(peer: Peer) -> None:
     packet = SeqnoPersistence(seqno=0, opaque=7).encode()
-    (answer,) = session_peer.send(packet[:4] + b"\0" + packet[5:])
+    (answer,) = peer.send(packet[:4] + b"\0" + packet[5:])
     assert (answer.status, answer.opaque) == (Status.SUCCESS, 7)
 
 

@@ -183,8 +183,8 @@ def test_checkpoints(rig: Rig) -> None:
     assert create(peer, 1) == (2, 1)  # there was nothing to be written
 
 
-def test_the_answer_has_the_form_that_real_servers_send(session_peer: Peer) -> None:
-    answer = session_peer.ask(CreateCheckpoint(opaque=0))
+def test_the_answer_has_the_form_that_real_servers_send(peer: Peer) -> None:
+    answer = peer.ask(CreateCheckpoint(opaque=0))
     assert answer.encode() == bytes.fromhex("81aa00000000000000000010") + bytes(12) + bytes.fromhex(
         "00000000000000020000000000000001"
     )
@@ -202,9 +202,9 @@ def test_a_flush_starts_over(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("request_type", "refused"), [(LastClosedCheckpoint, [ABSENT]), (CreateCheckpoint, [2, 3, 4, ABSENT])]
 )
-def test_whose_checkpoints(session_peer: Peer, request_type: Any, refused: list[int]) -> None:
+def test_whose_checkpoints(peer: Peer, request_type: Any, refused: list[int]) -> None:
     for vbucket in refused:
-        session_peer.refused(request_type(vbucket=vbucket), Status.NOT_MY_VBUCKET)
+        peer.refused(request_type(vbucket=vbucket), Status.NOT_MY_VBUCKET)
 
 
 def test_checkpoints_over_any_connection(peer: Peer) -> None:
