@@ -197,6 +197,8 @@ class Users:
     @classmethod
     def load(cls, path: Path) -> Self:
         """The users of a file; ``UsersFileError`` says what is wrong with it."""
+        if not path.exists():
+            raise UsersFileError(path, f"No such file or directory: make it by `upriver user add NAME --users {path}`")
         users = cls(path)
         users._read(path)
         return users
