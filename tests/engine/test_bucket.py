@@ -338,7 +338,7 @@ def test_what_waits_for_the_disk_is_a_share_of_the_quota(
 def test_evicted_values_are_read_back(path: Path, clock: Clock) -> None:
     with opened(path, clock, quota_bytes=3_600_000) as bucket:
         bucket.create_vbuckets()
-        # Memory that others gave back comes in pieces of up to 256 KiB, which count whole: the quota leaves room for it.
+        # Memory that others gave back comes in pieces of up to 256 KiB, which count whole: the quota has room for it.
         for i in range(9000):
             bucket.vbucket(i % 4).set(b"key%d" % i, b"value %d " % i * 40)
             if i % 100 == 0:
