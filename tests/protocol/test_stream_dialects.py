@@ -65,7 +65,7 @@ def test_messages_of_a_stream_name_it(dialect: StreamDialect) -> None:
 
 @pytest.mark.parametrize("dialect", ALL, ids=named)
 def test_every_end_of_a_history_has_a_reason(dialect: StreamDialect) -> None:
-    ends = {"ok", "closed", "state changed", "flushed", "rolled back", "too slow", FAILED}
+    ends = {"ok", "closed", "state changed", "flushed", "rolled back", "too slow", "disconnected", FAILED}
     assert set(dialect.end_reasons) == ends
     assert dialect.end_reasons["ok"] == 0
     assert all(dialect.end_reasons[reason] for reason in ends - {"ok"})
