@@ -136,7 +136,7 @@ class NodeState:
     partial: "Holdings[Session]" = field(default_factory=lambda: Holdings())
     unread: "Holdings[Connection]" = field(default_factory=lambda: Holdings())
     #: Gives back what such holders have left.
-    heap: Heap = field(default_factory=Heap)
+    heap: Heap = field(default_factory=lambda: Heap(4 * 2**20))
     #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
     woken: "list[Pump] | None" = None
     #: No more connections are taken.
