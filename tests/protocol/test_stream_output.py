@@ -622,12 +622,17 @@ def _take_over(peer: Peer) -> list[str]:
     return came
 
 
-@pytest.mark.parametrize("died_before", [False, True])
-def test_nobody_takes_over_what_another_has(died_before: bool) -> None:
+def _two_takers(died_before: bool) -> tuple[Peer, Peer]:
+    """Two connections to a node with one item, which may have been made dead already."""
     laboratory, peer = stage(b"a")
     if died_before:
         set_state(laboratory, VbucketState.DEAD)
-    other = laboratory.connect("other").open(b"other")
+    return peer, laboratory.connect("other").open(b"other")
+
+
+@pytest.mark.parametrize("died_before", [False, True])
+def test_nobody_takes_over_what_another_has(died_before: bool) -> None:
+    peer, other = _two_takers(died_before)
     whole = ["success", "(0,1]", "a@1", "state pending", "state active", "end 0"]
     assert _take_over(peer) == whole
     assert _take_over(other) == ["not_my_vbucket"]
@@ -636,10 +641,7 @@ def test_nobody_takes_over_what_another_has(died_before: bool) -> None:
 
 @pytest.mark.parametrize("died_before", [False, True])
 def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: bool) -> None:
-    laboratory, peer = stage(b"a")
-    if died_before:
-        set_state(laboratory, VbucketState.DEAD)
-    other = laboratory.connect("other").open(b"other")
+    peer, other = _two_takers(died_before)
     pending = []
     for taker in (peer, other):
         marker = ask(taker, flags=dcp.StreamFlag.TAKEOVER)[1]
@@ -647,7 +649,7 @@ def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: boo
     assert brief(pending) == ["state pending"] * 2
     assert brief(other.send(answer_to(pending[1]))) == ["state active"]
     assert brief(peer.send(answer_to(pending[0]))) == ["end 2"]
-    assert laboratory.bucket.vbucket(0).heir == "other"
+    assert peer.laboratory.bucket.vbucket(0).heir == "other"
 
 
 @pytest.mark.parametrize("way", ["key_filter", "value_filter", "keys_only", "open flag"])

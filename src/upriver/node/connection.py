@@ -110,10 +110,8 @@ class Connection(asyncio.BufferedProtocol):
         session.log.debug("disconnected%s", "" if exc is None else f": {exc}")
         node.connections.discard(self)
         node.watched.discard(self)
-        held_bytes = node.unread.total_bytes
-        node.unread.release(self)
         # What it left unread is free now; whoever wants as much next time is not waited for.
-        node.heap.used(held_bytes - node.unread.total_bytes)
+        node.heap.used(node.unread.release(self))
         node.counters.connections -= 1
         if self._handshake is not None:
             self._handshake.cancel()

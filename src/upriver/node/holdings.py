@@ -38,9 +38,11 @@ class Holdings(Generic[Holder]):
         else:
             self._held.pop(holder, None)
 
-    def release(self, holder: Holder) -> None:
-        """Nothing is held for it any more."""
+    def release(self, holder: Holder) -> int:
+        """Nothing is held for it any more; how much it was."""
+        before = self.total_bytes
         self.hold(holder, 0, 0.0)
+        return before - self.total_bytes
 
     def too_much(self, bytes_max: int, now: float, may_go: Callable[[Holder], bool] = lambda _: True) -> list[Holder]:
         """Who has to go: nobody while the sum is within the limit, else who has held most for longest.
