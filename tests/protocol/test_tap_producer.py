@@ -346,6 +346,20 @@ def test_a_backfill_is_not_closed_while_answers_are_on_their_way() -> None:
     assert brief(peer.run()) == ["#close_backfill", "c=v"]
 
 
+def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whole() -> None:
+    laboratory, peer = stage(b"a", flags=ACK | BACKFILL | LIST)
+    peer.judge = lambda _: None
+    told = peer.run()
+    laboratory.write(1, b"b")
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(1))
+    laboratory.write(1, b"c")
+    assert peer.run() == []
+    peer.judge = lambda _: Status.SUCCESS
+    for message in told:
+        peer._answer(message)
+    assert brief(peer.run()) == ["#close_backfill", "b=v", "c=v"]
+
+
 # Noops
 
 

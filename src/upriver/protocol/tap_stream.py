@@ -93,6 +93,8 @@ class TapStream:
         self._read_to = 0
         self._checkpoint = 0
         self._subscribed_to: History | None = None
+        #: It is called back for what is new only, not for what was there.
+        self._deaf = False
         #: What comes is sent already, and something of the backfill waits for its second try.
         self._backfill_open = False
         #: The next step waits for answers; new changes are no news until then.
@@ -481,12 +483,14 @@ class TapStream:
     def _wait(self) -> None:
         """Nothing to send: wake up when the history goes on."""
         self.has_more = False
-        if self.ended or self._subscribed_to is self.history:
+        if self.ended:
             return
-        self._subscribed_to = self.history
         # While an answer is awaited new changes are no news; that the history has ended is.
-        fresh = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
-        self.history.subscribe(self._called, fresh=fresh)
+        deaf = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
+        if self._subscribed_to is self.history and (deaf or not self._deaf):
+            return  # but who was deaf may have missed what was there meanwhile
+        self._subscribed_to, self._deaf = self.history, deaf
+        self.history.subscribe(self._called, fresh=deaf)
 
     def _called(self) -> None:
         self._subscribed_to = None
