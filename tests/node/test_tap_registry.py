@@ -13,8 +13,8 @@ from tests.protocol.tap_stage import ACK, BACKFILL, REGISTERED, TapPeer, brief, 
 from upriver.engine import Bucket
 from upriver.errors import StorageError, TemporaryFailure
 from upriver.model import Snapshot, StreamPosition
-from upriver.node.tap_registry import LOST, TapRegistry
-from upriver.protocol.tap_clients import TapClient, TapClients
+from upriver.node.tap_registry import TapRegistry
+from upriver.protocol.tap_clients import LOST, TapClient, TapClients
 from upriver.protocol.tap_plan import plan_of
 from upriver.wire import Message, tap
 from upriver.wire.memcached import DeregisterTapClient, Set, Stat

@@ -244,6 +244,19 @@ def test_a_consumer_that_cannot_start_over_for_the_moment_is_cut_and_told_again(
     assert brief(follow(laboratory, ACK).run()) == ["#enable_auto_nack", "#initial_vbucket_stream", "new=v"]
 
 
+def test_who_may_hold_something_behind_a_flush_that_was_not_answered_starts_over_after_the_next() -> None:
+    laboratory = stage()
+    peer = follow(laboratory, ACK)
+    peer.run()
+    peer.judge = lambda _: None
+    laboratory.bucket.flush()
+    laboratory.write(1, b"held")
+    assert brief(peer.run()) == ["#close_backfill", "flush", "held=v"]
+    peer.leave()
+    laboratory.bucket.flush()
+    assert brief(follow(laboratory, ACK).run()) == ["#enable_auto_nack", "#initial_vbucket_stream"]
+
+
 def test_where_only_some_were_flushed_who_asked_for_what_comes_starts_over_with_those() -> None:
     laboratory = stage(b"a")
     laboratory.bucket.create_vbucket(2)

@@ -14,16 +14,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from upriver.errors import StorageError, UpriverError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.kept_file import UNFINISHED, drop, keep
-from upriver.protocol.tap_clients import TapClient
+from upriver.protocol.tap_clients import LOST, TapClient
 from upriver.protocol.tap_plan import TapPlan
-
-#: A place on no branch at all: no history leads on from it.
-LOST: Final = StreamPosition.at(0, 1)
 
 
 class TapRegistry:

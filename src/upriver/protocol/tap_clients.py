@@ -15,6 +15,8 @@ from upriver.protocol.tap_plan import TapPlan
 
 #: Names beyond so many are forgotten, those that left first; registered ones are refused instead.
 CLIENTS_MAX: Final = 1000
+#: A place on no branch at all: no history leads on from it.
+LOST: Final = StreamPosition.at(0, 1)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,6 +21,7 @@ from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
 from upriver.protocol.handover import Handover
 from upriver.protocol.source import History, SourceVbucket
+from upriver.protocol.tap_clients import LOST
 from upriver.protocol.tap_window import Piece
 from upriver.wire import Request, memcached, tap
 from upriver.wire.tap import Control
@@ -141,7 +142,8 @@ class TapStream:
         if self._stopped_at is not None:
             return self._stopped_at
         if self._before is not None and not self.connection.was_answered(self._told_by):
-            return self._before
+            # It may have taken what came behind the message without doing what that said, and so hold a mixture.
+            return LOST if self._reached else self._before
         return self._position_at(min([self.acked_seqno, *self.holds]))
 
     def _position_at(self, seqno: int) -> StreamPosition:
