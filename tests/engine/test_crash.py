@@ -1,6 +1,8 @@
 """A stop at every instant: the store opens in the state of the last commit, whole."""
 
+import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -15,8 +17,9 @@ import pytest
 
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
+from tests.engine.watched_disk import run_watched
 from upriver.engine import Bucket, Retention
-from upriver.engine.lmdb_storage import DATA_FILE, LmdbStorage
+from upriver.engine.lmdb_storage import DATA_FILE, LOCK_FILE, LmdbStorage
 from upriver.engine.storage import Batch
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 
@@ -174,25 +177,65 @@ def test_stop_at_every_write(quick_disk: Path, after_commit: bool, monkeypatch: 
     assert stop_at > (15 if after_commit else 40)
 
 
+#: The scripted run on a disk that is watched. After each commit what the disk holds then is put beside what it should
+#: hold. LMDB may be told to sync less than it should.
+SYNCED_RUN = """
+import json, pickle, shutil, sys
+from pathlib import Path
+import lmdb
+from tests.engine.conftest import Clock
+from tests.engine.digest import digest
+from tests.engine.test_crash import StoppingStorage, scripted_run
+from upriver.engine import Bucket, Retention
+path, image, less = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+opened, moments = lmdb.open, []
+lmdb.open = lambda *arguments, **options: opened(*arguments, **options, **less)
+
+class ImagedStorage(StoppingStorage):
+    def commit(self, batch):
+        super().commit(batch)
+        moments.append(self.committed)
+        if image.exists():
+            shutil.copyfile(image, image.with_name(f"{len(moments)}.image"))
+
+storage, clock = ImagedStorage(path, 0, True), Clock()
+retention = Retention(history_s=0, history_bytes=0, tombstone_s=0)
+bucket = Bucket(storage, vbuckets=4, clock=clock, retention=retention, slice_bytes=4000)
+moments[:] = [None]
+storage.photograph = lambda: digest(bucket)
+scripted_run(bucket, clock)
+bucket.abandon()
+image.with_name("moments").write_bytes(pickle.dumps(moments))
+"""
+
+
+def synced_run(work: Path, **less: bool) -> list[tuple[bytes, Any]]:
+    """What the disk held after each commit, and what it should."""
+    image = work / "image"
+    run_watched(work, SYNCED_RUN, str(work / "data"), str(image), json.dumps(less), image=image)
+    moments = pickle.loads((work / "moments").read_bytes())
+    images = {number: work / f"{number}.image" for number in range(2, len(moments) + 1)}
+    found = [(file.read_bytes() if file.exists() else b"", moments[n - 1]) for n, file in images.items()]
+    assert len(found) > 15
+    return found
+
+
+def open_image(work: Path, image: bytes | bytearray) -> Any:
+    restored = work / "restored"
+    restored.mkdir()
+    (restored / DATA_FILE).write_bytes(image)
+    (restored / LOCK_FILE).touch()
+    try:
+        with Bucket.open(restored, vbuckets=4, clock=Clock(), background=False) as bucket:
+            return digest(bucket, branched=True)
+    finally:
+        shutil.rmtree(restored)
+
+
 def test_files_as_of_the_last_fsync(quick_disk: Path) -> None:
     """A kill leaves the page cache alive; a power cut leaves what was synced, and any of the pages after it."""
-    path, clock, rng = quick_disk / "data", Clock(), random.Random(1)
-    images: list[tuple[bytes, Any]] = []
-
-    class ImagedStorage(StoppingStorage):
-        def commit(self, batch: Batch) -> None:
-            super().commit(batch)
-            images.append(((path / DATA_FILE).read_bytes(), self.committed))
-
-    storage = ImagedStorage(path, 0, True)
-    retention = Retention(history_s=0, history_bytes=0, tombstone_s=0)
-    bucket = Bucket(storage, vbuckets=4, clock=clock, retention=retention, slice_bytes=4000)
-    storage.photograph = lambda: digest(bucket)
-    images.clear()
-    scripted_run(bucket, clock)
-    bucket.abandon()
-    assert len(images) > 15
-    for (before, expected), (after, _) in pairwise(images):
+    rng = random.Random(1)
+    for (before, expected), (after, _) in pairwise(synced_run(quick_disk)):
         for torn in (0.0, 0.5, 1.0):
             image = bytearray(max(before, after, key=len) if torn else before)
             for page in range(0, len(image), 4096):
@@ -200,13 +243,17 @@ def test_files_as_of_the_last_fsync(quick_disk: Path) -> None:
                 newer = page >= 2 * 4096 and rng.random() < torn
                 source = after if newer else before
                 image[page : page + 4096] = source[page : page + 4096].ljust(4096, b"\0")
-            restored = quick_disk / "restored"
-            restored.mkdir()
-            (restored / DATA_FILE).write_bytes(image)
-            (restored / "upriver.lock").touch()
-            with Bucket.open(restored, vbuckets=4, clock=clock, background=False) as reopened:
-                assert digest(reopened, branched=True) == expected
-            shutil.rmtree(restored)
+            assert open_image(quick_disk, image) == expected
+
+
+@pytest.mark.parametrize("less", ["sync", "metasync"])
+def test_with_less_than_an_fsync_the_files_lack_commits(quick_disk: Path, less: str) -> None:
+    """The test above can fail: it sees what was synced and nothing else."""
+    lacking = [
+        not image or open_image(quick_disk, image) != expected
+        for image, expected in synced_run(quick_disk, **{less: False})
+    ]
+    assert sum(lacking) > len(lacking) // 2
 
 
 WRITER = """

@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
+from tests.engine.watched_disk import run_watched
 from upriver.engine import Bucket
 from upriver.engine.lmdb_storage import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
 from upriver.engine.storage import Batch, Block
@@ -385,3 +386,81 @@ def test_a_full_map_is_an_error_that_loses_nothing(path: Path) -> None:
     storage.commit(Batch(blocks=[Block(1, 3, b"b")]))
     assert [block.upto for block in storage.blocks(1)] == [1, 3]
     storage.close()
+
+
+#: Writes until the head of a commit cannot be written, reads what is on disk only, and writes on when it can be again.
+HEAD_FAILS = """
+import os, sys, threading, logging
+from pathlib import Path
+from upriver.engine import Bucket
+from upriver.errors import StorageError, TemporaryFailure
+logging.disable(logging.CRITICAL)
+path, full = sys.argv[1], Path(sys.argv[2])
+bucket = Bucket.open(path, vbuckets=1, background=False)
+vbucket = bucket.create_vbucket(0)
+vbucket.set(b"old", b"on disk only")
+bucket.flusher.request_checkpoint()
+bucket.flusher.drain()
+while vbucket.table.sweep(0, 0, 0, 0, vbucket.table.checkpointed_seqno)[0] or not vbucket.table.evicted_items:
+    pass
+full.touch()
+for key in (b"new", b"newer"):
+    try:
+        vbucket.set(key, b"1")
+    except TemporaryFailure:
+        print("refused")
+    for _ in range(3):
+        try:
+            bucket.flusher.step()
+        except StorageError as error:
+            print("No space" in str(error))
+bucket.flusher.blocks.forget([0])
+print(vbucket.get(b"old").value)
+full.unlink()
+bucket.flusher.step()
+vbucket.set(b"newest", b"1")
+print(bucket.sync())
+bucket.abandon()
+"""
+
+
+def test_a_head_that_cannot_be_written_is_forgiven(path: Path, clock: Clock) -> None:
+    """LMDB declares its environment dead then; that must not last longer than the reason."""
+    full = path.parent / "full"
+    printed = run_watched(path.parent, HEAD_FAILS, str(path), str(full), full=full)
+    assert printed.split("\n") == ["True"] * 3 + ["refused"] + ["True"] * 3 + ["b'on disk only'", "True", ""]
+    with Bucket.open(path, vbuckets=1, clock=clock, background=False) as bucket:
+        assert set(bucket.vbucket(0).table.live_keys()) == {b"old", b"new", b"newest"}
+
+
+def test_a_dead_environment_is_not_taken_from_those_who_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LmdbStorage(path)
+    storage.commit(Batch(group=(1, b"group")))
+    monkeypatch.setattr(storage, "_dead", True)
+    reading = storage.groups()
+    number, group = next(reading)
+    with pytest.raises(StorageError, match="while it is read"):
+        storage.commit(Batch(group=(2, b"group")))
+    assert (number, bytes(group)) == (1, b"group")
+    assert list(reading) == []
+    storage.commit(Batch(group=(2, b"group")))
+    assert [number for number, _ in storage.groups()] == [1, 2]
+    storage.close()
+
+
+OPEN_NEW = """
+import sys
+from upriver.engine import Bucket
+try:
+    Bucket.open(sys.argv[1])
+except Exception as error:
+    print(repr(error))
+"""
+
+
+def test_a_new_store_on_a_full_disk_is_not_called_damaged(path: Path) -> None:
+    full = path.parent / "full"
+    full.touch()
+    printed = run_watched(path.parent, OPEN_NEW, str(path), full=full)
+    assert printed.startswith("StorageError")
+    assert "No space left" in printed

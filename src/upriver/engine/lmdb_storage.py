@@ -9,7 +9,8 @@ LMDB trusts them.
 The map is reserved large and sparse, because a full map would lose a transaction; a full disk then is an
 ordinary write error that ends the transaction and leaves the store as it was. Never WRITEMAP (a full disk
 would be a SIGBUS), never NOSYNC. Read transactions are short, because a long one keeps LMDB from reusing
-pages. Only the flusher writes.
+pages. Only the flusher writes. If it is the head of a commit that cannot be written, LMDB gives its environment
+up; the file is opened anew then, at a moment at which nobody reads.
 
 A directory of ours holds ``upriver.lock``, whose lock keeps a second process out and whose presence tells a
 damaged store from somebody else's files.
@@ -21,8 +22,9 @@ import logging
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,6 +76,10 @@ class LmdbStorage(Storage):
     def __init__(self, path: str | os.PathLike[str], *, map_bytes: int = MAP_BYTES) -> None:
         self.path = os.fspath(path)
         self._map_bytes = map_bytes
+        #: How many read now. Whoever opens the file anew holds the lock, and nobody begins to read meanwhile.
+        self._readers = 0
+        self._readers_lock = threading.Lock()
+        self._dead = False
         self._lock = self._occupy()
         try:
             self._env = self._open()
@@ -124,9 +130,11 @@ class LmdbStorage(Storage):
 
     def commit(self, batch: Batch) -> None:
         try:
+            self._revive()
             with self._env.begin(write=True) as txn:
                 self._write(txn, batch)
         except (lmdb.Error, OSError) as error:
+            self._look_for_life()
             raise StorageError(self.path, f"cannot write: {error}") from error
         self._facts.update(batch.facts)
 
@@ -136,7 +144,8 @@ class LmdbStorage(Storage):
             target.mkdir(parents=True, exist_ok=True)
             if any(target.iterdir()):
                 raise StorageError(path, "a backup goes to an empty directory")
-            self._env.copy(path, compact=True)
+            with self._reading():
+                self._env.copy(path, compact=True)
             self._mark_as_copy(path)
             (target / LOCK_FILE).touch()
             _sync(target / DATA_FILE)
@@ -186,20 +195,20 @@ class LmdbStorage(Storage):
         try:
             if data.exists():
                 check_pages(data)
-            env = lmdb.open(self.path, map_size=self._map_bytes, max_dbs=8, readahead=True, meminit=False)
-        except (Damaged, lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            return self._open_environment()
+        except (Damaged, *_DAMAGE) as error:
             raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from None
         except (lmdb.Error, OSError) as error:
             raise StorageError(self.path, f"cannot be opened: {error}") from error
+
+    def _open_environment(self) -> lmdb.Environment:
+        env = lmdb.open(self.path, map_size=self._map_bytes, max_dbs=8, readahead=True, meminit=False)
         try:
             self._main = env.open_db(None)
             self._meta = env.open_db(b"facts")
             self._descriptions = env.open_db(b"descriptions")
             self._groups = env.open_db(b"groups")
             self._blocks = env.open_db(b"blocks")
-        except lmdb.Error as error:
-            env.close()
-            raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from None
         except BaseException:
             env.close()
             raise
@@ -254,6 +263,30 @@ class LmdbStorage(Storage):
         except OSError as error:
             raise StorageError(self.path, f"cannot be upgraded: {error}") from error
         return facts
+
+    # Dying and coming back.
+
+    def _look_for_life(self) -> None:
+        """After a failed write: did LMDB give up its environment? Nobody could read or write it again."""
+        try:
+            with self._env.begin():
+                pass
+        except lmdb.Error:
+            self._dead = True
+        with suppress(lmdb.Error, OSError, StorageError):  # then the next write tries
+            self._revive()
+
+    def _revive(self) -> None:
+        """Open the file anew if the environment is dead; what it shows is the last commit that was whole."""
+        if not self._dead:
+            return
+        with self._readers_lock:
+            if self._readers:  # what they read from must not go under their hands
+                raise StorageError(self.path, "cannot be opened anew while it is read: it is tried again")
+            self._env.close()
+            self._env = self._open_environment()
+            self._dead = False
+        log.warning("%s: opened anew after a write that failed", self.path)
 
     # Writing.
 
@@ -319,13 +352,18 @@ class LmdbStorage(Storage):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What LMDB says about a read, in our words."""
+        """What LMDB says about a read, in our words; the environment stays meanwhile."""
+        with self._readers_lock:
+            self._readers += 1
         try:
             yield
         except (*_DAMAGE, struct.error) as error:
             raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from error
         except lmdb.Error as error:
             raise StorageError(self.path, f"cannot read: {error}") from error
+        finally:
+            with self._readers_lock:
+                self._readers -= 1
 
     def _checked(self, key: bytes | memoryview, value: memoryview, what: str) -> memoryview:
         records = value[_CHECKSUM.size :]
