@@ -1,6 +1,9 @@
 """``upriver run``: pipelines from a terminal and from a file, killed and stopped."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,3 +102,38 @@ def _line(stream: IO[str] | None, condition: Callable[[dict[str, Any]], bool]) -
         if condition(said):
             return said
     raise AssertionError("it has ended before that")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_killed_and_stopped_it_goes_on_from_where_it_was(
+    run: Run, node: EmbeddedNode, other: EmbeddedNode, tmp_path: Path
+) -> None:
+    """A Spark of its own, none of whose words reach anybody: kill -9, then Ctrl-C, then to the end."""
+    pytest.importorskip("pyspark", reason="the spark extra is not installed")
+    command = [*COMMAND, "replicate", "--from", node.address, "--to", other.address, "--checkpoint", str(tmp_path)]
+    with SyncKvClient(node.address) as kv:
+        kv.set_many({f"k{n}": b"first" for n in range(2000)})
+    with subprocess.Popen(
+        [*command, "--max-rows", "100"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as killed:
+        _line(killed.stdout, lambda said: said["batches"] > 0)
+        os.kill(killed.pid, signal.SIGKILL)
+        assert killed.stderr is not None
+        assert killed.stderr.read() == ""
+    with SyncKvClient(node.address) as kv:
+        kv.set_many({f"k{n}": b"second" for n in range(1000, 3000)})
+        for n in range(500):
+            kv.delete(f"k{n}")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as stopped:
+        _line(stopped.stdout, lambda said: said["batches"] > 0 and said["lag_changes"] == 0)
+        os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does: all of them hear it
+        said = _line(stopped.stdout, lambda said: "summary" in said)
+        assert (said["interrupted"], said["restarts"]) == (True, 0)
+        assert stopped.wait(60) == 0
+        assert stopped.stderr is not None
+        assert stopped.stderr.read() == ""
+    compared = run("diff", node.address, other.address)
+    assert compared.exit_code == 0, compared.output

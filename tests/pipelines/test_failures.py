@@ -84,7 +84,8 @@ def test_the_place_is_told_as_exactly_as_it_is_known() -> None:
 def test_what_troubles_spark_itself_may_pass() -> None:
     late = "org.apache.spark.SparkException: Python worker failed to connect back."
     shared = "Job aborted due to stage failure: Task serialization failed: java.lang.IllegalStateException"
-    for text in ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", late, shared):
+    twice = "Multiple streaming queries are concurrently using file:/x/spark/offsets"
+    for text in ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", twice, late, shared):
         assert trouble(text, applying=False).is_temporary
     refused = f"{late}\nupriver.errors.AccessDenied: vbucket 3: No access (status 0x24)"
     assert not trouble(refused, applying=False).is_temporary  # our own word weighs more

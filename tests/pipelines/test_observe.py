@@ -1,14 +1,21 @@
 """Observation in a real Spark: everything is counted, and nothing twice."""
 
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
+from pyspark.sql import SparkSession
 
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode
-from upriver.pipelines.observe import TABLE_COLUMNS, ObserveOptions, table_rows
+from upriver.pipelines import run
+from upriver.pipelines.observe import TABLE_COLUMNS, Observe, ObserveOptions, table_rows
 from upriver.pipelines.windows import Window
 
 
@@ -18,6 +25,52 @@ def fill(node: EmbeddedNode, first: int) -> None:
         kv.set_many({f"session:{n}": b"x" * 30 for n in range(first, first + 10)}, expiry=3000)
         for n in range(first, first + 5):
             kv.delete(f"user:{n}")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_everything_is_counted_once_over_restarts(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="the pipelines extra is not installed")
+    told, picture = tmp_path / "told.jsonl", tmp_path / "seen.png"
+    options = {"from": upriver_node.address, "window": "3600s", "to": str(told), "plot": str(picture)}
+    fill(upriver_node, 0)
+    first = Observe.of(options)
+    summary = run(first, checkpoint=tmp_path / "checkpoint", once=True)
+    assert summary.last.counts == {"mutations": 35, "deletions": 5, "expirations": 0}
+    # As if it had died after counting and before Spark knew that the batch was done: it comes again.
+    (tmp_path / "checkpoint" / "spark" / "commits" / "0").unlink()
+    fill(upriver_node, 100)
+    second = Observe.of(options)
+    run(second, checkpoint=tmp_path / "checkpoint", once=True)
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    newest = {line["window"]: line for line in lines}
+    totals: Counter[str] = Counter()
+    for line in newest.values():
+        totals.update({event: count["changes"] for event, count in line["events"].items()})
+    assert totals == {"mutation": 70, "deletion": 10}
+    user = [line["prefixes"]["user"]["mutation"] for line in newest.values()]
+    assert sum(count["changes"] for count in user) == 50
+    assert all(count["mean_bytes"] == 10 for count in user)
+    assert sum(line["prefixes"]["session"]["mutation"]["expiring"] for line in newest.values()) == 20
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert second.table() is not None
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_windows_become_files(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    fill(upriver_node, 0)
+    job = Observe.of({"from": upriver_node.address, "to": str(tmp_path / "seen"), "window": "1s"})
+    run(job, checkpoint=tmp_path / "checkpoint", once=True)
+    table = pq.read_table(tmp_path / "seen").to_pylist()
+    stored = [row for row in table if row["event"] == "mutation" and row["name"] == "session"]
+    assert sum(row["changes"] for row in stored) == sum(row["expiring"] for row in stored) == 10
+    assert sum(row["bytes"] for row in stored) == 300
+    hot = {row["name"].split(":")[0] for row in table if row["event"] is None}
+    assert hot
+    assert hot <= {"user", "session"}  # all keys are as hot, and a window keeps only so many
 
 
 def test_a_table_shows_prefixes_and_hot_keys() -> None:

@@ -1,13 +1,21 @@
-"""What a pipeline is."""
+"""A pipeline in a real Spark: batches come, failures are kept as they are, the checkpoint remembers."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-from pyspark.sql import DataFrame
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
+from upriver.client import SyncKvClient
+from upriver.node import EmbeddedNode
 from upriver.pipelines import Pipeline
 from upriver.pipelines.options import PipelineOptions
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 class Collecting(Pipeline):
@@ -25,6 +33,31 @@ class Collecting(Pipeline):
         if self.trouble is not None:
             raise self.trouble
         self.keys += [bytes(row.key) for row in frame.select("key").collect()]
+
+
+def started(spark: SparkSession, pipeline: Pipeline, checkpoint: Path) -> Any:
+    reader = spark.readStream.format("upriver").options(**pipeline.reader_options())
+    pipeline.open(checkpoint)
+    return pipeline.start(reader.load(), checkpoint / "spark", once=True)
+
+
+def test_a_failed_batch_keeps_its_error_and_comes_again(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set_many({f"k{n}": b"v" for n in range(100)})
+    pipeline = Collecting.of({"from": upriver_node.address})
+    pipeline.trouble = RuntimeError("the target is full")
+    with pytest.raises(StreamingQueryException):
+        started(spark, pipeline, tmp_path).awaitTermination(120)
+    assert pipeline.failure is pipeline.trouble
+    pipeline.trouble = None
+    assert started(spark, pipeline, tmp_path).awaitTermination(120)
+    pipeline.settle()
+    assert sorted(pipeline.keys) == sorted(b"k%d" % n for n in range(100))
+    assert pipeline.failure is None
+    assert started(spark, pipeline, tmp_path).awaitTermination(120)
+    assert len(pipeline.keys) == 100
 
 
 def test_a_pipeline_is_made_from_texts() -> None:

@@ -46,6 +46,12 @@ def test_rows_batches_and_lag_are_added_up_over_restarts() -> None:
     assert not meter.take({"runId": "s", "batchId": 2, "numInputRows": 0, "sources": [{"endOffset": "null"}]})
 
 
+def test_a_batch_from_an_earlier_life_says_nothing_about_the_lag() -> None:
+    meter = Meter()
+    assert meter.take(event(3, 100, offset(60, 40), None))
+    assert (meter.rows, meter.lag.changes, meter.lag.seconds) == (100, None, None)
+
+
 def test_the_lag_in_seconds_is_the_age_of_what_is_missing_longest() -> None:
     clock = Clock()
     lag = Lag(clock)

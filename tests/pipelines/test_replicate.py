@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from tests.client.test_consumer_failures import Killed
 from tests.client.test_consumer_failures import _persisted as persisted
-from tests.pipelines.looks import held, vbuckets
+from tests.pipelines.looks import changes, held, vbuckets
 from tests.pipelines.running import Running
 from upriver.client import KvClient, SyncKvClient
-from upriver.errors import OptionError
+from upriver.errors import OptionError, PipelineFailed
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines import run
 from upriver.pipelines.directory import RunDirectory
@@ -85,6 +85,51 @@ def test_a_source_that_dies_and_forgets_is_followed(spark: SparkSession, target:
         assert last.last.restarts == 0
     finally:
         node.kill()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.upriver(vbuckets=8)
+def test_both_ways_with_other_names_the_echo_ends(
+    spark: SparkSession, upriver_node: EmbeddedNode, target: EmbeddedNode, tmp_path: Path
+) -> None:
+    with SyncKvClient(upriver_node.address) as a, SyncKvClient(target.address) as b:
+        a.set_many({f"user:{n}": b"from a" for n in range(50)} | {"other": b"stays"})
+        b.set_many({f"customer:{n}": b"from b" for n in range(100, 150)} | {"mine": b"stays"})
+        a.set("user:7", b"older")
+        a.delete("user:8")
+        b.set_with_meta("customer:7", b"newer", rev_seqno=9, cas=9)
+    job = Replicate.of({"from": upriver_node.address, "to": target.address, "rename": "user:=customer:", "both": True})
+    here, there = ([f"{name}:{n}" for n in range(200)] for name in ("user", "customer"))
+    with Running(job, tmp_path / "checkpoint") as running:
+        running.wait(lambda: len(held(target.address, there)) == len(held(upriver_node.address, here)) == 99)
+        running.wait(lambda: held(upriver_node.address, ["user:7"]) == {"user:7": b"newer"})
+        with SyncKvClient(target.address) as b:
+            b.delete("customer:7")
+        running.wait(lambda: held(upriver_node.address, ["user:7"]) == {})
+    run(job, checkpoint=tmp_path / "checkpoint", once=True)
+    # An echo is known where it comes from: it is read once more and changes nothing.
+    highs = [changes(node.address) for node in (upriver_node, target)]
+    again = run(job, checkpoint=tmp_path / "checkpoint", once=True)
+    assert again.last.rows == 0
+    assert [changes(node.address) for node in (upriver_node, target)] == highs
+    assert {key.removeprefix("user:"): value for key, value in held(upriver_node.address, here).items()} == {
+        key.removeprefix("customer:"): value for key, value in held(target.address, there).items()
+    }
+    assert held(target.address, ["other", "mine"]) == {"mine": b"stays"}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_a_target_that_refuses_is_told_with_its_place(
+    spark: SparkSession, upriver_node: EmbeddedNode, target: EmbeddedNode, tmp_path: Path
+) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("long enough to be too long with a new name", b"x")
+    job = Replicate.of({"from": upriver_node.address, "to": target.address, "rename": "=" + "n" * 240})
+    with pytest.raises(PipelineFailed, match=r"stage 'write', batch 0, vbucket \d+ .*1 rows were refused") as caught:
+        run(job, checkpoint=tmp_path, once=True)
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_there(

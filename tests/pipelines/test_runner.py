@@ -9,11 +9,13 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.pipelines.running import Running
-from upriver.errors import CheckpointError
-from upriver.pipelines import Pipeline, Task, run
+from upriver.client import SyncKvClient
+from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
+from upriver.node import EmbeddedNode
+from upriver.pipelines import Pipeline, Progress, Task, run
 from upriver.pipelines.options import JobOptions, PipelineOptions
 from upriver.pipelines.runner import all_known
 
@@ -93,3 +95,47 @@ class Collecting(Pipeline):
 
     def idle(self) -> None:
         self.idled.set()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    def fill(name: str) -> None:
+        with SyncKvClient(upriver_node.address) as kv:
+            kv.set_many({f"{name}{n}": b"v" for n in range(50)})
+
+    def job() -> Collecting:
+        return Collecting.of({"from": upriver_node.address})
+
+    fill("a")
+    first, seen = job(), list[Progress]()
+    first.troubles = [TemporaryFailure("full"), ConnectionResetError("cut")]
+    summary = run(first, checkpoint=tmp_path, once=True, on_progress=seen.append)
+    assert sorted(first.keys) == sorted(b"a%d" % n for n in range(50))
+    assert summary.last.restarts >= 2  # and those that a slow machine makes Spark need
+    assert (summary.last.batches, summary.last.rows, summary.last.lag_changes) == (1, 50, 0)
+    assert summary.last.waiting_for == ""
+    assert any("full" in progress.waiting_for for progress in seen)
+
+    fill("b")
+    second = job()
+    second.troubles = [ValueError("nonsense")]
+    with pytest.raises(
+        PipelineFailed, match=r"stage 'apply', batch 1, .*vbucket \d+ \(changes \d+ to \d+\): ValueError"
+    ):
+        run(second, checkpoint=tmp_path, once=True)
+    third = job()
+    third.troubles = [TemporaryFailure("full") for _ in range(100)]
+    with pytest.raises(PipelineFailed, match="full"):
+        run(third, checkpoint=tmp_path, once=True, patience_s=0.5)
+
+    last = job()
+    with Running(last, tmp_path) as running:
+        running.wait(lambda: sorted(last.keys) == sorted(b"b%d" % n for n in range(50)))
+        fill("c")
+        running.wait(lambda: len(last.keys) == 100 and last.idled.is_set())
+        running.wait(lambda: running.seen[-1].lag_changes == 0)
+    assert running.summary is not None
+    assert running.summary.last.rows == 100

@@ -64,12 +64,10 @@ class Lag:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS_MAX)
-        self._done = 0
         self.changes: int | None = None
 
     def seen(self, done: int, source: int) -> None:
         """So many seqnos are done, and so many the source has, over all vbuckets."""
-        self._done = done
         self.changes = max(0, source - done)
         if not self._looks or self._looks[-1][1] < source:
             self._looks.append((self._clock(), source))
@@ -101,9 +99,10 @@ class Meter:
         """One progress event; whether it tells of a batch that was not known yet."""
         source = (event.get("sources") or [{}])[0]
         # The end of the last batch stays in the events of an idle query, together with where the source is now.
+        # A batch that an earlier life had planned comes without the latter: nobody has looked at the source yet.
         done, latest = _total(source.get("endOffset")), _total(source.get("latestOffset"))
-        if done is not None:
-            self.lag.seen(done, done if latest is None else latest)
+        if done is not None and latest is not None:
+            self.lag.seen(done, latest)
         run, number = str(event.get("runId")), int(event.get("batchId", -1))
         rows = int(event.get("numInputRows") or 0)
         if run != self._run:
