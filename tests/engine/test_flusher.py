@@ -60,6 +60,33 @@ def test_nothing_is_written_while_it_pauses(disk: FullDisk, clock: Clock) -> Non
     bucket.close()
 
 
+def test_a_pause_does_not_wait_for_the_disk(disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(disk, vbuckets=4)
+    vbucket = bucket.create_vbucket(0)
+    begun, goes_on, commit = threading.Event(), threading.Event(), disk.commit
+
+    def slow(batch: Batch) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        commit(batch)
+
+    monkeypatch.setattr(disk, "commit", slow)
+    vbucket.set(b"before", b"v")
+    step = threading.Thread(target=bucket.flusher.step)
+    step.start()
+    assert begun.wait(30)
+    bucket.flusher.pause()
+    vbucket.set(b"after", b"v")
+    goes_on.set()
+    step.join(30)
+    assert not bucket.flusher.step()
+    assert vbucket.persisted_seqno == 1
+    bucket.flusher.resume()
+    assert bucket.flusher.step()
+    assert vbucket.persisted_seqno == 2
+    bucket.close()
+
+
 def test_work_in_slices_waits_for_the_end_of_a_pause(disk: FullDisk, clock: Clock) -> None:
     bucket = Bucket(disk, vbuckets=4, clock=clock)
     vbucket = bucket.create_vbucket(0)

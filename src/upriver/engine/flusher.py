@@ -185,12 +185,11 @@ class Flusher:
     def step(self) -> bool:
         """Write what there is; True if there was something. If that fails all of it is kept for the next step."""
         with self._step_lock:
-            if self.paused:
-                return False
             gathered = _Gathered()
             began = perf_counter()
             try:
-                self._gather(gathered)
+                if not self._gather(gathered):
+                    return False
                 if gathered.batch:
                     began = perf_counter()
                     self.storage.commit(gathered.batch)
@@ -216,8 +215,11 @@ class Flusher:
             self._slice_bytes = min(self.slice_bytes, self._slice_bytes * 2)
 
     def pause(self) -> None:
-        """Write nothing until ``resume``; whoever waits for the disk waits that long."""
-        with self._step_lock:  # a step that has begun is finished first
+        """Write nothing that is done from now on until ``resume``; whoever waits for the disk waits that long.
+
+        A batch that is on its way is not waited for: it holds nothing but what was done before.
+        """
+        with self.journal.lock:
             self.paused = True
 
     def resume(self) -> None:
@@ -257,8 +259,11 @@ class Flusher:
         while self.step() or (self._at_work and not self.paused):
             pass
 
-    def _gather(self, gathered: _Gathered) -> None:
+    def _gather(self, gathered: _Gathered) -> bool:
+        """Take all that changed; False if it pauses."""
         with self.journal.lock:
+            if self.paused:
+                return False
             self._hurry.clear()
             gathered.waits = self.waiting.take_for_everything()
             here = self.vbuckets.tables
@@ -283,6 +288,7 @@ class Flusher:
             if batch.group is not None:
                 batch.facts["cas"] = self.ledger.last_cas + CAS_MARGIN
                 batch.facts["clean"] = False
+        return True
 
     def _owner(self, table: Table) -> Vbucket | None:
         vbucket = self.vbuckets.existing(table.vbucket)
