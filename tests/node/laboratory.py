@@ -42,6 +42,8 @@ class ManualScheduler:
         result = work()
         self._soon.append(lambda: done(result))
 
+    on_disk = beside
+
     def step(self) -> bool:
         """Run one callback that is due; False if there is none."""
         if self._soon:

@@ -73,6 +73,8 @@ class ManualTime:
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         done(work())
 
+    on_disk = beside
+
     def from_thread(self, callback: Callable[[], object]) -> None:
         callback()
 

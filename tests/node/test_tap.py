@@ -19,7 +19,6 @@ from tests.protocol.tap_stage import (
     keys,
     state_of,
 )
-from upriver.errors import KeyNotFound
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 from upriver.node.authentication import Role, User, Users
 from upriver.node.options import Entrance
@@ -353,11 +352,11 @@ def test_a_dump_that_was_interrupted_goes_on_and_who_follows_a_finished_one_too(
 def test_a_connected_client_that_is_deregistered_is_told_and_closed(laboratory: Laboratory) -> None:
     peer = client(laboratory, BACKFILL | ACK | REGISTERED)
     peer.run()
-    laboratory.tap.deregister("client")
+    ask = laboratory.connect()
+    assert brief(ask.send(memcached.DeregisterTapClient(name=b"client"))) == ["success"]
     assert brief(peer.run()) == ["#close_tap_stream"]
     assert peer.closed
-    with pytest.raises(KeyNotFound):
-        laboratory.tap.deregister("client")
+    assert brief(ask.send(memcached.DeregisterTapClient(name=b"client"))) == ["key_enoent"]
     laboratory.write(1, b"a")
     assert keys(client(laboratory).run()) == ["a"]
 

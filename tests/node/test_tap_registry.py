@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -11,15 +12,18 @@ from tests.node.probes import Client, Served, refused, wait_until
 from tests.node.tap_relay import Listener
 from tests.protocol.tap_stage import ACK, BACKFILL, REGISTERED, TapPeer, brief, connect, state_of
 from upriver.engine import Bucket
-from upriver.errors import StorageError, TemporaryFailure
+from upriver.errors import StorageError
 from upriver.model import Snapshot, StreamPosition
+from upriver.node.tap import TapService
 from upriver.node.tap_registry import TapRegistry
 from upriver.protocol.tap_clients import LOST, TapClient, TapClients
 from upriver.protocol.tap_plan import plan_of
-from upriver.wire import Message, tap
-from upriver.wire.memcached import DeregisterTapClient, Set, Stat
+from upriver.wire import Message, Response, tap
+from upriver.wire.codes import Status
+from upriver.wire.memcached import DeregisterTapClient, Noop, Set, Stat
 from upriver.wire.tap import Control
 
+T = TypeVar("T")
 NAME = b"the registered one"
 PLACES = {1: StreamPosition(2**63 + 5, 7, Snapshot(7, 9)), 3: StreamPosition.at(8, 2)}
 
@@ -110,28 +114,127 @@ def test_without_a_directory_nothing_is_kept() -> None:
     assert list(registry.load(range(4))) == []
 
 
-def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+class FailingDisk(TapRegistry):
+    """A registry whose disk fails when told to."""
+
+    fails = False
+
+    def keep(self, client: TapClient) -> None:
+        if self.fails:
+            raise StorageError("disk", "full")
+        super().keep(client)
+
+    def drop(self, name: str) -> None:
+        if self.fails:
+            raise StorageError("disk", "full")
+        super().drop(name)
+
+
+class Errands:
+    """A scheduler that does what is to be done beside the sessions when it is told to."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], object]] = []
+
+    def on_disk(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        self.due.append(lambda: done(work()))
+
+    def run(self) -> None:
+        """Do the first of it."""
+        self.due.pop(0)()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> FailingDisk:
+    return FailingDisk(tmp_path / "directory")
+
+
+def service(disk: TapRegistry) -> Laboratory:
     laboratory = Laboratory()
     laboratory.bucket.create_vbucket(1)
-    (tmp_path / "file").write_bytes(b"")
+    laboratory.node.tap = laboratory.tap = TapService(laboratory.node, registry=disk)
+    return laboratory
+
+
+def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
+    disk: FailingDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    laboratory = service(disk)
     request = connect(NAME, ACK | REGISTERED)
-    broken, works = TapRegistry(tmp_path / "file"), TapRegistry(tmp_path / "directory")
-    laboratory.tap.registry = broken
+    disk.fails = True
     peer = TapPeer(laboratory, request)
     assert brief(peer.run()) == ["etmpfail"]
     assert peer.closed
-    laboratory.tap.registry = works
+    assert not any(client.registered for client in laboratory.tap.clients)
+    disk.fails = False
     peer = TapPeer(laboratory, request)
     peer.run()
-    laboratory.tap.registry = broken
-    with pytest.raises(TemporaryFailure, match="still registered"):
-        laboratory.tap.deregister(NAME.decode())
+    disk.fails = True
     peer.leave()
+    laboratory.settle()
     assert "starts over after a restart" in caplog.text
-    (client,) = works.load(range(4))
+    (client,) = disk.load(range(4))
     assert client.positions == dict.fromkeys(range(4), LOST)
+
+
+def test_who_cannot_be_forgotten_stays_registered(disk: FailingDisk) -> None:
+    laboratory = service(disk)
+    peer = TapPeer(laboratory, connect(NAME, ACK | REGISTERED))
+    peer.run()
+    ask, request = laboratory.connect(), DeregisterTapClient(name=NAME)
+    disk.fails = True
+    (answer,) = ask.send(request)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.ETMPFAIL
+    assert b"still registered" in answer.value  # type: ignore[attr-defined]
+    disk.fails = False
+    assert brief(ask.send(request)) == ["success"]
+    assert list(disk.load(range(4))) == []
+
+
+def test_nothing_is_sent_before_the_disk_knows_that_somebody_is_connected(
+    disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laboratory, errands = service(disk), Errands()
+    monkeypatch.setattr(laboratory.scheduler, "on_disk", errands.on_disk)
+    laboratory.write(1, b"a")
+    peer = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))
+    assert peer.run() == []
+    assert brief(peer.peer.send(Noop())) == ["success"]  # nobody waits for it
+    errands.run()
+    assert [client.positions for client in disk.load((1,))] == [{1: LOST}]
+    assert brief(peer.run())[:2] == ["#initial_vbucket_stream", "a=v"]
+    # Who comes in its place waits for what is on its way, and only for the last of what follows.
+    again = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))
+    for _ in range(5):
+        again = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))
+    assert again.run() == []
+    errands.run()
+    assert again.run() == []
+    errands.run()
+    assert brief(again.run())[:2] == ["#initial_vbucket_stream", "a=v"]
+    assert errands.due == []
+
+
+def test_who_has_somebody_forgotten_is_told_when_the_disk_has_done_it(
+    disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laboratory, errands = service(disk), Errands()
+    monkeypatch.setattr(laboratory.scheduler, "on_disk", errands.on_disk)
+    peer, ask = TapPeer(laboratory, connect(NAME, REGISTERED)), laboratory.connect()
+    errands.run()
+    assert ask.send(DeregisterTapClient(name=NAME)) == []
+    assert brief(peer.run())[-1:] == ["#close_tap_stream"]
+    # What is being removed and at once registered again is there in the end.
+    TapPeer(laboratory, connect(NAME, REGISTERED))
+    assert ask.send(DeregisterTapClient(name=NAME)) == []
+    TapPeer(laboratory, connect(NAME, REGISTERED))
+    errands.run()
+    assert brief(ask.send()) == ["success"]
+    errands.run()
+    assert brief(ask.send()) == ["success"]
+    assert [client.name for client in disk.load((1,))] == [NAME.decode()]
+    assert errands.due == []
 
 
 # Nodes that are killed
@@ -159,7 +262,10 @@ class Data:
         self.served = self._serve()
 
     def listen(self, flags: int = 0) -> Listener:
-        return Listener(self.served.port, connect(NAME, ACK | REGISTERED | flags))
+        """Connect, and wait until the node has begun to send."""
+        listener = Listener(self.served.port, connect(NAME, ACK | REGISTERED | flags))
+        wait_until(lambda: self.about("connected") == "true" and self.about("persisted") == "true")
+        return listener
 
     def write(self, key: bytes, vbucket: int = 1) -> None:
         with Client(self.served.port) as client:
@@ -176,7 +282,7 @@ class Data:
 
     def gone(self) -> None:
         """Wait until the node knows that the client has gone."""
-        wait_until(lambda: self.about("connected") == "false")
+        wait_until(lambda: self.about("connected") == "false" and self.about("persisted") == "true")
 
 
 @pytest.fixture

@@ -76,6 +76,8 @@ class Errands:
         result = work()
         self._soon.append(lambda: done(result))
 
+    on_disk = beside
+
     def run(self) -> bool:
         """Do all that is due; False if nothing was."""
         found = False

@@ -50,8 +50,10 @@ CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
 #: So many connections are looked at before others have their turn.
 SWEPT_PER_TURN: Final = 128
-#: Threads that check passwords, and callbacks from other threads that are run in one turn of the event loop.
+#: Threads that check passwords, and those that wait for a disk beside the engine's own.
 HASHING_THREADS: Final = 2
+DISK_THREADS: Final = 2
+#: Callbacks from other threads that are run in one turn of the event loop.
 CALLBACKS_PER_TURN: Final = 1000
 #: How long a stop waits for the disk to take what peers wait for, and for peers to take their last answers.
 STOP_WAIT_S: Final = 2.0
@@ -72,6 +74,7 @@ class LoopScheduler:
         self._log = log
         #: Of its own, so that logins keep nothing else waiting, and few, so that they leave the cores to others.
         self._pool = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="upriver-login")
+        self._disk_pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="upriver-disk")
         self._soon: deque[Callable[[], object]] = deque()
         self._awake = False
 
@@ -81,7 +84,14 @@ class LoopScheduler:
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         """Run work that takes milliseconds in a thread, and hand its result over in the loop's."""
-        future = self._loop.run_in_executor(self._pool, work)
+        self._run(self._pool, work, done)
+
+    def on_disk(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """The same for work that waits for a disk."""
+        self._run(self._disk_pool, work, done)
+
+    def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        future = self._loop.run_in_executor(pool, work)
         future.add_done_callback(lambda finished: finished.cancelled() or done(finished.result()))
 
     def from_thread(self, callback: Callable[[], object]) -> None:
@@ -110,6 +120,7 @@ class LoopScheduler:
     def close(self) -> None:
         """Begin no more work; what is being done is waited for."""
         self._pool.shutdown(cancel_futures=True)
+        self._disk_pool.shutdown(cancel_futures=True)
 
 
 class Node:
@@ -271,6 +282,8 @@ class Node:
                 connection.session.log.warning("cut off: the node stops")
             connection.abort()
         await self._all_gone(STOP_WAIT_S)
+        while state.tap is not None and not state.tap.registry.idle:  # where the clients stood that were cut off
+            await asyncio.sleep(0.005)
         if self._metrics is not None:
             await self._metrics.close()
         await asyncio.to_thread(self._scheduler.close)

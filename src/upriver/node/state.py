@@ -79,6 +79,9 @@ class Scheduler(Protocol):
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
         """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
 
+    def on_disk(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
+        """The same for work that waits for a disk: nobody's login waits behind it."""
+
     def from_thread(self, callback: Callable[[], object]) -> None:
         """Call back soon, in the thread that runs the sessions, and after those who asked before."""
 

@@ -7,7 +7,7 @@ only when everything before them is on disk: the peer goes on behind what was an
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, StorageError, TemporaryFailure, WireError
@@ -19,7 +19,7 @@ from upriver.node.pump import Pump
 from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
-from upriver.node.tap_registry import TapRegistry
+from upriver.node.tap_registry import RegistryWriter, TapRegistry
 from upriver.node.tap_sink import EngineTapSink
 from upriver.protocol.names import NAME_BYTES_MAX, checked_name
 from upriver.protocol.tap_clients import TapClient, TapClients
@@ -52,6 +52,8 @@ class TapConnection(Pump):
         super().__init__(service.node, session)
         self.service = service
         self.client = client
+        #: Nothing is sent before it is on disk that a registered client is connected.
+        self.held = client.registered
         self.plan = plan
         self.created = self.node.clock()
         self.producer = TapProducer(
@@ -80,12 +82,17 @@ class TapConnection(Pump):
             self.service.close(self.session, self.producer.closing)
             return
         self.call_at(self.producer.deadline)
-        if self.producer.has_output:
+        if self.has_output:
             self.wake()
+
+    def release(self) -> None:
+        """Begin to send."""
+        self.held = False
+        self.wake()
 
     def produce(self) -> bytes:
         """The next messages. Only when nothing of them is left in the transport is the connection closed."""
-        if self.session.closing:
+        if self.session.closing or self.held:
             return b""
         out = self.producer.produce()
         if self.producer.done and not out:
@@ -97,7 +104,7 @@ class TapConnection(Pump):
     @property
     def has_output(self) -> bool:
         """May there be something to send?"""
-        return self.producer.has_output
+        return self.producer.has_output and not self.held
 
     @property
     def stream_count(self) -> int:
@@ -163,12 +170,13 @@ class TapService:
         self, node: NodeState, settings: TapSettings | None = None, registry: TapRegistry | None = None
     ) -> None:
         self.node = node
-        self.registry = registry or TapRegistry(None)
         self.settings = settings or TapSettings()
         self.source = EngineSource(node)
         self.clients = TapClients(self.settings.keep_alive_s)
-        for client in self.registry.load(range(len(node.bucket))):
+        registry = registry or TapRegistry(None)
+        for client in registry.load(range(len(node.bucket))):
             self.clients.restore(client)
+        self.registry = RegistryWriter(registry, node.scheduler)
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
@@ -250,13 +258,16 @@ class TapService:
             heir = f"tap:{name}"  # for whom vbuckets die that are handed over
             check_takeover(self.source, plan, heir)
             self._replace(session, name)
+            known = self.clients.get(name)
+            was_registered = known is not None and known.registered
             client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
-            self._note_connected(client)
         except StatusError as error:
             session.put(refusal(request, error).encode())
             self.close(session, str(error))
             return
-        session.stream = self._by_name[name] = TapConnection(self, session, client, plan, heir)
+        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, plan, heir)
+        if connection.held:
+            self._note_connected(connection, request, was_registered=was_registered)
 
     def _check_vbuckets(self, plan: TapPlan) -> None:
         highest, count = max(plan.vbuckets or (0,)), len(self.node.bucket)
@@ -273,23 +284,34 @@ class TapService:
             raise KeyExists(f"{name!r} was made up for a client that told no name; connect under another one")
         return name
 
-    def _note_connected(self, client: TapClient) -> None:
+    def _note_connected(self, connection: TapConnection, request: tap.Connect, *, was_registered: bool) -> None:
         """From here on nobody knows what a registered client holds, should the node crash: so it says on disk."""
-        if client.registered:
-            try:
-                self.registry.keep(client)
-            except StorageError as error:
-                self.clients.left(client, {}, self.node.clock(), done=False)
-                raise TemporaryFailure(f"a registered client must be kept on disk: {error}") from None
+
+        def noted(error: StorageError | None) -> None:
+            if connection.lost:
+                return
+            if error is None:
+                connection.release()
+                return
+            connection.client.registered = was_registered
+            failure = TemporaryFailure(f"a registered client must be kept on disk: {error}")
+            self._end(connection, refusal(request, failure).encode(), str(failure))
+
+        self.registry.keep(connection.client, noted)
+
+    def _end(self, connection: TapConnection, last: bytes, why: str) -> None:
+        """Say one more thing, and close the connection."""
+        session = connection.session
+        session.put(last)
+        self.close(session, why)
+        connection.lose()
+        session.release_soon()  # it may be the one that is just being served
 
     def _replace(self, session: Session, name: str) -> None:
         """Who comes under a name that is connected takes its place."""
         old = self._by_name.get(name)
         if old is not None:
-            self.close(old.session, f"the TAP client {name!r} has connected again, from {session.peer}")
-            old.lose()
-            if old.session.on_output is not None:
-                old.session.on_output()
+            self._end(old, b"", f"the TAP client {name!r} has connected again, from {session.peer}")
 
     def _control_from_client(self, session: Session, message: Request) -> None:
         """The receiver of a stream may start, stop and revert an online update too; more it has not to say."""
@@ -298,23 +320,28 @@ class TapService:
         else:
             self.close(session, f"{message.title()} from a client that asked for a stream")
 
-    def deregister(self, name: str) -> None:
-        """Forget a registered client. If it is connected it is told that nothing more comes."""
-        client = self.clients.get(name)
-        if client is None or not client.registered:
+    def deregister(self, name: str, done: Callable[[StatusError | None], object]) -> None:
+        """Forget a registered client, and say so when it is forgotten on disk too.
+
+        If it is connected it is told that nothing more comes.
+        """
+        client = self.clients.deregister(name)
+        if client is None:
             raise KeyNotFound(f"no TAP client is registered as {name!r}")
-        try:
-            self.registry.drop(name)
-        except StorageError as error:
-            raise TemporaryFailure(f"the client is still registered: {error}") from None
-        self.clients.deregister(name)
         connection = self._by_name.get(name)
         if connection is not None:
-            connection.session.put(connection.producer.farewell())
-            self.close(connection.session, "the client was deregistered")
-            connection.lose()
-            if connection.session.on_output is not None:
-                connection.session.on_output()
+            self._end(connection, connection.producer.farewell(), "the client was deregistered")
+
+        def dropped(error: StorageError | None) -> None:
+            if error is None:
+                done(None)
+                return
+            if self.clients.get(name) is None:
+                client.registered = True
+                self.clients.restore(client)
+            done(TemporaryFailure(f"the client is still registered: {error}"))
+
+        self.registry.drop(name, dropped)
 
     def forget(self, connection: TapConnection) -> None:
         """The connection is gone; what it had not acknowledged is kept for its name."""
@@ -325,15 +352,16 @@ class TapService:
         client.bytes_sent = producer.bytes_sent_total
         self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or client.anonymous)
         if client.registered:
-            try:
-                self.registry.keep(client)
-            except StorageError as error:
-                connection.session.log.warning(
-                    "TAP client %s starts over after a restart: its place cannot be written: %s", client.name, error
-                )
+            self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
         if self._by_name.get(client.name) is connection:
             del self._by_name[client.name]
         self._expire_later()
+
+    @staticmethod
+    def _warn_unkept(connection: TapConnection, error: StorageError) -> None:
+        connection.session.log.warning(
+            "TAP client %s starts over after a restart: its place cannot be written: %s", connection.client.name, error
+        )
 
     # Peers that send
 

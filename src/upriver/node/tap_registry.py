@@ -6,21 +6,30 @@ on disk before the first message, that it is connected, and when it has gone, wh
 former has crashed meanwhile: nobody knows what the client holds, and it starts over. A client that was away goes on as
 if the node had been there all the time, as far as the history still leads on from its place.
 
+The files are written beside the sessions, which do not wait for a disk; but nothing is sent to a client before its file
+says that it is connected.
+
 The files do not belong to a backup: whoever uses one meets clients that have gone on without it.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from upriver.errors import StorageError, UpriverError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.kept_file import UNFINISHED, drop, keep
+from upriver.node.state import Scheduler
 from upriver.protocol.tap_clients import LOST, TapClient
 from upriver.protocol.tap_plan import TapPlan
+
+#: Is told when something is on disk, or why it is not.
+Done = Callable[[StorageError | None], object]
 
 
 class TapRegistry:
@@ -28,6 +37,11 @@ class TapRegistry:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
+
+    @property
+    def keeps(self) -> bool:
+        """Is there anything to write?"""
+        return self._directory is not None
 
     def load(self, vbuckets: Iterable[int]) -> Iterator[TapClient]:
         """All clients that were kept; ``vbuckets`` are those that one may have been sent which has asked for all."""
@@ -66,6 +80,84 @@ class TapRegistry:
     def _path(directory: Path, name: str) -> Path:
         """Names may be longer than those of files, and hold anything."""
         return directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+
+
+@dataclass(slots=True)
+class _Errand:
+    """Something to write, and who is told."""
+
+    work: Callable[[], None]
+    done: Done | None = None
+    #: They had the file removed, and are told in any case; who had something else written has gone when more comes.
+    removers: list[Done] = field(default_factory=list)
+
+    def run(self) -> StorageError | None:
+        """Write it; what went wrong."""
+        try:
+            self.work()
+        except StorageError as error:
+            return error
+        except Exception as error:  # whatever it was, whoever waits is told
+            return StorageError("a registered TAP client", repr(error))
+        return None
+
+
+class RegistryWriter:
+    """Writes a registry beside the sessions: of each client one thing at a time, and of what waits only the last."""
+
+    def __init__(self, registry: TapRegistry, scheduler: Scheduler) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        #: The clients of which something is being written, and what follows, if anything does.
+        self._next: dict[str, _Errand | None] = {}
+        #: Those whose file could not be written.
+        self._failed: set[str] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Is everything written?"""
+        return not self._next
+
+    def is_written(self, name: str) -> bool:
+        """Is everything on disk that is to be known of the client?"""
+        return name not in self._next and name not in self._failed
+
+    def keep(self, client: TapClient, done: Done) -> None:
+        """Write down what is known of the client now. Unless something else of it comes in between, say when."""
+        known = dataclasses.replace(client, positions=dict(client.positions))
+        self._ask(client.name, _Errand(partial(self._registry.keep, known), done))
+
+    def drop(self, name: str, done: Done) -> None:
+        """Forget the client, and say when."""
+        self._ask(name, _Errand(partial(self._registry.drop, name), removers=[done]))
+
+    def _ask(self, name: str, errand: _Errand) -> None:
+        if not self._registry.keeps:
+            self._tell(errand, None)
+        elif name not in self._next:
+            self._begin(name, errand)
+        else:
+            waiting = self._next[name]
+            if waiting is not None:
+                errand.removers[:0] = waiting.removers
+            self._next[name] = errand
+
+    def _begin(self, name: str, errand: _Errand) -> None:
+        self._next[name] = None
+        self._scheduler.on_disk(errand.run, lambda error: self._ended(name, errand, error))
+
+    def _ended(self, name: str, errand: _Errand, error: StorageError | None) -> None:
+        (self._failed.discard if error is None else self._failed.add)(name)
+        following = self._next.pop(name)
+        if following is not None:
+            self._begin(name, following)
+        self._tell(errand, error)
+
+    @staticmethod
+    def _tell(errand: _Errand, error: StorageError | None) -> None:
+        for done in (errand.done, *errand.removers):
+            if done is not None:
+                done(error)
 
 
 def _stored(client: TapClient) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def _client(service: "TapService", client: TapClient, connection: "TapConnection
     yield "connected", _said(connection is not None)
     yield "flags", client.flags
     yield "registered", _said(client.registered)
+    if client.registered:
+        yield "persisted", _said(service.registry.is_written(client.name))
     yield "reconnects", client.reconnects
     if connection is None:
         yield from _away(service, client)

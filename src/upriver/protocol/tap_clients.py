@@ -13,7 +13,7 @@ from upriver.errors import TemporaryFailure
 from upriver.model import StreamPosition
 from upriver.protocol.tap_plan import TapPlan
 
-#: Names beyond so many are forgotten, those that left first; registered ones are refused instead.
+#: Names beyond so many are forgotten, those that left first; registered ones beyond so many are refused instead.
 CLIENTS_MAX: Final = 1000
 #: A place on no branch at all: no history leads on from it.
 LOST: Final = StreamPosition.at(0, 1)
@@ -75,8 +75,10 @@ class TapClients:
         """Somebody connects: the client that he is, with the places that still count."""
         self.expire(now)
         client = self._by_name.get(name)
+        if plan.registered and not (client is not None and client.registered):
+            self._check_registered()
         if client is None:
-            self._make_room(registered=plan.registered)
+            self._make_room()
             client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
         else:
             client.reconnects += 1
@@ -110,11 +112,13 @@ class TapClients:
             if away and not client.registered:
                 del self._by_name[client.name]
 
-    def _make_room(self, *, registered: bool) -> None:
+    def _check_registered(self) -> None:
+        if sum(client.registered for client in self._by_name.values()) >= CLIENTS_MAX:
+            raise TemporaryFailure(f"{CLIENTS_MAX} TAP clients are registered already: deregister some")
+
+    def _make_room(self) -> None:
         if len(self._by_name) < CLIENTS_MAX:
             return
         gone = [client for client in self if client.left_at is not None and not client.registered]
         if gone:
             del self._by_name[min(gone, key=lambda client: client.left_at or 0.0).name]
-        elif registered:
-            raise TemporaryFailure(f"{CLIENTS_MAX} TAP clients are known already: deregister some")

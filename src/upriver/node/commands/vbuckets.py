@@ -1,11 +1,11 @@
 """Vbuckets: their states, seqnos, failover logs and checkpoints, and who is registered to follow them."""
 
-from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket
+from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.commands.registry import ANY_USER, command, success
-from upriver.node.session import Answer, Session
+from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.protocol.names import checked_name
 from upriver.wire import memcached
 from upriver.wire.memcached import (
@@ -126,5 +126,10 @@ def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Ans
     name = checked_name(request.name)
     if session.node.tap is None:
         raise KeyNotFound(f"no TAP client is registered as {name!r}")
-    session.node.tap.deregister(name)
-    return success(request)
+    place = Deferred(session)
+
+    def done(error: StatusError | None) -> None:
+        place.complete(success(request) if error is None else refusal(request, error))
+
+    session.node.tap.deregister(name, done)
+    return place
