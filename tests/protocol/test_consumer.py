@@ -5,8 +5,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.protocol.paper_sink import PaperCopy, PaperSink
-from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, TemporaryFailure, TooBig
+from upriver.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVbucket,
+    StatusError,
+    TemporaryFailure,
+    TooBig,
+)
 from upriver.model import VbucketState
+from upriver.model.position import SEQNO_MAX
 from upriver.protocol.consumer import Consumer, ConsumerOptions
 from upriver.protocol.receiving import ReceivingStream
 from upriver.wire import AnyResponse, Framer, Message, Request, Response, dcp, memcached, upr
@@ -126,6 +135,31 @@ def test_an_empty_log_is_refused() -> None:
     assert error.status == Status.EINVAL
 
 
+@pytest.mark.parametrize("early", ["marker", "mutation", "end", "flush"])
+def test_what_comes_before_the_answer_costs_its_stream_and_whoever_waits_is_told(early: str) -> None:
+    stage = Stage()
+    stream = stage.add()
+    stage.sent()
+    stage.tell(
+        {
+            "marker": marker(stream),
+            "mutation": mutation(stream, 1),
+            "end": of(stream, dcp.StreamEnd(reason=dcp.EndReason.OK)),
+            "flush": of(stream, upr.Flush()),
+        }[early]
+    )
+    ((_, error),) = stage.answers
+    assert isinstance(error, InvalidArguments)
+    assert stage.ended == []  # it never was
+    log = stage.copies[0].failover_log
+    stage.tell(upr.StreamRequestResponse(opaque=stream.opaque, log=LOG))
+    assert stage.copies[0].failover_log == log, "the answer belongs to nobody any more"
+    assert not stage.consumer.closing
+    stage.sent()
+    stage.add()
+    assert [type(message) for message in stage.sent()] == [upr.CloseStream, dcp.StreamRequest]
+
+
 def test_runs_of_several_streams_go_to_their_copies() -> None:
     stage = Stage()
     one, two = stage.open(0), stage.open(1)
@@ -203,6 +237,35 @@ def test_a_marker_in_the_wrong_place_or_dialect_ends_its_stream() -> None:
     stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
     assert status_of(stage.tell(marker(stream))) is Status.EINVAL
     assert stage.ended[-1] is stream
+
+
+@pytest.mark.parametrize("end", [SEQNO_MAX + 1, 2**64 - 2, 2**64 - 1])
+@pytest.mark.parametrize("start", [0, SEQNO_MAX, 2**64 - 1])
+def test_a_snapshot_that_no_history_reaches_is_refused_and_costs_its_stream(start: int, end: int) -> None:
+    stage = Stage()
+    stream, other = stage.open(0), stage.open(1)
+    stage.tell(marker(stream, end=1))
+    stage.tell(mutation(stream, 1))
+    wrong = of(stream, dcp.SnapshotMarker(start_seqno=start, end_seqno=end, flags=dcp.MarkerFlag.MEMORY))
+    assert status_of(stage.tell(wrong)) is Status.ERANGE
+    assert stage.ended == [stream]
+    assert (stage.copies[0].position.seqno, stage.copies[0].position.whole_seqno) == (1, 1)
+    assert status_of(stage.tell(mutation(stream, 2))) is Status.KEY_ENOENT
+    assert not stage.consumer.closing
+    assert stage.tell(marker(other)) == [], "the others go on"
+    stage.open(0)
+
+
+@pytest.mark.parametrize("seqno", [SEQNO_MAX + 1, 2**64 - 1])
+def test_nothing_lies_beyond_the_last_seqno(seqno: int) -> None:
+    """Neither a change nor what did not pass a filter, though the snapshot has room up to the very last."""
+    for message in (dcp.Mutation(by_seqno=seqno, key=b"k"), dcp.SeqnoAdvanced(by_seqno=seqno)):
+        stage = Stage()
+        stream = stage.open()
+        stage.tell(marker(stream, end=SEQNO_MAX))
+        assert status_of(stage.tell(of(stream, message))) is Status.ERANGE
+        assert stage.ended == [stream]
+        assert stage.copies[0].position.seqno == 0
 
 
 def test_a_sink_without_room_gets_the_rest_again() -> None:

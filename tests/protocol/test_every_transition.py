@@ -221,12 +221,10 @@ class Receiving:
                 self.translator.outgoing(dcp.dcp.decode(packet))
 
     def hear(self, packet: bytes) -> "Receiving":
-        message: Message | None = self.dialect.wire.decode(packet)
-        if self.translator is not None and message is not None:
-            message = self.translator.incoming(message)
-        assert message is not None
+        said = self.dialect.wire.decode(packet)
         state, before = self.stream.life.state, self.stream.changes_received
-        assert self.consumer.receive(message, NOW)
+        for message in [said] if self.translator is None else self.translator.incoming(said):
+            assert self.consumer.receive(message, NOW)
         if self.stream.changes_received > before:  # a run of changes asks for the state, and moves nothing
             self.taken.add((state, E.CHANGE))
         self._translate_sent()
@@ -241,13 +239,15 @@ class Receiving:
             self._answer(self.dialect.failover_log(wire_log(FailoverLog.fresh(5))))
         return self
 
-    def _answer(self, answer: Message) -> None:
-        put_opaque(answer, self.stream.opaque)
+    def _answer(self, answer: Message, *, again: bool = False) -> None:
+        put_opaque(answer, self.stream.opaque | (0x80000000 if again else 0))
         self.hear(answer.encode())
 
     def to(self, state: StreamState) -> "Receiving":
         self.compare()
         self.hear(self.dialect.accepted(FailoverLog.fresh(5), self.stream.opaque))
+        if self.translator is not None:  # which asks for the log once more
+            self._answer(self.dialect.failover_log(wire_log(FailoverLog.fresh(5))), again=True)
         if self.dialect.start is not None:
             self.say(self.dialect.start())
         if state is S.SNAPSHOT:

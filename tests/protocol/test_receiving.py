@@ -5,7 +5,7 @@ import pytest
 from tests.protocol.paper_sink import PaperCopy
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, OutOfRange, ProtocolViolation
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END
+from upriver.model.position import NO_END, SEQNO_MAX
 from upriver.protocol.receiving import ReceivingStream
 from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamState
 from upriver.wire import dcp, upr
@@ -210,6 +210,16 @@ def test_advance_stays_inside_its_snapshot() -> None:
         with pytest.raises(OutOfRange):
             stream.advance(wrong)
     assert copy.told[-1] == "advanced to 2"
+
+
+def test_upr_does_not_say_how_far_it_is() -> None:
+    """Its snapshots have no end that would bound it."""
+    stream, copy = opened(modern=False)
+    stream.unbounded_marker()
+    for seqno in (5, SEQNO_MAX, 2**64 - 1):
+        with pytest.raises(InvalidArguments):
+            stream.advance(seqno)
+    assert copy.position.seqno == 0
 
 
 def test_a_flush_empties_the_copy() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.simulation.holders import Holder
 from tests.simulation.node import Link, Machine
 from tests.simulation.truth import Version, Violation, version
-from upriver.errors import TemporaryFailure
+from upriver.errors import TemporaryFailure, WireError
 from upriver.model import Event, FailoverEntry, FailoverLog
 from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.flow_control import ReceiveWindow
@@ -27,7 +27,7 @@ from upriver.wire import (
     upr_draft2,
     upr_draft3,
 )
-from upriver.wire.codes import Status
+from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import MEMCACHED
 
 NO_END = 2**64 - 1
@@ -242,24 +242,23 @@ class Follower:
         """Bytes have come, in whatever pieces."""
         self._framer.feed(data)
         while self.link is link and (packet := self._framer.next_packet()):
-            message = self._decode(packet)
-            if message is None:
-                continue
             try:
-                self._take(message)
+                for message in self._decode(packet):
+                    self._take(message)
             except Violation as error:
                 raise Violation(f"{self}: {error}") from None
-            except TemporaryFailure:  # our own disk is full: another time
+            except (TemporaryFailure, WireError) as error:  # our own disk is full, or a log has changed: another time
+                self.note(f"{self}: leaves, {error}")
                 link.cut()
-            if self.link is link and isinstance(message, Request):
+            if self.link is link and packet[0] == Magic.REQUEST:
                 due = self._window.processed(len(packet))
                 if due:
                     self._send(dcp.BufferAck(bytes_processed=due))
 
-    def _decode(self, packet: bytes) -> Message | None:
+    def _decode(self, packet: bytes) -> list[Message]:
         draft = self.habits.draft
         if draft is None or self._translator is None:
-            return dcp.dcp.decode(packet)
+            return [dcp.dcp.decode(packet)]
         return self._translator.incoming(draft.decode(packet))
 
     def _take(self, message: Message) -> None:

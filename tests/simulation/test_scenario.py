@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import pytest
 
+from tests.simulation.follower import Habits
 from tests.simulation.node import ALL
 from tests.simulation.scenario import Outcome, replay, run, shrink
 from tests.simulation.world import Plan, Script
@@ -38,6 +39,19 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("write", 0, 0, "set", 0, 0),
             ("move", 1, ALL, 1, ALL),
             ("disk", 1),
+        ],
+    ),
+    # Seed 100921: the drafts accept without a log, and the one that was compared may be another by then.
+    "flush between a draft's question and its request": (
+        Plan(machines=3, keys=2, consumers=(("emit", Habits(dialect="upr_draft1", stride=1)),)),
+        [
+            ("connect", 0, 0),
+            ("move", 0, 24, 1, ALL),
+            ("flush", 0),
+            ("write", 0, 0, "meta", 0, 0),
+            ("move", 0, ALL, ALL, 7),
+            ("move", 0, 60, 1, 60),
+            ("move", 0, 60, 1, 60),
         ],
     ),
 }

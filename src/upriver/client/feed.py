@@ -150,12 +150,12 @@ class Feed:
         self._framer.feed(data)
         out: list[bytes] = []
         while (packet := self._framer.next_packet()) is not None:
-            message = self._translator.incoming(self._draft.decode(packet))
-            if isinstance(message, upr_draft3.StreamStart | upr_draft3.SnapshotEnd):
-                self._receive_translated(out, now)
-                self._protocol.receive(message, now, len(packet))
-            elif message is not None:
-                out.append(message.encode())
+            for message in self._translator.incoming(self._draft.decode(packet), len(packet)):
+                if isinstance(message, upr_draft3.StreamStart | upr_draft3.SnapshotEnd):
+                    self._receive_translated(out, now)
+                    self._protocol.receive(message, now, len(packet))
+                else:
+                    out.append(message.encode())
         self._receive_translated(out, now)
 
     def _receive_translated(self, packets: list[bytes], now: float) -> None:

@@ -265,6 +265,8 @@ class Consumer:
             self._refuse(message, KeyNotFound("there is no such stream here", vbucket=message.vbucket))
             return
         try:
+            if stream.opaque in self._asking:
+                raise InvalidArguments(f"{message.title()} before the request was answered", vbucket=stream.vbucket)
             self._move(stream, message)
         except ProtocolViolation as error:
             self._refuse(message, InvalidArguments(str(error), vbucket=stream.vbucket))
@@ -427,7 +429,13 @@ class Consumer:
     # The end
 
     def _abandon(self, stream: ReceivingStream, error: StatusError) -> None:
-        self._close(stream, lambda: stream.abandon(error))
+        asking = self._asking.pop(stream.opaque, None)
+        if asking is None:
+            self._close(stream, lambda: stream.abandon(error))
+            return
+        self._left.add(stream.vbucket)  # whatever the producer says to it now, nobody waits for that
+        self._drop(stream, error)
+        asking[2](stream, error)
 
     def _close(self, stream: ReceivingStream, close: Callable[[], object]) -> None:
         was_over = stream.life.ended

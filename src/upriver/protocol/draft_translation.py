@@ -6,9 +6,14 @@ all of them. For the start of a stream and the end of a snapshot `upr` has no me
 draft's. Without the end a consumer would not know that it is whole before the next snapshot begins, and would go back
 further than it must. A draft's deletion carries flags, an expiration and a lock time, for which `upr` has no room; they
 are kept beside it, for whoever decodes the deletion.
+
+A consumer decides by the producer's log where it may go on. That log may change before the request arrives, and the
+answer to it does not show that. So the log is asked for once more, right behind each request, and nothing of the stream
+is told before it is here. If it is another one, nobody knows under which of the two the stream was accepted; and since
+the drafts cannot close a stream the connection is given up.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from upriver.errors import NotMyVbucket, WireError
 from upriver.wire import AnyResponse, Message, Request, memcached, upr, upr_draft1, upr_draft2, upr_draft3
@@ -17,6 +22,10 @@ from upriver.wire.message import DraftMessage
 
 _ASKED_FOR_LOG = upr.FailoverLogRequest.declaration.opcode
 _ASKED_FOR_STREAM = upr.StreamRequest.declaration.opcode
+#: Set in the opaque of the second request for a log; a consumer does not get there by counting.
+_AGAIN: Final = 0x8000_0000
+#: What may come of a stream before the log that was asked for together with it.
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class DraftTranslator:
@@ -28,6 +37,9 @@ class DraftTranslator:
         self._vbuckets: dict[int, int] = {}
         self._logs: dict[int, tuple[memcached.FailoverEntry, ...]] = {}
         self._asked: dict[int, int] = {}
+        #: Streams that were accepted, until their log is confirmed: what has come of them.
+        self._held: dict[int, list[tuple[Message, int]]] = {}
+        self._held_bytes = 0
         self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def outgoing(self, message: Message) -> bytes:
@@ -35,9 +47,7 @@ class DraftTranslator:
         match message:
             case upr.FailoverLogRequest():
                 self._note(message, _ASKED_FOR_LOG)
-                if self.short:
-                    return upr_draft1.FailoverLogRequest(request_id=message.opaque, vbucket=message.vbucket).encode()
-                return upr_draft3.FailoverLogRequest(opaque=message.opaque, vbucket=message.vbucket).encode()
+                return self._log_request(message.opaque, message.vbucket)
             case upr.StreamRequest():
                 self._note(message, _ASKED_FOR_STREAM)
                 fields: dict[str, Any] = {
@@ -47,21 +57,61 @@ class DraftTranslator:
                     "vbucket_uuid": message.vbucket_uuid,
                     "high_seqno": message.high_seqno,
                 }
-                if self.short:
-                    return upr_draft1.StreamRequest(request_id=message.opaque, **fields).encode()
-                return upr_draft3.StreamRequest(opaque=message.opaque, **fields).encode()
+                request: Message = (
+                    upr_draft1.StreamRequest(request_id=message.opaque, **fields)
+                    if self.short
+                    else upr_draft3.StreamRequest(opaque=message.opaque, **fields)
+                )
+                return request.encode() + self._log_request(message.opaque | _AGAIN, message.vbucket)
         return b""
+
+    def _log_request(self, opaque: int, vbucket: int) -> bytes:
+        if self.short:
+            return upr_draft1.FailoverLogRequest(request_id=opaque, vbucket=vbucket).encode()
+        return upr_draft3.FailoverLogRequest(opaque=opaque, vbucket=vbucket).encode()
 
     def _note(self, message: Request, asked: int) -> None:
         self._vbuckets[message.opaque] = message.vbucket
         self._asked[message.opaque] = asked
 
-    def incoming(self, message: Message) -> Message | None:
-        """The same in `upr`, as far as it has words for it; None for what a consumer need not know."""
+    def incoming(self, message: Message, size_bytes: int = 0) -> list[Message]:
+        """The same in `upr`, as far as it has words for it: nothing for what a consumer need not know, or not yet.
+
+        A WireError is the end of the connection.
+        """
         given: Any = message
         opaque = int(given.request_id if isinstance(message, DraftMessage) else given.opaque)
-        if opaque not in self._vbuckets:
-            return None
+        if opaque & _AGAIN:
+            return self._confirmed(message, opaque & ~_AGAIN)
+        held = self._held.get(opaque)
+        if held is not None:
+            self._hold(held, message, size_bytes)
+            return []
+        said = self._translated(message, opaque) if opaque in self._vbuckets else None
+        if isinstance(said, upr.StreamRequestResponse):
+            self._hold(self._held.setdefault(opaque, []), message, size_bytes)
+            return []
+        return [] if said is None else [said]
+
+    def _hold(self, held: list[tuple[Message, int]], message: Message, size_bytes: int) -> None:
+        held.append((message, size_bytes))
+        self._held_bytes += size_bytes
+        if self._held_bytes > HELD_BYTES_MAX:
+            raise WireError(0, "the failover log that was asked for", f"{self._held_bytes} bytes without it")
+
+    def _confirmed(self, answer: Message, opaque: int) -> list[Message]:
+        """The log that was asked for together with a stream is here, if the stream was accepted."""
+        held = self._held.pop(opaque, None)
+        if held is None:
+            return []
+        log = answer.log if isinstance(answer, upr_draft1.Ok | upr_draft3.FailoverLogResponse) else ()
+        if log != self._logs.get(opaque):
+            raise WireError(0, "the failover log that the request was made for", "another one, or none")
+        self._held_bytes -= sum(size_bytes for _, size_bytes in held)
+        translated = (self._translated(message, opaque) for message, _ in held)
+        return [message for message in translated if message is not None]
+
+    def _translated(self, message: Message, opaque: int) -> Message | None:
         where: dict[str, Any] = {"opaque": opaque, "vbucket": self._vbuckets[opaque]}
         match message:
             case upr_draft1.Mutation() | upr_draft3.Mutation():

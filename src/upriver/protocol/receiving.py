@@ -170,8 +170,12 @@ class ReceivingStream:
     def advance(self, seqno: int) -> None:
         """What stood up to here did not pass a filter."""
         self._check_ours()
+        if not self.modern:
+            raise InvalidArguments("no stream of this dialect says how far it is", vbucket=self.vbucket)
+        if seqno > SEQNO_MAX:
+            raise OutOfRange(f"no history reaches {seqno}", vbucket=self.vbucket)
         try:
-            position = self.position.advanced(min(seqno, SEQNO_MAX))
+            position = self.position.advanced(seqno)
         except PositionError as error:
             raise OutOfRange(str(error), vbucket=self.vbucket) from None
         self.life.move(StreamEvent.ADVANCE)
