@@ -174,6 +174,15 @@ def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Cl
     bucket.close()
 
 
+def test_a_flush_that_was_done_before_a_crash_is_known_again(path: Path, clock: Clock) -> None:
+    bucket = opened(path, clock)
+    bucket.create_vbucket(1).flush(9, mark=77)
+    bucket.flusher.step()
+    bucket.abandon()
+    with opened(path, clock) as bucket:
+        assert list(bucket.vbucket(1).flush_marks) == [77]
+
+
 def test_cas_grows_over_restarts_even_if_the_clock_does_not(path: Path, clock: Clock) -> None:
     seen = []
     for stop in ("close", "abandon", "close"):

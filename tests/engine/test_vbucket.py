@@ -384,6 +384,16 @@ def test_starting_over_means_another_history(replica: Vbucket) -> None:
     assert replica.rollback_for(before) == 0
 
 
+def test_a_copy_that_starts_over_before_it_was_told_anything_can_be_read_too(replica: Vbucket) -> None:
+    told: list[int] = []
+    replica.on_role = told.append
+    assert not replica.streamable
+    replica.start_over()
+    assert (replica.streamable, told) == (True, [replica.number])
+    replica.receive(Event.MUTATION, b"k", b"v")
+    assert [change.key for snapshot in replica.changes() for change in snapshot] == [b"k"]
+
+
 def test_who_hears_of_starting_over_finds_the_new_log(replica: Vbucket) -> None:
     """Whoever asks again at once, with the log that he knows, must not be taken for one who has all of the new one."""
     replica.receive(Event.MUTATION, b"k", b"v")

@@ -3,11 +3,14 @@
 import pytest
 
 from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import DUMP, LIST, TapPeer, connect, keys
 from upriver.errors import KeyExists, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.model.record import unpack
 from upriver.node.tap_sink import EngineTapSink
 from upriver.protocol.tap_consumer import ReceivedChange
+from upriver.wire import tap
+from upriver.wire.tap import Control
 
 ACTIVE, REPLICA, PENDING, DEAD = 0, 1, 2, 3
 
@@ -117,6 +120,16 @@ def test_a_flush_empties_what_is_named_or_everything(
         sink.store(change(vbucket))
     sink.flush(flushed, 254, 0)
     assert [v.number for v in laboratory.bucket if v.table.find(b"k") is not None] == left
+
+
+def test_a_copy_whose_first_news_is_a_flush_can_be_dumped() -> None:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(REPLICA, VbucketState.REPLICA)
+    named = tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=REPLICA)
+    stored = tap.Mutation(vbucket=REPLICA, key=b"k", value=b"v")
+    laboratory.connect().send(named, tap.Flush(private=bytes(7) + b"1"), stored)
+    dump = TapPeer(laboratory, connect(b"client", DUMP | LIST, vbuckets=(REPLICA,)))
+    assert keys(dump.run()) == ["k"]
 
 
 def test_a_state_makes_the_vbucket_if_need_be(laboratory: Laboratory, sink: EngineTapSink) -> None:

@@ -363,6 +363,9 @@ class Vbucket(KeyValue):
             self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
             self.counts_itself = True
+            was_streamable, self.streamable = self.streamable, True  # that it holds nothing is something to tell
+        if not was_streamable:
+            self.on_role(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever asks again is told of the new log
 
     def clear(self) -> None:
@@ -523,6 +526,7 @@ class Vbucket(KeyValue):
             "state": self.state.value,
             "heir": self.heir,
             "counts_itself": self.counts_itself,
+            "flush_marks": list(self.flush_marks),
             "log": [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log],
             "high": table.high_seqno if self.state is not VbucketState.ACTIVE else table.flushing_seqno,
             "snapshot": [table.snapshot_start, table.snapshot_end],
@@ -541,6 +545,7 @@ class Vbucket(KeyValue):
         self.state = VbucketState(stored["state"])
         self.heir = stored.get("heir", "")  # older descriptions have none
         self.counts_itself = stored.get("counts_itself", False)  # nor this
+        self.flush_marks.extend(stored.get("flush_marks", ()))  # nor these
         self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))
         self.whole = WholeStates(tuple(pair) for pair in stored["whole"])
         self.floor_seqno = stored["floor"]
