@@ -118,13 +118,15 @@ class Laboratory:
 
     def __init__(self, vbuckets: int = 64, tap_settings: TapSettings | None = None) -> None:
         self.scheduler = ManualScheduler()
+        #: How far somebody has set the clock.
+        self.clock_set_s = 0.0
         self.bucket = Bucket.open(None, vbuckets=vbuckets, clock=self.clock, background=False)
         self.node = NodeState(
             bucket=self.bucket,
             bucket_name="default",
             scheduler=self.scheduler,
             clock=self.clock,
-            ticks=self.clock,
+            ticks=lambda: self.scheduler.now,
             started=self.clock(),
             cluster=ClusterConfig(
                 single_node(bucket="default", uuid="0" * 32, kv_port=1, mgmt_port=1, vbuckets=vbuckets, active=[])
@@ -138,7 +140,7 @@ class Laboratory:
         self.disk_works = True
 
     def clock(self) -> float:
-        return self.scheduler.now
+        return self.scheduler.now + self.clock_set_s
 
     def connect(self, name: str = "peer", wire: Dialect = dcp.dcp, entrance: Entrance | None = None) -> Peer:
         peer = Peer(self, name, wire, entrance)

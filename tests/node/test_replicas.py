@@ -178,3 +178,20 @@ def test_a_silent_producer_is_given_up(laboratory: Laboratory) -> None:
     assert not peer.closed
     laboratory.pass_by(2.0)
     assert peer.closed
+
+
+@pytest.mark.parametrize("set_s", [-86_400.0, 86_400.0])
+def test_a_clock_that_somebody_sets_neither_cuts_a_producer_nor_hides_a_dead_one(
+    laboratory: Laboratory, set_s: float
+) -> None:
+    peer = laboratory.connect().open(b"move", flags=0)
+    for message in peer.send(upr.AddStream(opaque=1)):
+        if isinstance(message, dcp.Control):
+            peer.put(AnyResponse(opcode=message.code, opaque=message.opaque))
+    laboratory.clock_set_s = set_s
+    peer.send(dcp.Noop(opaque=1))
+    laboratory.clock_set_s = 0.0
+    laboratory.pass_by(359.0)
+    assert not peer.closed
+    laboratory.pass_by(2.0)
+    assert peer.closed

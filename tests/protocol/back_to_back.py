@@ -30,7 +30,7 @@ class Wires:
         self.world = world
         now = world.clock()
         self.producer = Producer(EngineSource(world.source.node), "move", dcp.OpenFlag.PRODUCER, now)
-        self.replica = Replica(EngineSink(world.destination.node), "move", now, options)
+        self.replica = Replica(EngineSink(world.destination.node), now, options)
         self.to_consumer = bytearray()
         self.to_producer = bytearray()
         #: What the mover was answered.

@@ -389,6 +389,26 @@ def test_noops_are_sent_and_their_absence_is_death() -> None:
     assert not laboratory.bucket.vbucket(0).cursors
 
 
+@pytest.mark.parametrize("set_s", [-86_400.0, 86_400.0])
+def test_a_clock_that_somebody_sets_neither_cuts_a_consumer_nor_hides_a_dead_one(set_s: float) -> None:
+    laboratory, peer = stage(b"a")
+    control(peer, b"set_noop_interval", b"10")
+    control(peer, b"enable_noop")
+    laboratory.clock_set_s = set_s
+    laboratory.pass_by(9.9)
+    assert peer.take() == []
+    laboratory.pass_by(0.1)
+    assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["noop"]
+    laboratory.clock_set_s = 0.0
+    laboratory.pass_by(10)
+    assert brief(peer.take()) == ["noop"]
+    laboratory.clock_set_s = set_s
+    laboratory.pass_by(9.9)
+    assert not peer.closed
+    laboratory.pass_by(0.1)
+    assert peer.closed
+
+
 def test_whoever_acknowledges_bytes_is_alive() -> None:
     laboratory, peer = stage(b"a")
     control(peer, b"set_noop_interval", b"10")

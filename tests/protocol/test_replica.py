@@ -12,7 +12,7 @@ from upriver.wire.codes import Status
 
 
 def replica() -> Replica:
-    return Replica(PaperSink(PaperCopy(0)), "move", 0.0, QUIET)
+    return Replica(PaperSink(PaperCopy(0)), 0.0, QUIET)
 
 
 def tell(to: Replica, message: Message) -> list[Message]:

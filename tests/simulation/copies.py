@@ -33,9 +33,7 @@ class Copies:
             self.link.cut()
         self.link = Link(source, self, self.name)
         self.link.send(dcp.Open(name=self.name.encode(), flags=dcp.OpenFlag.PRODUCER).encode())
-        self.replica = Replica(
-            self.machine.service.sink, self.name, self.machine.clock(), self.options, on_output=self._pass_on
-        )
+        self.replica = Replica(self.machine.service.sink, self.machine.clock(), self.options, on_output=self._pass_on)
         self._intake = Intake(self.replica)
         self.ask_all(wanted)
 

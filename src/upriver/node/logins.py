@@ -68,7 +68,7 @@ class LoginQueue:
             self._next(node, attempt.network)
 
     def _look_at(self, node: "NodeState", attempt: Attempt) -> None:
-        delay_s = node.throttle.delay_s(attempt.network, node.clock())
+        delay_s = node.throttle.delay_s(attempt.network, node.ticks())
         if delay_s > 0:
             attempt.timer = node.scheduler.later(delay_s, lambda: self._run(node, attempt))
         else:

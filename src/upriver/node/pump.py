@@ -146,15 +146,15 @@ class Pump:
     # Time
 
     def call_at(self, deadline: float | None) -> None:
-        """Call ``on_time`` then, unless that is planned earlier already."""
+        """Call ``on_time`` then, unless that is planned earlier already. It counts in ticks, which nobody sets."""
         if deadline is not None and deadline < self._timer_at and not self.lost:
             self._stop_timer()
             self._timer_at = deadline
-            self._timer = self.node.scheduler.later(max(0.0, deadline - self.node.clock()), self._on_time)
+            self._timer = self.node.scheduler.later(max(0.0, deadline - self.node.ticks()), self._on_time)
 
     def _on_time(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        self.on_time(self.node.clock())
+        self.on_time(self.node.ticks())
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -35,13 +35,13 @@ class ReplicaConnection(Pump):
         self.created = self.node.clock()
         #: What decodes its packets.
         self.wire = dcp.dcp
-        self.replica = Replica(service.sink, name, self.created, on_output=self._on_output, on_end=self._on_end)
+        self.replica = Replica(service.sink, self.node.ticks(), on_output=self._on_output, on_end=self._on_end)
 
     # Coming in
 
     def receive_run(self, data: Buffer, at: int) -> int:
         """Take the changes that stand next; where they end."""
-        end = self.replica.receive_run(data, at, self.node.clock())
+        end = self.replica.receive_run(data, at, self.node.ticks())
         if self.replica.full and not self.full:
             self.full = True
             self.node.scheduler.later(RETRY_S, self._retry)
@@ -55,7 +55,7 @@ class ReplicaConnection(Pump):
 
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""
-        if not self.replica.receive(message, self.node.clock()):
+        if not self.replica.receive(message, self.node.ticks()):
             return False
         self._settle()
         return True

@@ -231,7 +231,7 @@ class Node:
         state, size = self.state, len(self.state.bucket)
         for number in range(self._looked_at, min(size, self._looked_at + CHECKPOINTS_PER_TURN)):
             if (vbucket := state.bucket.existing(number)) is not None:
-                state.checkpoints.close_if_due(vbucket, state.clock())
+                state.checkpoints.close_if_due(vbucket, state.ticks())
         self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:
@@ -245,7 +245,7 @@ class Node:
             try:
                 if state.users is not None:
                     take_new_users(state, state.users)
-                state.stream_watch.look(state, state.clock())
+                state.stream_watch.look(state, state.ticks())
                 for number, connection in enumerate(list(state.connections if everybody else state.watched), 1):
                     connection.sweep(loop.time())
                     if number % SWEPT_PER_TURN == 0:

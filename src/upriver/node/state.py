@@ -109,7 +109,7 @@ class NodeState:
     scheduler: Scheduler
     clock: Callable[[], float]
     started: float
-    #: Tells how long something takes: the event loop's time, or a test's own.
+    #: Tells how long something takes, and when it is due: a time that nobody sets, unlike the clock's.
     ticks: Callable[[], float]
     cluster: ClusterConfig
     users: Users | None = None

@@ -57,7 +57,16 @@ class StreamConnection(Pump):
         #: How many bytes of the 12-byte drafts were understood.
         self.bytes_taken = 0
         self.producer = Producer(
-            service.source, name, flags, self.created, self.wake, speaks, lambda: session.authorize(Role.ADMIN)
+            service.source,
+            name,
+            flags,
+            self.node.ticks(),
+            self.wake,
+            speaks,
+            lambda: session.authorize(Role.ADMIN),
+            # Only an open names somebody: who has no name cannot come back for what died for him, and nobody in his
+            # place.
+            heir=name if speaks is OPENED else f"{name} at {self.created}",
         )
 
     @property
@@ -85,7 +94,7 @@ class StreamConnection(Pump):
 
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""
-        if not self.producer.receive(message, self.service.node.clock()):
+        if not self.producer.receive(message, self.node.ticks()):
             return False
         self._settle(self.producer)
         return True

@@ -61,7 +61,7 @@ class TapConnection(Pump):
             f"tap:{client.name}",
             plan,
             service.settings,
-            self.created,
+            self.node.ticks(),
             heir=heir,
             positions=client.positions,
             on_ready=self.wake,
@@ -72,7 +72,7 @@ class TapConnection(Pump):
 
     def receive(self, message: Message) -> bool:
         """Take an answer of the consumer; False if it is none."""
-        if not self.producer.receive(message, self.node.clock()):
+        if not self.producer.receive(message, self.node.ticks()):
             return False
         self._settle()
         return True

@@ -70,16 +70,16 @@ class Producer:
         on_ready: Callable[[], object] | None = None,
         speaks: tuple[StreamDialect, ...] = OPENED,
         check_takeover: Callable[[], object] = lambda: None,
+        *,
+        heir: str = "",
     ) -> None:
         self.source = source
         #: Refuses with a StatusError who may not take vbuckets over.
         self._check_takeover = check_takeover
         self.name = name
-        #: Whom vbuckets are handed over to. Only an open names somebody: who has no name cannot come back for what died
-        #: for him, and nobody in his place.
-        self.heir = name if speaks is OPENED else f"{name} at {now}"
+        #: Whom vbuckets are handed over to.
+        self.heir = heir or name
         self.flags = int(flags)
-        self.created = now
         #: Called when there may be something to send that was not there before.
         self.on_ready = on_ready
         self.controls = Controls()

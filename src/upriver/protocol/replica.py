@@ -25,14 +25,11 @@ class Replica:
     def __init__(
         self,
         sink: Sink,
-        name: str,
         now: float,
         options: ConsumerOptions | None = None,
         on_output: Callable[[], object] | None = None,
         on_end: Callable[[ReceivingStream], object] | None = None,
     ) -> None:
-        self.name = name
-        self.created = now
         self.consumer = Consumer(sink, now, options, on_output=on_output, on_end=on_end)
         self._closing = ""
         self._answers: list[bytes] = []

@@ -153,7 +153,7 @@ def _count(session: Session, outcome: Outcome) -> None:
         node.throttle.succeeded(_host(session))
     elif outcome.status is SaslStatus.FAILED:
         node.counters.logins_failed += 1
-        node.throttle.failed(_host(session), node.clock())
+        node.throttle.failed(_host(session), node.ticks())
         session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
 
 
