@@ -551,6 +551,35 @@ def test_who_asked_for_what_comes_gets_all_of_what_was_not_there_yet() -> None:
     assert sorted(keys(named.run())) == ["copied", "new"]
 
 
+@pytest.mark.parametrize("flags", [0, ACK, LIST, LIST | ACK])
+def test_who_was_away_when_a_vbucket_came_to_be_gets_all_of_it_too(flags: int) -> None:
+    laboratory = stage(b"old")
+    copy = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)
+    request = connect(b"client", flags, vbuckets=(1, 2, 3))
+    peer = TapPeer(laboratory, request)
+    peer.run()
+    peer.leave()
+    copy.receive(Event.MUTATION, b"copied", b"v")
+    copy.set_state(VbucketState.ACTIVE)
+    laboratory.bucket.create_vbucket(3)
+    laboratory.write(3, b"new")
+    assert sorted(keys(TapPeer(laboratory, request).run())) == ["copied", "new"]
+
+
+def test_who_asks_for_more_vbuckets_than_before_gets_what_comes_of_those() -> None:
+    laboratory = stage(b"old")
+    laboratory.bucket.create_vbucket(2)
+    laboratory.write(2, b"old")
+    peer = follow(laboratory, ACK)
+    peer.run()
+    peer.leave()
+    laboratory.write(1, b"new")
+    for wish in (LIST, 0):
+        again = TapPeer(laboratory, connect(b"client", ACK | wish, vbuckets=(1, 2)))
+        assert keys(again.run()) == (["new"] if wish else [])
+        again.leave()
+
+
 def test_who_asked_for_what_comes_gets_a_promoted_copy_from_where_it_stood() -> None:
     laboratory = stage()
     replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)

@@ -39,6 +39,8 @@ class TapClient:
     #: When it went; None while it is connected.
     left_at: float | None = None
     positions: dict[int, StreamPosition] = field(default_factory=dict)
+    #: It goes on with all vbuckets: one that it has no place in was not there when it left.
+    knew_all: bool = False
     #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
     changes_sent: int = 0
     messages_sent: int = 0
@@ -82,8 +84,10 @@ class TapClients:
             client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
         else:
             client.reconnects += 1
+            client.knew_all = client.plan is not None and client.plan.vbuckets is None
             if client.plan is None or not client.plan.covers(plan) or (plan.dump and client.done):
-                client.positions = {}  # it asks for more than it was sent, or for everything again
+                # It asks for more than it was sent, or for everything again.
+                client.positions, client.knew_all = {}, False
         client.done = False
         client.plan, client.flags, client.connected, client.left_at = plan, plan.flags, True, None
         client.registered = client.registered or plan.registered

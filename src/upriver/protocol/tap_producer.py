@@ -64,6 +64,7 @@ class TapProducer:
         *,
         heir: str = "",
         positions: dict[int, StreamPosition] | None = None,
+        knew_all: bool = False,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -100,11 +101,12 @@ class TapProducer:
         self._now = now
         self._said_goodbye = False
         self._positions = dict(positions or {})
-        #: Where each vbucket stood at the connect: what comes later is new.
+        #: Where each vbucket stood at the connect: what comes later is new. To who has been here before for all of
+        #: them, everything is of those that have come into being since.
         self._began_at = {
             number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.whole_seqno)
             for number in plan.vbuckets or source.vbuckets()
-            if (vbucket := source.vbucket(number)) is not None
+            if (vbucket := source.vbucket(number)) is not None and (number in self._positions or not knew_all)
         }
         #: None for all.
         self._wanted = None if plan.vbuckets is None else frozenset(plan.vbuckets)
@@ -210,8 +212,8 @@ class TapProducer:
     @property
     def positions(self) -> dict[int, StreamPosition]:
         """Where each vbucket goes on when the client comes back."""
-        # Who waits for what comes, and goes before all are followed, has missed what came in between.
-        missed = self._unbegun if self.plan.future_only else ()
+        # Who waits for what comes, and goes before all can be followed, has missed what comes in between.
+        missed = self.plan.vbuckets or self.source.vbuckets() if self.plan.future_only else ()
         begun = {number: stream.position for number, stream in self.streams.items()}
         return {number: self._place_at_connect(number) for number in missed} | self._positions | begun
 
