@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.node.probes import PATIENCE_S, Client, Served, descriptors, gets, refused, wait_until
-from tests.node.test_server import Pki, has_ipv6
+from tests.node.test_server import has_ipv6
+from tests.node.test_tls import Pki
 from upriver import cli
 from upriver.cli import COMMANDS, main
 from upriver.node.options import NodeOptions

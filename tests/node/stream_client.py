@@ -1,6 +1,7 @@
 """A minimal client on a real socket: blocking, message by message."""
 
 import socket
+import ssl
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -22,12 +23,15 @@ class StreamClient:
         *,
         wire: Dialect = dcp.dcp,
         port: int = 0,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.socket = socket.socket()
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(TIMEOUT_S)
         self.socket.connect((node.host, port or node.port))
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
         self.wire = wire
         self._framer = Framer(wire.framing)
         if name:

@@ -7,17 +7,14 @@ bytes for him, and because a session's turn is bounded too, nobody can keep it f
 to do goes on in the event loop's next turn.
 
 With TLS a connection counts from the moment it is accepted, so that peers who never finish their handshake cannot be
-more than the limit allows; its session is there before the handshake ends, because the first request may come with the
-handshake's last bytes.
+more than the limit allows. It notices nothing else of it: see ``tls``.
 
 Who is told to go is given some time to take his last answers, and is then cut off: see ``sweep``.
 """
 
 import asyncio
 import logging
-import ssl
-import sys
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from upriver.node.options import Entrance
 from upriver.node.session import Session
@@ -29,7 +26,6 @@ LEAVE_S: Final = 30.0
 #: Who has read something within this time is reading.
 READING_S: Final = 1.0
 _COPIED_BYTES: Final = 64 * 1024
-_TLS_SHUTDOWN_S: Final = 1.0
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -37,9 +33,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer",
-        "_context",
         "_entrance",
-        "_handshake",
         "_last_active",
         "_moved",
         "_node",
@@ -55,14 +49,11 @@ class Connection(asyncio.BufferedProtocol):
         self,
         node: NodeState,
         buffer: memoryview,
-        context: ssl.SSLContext | None = None,
         entrance: Entrance = Entrance(),  # noqa: B008 (it never changes)
     ) -> None:
         self._node = node
         self._entrance = entrance
         self._buffer = buffer
-        self._context = context
-        self._handshake: asyncio.Task[None] | None = None
         #: When somebody last saw that something had moved.
         self._last_active = 0.0
         #: How many bytes were received and written, and how many of them had moved when somebody last looked.
@@ -93,11 +84,8 @@ class Connection(asyncio.BufferedProtocol):
         node.connections.add(self)
         node.counters.connections += 1
         node.counters.connections_total += 1
-        if self._context is None:
-            self._begin(cast(asyncio.Transport, transport))
-        else:
-            cast(asyncio.Transport, transport).pause_reading()
-            self._handshake = loop.create_task(self._shake_hands(cast(asyncio.Transport, transport), self._context))
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=node.limits.unread_answer_bytes_max)
 
     def connection_lost(self, exc: Exception | None) -> None:
         session, node = self.session, self._node
@@ -113,8 +101,6 @@ class Connection(asyncio.BufferedProtocol):
         # What it left unread is free now; whoever wants as much next time is not waited for.
         node.heap.used(node.unread.release(self))
         node.counters.connections -= 1
-        if self._handshake is not None:
-            self._handshake.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._buffer
@@ -129,10 +115,9 @@ class Connection(asyncio.BufferedProtocol):
         try:
             answers = session.answer_plain(self._buffer, nbytes)
             node.woken = None
-            if answers is None or self._transport is None:
-                session.put(answers or b"")  # TLS may bring requests before its handshake has ended here
+            if answers is None:
                 self.flush()
-            elif answers:
+            elif answers and self._transport is not None:
                 if woken:
                     woken.pop(0).run()
                 self._write(self._transport, answers)
@@ -144,13 +129,13 @@ class Connection(asyncio.BufferedProtocol):
                 stream.run()
 
     def eof_received(self) -> bool:
-        """Whoever has said everything may still wait for answers; TLS knows no half-closed connections.
+        """Whoever has said everything may still wait for answers.
 
         One cannot tell a peer that waits from one that is gone. So what the disk is about to end is waited for; what
         may last is refused at once, and if nobody is there to hear it, the transport finds out.
         """
         session = self.session
-        if session is None or self._context is not None or not session.waiting:
+        if session is None or not session.waiting:
             return False
         self._leave(session)
         session.give_up()
@@ -247,11 +232,15 @@ class Connection(asyncio.BufferedProtocol):
         if moved != self._moved:
             self._moved, self._last_active = moved, now
 
+    def encryption_failed(self, why: str, *, greeted: bool) -> None:
+        """TLS has come to an end that is none: in the handshake or, if they had greeted, behind it."""
+        if self.session is not None:
+            self._node.counters.handshakes_failed += not greeted
+            self.session.log.warning("closed: %s: %s", "TLS failed" if greeted else "the TLS handshake failed", why)
+
     def leave(self) -> None:
         """Take no more requests; close when everything is answered."""
-        if self._handshake is not None:
-            self._handshake.cancel()
-        elif self.session is not None:
+        if self.session is not None:
             self._leave(self.session)
             self.session.give_up()
             self.flush()
@@ -264,8 +253,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close now, whatever was not sent."""
-        if self._handshake is not None:
-            self._handshake.cancel()
         if self._transport is not None:
             self._transport.abort()
 
@@ -300,41 +287,6 @@ class Connection(asyncio.BufferedProtocol):
         if limit_s and still_s >= limit_s and not session.waiting and (session.paused or not session.stalled):
             session.log.info("closed: idle for %g s%s", limit_s, left and f", {left}")
             transport.abort() if unread else transport.close()
-
-    def _begin(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        transport.set_write_buffer_limits(high=self._node.limits.unread_answer_bytes_max)
-        self.flush()  # TLS may have brought requests together with the end of its handshake
-
-    async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(_share_buffer, transport, self._buffer)  # as soon as start_tls has made its protocol
-        try:
-            encrypted = await loop.start_tls(
-                transport,
-                self,
-                context,
-                server_side=True,
-                ssl_handshake_timeout=self._node.limits.tls_handshake_s,
-                ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
-            )
-        except OSError as error:  # among them timeouts and everything of ssl
-            self._refuse_handshake(error.strerror or str(error))
-        else:
-            if encrypted is None:  # so says asyncio if the peer left in the middle
-                self._refuse_handshake("the peer left")
-            elif self.session is not None:
-                self._begin(encrypted)
-        finally:
-            self._handshake = None
-            if self._transport is None:
-                transport.abort()
-                self.connection_lost(None)  # asyncio tells it only after a handshake
-
-    def _refuse_handshake(self, why: str) -> None:
-        if self.session is not None:
-            self._node.counters.handshakes_failed += 1
-            self.session.log.warning("closed: the TLS handshake failed: %s", why)
 
     def _leave(self, session: Session) -> None:
         if not session.closing or session.finished:
@@ -374,17 +326,6 @@ def _make_room(node: NodeState, now: float) -> None:
     for connection in unread.too_much(2 * limit, now):
         connection._cut_off(limit)
     node.heap.used(before - unread.total_bytes)  # what was theirs would be kept for the next who want as much
-
-
-def _share_buffer(transport: asyncio.Transport, buffer: memoryview) -> None:
-    """Receive encrypted bytes into the common buffer too.
-
-    asyncio gives each TLS connection 256 KiB of its own to receive into, and empties them before it goes on: one buffer
-    does for all. Where asyncio has changed, it just costs the memory.
-    """
-    protocol: Any = transport.get_protocol()
-    if len(buffer) >= getattr(protocol, "max_size", sys.maxsize) and hasattr(protocol, "_ssl_buffer_view"):
-        protocol._ssl_buffer, protocol._ssl_buffer_view = buffer.obj, buffer
 
 
 def _address(peer: tuple[str, int] | None) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import resource
+import socket
 import ssl
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upriver.engine import Bucket, Retention
 from upriver.engine.backend import COMPILED
-from upriver.errors import InvalidArguments, StorageError
+from upriver.errors import StorageError
 from upriver.model import VbucketState
 from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
@@ -38,6 +39,7 @@ from upriver.node.state import LOGGER, Limits, NodeState
 from upriver.node.streams import StreamService
 from upriver.node.tap import TapService
 from upriver.node.tap_registry import TapRegistry
+from upriver.node.tls import ENCRYPTED_BYTES, Encryption, server_context
 from upriver.protocol.tap_plan import TapSettings
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ class Node:
     async def open(cls, options: NodeOptions) -> "Node":
         """Open the bucket and listen."""
         users = None if options.users is None else Users.load(Path(options.users))
-        context = _tls_context(options)
+        context = None if options.tls_cert is None else server_context(options.tls_cert, options.tls_key)
         bucket = Bucket.open(
             options.data,
             vbuckets=options.vbuckets,
@@ -174,33 +176,51 @@ class Node:
         return node
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
+        """Take all addresses, then find out who one is, then let people in: nobody is served by half a node."""
         options, state = self.options, self.state
-        buffer = memoryview(bytearray(RECEIVE_BYTES))
         loop = asyncio.get_running_loop()
-        for entrance in (Entrance(options.host, options.port), *parse_listen(options.listen)):
-            self._listeners += (
-                Listener(each, partial(Connection, state, buffer, context, entrance), state.log)
-                for each in await bind(entrance.host, entrance.port)
-            )
-            self.entrances.append(dataclasses.replace(entrance, port=self._listeners[-1].port))
-        self.port = self.entrances[0].port
-        if options.metrics_port is not None:
+        with contextlib.ExitStack() as taken:
+            bound: list[list[socket.socket]] = []
+            wanted = [Entrance(options.host, options.port), *parse_listen(options.listen)]
+            for entrance in wanted:
+                bound.append(await bind(entrance.host, entrance.port))
+                taken.callback(_close_all, bound[-1])
+                self.entrances.append(dataclasses.replace(entrance, port=_port(bound[-1])))
+            measured: list[socket.socket] = []
+            if options.metrics_port is not None:
+                measured = await bind(options.metrics_host, options.metrics_port)
+                taken.callback(_close_all, measured)
+            self.port = self.entrances[0].port
+            state.cluster = self._cluster(_port(measured) if measured else self.port)
+            taken.pop_all()
+        if measured:
             from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
 
-            self._metrics = MetricsServer(state, await bind(options.metrics_host, options.metrics_port))
+            self._metrics = MetricsServer(state, measured)
+        received, encrypted = memoryview(bytearray(RECEIVE_BYTES)), memoryview(bytearray(ENCRYPTED_BYTES))
+        for entrance, sockets in zip(wanted, bound, strict=True):
+            plain = partial(Connection, state, received, entrance)
+            factory: Callable[[], asyncio.BaseProtocol] = plain
+            if context is not None:
+                factory = partial(_encrypted, plain, context, encrypted, options.tls_handshake_s)
+            self._listeners += (Listener(each, factory, state.log) for each in sockets)
+        self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
+
+    def _cluster(self, mgmt_port: int) -> ClusterConfig:
+        """What clients are told of the cluster at first."""
+        options, bucket = self.options, self.state.bucket
         data = None if options.data is None else Path(options.data)
         made_up = single_node(
             bucket=options.bucket,
             uuid=bucket_uuid(data, options.bucket),
             kv_port=self.port,
-            mgmt_port=self.metrics_port or self.port,
-            tls=context is not None,
-            vbuckets=len(state.bucket),
-            active=[vbucket.number for vbucket in state.bucket if vbucket.state is VbucketState.ACTIVE],
-            rev=int(state.started * 1000),
+            mgmt_port=mgmt_port,
+            tls=options.tls_cert is not None,
+            vbuckets=len(bucket),
+            active=[vbucket.number for vbucket in bucket if vbucket.state is VbucketState.ACTIVE],
+            rev=int(self.state.started * 1000),
         )
-        state.cluster = ClusterConfig(made_up) if data is None else ClusterConfig.load(made_up, data / CLUSTER_FILE)
-        self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
+        return ClusterConfig(made_up) if data is None else ClusterConfig.load(made_up, data / CLUSTER_FILE)
 
     @property
     def metrics_port(self) -> int | None:
@@ -296,6 +316,21 @@ class Node:
             await asyncio.sleep(0.005)
 
 
+def _encrypted(
+    factory: Callable[[], Connection], context: ssl.SSLContext, buffer: memoryview, handshake_s: float
+) -> Encryption:
+    return Encryption(factory(), context, buffer, handshake_s)
+
+
+def _close_all(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def _port(sockets: list[socket.socket]) -> int:
+    return int(sockets[0].getsockname()[1])
+
+
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -350,17 +385,3 @@ def _fast_path(bucket: Bucket) -> Any:
     except ImportError:
         return None
     return FastPath(bucket.tables, bucket.ledger, bucket.operations)
-
-
-def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:
-    if options.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidArguments(
-            f"the certificate {options.tls_cert} with the key {options.tls_key} cannot be used: "
-            f"{error.strerror or error}"
-        ) from None
-    return context
