@@ -1,4 +1,4 @@
-"""The longest step of each duty with a million items in few vbuckets, in CPU time.
+"""The longest step of each duty with a million items in one vbucket, and what is undone in one, in CPU time.
 
 python -m bench.engine_maintenance [items]
 """
@@ -10,7 +10,29 @@ import time
 
 from upriver.engine import Bucket, Retention
 from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.model import vbucket_of
+from upriver.model import VbucketState, vbucket_of
+
+
+def undo(bucket: Bucket, count: int) -> None:
+    """What is one step: a copy that rolls back a little and by half, and a flush."""
+    vbucket = bucket.vbucket(0)
+    bucket.ledger.quota_bytes = 0
+    vbucket.flush()
+    for i in range(count):
+        vbucket.set(b"key-%012d" % i, b"v" * 128)
+    for i in range(0, count, 20):
+        vbucket.set(b"key-%012d" % i, b"w" * 128)
+    for name, seqno in (("5 percent", count), ("half", count // 2)):
+        vbucket.set_state(VbucketState.REPLICA)
+        before = time.thread_time()
+        vbucket.roll_back(seqno)
+        print(f"  roll back {name}: {(time.thread_time() - before) * 1e3:6.2f} ms of CPU")
+        vbucket.set_state(VbucketState.ACTIVE)
+        for i in range(vbucket.table.items, count):
+            vbucket.set(b"key-%012d" % i, b"v" * 128)
+    before = time.thread_time()
+    vbucket.flush()
+    print(f"  flush: {(time.thread_time() - before) * 1e3:6.2f} ms of CPU")
 
 
 def main() -> None:
@@ -45,6 +67,7 @@ def main() -> None:
                 before = time.thread_time()
             print(f"  {name:8} {steps:6} steps, {total:6.2f} s of CPU, the longest {longest * 1e3:6.2f} ms")
         bucket.flusher.drain()
+        undo(bucket, count)
         bucket.close()
     finally:
         shutil.rmtree(path)

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -114,6 +115,41 @@ def test_counters(vbucket: Vbucket) -> None:
         vbucket.set(b"n", value)
         with pytest.raises(NotANumber):
             vbucket.increment(b"n")
+
+
+def test_an_expiry_beyond_all_times_that_can_be_told(vbucket: Vbucket, clock: Clock) -> None:
+    clock.now = 2**32 - 100.5
+    vbucket.set(b"set", b"", expiry=1000)
+    vbucket.add(b"added", b"", expiry=1000)
+    vbucket.set(b"near", b"", expiry=50)
+    assert vbucket.get(b"set").expiry == vbucket.get(b"added").expiry == 2**32 - 1
+    assert vbucket.get(b"near").expiry == 2**32 - 101 + 50
+
+
+def test_the_highest_revision_is_not_followed_by_the_lowest(vbucket: Vbucket) -> None:
+    vbucket.set_with_meta(b"k", b"theirs", cas=5, rev_seqno=2**64 - 1)
+    cas, _ = vbucket.set(b"k", b"ours")
+    assert vbucket.get_meta(b"k").rev_seqno == 2**64 - 1
+    with pytest.raises(KeyExists):  # the CAS decides
+        vbucket.set_with_meta(b"k", b"theirs", cas=5, rev_seqno=2**64 - 1)
+    vbucket.delete(b"k", cas)
+    vbucket.set(b"other", b"")
+    assert vbucket.get_meta(b"other").rev_seqno == 2**64 - 1
+
+
+def test_the_seqno_of_a_write_is_its_own(vbucket: Vbucket) -> None:
+    """Also where somebody who was told of it has written since."""
+    writes: tuple[Callable[[], tuple[int, int]], ...] = (
+        lambda: vbucket.set(b"k", b"v"),
+        lambda: vbucket.append(b"k", b"w"),
+        lambda: vbucket.delete(b"k"),
+        lambda: vbucket.add(b"k", b"v"),
+    )
+    for write in writes:
+        before = vbucket.high_seqno
+        vbucket.when_changed(lambda: vbucket.set(b"another", b""))
+        assert write()[1] == before + 1
+        assert vbucket.high_seqno == before + 2
 
 
 def test_relative_and_absolute_expiry(vbucket: Vbucket, clock: Clock) -> None:

@@ -104,6 +104,17 @@ def test_files_of_somebody_else_are_left_alone(path: Path) -> None:
         LmdbStorage(path / "letters.txt")
 
 
+def test_a_file_system_of_its_own_is_an_empty_directory(path: Path, clock: Clock) -> None:
+    copy = path.parent / "copy"
+    for root in (path, copy):
+        (root / "lost+found").mkdir(parents=True)
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+        bucket.create_vbucket(0).set(b"k", b"v")
+        bucket.backup(copy)
+    with Bucket.open(copy, vbuckets=2, clock=clock, background=False) as bucket:
+        assert bucket.vbucket(0).get(b"k").value == b"v"
+
+
 def test_an_lmdb_file_of_somebody_else(path: Path) -> None:
     path.mkdir()
     (path / LOCK_FILE).touch()

@@ -549,17 +549,26 @@ def test_parity_over_many_chunks(clock: Clock) -> None:
             if i == 6000:
                 twin.do_flush()
                 sweep(twin.table, 3000, 2500, int(clock.now) + 5, 5000)
-        twin.do_truncate(1500)
-    high = twins[0].table.high_seqno
-    for read in (
-        lambda t: t.read(0, high, high, 10**9, keys_only=True),
-        lambda t: t.read(0, high, high - 2000, 10**9, keys_only=True, every=True),
-        lambda t: t.read(6001, high, high, 10**9),
-        lambda t: t.records(6001, high, 50_000),
-        lambda t: sorted(t.live_keys()),
-        lambda t: [getattr(t, name) for name in COUNTS],
-    ):
-        assert read(twins[0].table) == read(twins[1].table)
+    for back in (0, 1, 40, 150, 1500, 1, 4000, 100, 2000, 9999):
+        for twin in twins:
+            twin.do_truncate(back)
+        high = twins[0].table.high_seqno
+        for read in (
+            lambda t, high=high: t.read(0, high, high, 10**9, keys_only=True),
+            lambda t, high=high: t.read(0, high, max(0, high - 2000), 10**9, keys_only=True, every=True),
+            lambda t, high=high: t.read(6001, high, high, 10**9),
+            lambda t, high=high: t.records(6001, high, 50_000),
+            lambda t: sorted(t.live_keys()),
+            lambda t: [t.holds(b"key-%d" % i) for i in range(3000)],
+            lambda t, high=high: t.first_evicted(0, high),
+            lambda t: t.due(),
+            lambda t: [getattr(t, name) for name in COUNTS],
+        ):
+            assert read(twins[0].table) == read(twins[1].table)
+        for twin in twins:
+            rng = random.Random(back)
+            for i in range(500):
+                twin.table.set(b"key-%d" % rng.randrange(3000), b"%d" % i, expiry=rng.choice((0, 100)))
 
 
 def frame_of(change: Change, extras: bytes | None = None, meta: bytes = b"", **header: int) -> bytes:

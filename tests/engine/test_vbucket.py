@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket
-from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, TemporaryFailure
+from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, TemporaryFailure
 from upriver.model import (
     Change,
     Event,
@@ -326,11 +326,29 @@ def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, cloc
     (sent,) = [change for snapshot in source.changes() for change in snapshot]
     assert sent.lock_time == 15
     replica.begin_snapshot(0, 1)
-    replica.apply(sent)
+    with pytest.raises(InvalidArguments, match="a change of vbucket 0"):
+        replica.apply(sent)
+    replica.apply(dataclasses.replace(sent, vbucket=1))
     replica.set_state(VbucketState.ACTIVE)
     assert replica.get(b"k").cas == 2**64 - 1
     clock.pass_by(16)
     replica.set(b"k", b"w")
+
+
+def test_no_history_gets_to_the_end_of_all_seqnos(replica: Vbucket) -> None:
+    """Whoever took such a change could not count on after it."""
+    far = dataclasses.replace(change(2**63, b"k"), cas=5, rev_seqno=1)
+    replica.begin_snapshot(0, 2**64 - 1)
+    for attempt in (
+        lambda: replica.apply(far),
+        lambda: replica.apply_batch(change_batch([far])),
+        lambda: replica.apply_frames(pack(Record(change=far))[PREFIX.size :]),
+        lambda: replica.advance(2**63),
+    ):
+        with pytest.raises(OutOfOrder, match="no history gets there"):
+            attempt()
+    replica.set_state(VbucketState.ACTIVE)
+    assert replica.set(b"k", b"v")[1] == 1
 
 
 def test_advance_completes_a_snapshot_whose_last_change_was_left_out(replica: Vbucket) -> None:

@@ -92,13 +92,14 @@ cdef class Table:
     cdef int check_cas(self, bytes key, const char *record, uint64_t cas) except -1
     cdef uint64_t write(
         self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
-        uint64_t cas, uint64_t rev_seqno, uint64_t seqno, uint8_t ttl, double now
+        uint64_t cas, uint64_t rev_seqno, uint64_t *seqno, uint8_t ttl, double now
     ) except 0
     # For loops that serve requests straight from their input: `table.set_raw(key, key_size, value, value_size, flags,
-    # expiry, datatype, now)` is `Table.set` with all its checks and errors, without an object for key, value or answer.
+    # expiry, datatype, now, &seqno)` is `Table.set` with all its checks and errors, without an object for key, value or
+    # answer.
     cdef uint64_t set_raw(
         self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
-        uint32_t expiry, uint8_t datatype, double now
+        uint32_t expiry, uint8_t datatype, double now, uint64_t *seqno
     ) except 0
     # And `table.store_raw(&version, now)` is `Table.store`; only key and value, sizes, event and meta are filled in.
     cdef int store_raw(self, Version *version, double now) except -1

@@ -18,7 +18,7 @@ import pyarrow as pa
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t, int64_t, uintptr_t
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, floor
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
@@ -94,9 +94,13 @@ cdef enum:
     GROUP_HEADER = 8
     GROUP_ENTRY = 16
     GROUP_BOUNDS = 20
+    RECORD_BYTES_MIN = 64
+    INDEXED_AT_ONCE = 16
     ROWS_AT_ONCE = 64  # of a batch: 64 records are some 14 KiB, half of the first cache
 
 cdef uint64_t LOCKED_CAS = 0xFFFFFFFFFFFFFFFF
+cdef uint64_t REV_SEQNO_MAX = 0xFFFFFFFFFFFFFFFF
+cdef uint64_t SEQNO_MAX = ((<uint64_t>1) << 63) - 1
 cdef uint64_t FOLLOWED_CAS_MAX = <uint64_t>1 << 63
 cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
 
@@ -204,6 +208,7 @@ cdef class Table:
         """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
         cdef double now
         cdef char *record
+        cdef uint64_t seqno = 0
         fetch_for_write(self, key)
         self.check_active()
         self.check_room(key, value)
@@ -212,15 +217,14 @@ cdef class Table:
         if cas or self.locks:
             record = self.alive(key, &now)
             self.check_cas(key, record, cas)
-        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
-            expiry += <uint32_t>now
-        cas = self.write(MUTATION, key, value, flags, expiry, datatype, 0, 0, 0, 255, now)
-        return cas, self.high_seqno
+        cas = self.write(MUTATION, key, value, flags, absolute(expiry, now), datatype, 0, 0, &seqno, 255, now)
+        return cas, seqno
 
     def delete(self, bytes key not None, uint64_t cas=0):
         """Leave a tombstone: (CAS, seqno)."""
         cdef double now = -1
         cdef char *record
+        cdef uint64_t seqno = 0
         self.check_active()
         self.check_room(key, b"")
         self.ledger.deletes += 1
@@ -230,8 +234,8 @@ cdef class Table:
         self.check_cas(key, record, cas)
         if now < 0:
             now = self.ledger.clock()
-        cas = self.write(DELETION, key, b"", 0, 0, 0, 0, 0, 0, 255, now)
-        return cas, self.high_seqno
+        cas = self.write(DELETION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
+        return cas, seqno
 
     # What the other operations are made of.
 
@@ -251,8 +255,12 @@ cdef class Table:
         self.check_room(key, value)
         if not MUTATION <= event <= EXPIRATION:
             raise ValueError(f"{event} is not a change of a key")
-        cas = self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl, self.ledger.clock())
-        return cas, self.high_seqno
+        cas = self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, &seqno, ttl, self.ledger.clock())
+        return cas, seqno
+
+    def next_rev_seqno(self, bytes key not None):
+        """The revision that the next change of the key gets."""
+        return revision_after(self, lookup_bytes(self, key))
 
     def expire(self, bytes key not None):
         """Turn an item that is past its time into an expiration, once."""
@@ -620,38 +628,24 @@ cdef class Table:
 
     def truncate(self, uint64_t seqno):
         """Go back to the state at ``seqno``: drop what came after it, revive what that had superseded."""
-        cdef uint32_t i, place
-        cdef Chunk *chunk
-        cdef char *record
-        cdef int64_t pending = 0
-        # First take the dropped keys out of the index while all records still stand.
+        cdef uint32_t i, first = seek_chunk(self, seqno)
+        cdef uint64_t dropped = 0, kept = 0, pending = 0
         for i in range(self.order_count):
-            chunk = &self.chunks[self.order[i]]
-            if chunk.last_seqno <= seqno:
-                continue
-            place = 0
-            while place < chunk.used:
-                record = chunk.data + place
-                place += record_size(record)
-                if load_be64(record + R_SEQNO) > seqno and not load64(record):
-                    forget(self, record)
-        while self.order_count and self.chunks[self.order[self.order_count - 1]].first_seqno > seqno:
-            drop_chunk(self, self.order_count - 1)
-        if self.order_count:
-            chunk = &self.chunks[self.order[self.order_count - 1]]
-            if chunk.last_seqno > seqno:
-                place = seek_place(self, self.order_count - 1, seqno)
-                chunk.used = place
-                chunk.last_seqno = seqno
-        for i in range(self.order_count):
-            chunk = &self.chunks[self.order[i]]
-            place = 0
-            while place < chunk.used:
-                record = chunk.data + place
-                if load64(record) > seqno:
-                    store64(record, 0)
-                    remember(self, record, self.order[i], place)
-                place += record_size(record)
+            if i < first:
+                kept += self.chunks[self.order[i]].used
+            else:
+                dropped += self.chunks[self.order[i]].used
+        # To take one key out of the index costs as much as to enter many into a new one.
+        if dropped * 32 > kept:
+            if first < self.order_count:
+                kept += self.chunks[self.order[first]].used
+            renew_index(self, min(self.slots_used, kept / RECORD_BYTES_MIN if seqno else 0))
+            drop_after(self, seqno)
+            index_anew(self, seqno)
+        else:
+            forget_after(self, first, seqno)
+            drop_after(self, seqno)
+            revive(self, seqno)
         self.high_seqno = self.snapshot_start = self.snapshot_end = seqno
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         self.flushing_seqno = self.persisted_seqno  # a group on its way to disk no longer counts
@@ -659,7 +653,8 @@ cdef class Table:
         self.persisted_chunk = 0
         self.whole_seqnos = [s for s in self.whole_seqnos if s <= seqno]
         settle_pending(self, self.pending_bytes)
-        recount(self, &pending)
+        for i in range(seek_chunk(self, self.persisted_seqno), self.order_count):
+            pending += self.chunks[self.order[i]].used - seek_place(self, i, self.persisted_seqno)
         self.pending_bytes += pending
         self.ledger.pending_bytes += pending
         self.flushing_bytes = self.flushing_points = 0
@@ -672,14 +667,7 @@ cdef class Table:
 
     def discard(self):
         """The vbucket is no more: forget everything and give back all memory, the index too."""
-        cdef uint64_t *slots
         self.clear()
-        drop_old_slots(self)
-        slots = <uint64_t *>zeroed_take(SLOTS_MIN * sizeof(uint64_t))
-        if slots != NULL:
-            zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
-            self.slots = slots
-            self.mask = SLOTS_MIN - 1
         account_memory(self, -self.memory_bytes)
 
     def sweep(self, uint64_t after, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to):
@@ -836,24 +824,28 @@ cdef class Table:
 
     cdef uint64_t write(
         self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
-        uint64_t cas, uint64_t rev_seqno, uint64_t seqno, uint8_t ttl, double now
+        uint64_t cas, uint64_t rev_seqno, uint64_t *seqno, uint8_t ttl, double now
     ) except 0:
-        """Append a record and make it the newest of its key; returns the CAS, or 1 where a given one is 0."""
+        """Append a record and make it the newest of its key; returns the CAS, or 1 where a given one is 0.
+
+        ``seqno`` is 0 or the given one, and then that of the change: whoever is told of it may write at once.
+        """
         cdef Version version
         version.event, version.datatype, version.ttl = event, datatype, ttl
         version.flags, version.expiry = flags, expiry
-        version.cas, version.rev_seqno, version.seqno = cas, rev_seqno, seqno
+        version.cas, version.rev_seqno, version.seqno = cas, rev_seqno, seqno[0]
         version.key, version.key_size = PyBytes_AS_STRING(key), <uint32_t>PyBytes_GET_SIZE(key)
         version.value, version.value_size = PyBytes_AS_STRING(value), <uint32_t>PyBytes_GET_SIZE(value)
         version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
         write_version(self, &version, now)
+        seqno[0] = version.seqno
         return version.cas if version.cas else 1
 
     cdef uint64_t set_raw(
         self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
-        uint32_t expiry, uint8_t datatype, double now
+        uint32_t expiry, uint8_t datatype, double now, uint64_t *seqno
     ) except 0:
-        """``set`` without a CAS and without Python objects: the new CAS; ``high_seqno`` is its seqno.
+        """``set`` without a CAS and without Python objects: the new CAS, and its seqno beside it.
 
         It makes every check that ``set`` makes and raises what that raises: the vbucket is active, the sizes, the
         disk's queue, the quota, a lock. ``expiry`` is as the client sent it. ``now`` is what the ledger's clock says;
@@ -867,19 +859,18 @@ cdef class Table:
         if self.locks:
             name = PyBytes_FromStringAndSize(key, key_size)
             self.check_cas(name, self.alive(name, &now), 0)
-        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
-            expiry += <uint32_t>now
         version.event, version.datatype, version.ttl = MUTATION, datatype, TTL_MAX
-        version.flags, version.expiry = flags, expiry
+        version.flags, version.expiry = flags, absolute(expiry, now)
         version.cas = version.rev_seqno = version.seqno = 0
         version.key, version.key_size = key, <uint32_t>key_size
         version.value, version.value_size = value, <uint32_t>value_size
         version.hashed = hash_key(key, key_size, self.ledger.seed)
         write_version(self, &version, now)
+        seqno[0] = version.seqno
         return version.cas
 
     cdef int store_raw(self, Version *version, double now) except -1:
-        """``store`` without Python objects: what is 0 (CAS, revision) is filled in, where it was asked for.
+        """``store`` without Python objects: what is 0 (CAS, revision) and the seqno are filled in, where it was asked for.
 
         It makes the checks of room that ``store`` makes, and no others. The seqno is the next one, whatever stands
         there; the bytes are copied, and they must not lie in a chunk.
@@ -924,7 +915,7 @@ cdef int write_version(Table self, Version *version, double now) except -1:
         else:
             follow(self.ledger, version.cas)
         if not version.rev_seqno:
-            version.rev_seqno = 1 + (load_be64(old + R_REV_SEQNO) if old != NULL else self.deleted_rev_seqno)
+            version.rev_seqno = revision_after(self, old)
         version.seqno = self.high_seqno + 1
     else:
         follow(self.ledger, version.cas)
@@ -932,6 +923,21 @@ cdef int write_version(Table self, Version *version, double now) except -1:
     if not self.queued or self.on_change is not None:
         self.enqueue()
     return 0
+
+
+cdef inline uint64_t revision_after(Table self, const char *old) noexcept:
+    """One more than the version has, or than any deleted key of the vbucket had; but what comes from elsewhere may have
+    the highest that there is, and then the CAS alone decides."""
+    cdef uint64_t rev_seqno = load_be64(old + R_REV_SEQNO) if old != NULL else self.deleted_rev_seqno
+    return rev_seqno if rev_seqno == REV_SEQNO_MAX else rev_seqno + 1
+
+
+cdef inline uint32_t absolute(uint32_t expiry, double now) noexcept:
+    """Memcached's rule: up to 30 days an expiry counts from now; the end of all times that can be told is the last."""
+    cdef double when = expiry + floor(now)
+    if not 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
+        return expiry
+    return NEVER if when >= NEVER else <uint32_t>when
 
 
 cdef inline void follow(Ledger ledger, uint64_t cas) noexcept:
@@ -1068,6 +1074,8 @@ cdef int receive(Table self, Version *version, double *now) except -1:
         raise OutOfOrder(self.vbucket, version.seqno, f"it does not follow {self.high_seqno}")
     if version.seqno > self.snapshot_end:
         raise OutOfOrder(self.vbucket, version.seqno, f"the snapshot ends at {self.snapshot_end}")
+    if version.seqno > SEQNO_MAX:
+        raise OutOfOrder(self.vbucket, version.seqno, "no history gets there")
     self.check_sizes(version.key_size, version.value_size)
     self.check_limits()
     if now[0] < 0:
@@ -1394,30 +1402,6 @@ cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t si
     count_current(self, record, 1)
 
 
-cdef void recount(Table self, int64_t *pending) noexcept:
-    """Count everything anew, chunk by chunk."""
-    cdef uint32_t i, place, size
-    cdef Chunk *chunk
-    cdef char *record
-    self.items = self.tombstones = self.evicted = self.evicted_items = 0
-    account_history(self, -self.history_bytes)
-    for i in range(self.order_count):
-        chunk = &self.chunks[self.order[i]]
-        count_chunk(chunk)
-        self.evicted += chunk.evicted
-        place = 0
-        while place < chunk.used:
-            record = chunk.data + place
-            size = record_size(record)
-            place += size
-            if load64(record):
-                account_history(self, full_size(record))
-            else:
-                count_current(self, record, 1)
-            if load_be64(record + R_SEQNO) > self.persisted_seqno:
-                pending[0] += size
-
-
 cdef void count_chunk(Chunk *chunk) noexcept:
     cdef uint32_t place = 0, expiry, time
     cdef const char *record
@@ -1439,6 +1423,140 @@ cdef void count_chunk(Chunk *chunk) noexcept:
             expiry = load_be32(record + R_EXPIRY)
             if expiry and expiry < chunk.min_expiry:
                 chunk.min_expiry = expiry
+
+
+# Going back.
+
+cdef int renew_index(Table self, uint64_t keys) except -1:
+    """An empty index with room for so many keys."""
+    cdef uint64_t room = SLOTS_MIN
+    cdef uint64_t *slots = self.slots
+    while keys * 4 >= room * 3:
+        room *= 2
+    if room != self.mask + 1:
+        slots = <uint64_t *>zeroed_take(room * sizeof(uint64_t))
+        if slots == NULL:
+            raise MemoryError
+        account_memory(self, (<int64_t>room - <int64_t>(self.mask + 1)) * <int64_t>sizeof(uint64_t))
+        zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
+        self.slots, self.mask = slots, room - 1
+    else:
+        memset(slots, 0, room * sizeof(uint64_t))
+    drop_old_slots(self)
+    self.slots_used = 0
+    return 0
+
+
+cdef void index_anew(Table self, uint64_t seqno) noexcept:
+    """Count all records and enter them into the empty index, as they stood at ``seqno``; no key stands there twice."""
+    cdef uint64_t[INDEXED_AT_ONCE] hashes
+    cdef uint64_t[INDEXED_AT_ONCE] slots
+    cdef uint32_t i, place, waiting = 0
+    cdef Chunk *chunk
+    cdef char *record
+    self.items = self.tombstones = self.evicted = self.evicted_items = 0
+    account_history(self, -self.history_bytes)
+    for i in range(self.order_count):
+        chunk = &self.chunks[self.order[i]]
+        place = 0
+        while place < chunk.used:
+            record = chunk.data + place
+            fetch_ahead(record, chunk.data + chunk.used, chunk.data)
+            if load64(record) > seqno:
+                unsupersede(chunk, record)
+            if load64(record):
+                account_history(self, full_size(record))
+            else:
+                count_current(self, record, 1)
+                hashes[waiting] = hash_record(self, record)
+                slots[waiting] = (hashes[waiting] & TAG_MASK) | slot_of(self.order[i], place)
+                prefetch_write(&self.slots[hashes[waiting] & self.mask])
+                waiting += 1
+                if waiting == INDEXED_AT_ONCE:
+                    enter_slots(self, hashes, slots, waiting)
+                    waiting = 0
+            place += record_size(record)
+        self.evicted += chunk.evicted
+    enter_slots(self, hashes, slots, waiting)
+
+
+cdef inline void enter_slots(Table self, const uint64_t *hashes, const uint64_t *slots, uint32_t count) noexcept:
+    """Slots of keys that are not there yet."""
+    cdef uint64_t where
+    cdef uint32_t i
+    for i in range(count):
+        where = hashes[i] & self.mask
+        while self.slots[where]:
+            where = (where + 1) & self.mask
+        self.slots[where] = slots[i]
+    self.slots_used += count
+
+
+cdef void forget_after(Table self, uint32_t i, uint64_t seqno) noexcept:
+    """Count out what follows ``seqno``, and take its keys out of the index while all records still stand."""
+    cdef uint32_t place
+    cdef Chunk *chunk
+    cdef char *record
+    while i < self.order_count:
+        chunk = &self.chunks[self.order[i]]
+        place = seek_place(self, i, seqno)
+        while place < chunk.used:
+            record = chunk.data + place
+            place += record_size(record)
+            if record[R_MARKS] & MARK_EVICTED:
+                self.evicted -= 1
+            if load64(record):
+                account_history(self, -<int64_t>full_size(record))
+            else:
+                count_current(self, record, -1)
+                forget(self, record)
+        i += 1
+
+
+cdef void drop_after(Table self, uint64_t seqno) noexcept:
+    """Cut the chunks off behind ``seqno``."""
+    cdef Chunk *chunk
+    while self.order_count and self.chunks[self.order[self.order_count - 1]].first_seqno > seqno:
+        drop_chunk(self, self.order_count - 1)
+    if self.order_count:
+        chunk = &self.chunks[self.order[self.order_count - 1]]
+        if chunk.last_seqno > seqno:
+            chunk.used = seek_place(self, self.order_count - 1, seqno)
+            chunk.last_seqno = seqno
+            count_chunk(chunk)
+
+
+cdef int revive(Table self, uint64_t seqno) except -1:
+    """What was superseded after ``seqno`` is the newest of its key again."""
+    cdef uint32_t i, place
+    cdef Chunk *chunk
+    cdef char *record
+    for i in range(self.order_count):
+        chunk = &self.chunks[self.order[i]]
+        if not chunk.superseded:
+            continue
+        place = 0
+        while place < chunk.used:
+            record = chunk.data + place
+            fetch_ahead(record, chunk.data + chunk.used, chunk.data)
+            if load64(record) > seqno:
+                account_history(self, -<int64_t>full_size(record))
+                unsupersede(chunk, record)
+                count_current(self, record, 1)
+                remember(self, record, self.order[i], place)
+            place += record_size(record)
+    return 0
+
+
+cdef inline void unsupersede(Chunk *chunk, char *record) noexcept:
+    """What replaced the record is gone."""
+    cdef uint32_t expiry = live_expiry(record)
+    store64(record, 0)
+    chunk.superseded -= 1
+    if <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
+        chunk.tombstones += 1
+    elif expiry and expiry < chunk.min_expiry:
+        chunk.min_expiry = expiry
 
 
 # Chunks.
@@ -1700,6 +1818,7 @@ cdef bint expire_if_due(Table self, bytes key, double now) except -1:
     """Write the expiration of an item that is past its time; True if it was."""
     cdef char *record = lookup_bytes(self, key)
     cdef uint32_t expiry
+    cdef uint64_t seqno = 0
     if record == NULL:
         return False
     expiry = live_expiry(record)
@@ -1711,7 +1830,7 @@ cdef bint expire_if_due(Table self, bytes key, double now) except -1:
         return False
     self.ledger.expirations += 1
     self.locks.pop(key, None)
-    self.write(EXPIRATION, key, b"", 0, 0, 0, 0, 0, 0, 255, now)
+    self.write(EXPIRATION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
     return True
 
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from upriver.engine.backend import Item, Table
 from upriver.engine.key_scan import KeyScan
+from upriver.engine.table import absolute
 from upriver.errors import (
     InvalidArguments,
     KeyExists,
@@ -26,7 +27,6 @@ from upriver.model.record import TTL_MAX
 
 LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30
-RELATIVE_EXPIRY_S_MAX: Final = 30 * 24 * 3600
 
 
 class Rank(NamedTuple):
@@ -192,9 +192,7 @@ class KeyValue:
 
     def absolute(self, expiry: int) -> int:
         """Memcached's rule: up to 30 days an expiry counts from now, above that from the epoch."""
-        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
-            return expiry + int(self.table.ledger.clock())
-        return expiry
+        return absolute(expiry, self.table.ledger.clock())
 
     def _check_active(self, operation: str) -> None:
         if not self.table.active:

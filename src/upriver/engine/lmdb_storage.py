@@ -142,7 +142,7 @@ class LmdbStorage(Storage):
         target = Path(path)
         try:
             target.mkdir(parents=True, exist_ok=True)
-            if any(target.iterdir()):
+            if _entries(target):
                 raise StorageError(path, "a backup goes to an empty directory")
             with self._reading():
                 self._env.copy(path, compact=True)
@@ -175,7 +175,7 @@ class LmdbStorage(Storage):
         directory = Path(self.path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            entries = {entry.name for entry in directory.iterdir()}
+            entries = _entries(directory)
             if entries and LOCK_FILE not in entries:
                 raise ForeignData(self.path, "the directory holds files that are not ours")
             lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -388,6 +388,11 @@ class LmdbStorage(Storage):
 
     def _damaged(self, what: str) -> CorruptData:
         return CorruptData(self.path, f"{what} is damaged: {_ADVICE}")
+
+
+def _entries(directory: Path) -> set[str]:
+    """What it holds, but for what a file system of its own has in its root."""
+    return {entry.name for entry in directory.iterdir()} - {"lost+found"}
 
 
 def _block_name(vbucket: int, upto: int) -> str:

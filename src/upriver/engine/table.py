@@ -40,6 +40,7 @@ from upriver.errors import (
     WireError,
 )
 from upriver.model import CHANGES, Change, Event, change_batch
+from upriver.model.position import SEQNO_MAX
 from upriver.model.record import (
     DELETION_EXTRAS,
     EVENTS,
@@ -61,6 +62,8 @@ KEY_BYTES_MAX: Final = 250
 VALUE_BYTES_MAX: Final = 20 * 2**20
 #: Expiries up to this many seconds are relative to now, as memcached defines it.
 RELATIVE_EXPIRY_S_MAX: Final = 30 * 24 * 3600
+EXPIRY_MAX: Final = 2**32 - 1
+REV_SEQNO_MAX: Final = 2**64 - 1
 #: The CAS that a locked item shows to everybody else.
 LOCKED_CAS: Final = 2**64 - 1
 #: A CAS given from outside moves the clock only below this: nobody may push it to the end of its range.
@@ -80,6 +83,16 @@ EXTRAS_SIZES: Final = {Event.MUTATION: (31,), Event.DELETION: (18, 21), Event.EX
 SWEEP_RECORDS: Final = 1024
 #: What a record and its place in the index cost beyond the record's own bytes.
 INDEX_BYTES: Final = 16
+
+
+def absolute(expiry: int, now: float) -> int:
+    """Memcached's rule: up to 30 days an expiry counts from now, above that from the epoch.
+
+    The last second that a record can tell stands for all after it.
+    """
+    if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
+        return min(EXPIRY_MAX, expiry + int(now))
+    return expiry
 
 
 class Ledger:
@@ -319,6 +332,14 @@ class Table:
         self._check_room(key, value)
         return self._write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
 
+    def next_rev_seqno(self, key: bytes) -> int:
+        """The revision that the next change of the key gets.
+
+        What comes from elsewhere may have the highest that there is; then the CAS alone decides.
+        """
+        old = self._index.get(key)
+        return min(REV_SEQNO_MAX, 1 + (old.rev_seqno if old is not None else self.deleted_rev_seqno))
+
     def expire(self, key: bytes) -> bool:
         """Turn an item that is past its time into an expiration, once."""
         entry = self._index.get(key)
@@ -417,6 +438,8 @@ class Table:
                     raise OutOfOrder(self.vbucket, change.seqno, f"it does not follow {self.high_seqno}")
                 if change.seqno > self.snapshot_end:
                     raise OutOfOrder(self.vbucket, change.seqno, f"the snapshot ends at {self.snapshot_end}")
+                if change.seqno > SEQNO_MAX:
+                    raise OutOfOrder(self.vbucket, change.seqno, "no history gets there")
                 self._check_room(change.key, change.value)
                 now = self.ledger.clock() if now < 0 else now
                 self._take(change, ttl, now)
@@ -733,9 +756,7 @@ class Table:
         self._write(Event.EXPIRATION, entry.key, b"", 0, 0, 0)
 
     def _absolute(self, expiry: int) -> int:
-        if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
-            return expiry + int(self.ledger.clock())
-        return expiry
+        return absolute(expiry, self.ledger.clock())
 
     def _check_room(self, key: bytes, value: bytes) -> None:
         ledger = self.ledger
@@ -775,8 +796,7 @@ class Table:
         else:
             cas = ledger.next_cas(now)
         if not rev_seqno and not given:
-            old = self._index.get(key)
-            rev_seqno = 1 + (old.rev_seqno if old is not None else self.deleted_rev_seqno)
+            rev_seqno = self.next_rev_seqno(key)
         seqno = seqno or self.high_seqno + 1
         time = int(now)
         if event != Event.MUTATION:

@@ -25,10 +25,18 @@ from upriver.engine.history import PLAIN, Cursor, CursorEnd, Options, SnapshotRe
 from upriver.engine.journal import Journal
 from upriver.engine.keyvalue import KeyValue
 from upriver.engine.whole import WholeStates
-from upriver.errors import KeyExists, NotMyVbucket, OutOfOrder, PositionError, TemporaryFailure, UpriverError
+from upriver.errors import (
+    InvalidArguments,
+    KeyExists,
+    NotMyVbucket,
+    OutOfOrder,
+    PositionError,
+    TemporaryFailure,
+    UpriverError,
+)
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.failover import UUID_BITS
-from upriver.model.position import NO_END
+from upriver.model.position import NO_END, SEQNO_MAX
 from upriver.model.record import TTL_MAX
 from upriver.model.rollback import rollback_by_snapshot
 
@@ -226,6 +234,8 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             self._check_receiving(change.seqno)
             self._check_order(change.seqno)
+            if change.vbucket != self.number:
+                raise InvalidArguments(f"a change of vbucket {change.vbucket} is none here", vbucket=self.number)
             self.table.store(
                 change.event,
                 change.key,
@@ -265,9 +275,7 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             seqno = self.high_seqno + 1
             self._check_receiving(seqno)
-            if not rev_seqno:
-                old = self.table.find(key)
-                rev_seqno = 1 + (self.table.deleted_rev_seqno if old is None else old.rev_seqno)
+            rev_seqno = rev_seqno or self.table.next_rev_seqno(key)
             cas = cas or self.table.ledger.next_cas(self.table.ledger.clock())
             self.table.locks.pop(key, None)
             before = self.table.snapshot_start, self.table.snapshot_end
@@ -415,6 +423,8 @@ class Vbucket(KeyValue):
             raise OutOfOrder(self.number, seqno, f"it does not follow {self.table.high_seqno}")
         if seqno > self.table.snapshot_end:
             raise OutOfOrder(self.number, seqno, f"the snapshot ends at {self.table.snapshot_end}")
+        if seqno > SEQNO_MAX:
+            raise OutOfOrder(self.number, seqno, "no history gets there")
 
     def _complete(self) -> None:
         high = self.table.high_seqno

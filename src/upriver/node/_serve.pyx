@@ -413,15 +413,15 @@ cdef class FastPath:
     cdef bint set(self, Table table, const char *request, uint32_t body, bint quiet) except -1:
         cdef uint16_t key_length = load_be16(request + 2)
         cdef const char *key = request + HEADER + 8
-        cdef uint64_t cas
+        cdef uint64_t cas, seqno
         if request[4] != 8:
             return False
         cas = table.set_raw(
             key, key_length, key + key_length, body - 8 - key_length,
-            load_be32(request + HEADER), load_be32(request + HEADER + 4), <uint8_t> request[5], self.time(),
+            load_be32(request + HEADER), load_be32(request + HEADER + 4), <uint8_t> request[5], self.time(), &seqno,
         )
         if not quiet:
-            self.written(table, request, cas)
+            self.written(table, request, cas, seqno)
         return True
 
     cdef bint delete(self, Table table, const char *request, uint32_t body, bint quiet) except -1:
@@ -445,7 +445,8 @@ cdef class FastPath:
         version.key, version.key_size = key, key_length
         table.store_raw(&version, self.time())
         if not quiet:
-            self.written(table, request, version.cas if self.tokens else 0)  # memcached's own tools expect no CAS
+            # Memcached's own tools expect no CAS.
+            self.written(table, request, version.cas if self.tokens else 0, version.seqno)
         return True
 
     cdef bint write_with_meta(self, Table table, const char *request, uint8_t opcode) except -1:
@@ -473,7 +474,7 @@ cdef class FastPath:
             return True
         table.store_raw(&theirs, self.time())
         if opcode == SET_WITH_META or opcode == DELETE_WITH_META:
-            self.written(table, request, theirs.cas)
+            self.written(table, request, theirs.cas, theirs.seqno)
         return True
 
     cdef int count_with_meta(self) except -1:
@@ -486,11 +487,11 @@ cdef class FastPath:
             self.operations["delete_with_meta"] += deletes
         return 0
 
-    cdef int written(self, Table table, const char *request, uint64_t cas) except -1:
+    cdef int written(self, Table table, const char *request, uint64_t cas, uint64_t seqno) except -1:
         """Answer a write that was done."""
         cdef char *answer = self.begin(request, TOKEN if self.tokens else 0, 0, 0)
         store_be64(answer + 16, cas)
         if self.tokens:
             store_be64(answer + HEADER, table.vbucket_uuid)
-            store_be64(answer + HEADER + 8, table.high_seqno)
+            store_be64(answer + HEADER + 8, seqno)
         return 0

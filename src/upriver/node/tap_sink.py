@@ -46,9 +46,8 @@ class EngineTapSink:
     @staticmethod
     def _merge(vbucket: Vbucket, change: ReceivedChange) -> None:
         ledger = vbucket.table.ledger
-        ours = vbucket.table.find(change.key)
         cas = change.cas or ledger.next_cas(ledger.clock())
-        rev_seqno = change.rev_seqno or 1 + (vbucket.table.deleted_rev_seqno if ours is None else ours.rev_seqno)
+        rev_seqno = change.rev_seqno or vbucket.table.next_rev_seqno(change.key)
         try:
             if change.event is Event.MUTATION:
                 vbucket.set_with_meta(

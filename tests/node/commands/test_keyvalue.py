@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from tests.node.peer import ABSENT, Peer, Rig, assert_refusal, encoded
-from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
+from upriver.engine.table import RELATIVE_EXPIRY_S_MAX
 from upriver.errors import StorageError
 from upriver.wire import AnyResponse, Request
 from upriver.wire.codes import Status

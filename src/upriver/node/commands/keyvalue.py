@@ -4,8 +4,7 @@ from typing import Any, Final
 
 from upriver.engine import Vbucket
 from upriver.engine.backend import Item
-from upriver.engine.keyvalue import RELATIVE_EXPIRY_S_MAX
-from upriver.engine.table import KEY_BYTES_MAX
+from upriver.engine.table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
 from upriver.node.authentication import Role
 from upriver.node.commands.registry import command, success
