@@ -18,6 +18,7 @@ from tests.protocol.tap_stage import (
     connect,
     keys,
     state_of,
+    succeed_until,
 )
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 from upriver.node.authentication import Role, User, Users
@@ -335,13 +336,7 @@ def test_a_dump_is_everything_each_time(laboratory: Laboratory, flags: int) -> N
 def test_a_dump_that_was_interrupted_goes_on_and_who_follows_a_finished_one_too(laboratory: Laboratory) -> None:
     laboratory.write(1, b"a", b"b", b"c", b"d")
     first = client(laboratory, DUMP | ACK | REGISTERED)
-    heard: list[Message] = []
-
-    def until_b(message: Message) -> Status | None:
-        heard.append(message)
-        return None if "c" in keys(heard) else Status.SUCCESS
-
-    first.judge = until_b
+    first.judge = succeed_until("c")
     first.run()
     first.leave()
     assert keys(client(laboratory, DUMP | ACK | REGISTERED).run()) == ["c", "d"]
@@ -395,13 +390,7 @@ def test_what_was_sent_and_not_acknowledged_counts_where_the_history_goes_back(l
         replica.apply(Change(vbucket=2, event=Event.MUTATION, seqno=seqno, key=key, value=b"v"))
     request = connect(b"client", BACKFILL | ACK | LIST, 0, (2,))
     first = TapPeer(laboratory, request)
-    heard: list[Message] = []
-
-    def until_b(message: Message) -> Status | None:
-        heard.append(message)
-        return None if "lost" in keys(heard) else Status.SUCCESS
-
-    first.judge = until_b
+    first.judge = succeed_until("lost")
     first.run()
     first.leave()
     assert "lost" in keys(first.received)

@@ -5,7 +5,11 @@ empty), `nru` (how recently an item was used, which we do not tell), the byte th
 the ids of checkpoints, which those servers began to count elsewhere.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from upriver.wire import AnyResponse, Message
+from upriver.wire.codes import Status
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,25 @@ class Difference:
     vbucket: int | None
     lines: tuple[str, ...]
     why: str
+
+
+def wanted(differences: Iterable[Difference], recording: str) -> dict[tuple[str, int | None], list[str]]:
+    """Those of one recording, by connection and vbucket, as a replay tells them."""
+    return {(each.connection, each.vbucket): list(each.lines) for each in differences if each.recording == recording}
+
+
+def check_reasons(differences: Iterable[Difference], recordings: Iterable[str]) -> None:
+    """Each has its reason, and belongs to a recording."""
+    for difference in differences:
+        assert difference.why.endswith("."), difference
+        assert difference.recording in recordings, difference
+
+
+def check_refusals(messages: Iterable[Message]) -> None:
+    """Every refusal says why."""
+    for message in messages:
+        if isinstance(message, AnyResponse) and message.status is not Status.SUCCESS:
+            assert message.text, message
 
 
 DIFFERENCES = (

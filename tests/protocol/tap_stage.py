@@ -34,6 +34,17 @@ def succeed(_: Message) -> Status | None:
     return Status.SUCCESS
 
 
+def succeed_until(key: str) -> Callable[[Message], Status | None]:
+    """Every message can be taken; from this key on nothing is answered."""
+    heard: list[Message] = []
+
+    def judge(message: Message) -> Status | None:
+        heard.append(message)
+        return None if key in keys(heard) else Status.SUCCESS
+
+    return judge
+
+
 class TapPeer:
     """A client of a TAP stream that answers each message that asks for it, until nothing more comes."""
 

@@ -7,7 +7,7 @@ because when they come is free; but all that was received must be acknowledged i
 
 import pytest
 
-from tests.protocol.recorded_differences import CONSUMER_DIFFERENCES
+from tests.protocol.recorded_differences import CONSUMER_DIFFERENCES, check_reasons, wanted
 from tests.protocol.replay import ConsumerReplay, consumer_recordings
 
 
@@ -18,12 +18,7 @@ def test_there_are_recordings() -> None:
 @pytest.mark.parametrize("recording", consumer_recordings())
 def test_the_same_peer_gets_the_same_messages(recording: str) -> None:
     replay = ConsumerReplay(recording)
-    wanted = {
-        (difference.connection, difference.vbucket): list(difference.lines)
-        for difference in CONSUMER_DIFFERENCES
-        if difference.recording == recording
-    }
-    assert replay.differences() == wanted
+    assert replay.differences() == wanted(CONSUMER_DIFFERENCES, recording)
 
 
 @pytest.mark.parametrize("recording", consumer_recordings())
@@ -35,5 +30,4 @@ def test_everything_that_was_received_is_acknowledged_in_the_end(recording: str)
 
 
 def test_every_difference_has_its_reason_and_belongs_to_a_recording() -> None:
-    assert all(difference.why.endswith(".") for difference in CONSUMER_DIFFERENCES)
-    assert {difference.recording for difference in CONSUMER_DIFFERENCES} <= set(consumer_recordings())
+    check_reasons(CONSUMER_DIFFERENCES, consumer_recordings())

@@ -242,12 +242,13 @@ def test_a_consumer_that_refuses_to_start_over_is_told_again(flags: int) -> None
     assert "new" in keys(again)
 
 
-def test_a_flush_that_is_refused_is_told_again() -> None:
+@pytest.mark.parametrize("refusal", [Status.NOT_MY_VBUCKET, Status.ETMPFAIL])
+def test_a_flush_that_is_refused_is_told_again(refusal: Status) -> None:
     laboratory, peer = stage(b"a", flags=ACK | LIST)
     peer.run()
     laboratory.write(1, b"b")
     peer.run()
-    peer.judge = lambda m: Status.NOT_MY_VBUCKET if isinstance(m, tap.Flush) else Status.SUCCESS
+    peer.judge = lambda m: refusal if isinstance(m, tap.Flush) else Status.SUCCESS
     laboratory.bucket.flush()
     laboratory.write(1, b"c")
     peer.run()

@@ -39,6 +39,16 @@ def follow(laboratory: Laboratory, flags: int, date: int = 0) -> TapPeer:
     return TapPeer(laboratory, connect(b"client", flags | LIST, date, vbuckets=(1,)))
 
 
+def copied() -> tuple[Laboratory, TapPeer]:
+    """Two vbuckets, and who has all of them."""
+    laboratory = stage(b"a")
+    laboratory.bucket.create_vbucket(2)
+    laboratory.write(2, b"b")
+    peer = TapPeer(laboratory, connect(b"client", BACKFILL))
+    peer.run()
+    return laboratory, peer
+
+
 # From where
 
 
@@ -177,11 +187,7 @@ def test_a_registered_client_learns_where_the_open_checkpoint_begins() -> None:
 
 
 def test_a_flush_is_one_message_and_then_everything_is_new() -> None:
-    laboratory = stage(b"a")
-    laboratory.bucket.create_vbucket(2)
-    laboratory.write(2, b"b")
-    peer = TapPeer(laboratory, connect(b"client", BACKFILL))
-    peer.run()
+    laboratory, peer = copied()
     laboratory.bucket.flush()
     laboratory.write(1, b"c")
     laboratory.write(2, b"d")
@@ -227,21 +233,6 @@ def test_a_client_that_comes_back_hears_of_a_flush_it_has_not_acknowledged(
     anew = heard != "acknowledged"
     assert again[1:] == ["#initial_vbucket_stream", "after=v"] if anew else ["after=v", "#close_backfill"]
     assert ("the place of the client is no more" in caplog.text) == anew
-
-
-def test_a_consumer_that_cannot_start_over_for_the_moment_is_cut_and_told_again() -> None:
-    laboratory = stage(b"old")
-    peer = follow(laboratory, ACK)
-    peer.run()
-    laboratory.write(1, b"held")
-    peer.run()
-    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Flush) else Status.SUCCESS
-    laboratory.bucket.flush()
-    laboratory.write(1, b"new")
-    peer.run()
-    assert peer.closed
-    peer.leave()
-    assert brief(follow(laboratory, ACK).run()) == ["#enable_auto_nack", "#initial_vbucket_stream", "new=v"]
 
 
 def test_who_may_hold_something_behind_a_flush_that_was_not_answered_starts_over_after_the_next() -> None:
@@ -291,11 +282,7 @@ def test_the_values_come_after_the_keys() -> None:
 
 
 def test_where_only_some_vbuckets_were_flushed_the_copy_of_those_starts_over() -> None:
-    laboratory = stage(b"a")
-    laboratory.bucket.create_vbucket(2)
-    laboratory.write(2, b"b")
-    peer = TapPeer(laboratory, connect(b"client", BACKFILL))
-    peer.run()
+    laboratory, peer = copied()
     laboratory.bucket.vbucket(1).flush()
     laboratory.write(1, b"c")
     messages = peer.run()
