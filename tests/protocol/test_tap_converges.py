@@ -5,6 +5,7 @@ will, acknowledges late or not at all, loses its connection with messages on the
 """
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass, field
 
 from hypothesis import example, given, settings
@@ -202,6 +203,90 @@ def test_in_the_end_the_consumer_holds_what_the_node_holds(
     consumer.cut(100)
     consumer.read([])
     laboratory.pass_by(6)
+    consumer.read([])
+    assert consumer.held == contents(laboratory)
+
+
+@dataclass
+class LateConsumer(Consumer):
+    """Takes everything that it does not refuse for the moment, and answers in the end, though late: never losing its
+    connection it must get everything too."""
+
+    _owed: list[bytes] = field(default_factory=list)
+
+    def connect(self) -> None:
+        self._owed = []
+        super().connect()
+
+    def read(self, verdicts: list[Status | None]) -> None:
+        """Answer what is owed, and then as the verdicts say: None is success, in the next call."""
+        if self.peer is not None and not self.peer.closed:
+            self.peer.put(*self._owed)
+        self._owed = []
+        super().read(verdicts)
+
+    def _judge(self, message: Message, verdict: Status | None) -> None:
+        assert self.peer is not None
+        if verdict is not None and not self._owed:
+            super()._judge(message, verdict)
+            return
+        if verdict in (None, Status.SUCCESS):
+            self._apply(message)
+        assert isinstance(message, Request)
+        if verdict not in (None, Status.SUCCESS) or TapFlag.ACK in message.tap_flags:  # type: ignore[attr-defined]
+            status = verdict or Status.SUCCESS
+            self._owed.append(AnyResponse(opcode=message.code, opaque=message.opaque, status=status).encode())
+
+
+LATE = st.lists(st.sampled_from([Status.SUCCESS, Status.SUCCESS, Status.ETMPFAIL, None, None]), max_size=8)
+LATE_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+        st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+        st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
+        st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
+        st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
+        st.tuples(st.just("read"), LATE),
+        st.tuples(st.just("read"), LATE),
+        st.tuples(st.just("time"), st.sampled_from([1.0, 6.0])),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@example(  # of two checkpoints that came while an answer was awaited, the second
+    steps=[
+        ("set", 1, b"a"),
+        ("read", [None] * 8),
+        ("set", 1, b"b"),
+        ("checkpoint", 1),
+        ("set", 1, b"c"),
+        ("time", 1.0),
+    ],
+    flags=BACKFILL | ACK,
+    window=10_000,
+)
+@example(  # what came behind a flush that could not be done for the moment, before the next flush
+    steps=[("read", []), ("flush", 0), ("set", 1, b"a"), ("read", [Status.ETMPFAIL]), ("flush", 0)],
+    flags=ACK | REGISTERED,
+    window=5,
+)
+@given(steps=LATE_STEPS, flags=FLAGS, window=st.sampled_from([1, 3, 5, 10_000]))
+def test_who_answers_late_gets_everything_without_another_connection(
+    steps: list[tuple[object, ...]], flags: int, window: int
+) -> None:
+    laboratory = Laboratory(tap_settings=dataclasses.replace(SETTINGS, window_messages_max=window))
+    for vbucket in VBUCKETS:
+        laboratory.bucket.create_vbucket(vbucket)
+    consumer = LateConsumer(laboratory, connect(b"client", flags), bool(flags & ACK))
+    consumer.connect()
+    for number, step in enumerate(steps):
+        take(laboratory, consumer, step, number)
+    for _ in range(6):
+        consumer.read([])
+        laboratory.pass_by(6)
     consumer.read([])
     assert consumer.held == contents(laboratory)
 
