@@ -46,7 +46,7 @@ def noting(tmp_path: Path, count: int = 1, **options: object) -> tuple[Invalidat
 
 def test_changed_keys_are_forgotten_under_their_prefix(tmp_path: Path) -> None:
     pipeline, (cache,) = noting(tmp_path, prefix="app:")
-    pipeline.apply_changes(table([row(0, 1, "mutation", b"a", None), row(0, 2, "deletion", b"b", None)]))
+    pipeline.apply(table([row(0, 1, "mutation", b"a", None), row(0, 2, "deletion", b"b", None)]), 0)
     assert cache.forgotten == [b"app:a", b"app:b"]
     assert pipeline.reader_options()["keysOnly"] == "true"
     assert pipeline.counts()["forgotten"] == 2
@@ -56,7 +56,7 @@ def test_changed_keys_are_forgotten_under_their_prefix(tmp_path: Path) -> None:
 def test_refreshed_keys_have_the_last_value(tmp_path: Path) -> None:
     pipeline, (cache,) = noting(tmp_path, mode="refresh")
     rows = [row(0, 1, "mutation", b"a", b"1"), row(0, 2, "mutation", b"a", b"2", flags=7, expiry=9)]
-    pipeline.apply_changes(table([*rows, row(0, 3, "expiration", b"b", None)]))
+    pipeline.apply(table([*rows, row(0, 3, "expiration", b"b", None)]), 0)
     assert (cache.fresh, cache.forgotten) == ([Fresh(b"a", b"2", 7, 9)], [b"b"])
     assert "keysOnly" not in pipeline.reader_options()
     pipeline.close()
@@ -64,13 +64,13 @@ def test_refreshed_keys_have_the_last_value(tmp_path: Path) -> None:
 
 def test_a_rollback_forgets_what_was_seen_above_it(tmp_path: Path) -> None:
     pipeline, (cache,) = noting(tmp_path)
-    pipeline.apply_changes(table([row(0, n, "mutation", b"k%d" % n, None) for n in range(1, 6)]))
+    pipeline.apply(table([row(0, n, "mutation", b"k%d" % n, None) for n in range(1, 6)]), 0)
     pipeline.open(tmp_path / "own")  # after a restart
     cache.forgotten.clear()
-    pipeline.apply_changes(table([row(0, 3, "rollback", None, None), row(0, 4, "mutation", b"new", None)]))
+    pipeline.apply(table([row(0, 3, "rollback", None, None), row(0, 4, "mutation", b"new", None)]), 0)
     assert sorted(cache.forgotten) == [b"k4", b"k5", b"new"]
     cache.forgotten.clear()
-    pipeline.apply_changes(table([row(0, 0, "reset", None, None)]))
+    pipeline.apply(table([row(0, 0, "reset", None, None)]), 0)
     assert len(cache.forgotten) == 6
     assert pipeline.counts()["undone"] == 2
     pipeline.close()
@@ -79,7 +79,7 @@ def test_a_rollback_forgets_what_was_seen_above_it(tmp_path: Path) -> None:
 def test_a_cache_that_is_down_for_a_while_gets_everything(tmp_path: Path) -> None:
     pipeline, (first, second) = noting(tmp_path, 2)
     second.down = 3
-    pipeline.apply_changes(table([row(0, 1, "mutation", b"a", None)]))
+    pipeline.apply(table([row(0, 1, "mutation", b"a", None)]), 0)
     assert (first.forgotten, second.forgotten) == ([b"a"], [b"a"])
     assert pipeline.counts()["retries"] == 3
     pipeline.close()
@@ -90,10 +90,10 @@ def test_a_batch_is_not_done_before_every_cache_has_it(tmp_path: Path) -> None:
     second.down = 1_000_000
     batch = table([row(0, 1, "mutation", b"a", None)])
     with pytest.raises(NodeUnavailable):
-        pipeline.apply_changes(batch)
+        pipeline.apply(batch, 0)
     assert (first.forgotten, second.forgotten) == ([b"a"], [])
     second.down = 0
-    pipeline.apply_changes(batch)
+    pipeline.apply(batch, 0)
     assert second.forgotten == [b"a"]
     pipeline.close()
 

@@ -19,7 +19,7 @@ def test_a_query_keeps_its_name_as_long_as_its_directory_lives(tmp_path: Path) -
 def test_another_query_empties_the_target_when_it_opens(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
     mirror = Mirror.of({"from": upriver_node.address}, to=tmp_path / "t", format="parquet")
     mirror.open(tmp_path / "one")
-    mirror.apply_changes(table([row(0, 1, "mutation", b"k", b"v")]), 0)
+    mirror.apply(table([row(0, 1, "mutation", b"k", b"v")]), 0)
     assert mirror.opened().read().num_rows == 1
     mirror.open(tmp_path / "one")
     assert mirror.opened().read().num_rows == 1
@@ -35,4 +35,4 @@ def test_nothing_is_applied_before_it_is_open() -> None:
     mirror.idle()
     assert mirror.counts() == {}
     with pytest.raises(AssertionError, match="not open"):
-        mirror.apply_changes(table([]), 0)
+        mirror.apply(table([]), 0)

@@ -65,14 +65,14 @@ def test_a_failure_after_the_commit_changes_nothing_when_the_batch_comes_again(
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b'{"n": %d}' % n for n in range(50)})
     mirror = Mirror.of({"from": upriver_node.address}, to=to)
-    applied = Mirror.apply_changes
+    applied = Mirror.apply
 
     def fail(self: Mirror, changes: object, number: int) -> None:
         applied(self, changes, number)
         raise RuntimeError("the process is gone before the checkpoint")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Mirror, "apply_changes", fail)
+        patched.setattr(Mirror, "apply", fail)
         with pytest.raises(RuntimeError, match="gone before the checkpoint"):
             run_once(spark, mirror, tmp_path)
     version = Delta(to).version

@@ -40,7 +40,8 @@ def test_everything_is_counted_once_over_restarts(
     summary = run(first, checkpoint=tmp_path / "checkpoint", once=True)
     assert summary.last.counts == {"mutations": 35, "deletions": 5, "expirations": 0}
     # As if it had died after counting and before Spark knew that the batch was done: it comes again.
-    (tmp_path / "checkpoint" / "spark" / "commits" / "0").unlink()
+    for name in ("0", ".0.crc"):
+        (tmp_path / "checkpoint" / "spark" / "commits" / name).unlink()
     fill(upriver_node, 100)
     second = Observe.of(options)
     run(second, checkpoint=tmp_path / "checkpoint", once=True)

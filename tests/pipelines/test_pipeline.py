@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
@@ -29,10 +30,10 @@ class Collecting(Pipeline):
         self.keys: list[bytes] = []
         self.trouble: Exception | None = None
 
-    def apply(self, frame: DataFrame, batch_number: int) -> None:
+    def apply(self, found: pa.Table, batch_number: int) -> None:
         if self.trouble is not None:
             raise self.trouble
-        self.keys += [bytes(row.key) for row in frame.select("key").collect()]
+        self.keys += found.column("key").to_pylist()
 
 
 def started(spark: SparkSession, pipeline: Pipeline, checkpoint: Path) -> Any:

@@ -5,11 +5,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from tests.pipelines.running import Running
 from upriver.client import SyncKvClient
@@ -88,10 +89,10 @@ class Collecting(Pipeline):
         self.troubles: list[Exception] = []
         self.idled = threading.Event()
 
-    def apply(self, frame: DataFrame, batch_number: int) -> None:
+    def apply(self, found: pa.Table, batch_number: int) -> None:
         if self.troubles:
             raise self.troubles.pop()
-        self.keys += [bytes(row.key) for row in frame.select("key").collect()]
+        self.keys += found.column("key").to_pylist()
 
     def idle(self) -> None:
         self.idled.set()

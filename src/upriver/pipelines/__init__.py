@@ -1,4 +1,4 @@
-"""What people do with a change stream, each a job on Spark: from the command line, from a file and from Python.
+"""What people do with a change stream, each a job on Spark: from the command line, a file, Python, and declared.
 
 ::
 
@@ -7,9 +7,10 @@
     run(find("replicate").of(source="a:11210", to="b:11210"), once=True)
 """
 
+from upriver.pipelines.declaring import declare
 from upriver.pipelines.pipeline import Job, Pipeline, Task
 from upriver.pipelines.progress import Progress, Summary
 from upriver.pipelines.registry import find
 from upriver.pipelines.runner import run
 
-__all__ = ["Job", "Pipeline", "Progress", "Summary", "Task", "find", "run"]
+__all__ = ["Job", "Pipeline", "Progress", "Summary", "Task", "declare", "find", "run"]

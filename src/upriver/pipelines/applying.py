@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.pipelines.target import Ahead, Progress, Source, Target, Work
-from upriver.spark.rows import FIELDS, unsigned
+from upriver.spark.rows import ROWS, unsigned
 
 #: Events that concern a whole vbucket.
 OF_VBUCKETS: Final = ("flush", "rollback", "reset")
 #: No row of Spark.
-NOTHING: Final = pa.schema([pa.field(name, kind) for name, kind in FIELDS.items()]).empty_table()
+NOTHING: Final = ROWS.empty_table()
 
 
 @dataclass

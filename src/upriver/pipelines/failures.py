@@ -35,10 +35,10 @@ _VBUCKET: Final = re.compile(r"\bvbucket (\d+)")
 _HOMELESS: Final = re.compile(r"no node (?:of the cluster )?has it")
 #: Somebody holds a lock on a key; locks end by themselves.
 _LOCKED: Final = f"status 0x{Locked.status:02x}"
-#: Spark's own trouble that may pass. The Spark of a runner that was killed may live for a moment, and a query that was
-#: stopped leave a thread that is about to write its last word (nobody else can: the directory is locked);
-#: on a busy machine a worker comes too late, and where memory is short it is killed. Two queries of one Spark share
-#: maps, and one may change such a map while the other's tasks are packed.
+#: Spark's own trouble that may pass. The Spark of a runner that was killed may live for a moment, and be about to write
+#: its last word; an entry of the log whose checksum has outlived it is written and then taken for somebody else's, and
+#: the next start finds it; on a busy machine a worker comes too late, and where memory is short it is killed. Two
+#: queries of one Spark share maps, and one may change such a map while the other's tasks are packed.
 _OF_SPARK: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Multiple streaming queries are concurrently using",

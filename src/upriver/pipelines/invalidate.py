@@ -11,22 +11,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.client.backoff import Backoff
 from upriver.errors import NodeUnavailable
-from upriver.pipelines.applying import NOTHING, OF_VBUCKETS, latest
+from upriver.pipelines.applying import OF_VBUCKETS, latest
 from upriver.pipelines.caches import Cache, Fresh, cache_at
 from upriver.pipelines.options import PipelineOptions
 from upriver.pipelines.pipeline import Pipeline
 from upriver.pipelines.seen_keys import SeenKeys
 from upriver.spark.declared import as_seconds, as_text, one_of, option
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 LOG: Final = logging.getLogger("upriver.pipelines")
 MODES: Final = ("delete", "refresh")
@@ -74,15 +71,11 @@ class Invalidate(Pipeline):
             self._seen.close()
         self._seen = SeenKeys(directory / "seen.db")
 
-    def apply(self, frame: "DataFrame", batch_number: int) -> None:  # noqa: ARG002
+    def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
         """Bring one batch to all caches."""
-        self.apply_changes(frame.select(*NOTHING.schema.names).toArrow().cast(NOTHING.schema))
-
-    def apply_changes(self, changes: pa.Table) -> None:
-        """The same with the rows in hand."""
         assert self._seen is not None, "the pipeline is not open"
-        is_mark = pc.is_in(changes.column("event"), pa.array(OF_VBUCKETS))
-        marks, rows = changes.filter(is_mark), latest(changes.filter(pc.invert(is_mark)))
+        is_mark = pc.is_in(found.column("event"), pa.array(OF_VBUCKETS))
+        marks, rows = found.filter(is_mark), latest(found.filter(pc.invert(is_mark)))
         self._seen.add(rows)
         forgotten, fresh = self._of_rows(rows)
         forgotten = list(dict.fromkeys(forgotten + self._of_marks(marks)))

@@ -4,20 +4,17 @@ import uuid
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
 from upriver.errors import OptionError
-from upriver.pipelines.applying import NOTHING, Applier
+from upriver.pipelines.applying import Applier
 from upriver.pipelines.options import PipelineOptions
 from upriver.pipelines.pipeline import Pipeline
 from upriver.pipelines.rereading import NodeReader
 from upriver.pipelines.target import Target
 from upriver.spark.options import ReadOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _QUERY: Final = "query"
 
@@ -57,15 +54,10 @@ class Keeping(Pipeline):
             self._applier = Applier(self._kept, self._nodes, query_of(directory))
             self._applier.begin()
 
-    def apply(self, frame: "DataFrame", batch_number: int) -> None:
+    def apply(self, found: pa.Table, batch_number: int) -> None:
         """Bring one batch to the target."""
-        changes: pa.Table = frame.select(*NOTHING.schema.names).toArrow().cast(NOTHING.schema)
-        self.apply_changes(changes, batch_number)
-
-    def apply_changes(self, changes: pa.Table, batch_number: int) -> None:
-        """The same with the rows in hand."""
         assert self._applier is not None, "the pipeline is not open"
-        self._applier.apply(changes, batch_number)
+        self._applier.apply(found, batch_number)
 
     def idle(self) -> None:
         """Look whether what was read from the nodes is still true."""

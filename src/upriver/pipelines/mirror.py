@@ -60,13 +60,13 @@ class Mirror(Keeping):
         """The table, made if there is none."""
         return (Delta if self.options.format == "delta" else ParquetTable)(Path(self.options.to))
 
-    def apply_changes(self, changes: pa.Table, batch_number: int) -> None:
+    def apply(self, found: pa.Table, batch_number: int) -> None:
         """The history first: a batch is done when the table has it."""
         if self.options.history is not None:
             assert self.directory is not None
             kind = DeltaHistory if self.options.format == "delta" else ParquetHistory
-            kind(Path(self.options.history)).append(changes, query_of(self.directory), batch_number)
-        super().apply_changes(changes, batch_number)
+            kind(Path(self.options.history)).append(found, query_of(self.directory), batch_number)
+        super().apply(found, batch_number)
 
 
 def open_table(path: Path) -> TableTarget:

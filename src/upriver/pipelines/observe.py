@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +18,9 @@ import pyarrow.parquet as pq
 from upriver.errors import OptionError
 from upriver.pipelines.directory import RunDirectory, write_whole
 from upriver.pipelines.options import PipelineOptions
-from upriver.pipelines.pipeline import Pipeline
-from upriver.pipelines.windows import COUNTS, COUNTS_SQL, Window, Windows, counted
+from upriver.pipelines.pipeline import InTask, Pipeline
+from upriver.pipelines.windows import COUNTS, Window, Windows, counted
 from upriver.spark.declared import as_count, as_seconds, as_text, option
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _STATE: Final = "windows.json"
 _EVENTS: Final = ("mutation", "deletion", "expiration")
@@ -70,15 +67,17 @@ class Observe(Pipeline):
         if kept is not None:
             self.windows.restore(kept)
 
-    def apply(self, frame: "DataFrame", batch_number: int) -> None:
-        """Count a batch."""
+    def in_task(self) -> InTask:
+        """Count the rows."""
+        return _Counting(self.windows.seconds, self.options.delimiter)
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:
+        """Add the counts of a batch up."""
         assert self.directory is not None
         if batch_number > self.windows.batch:
-            rows = frame.selectExpr("event", "key", "cas", "expiry", "length(value) AS size")
-            counts = rows.mapInArrow(_Counting(self.windows.seconds, self.options.delimiter), COUNTS_SQL)
-            found = [row.asDict() for row in counts.collect()]
-            self.windows.add(found, batch_number)
-            for row in found:
+            rows = found.to_pylist()
+            self.windows.add(rows, batch_number)
+            for row in rows:
                 if row["event"] in self._changes:
                     self._changes[row["event"]] += row["changes"]
         self._tell(self.windows.over())
@@ -93,7 +92,7 @@ class Observe(Pipeline):
         window = self.windows.newest
         return None if window is None else (TABLE_COLUMNS, list(table_rows(window, self.options.top)))
 
-    def close(self) -> None:
+    def conclude(self) -> None:
         """Tell also the windows that are not over, and draw the picture."""
         if self.directory is not None:
             self._tell(self.windows.over(all_of_them=True))
@@ -119,8 +118,11 @@ class Observe(Pipeline):
             sys.stdout.flush()
 
 
-class _Counting:
+class _Counting(InTask):
     """What a task of Spark does with its rows."""
+
+    columns = ("event", "key", "cas", "expiry", "length(value) AS size")
+    schema = COUNTS
 
     def __init__(self, seconds: int, delimiter: str) -> None:
         self._seconds = seconds

@@ -41,7 +41,7 @@ class JobOptions:
     def read(cls, given: Mapping[str, Any]) -> Self:
         """The options that these texts mean; one clear error for the first that makes no sense."""
         texts = {
-            _NAMES.get(name, name): value if isinstance(value, Address) else _text(value)
+            _NAMES.get(name, name): value if isinstance(value, Address) else as_typed(value)
             for name, value in given.items()
             if value is not None
         }
@@ -83,7 +83,7 @@ class PipelineOptions(JobOptions):
             "persistedOnly": self.persisted_only or None,
             "failOnDataLoss": self.fail_on_data_loss,
         }
-        return {name: _text(value) for name, value in said.items() if value is not None}
+        return {name: as_typed(value) for name, value in said.items() if value is not None}
 
 
 def connection(address: Address) -> dict[str, str]:
@@ -96,10 +96,10 @@ def connection(address: Address) -> dict[str, str]:
         "tls": address.tls or None,
         "ca": address.ca,
     }
-    return {name: _text(value) for name, value in said.items() if value is not None}
+    return {name: as_typed(value) for name, value in said.items() if value is not None}
 
 
-def _text(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """What may stand in a file, as it would be typed."""
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -4,15 +4,22 @@ A *job* has a name, a table of options and counts for its summary. A *pipeline* 
 runner reads the stream with ``reader_options``, hands it to ``start`` and looks after the query. Batches come at least
 once and in their order: after a crash the last one comes again, perhaps with fewer rows, because a key that changed
 meanwhile has moved on to the next batch. So ``apply`` must be idempotent, and order what it holds by (branch, seqno).
+
+A batch has two halves: what each task of Spark does with its rows (``in_task``; mostly nothing) and what is done once
+with all that the tasks have handed over (``apply``). That is all a pipeline is, so whoever can run the two halves can
+run the pipeline: the runner here, or a sink of Spark (``upriver.pipelines.sink``).
 """
 
 import abc
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import pyarrow as pa
+
 from upriver.pipelines.options import JobOptions, PipelineOptions
+from upriver.spark.rows import ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,8 +57,11 @@ class Job(abc.ABC):
         """What is shown live on a terminal, if there is something: names of columns, and rows."""
         return None
 
+    def conclude(self) -> None:  # noqa: B027
+        """Tell what would have been told later: the run is over, for whatever reason, and nothing more comes."""
+
     def close(self) -> None:  # noqa: B027
-        """Let go of everything; the runner calls it once, whatever has happened."""
+        """Let go of everything; it is called once, whatever has happened."""
 
 
 class Task(Job):
@@ -60,6 +70,19 @@ class Task(Job):
     @abc.abstractmethod
     def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
         """Do it, or go on with it, until it is done or ``stop`` is set; ``tell`` when the counts are new."""
+
+
+class InTask(abc.ABC):
+    """What a task of Spark does with its rows. It goes to other processes, so it must be able to travel."""
+
+    #: What it wants to know of each row, as Spark's SQL says it.
+    columns: ClassVar[Sequence[str]]
+    #: What it hands over.
+    schema: ClassVar[pa.Schema]
+
+    @abc.abstractmethod
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows, as they come, and what of them ``apply`` gets."""
 
 
 class Pipeline(Job):
@@ -95,13 +118,13 @@ class Pipeline(Job):
             writer = writer.trigger(availableNow=True)
         return writer.option("checkpointLocation", str(checkpoint)).start()
 
-    @abc.abstractmethod
-    def apply(self, frame: "DataFrame", batch_number: int) -> None:
-        """Bring one batch to the target. When it returns the batch is done for good.
+    def in_task(self) -> InTask | None:
+        """What the tasks do; None if they hand over the rows as they are."""
+        return None
 
-        Every action on the frame reads the batch from the source again, and a key may have moved on in between: act
-        once, or ``persist`` it.
-        """
+    @abc.abstractmethod
+    def apply(self, found: pa.Table, batch_number: int) -> None:
+        """Bring to the target what the tasks have handed over. When it returns the batch is done for good."""
 
     def idle(self) -> None:
         """The runner calls it every second or so, between batches: for what has to be done though nothing comes."""
@@ -115,7 +138,18 @@ class Pipeline(Job):
         with self._working:
             self.failure = None
             try:
-                self.apply(frame, batch_number)
+                self.apply(handed_over(frame, self.in_task()), batch_number)
             except BaseException as error:
                 self.failure = error
                 raise
+
+
+def handed_over(frame: "DataFrame", work: InTask | None) -> pa.Table:
+    """What the tasks hand over of a batch. The batch is read once: a second look at the frame would read it again, and
+    a key may have moved on in between."""
+    if work is None:
+        return frame.select(*ROWS.names).toArrow().cast(ROWS)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    found = frame.selectExpr(*work.columns).mapInArrow(work, from_arrow_schema(work.schema))
+    return found.toArrow().cast(work.schema)

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,14 +19,11 @@ from upriver.client.address import Address
 from upriver.errors import OptionError
 from upriver.pipelines.directory import RunDirectory
 from upriver.pipelines.options import PipelineOptions, connection
-from upriver.pipelines.pipeline import Pipeline
+from upriver.pipelines.pipeline import InTask, Pipeline
 from upriver.pipelines.repair import Mark, Repair, Selection
 from upriver.spark.declared import as_address, as_flag, option
 from upriver.spark.options import WriteOptions
 from upriver.spark.writing import Outcome, RowWriter
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
 _MARKS: Final = "repairs.json"
@@ -111,12 +108,15 @@ class Replicate(Pipeline):
         kept = RunDirectory(directory).read(_MARKS) or {}
         self._marks = {int(number): Mark(*mark) for number, mark in kept.items()}
 
-    def apply(self, frame: "DataFrame", batch_number: int) -> None:  # noqa: ARG002
-        """Write the changes, then put right what the source has lost."""
-        rows = frame.mapInArrow(_Writing(self._to, self.options.rename), "vbucket int, written long, known long")
-        outcomes = rows.collect()
-        self._written += Outcome(sum(row.written for row in outcomes), sum(row.known for row in outcomes))
-        rolled_back = {row.vbucket for row in outcomes if row.vbucket is not None}
+    def in_task(self) -> InTask:
+        """Write the changes."""
+        return _Writing(self._to, self.options.rename)
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
+        """The changes are written: put right what the source has lost."""
+        written, known = (pc.sum(found.column(name)).as_py() or 0 for name in ("written", "known"))
+        self._written += Outcome(written, known)
+        rolled_back = set(found.column("vbucket").drop_null().to_pylist())
         self._rolled_back += len(rolled_back)
         if rolled_back or self._marks:
             asyncio.run(self._put_right(rolled_back))
@@ -155,8 +155,11 @@ class Replicate(Pipeline):
             directory.write(_MARKS, self._marks)
 
 
-class _Writing:
+class _Writing(InTask):
     """What a task of Spark does with its rows: write them, and hand back which vbuckets have gone back."""
+
+    columns = ("*",)
+    schema = _OUTCOMES
 
     def __init__(self, to: Address, rename: tuple[str, str] | None) -> None:
         self._options = {**connection(to), "mode": "meta"}

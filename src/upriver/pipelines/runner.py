@@ -73,6 +73,7 @@ def run(
     plan = Plan(once=once, seconds=seconds, master=master, patience_s=patience_s)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
+        stack.callback(job.conclude)
         stack.enter_context(directory)
         directory.claim(job)
         listener = on_progress or (lambda _: None)

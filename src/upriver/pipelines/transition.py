@@ -130,6 +130,8 @@ class Transition(Task):
                 self._counts["moved" if step.phase is Phase.MOVED and not self.options.undo else "undone"] += 1
             self._counts["bytes"] = passed_before + mover.bytes_passed_on
             self._tell()
+            if stop.is_set():  # perhaps by whoever was told: not one step more
+                mover.stop()
 
         passed_before = self._counts["bytes"]
         mover = Mover(

@@ -27,7 +27,6 @@ COUNTS: Final = pa.schema(
         ("expiring", pa.int64()),
     ]
 )
-COUNTS_SQL: Final = "window long, name string, event string, changes long, bytes long, largest long, expiring long"
 #: How many prefixes a window has, and of how many keys it is known how hot they are.
 PREFIXES_MAX: Final = 500
 KEYS_MAX: Final = 500
@@ -51,13 +50,14 @@ class Count(NamedTuple):
 
 
 def counted(batch: pa.RecordBatch, seconds: int, delimiter: str, now: float | None = None) -> pa.RecordBatch:
-    """The counts of some rows: each with event, key, size, CAS and expiry."""
+    """The counts of some rows: each with event, key, CAS, expiry, and its value or the size of it."""
+    size = batch.column("size") if "size" in batch.schema.names else pc.binary_length(batch.column("value"))
     keys = pc.fill_null(batch.column("key"), b"")
     columns = {
         "window": _windows(batch.column("cas"), seconds, time.time() if now is None else now),
         "name": _prefixes(keys, delimiter),
         "event": batch.column("event"),
-        "size": pc.fill_null(batch.column("size"), 0).cast(pa.int64()),
+        "size": pc.fill_null(size, 0).cast(pa.int64()),
         "expiring": pc.fill_null(pc.greater(batch.column("expiry"), 0), False).cast(pa.int64()),
     }
     table = pa.table(columns)

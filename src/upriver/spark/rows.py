@@ -30,6 +30,8 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 }
 #: The columns by name, as Spark wants them in record batches.
 FIELDS: Final = {name: _ARROW[kind] for name, kind in (part.split() for part in SCHEMA.split(", "))}
+#: The same as a schema of Arrow.
+ROWS: Final = pa.schema(list(FIELDS.items()))
 
 
 def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
