@@ -1,4 +1,7 @@
-"""Three copies of one vbucket and two consumers, driven by small events, under the rules of docs/semantics.md.
+"""Three copies of one vbucket and five consumers, driven by small events, under the rules of docs/semantics.md.
+
+Copies and three of the consumers follow a live cursor, which they read only when it has called; the others ask for
+finite ranges with ``changes``, in all of its kinds, and may be stopped at any change. Some want certain keys only.
 
 An event that makes no sense in the state that it meets is skipped, so any subset of a script is a script
 again. After a script everything settles: one active, everybody connected and everything delivered. Then
@@ -6,13 +9,15 @@ every replica and every consumer must hold exactly the contents of the active, n
 extra.
 """
 
+import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
+from upriver.engine import Bucket, Cursor, CursorEnd, CursorEnded, KeyPattern, Options, Retention, Vbucket
+from upriver.engine.history import SnapshotReader
 from upriver.model import Change, Event, FailoverLog, Snapshot, StreamPosition, VbucketState, changes_in
 
 Script = Sequence[tuple[Any, ...]]
@@ -25,7 +30,8 @@ RETENTION = Retention(history_s=0, history_bytes=0, tombstone_s=0)
 class Follower(Protocol):
     """Whoever receives a stream."""
 
-    stream: "Stream | None"
+    stream: "Stream | Ranges | None"
+    wants: Options
 
     @property
     def position(self) -> StreamPosition: ...
@@ -46,13 +52,18 @@ class Follower(Protocol):
 
 
 class Stream:
-    """One cursor of a copy, delivering to a follower one message at a time."""
+    """One cursor of a copy, delivering to a follower one message at a time, whenever it says that there is more."""
 
     def __init__(self, source: "Copy", follower: Follower, mode: int, name: str) -> None:
         self.source, self.follower = source, follower
-        options = Options(persisted_only=mode == 2)
+        options = dataclasses.replace(follower.wants, persisted_only=mode == 2)
         self.cursor: Cursor = source.vbucket.open_cursor(name, follower.position.seqno, options=options)
         self.announced: Snapshot | None = None
+        self.awake = False
+        self.cursor.subscribe(self.wake)
+
+    def wake(self) -> None:
+        self.awake = True
 
     @property
     def broken(self) -> bool:
@@ -60,12 +71,14 @@ class Stream:
 
     def step(self) -> bool:
         """Deliver the next message; False if there is none now."""
-        if self.broken:
+        if self.broken or not self.awake:
             return False
         if self.announced is None:
             self.announced = self.cursor.next_snapshot()
             if self.announced is None:
-                return False
+                self.awake = False
+                self.cursor.subscribe(self.wake)
+                return self.awake
             self.follower.marker(self.announced)
             return True
         for change in changes_in(self.cursor.read_columns(1)):
@@ -80,12 +93,83 @@ class Stream:
         self.cursor.close()
 
 
+class Ranges:
+    """One call of ``changes`` after the other, delivering to a follower one message at a time.
+
+    mode: 0 everything, 1 every version, 2 what is on disk, 3 up to an exact end.
+    """
+
+    def __init__(self, source: "Copy", follower: Follower, mode: int) -> None:
+        self.source, self.follower, self.mode = source, follower, mode
+        self.broken = False
+        self._snapshots: Iterator[SnapshotReader] | None = None
+        self._snapshot: SnapshotReader | None = None
+        self._changes: Iterator[Change] = iter(())
+
+    def step(self) -> bool:
+        """Deliver the next message; False if there is none now."""
+        try:
+            return not self.broken and self._step()
+        except CursorEnded:
+            self.broken = True
+            return False
+
+    def _step(self) -> bool:
+        if self._snapshots is None and not self._ask():
+            return False
+        if self._snapshot is None:
+            assert self._snapshots is not None
+            self._snapshot = next(self._snapshots, None)
+            if self._snapshot is None:
+                self._snapshots = None
+                return False
+            self._changes = self._read(self._snapshot)
+            self.follower.marker(Snapshot(self._snapshot.start, self._snapshot.end))
+            return True
+        change = next(self._changes, None)
+        if change is not None:
+            self.follower.receive(change)
+            return True
+        if self.follower.position.seqno < self._snapshot.end:
+            self.follower.advance(self._snapshot.end)
+        self._snapshot = None
+        return True
+
+    def _read(self, snapshot: SnapshotReader) -> Iterator[Change]:
+        for batch in snapshot.batches(1):
+            yield from changes_in(batch)
+
+    def _ask(self) -> bool:
+        """Every call is a request of its own, with what comes before one."""
+        vbucket, position = self.source.vbucket, self.follower.position
+        if vbucket.rollback_for(position) is not None:
+            self.broken = True
+            return False
+        self.follower.accepted(self.source)
+        end = None
+        if self.mode == 3:
+            end = vbucket.whole_at_or_below(min(position.seqno + 2, vbucket.high_seqno))
+            if end <= position.seqno:
+                end = None
+        options = dataclasses.replace(
+            self.follower.wants, history=self.mode == 1, persisted_only=self.mode == 2, exact_end=end is not None
+        )
+        self._snapshots = vbucket.changes(position.seqno, end, options)
+        return True
+
+    def close(self) -> None:
+        if isinstance(self._snapshots, Generator):
+            self._snapshots.close()
+        self.broken = True
+
+
 class Copy:
     """One node's copy of the vbucket, in a bucket of its own."""
 
     def __init__(self, path: Path, clock: Clock, name: str) -> None:
         self.path, self.clock, self.name = path, clock, name
-        self.stream: Stream | None = None
+        self.stream: Stream | Ranges | None = None
+        self.wants = Options()
         self.owner = self.down = False
         self.bucket = self._open()
         self.bucket.create_vbucket(0, VbucketState.REPLICA)
@@ -142,9 +226,10 @@ class Copy:
 class Consumer:
     """Without history. ``rewind`` starts over at a rollback, ``emit`` reads again what it holds above it."""
 
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-        self.stream: Stream | None = None
+    def __init__(self, policy: str, *, asks: bool = False, wants: Options | None = None) -> None:
+        self.policy, self.asks = policy, asks
+        self.wants = wants or Options()
+        self.stream: Stream | Ranges | None = None
         self.held: dict[bytes, tuple[int, bytes | None]] = {}
         self.log: FailoverLog | None = None
         self.filled: int | None = None
@@ -215,7 +300,7 @@ class Consumer:
 
 
 class Cluster:
-    """Nodes 0 to 2, consumers 3 (rewind) and 4 (emit)."""
+    """Nodes 0 to 2, consumers 3 (rewind) and 4 (emit); 5 and 6 ask for ranges, 6 and 7 want certain keys."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.clock = clock
@@ -224,7 +309,13 @@ class Cluster:
         self.nodes[0].vbucket.set_state(VbucketState.ACTIVE)
         self.nodes[0].bucket.flusher.step()
         self.nodes[0].owner = True
-        self.consumers = [Consumer("rewind"), Consumer("emit")]
+        self.consumers = [
+            Consumer("rewind"),
+            Consumer("emit"),
+            Consumer("emit", asks=True),
+            Consumer("rewind", asks=True, wants=Options(key_prefix=b"key1")),
+            Consumer("emit", wants=Options(key_pattern=KeyPattern("[02]$"))),
+        ]
         self.followers: list[Copy | Consumer] = [*self.nodes, *self.consumers]
 
     def close(self) -> None:
@@ -251,7 +342,10 @@ class Cluster:
             if back is None:
                 follower.accepted(source)
                 self.streams += 1
-                follower.stream = Stream(source, follower, mode, f"stream-{self.streams}")
+                if isinstance(follower, Consumer) and follower.asks:
+                    follower.stream = Ranges(source, follower, mode)
+                else:
+                    follower.stream = Stream(source, follower, mode, f"stream-{self.streams}")
                 return True
             follower.roll_back(back, source)
         return False
@@ -329,7 +423,7 @@ class Cluster:
     def do_takeover(self, n: int) -> None:
         node, before = self.nodes[n], self.active()
         stream = node.stream
-        if node.role != "replica" or stream is None or stream.source is not before or stream.broken:
+        if node.role != "replica" or not isinstance(stream, Stream) or stream.source is not before or stream.broken:
             return
         while stream.step() or stream.cursor.backlog:
             before.bucket.flusher.step()  # a stream of persisted changes waits for the disk
@@ -345,12 +439,15 @@ class Cluster:
 
     def do_flush(self, told: int) -> None:
         node = self.active()
-        listening = [f for f in self.followers if f.stream and f.stream.source is node and not f.stream.broken]
+        listening = [
+            (f, f.stream)
+            for f in self.followers
+            if isinstance(f.stream, Stream) and f.stream.source is node and not f.stream.broken
+        ]
         node.vbucket.flush()
         node.bucket.flusher.step()
-        for follower in listening:
-            assert follower.stream is not None
-            assert follower.stream.cursor.ended is CursorEnd.FLUSHED
+        for follower, stream in listening:
+            assert stream.cursor.ended is CursorEnd.FLUSHED
             if told:
                 follower.clear()
         self.cut(source=node)
@@ -380,20 +477,34 @@ class Cluster:
         for follower in self.followers:
             if follower is owner:
                 continue
-            stream = follower.stream
-            if stream is None or stream.source is not owner or stream.broken:
-                assert self.connect(follower, owner, 0, 12), f"{follower} is never accepted"
-            assert follower.stream is not None
-            owner.bucket.flusher.step()
-            while follower.stream.step():
-                pass
+            self._settle(follower, owner)
         expected = owner.contents()
         for follower in self.followers:
-            assert follower.contents() == expected, f"{follower} differs from {owner.name}"
+            wanted = {key: value for key, value in expected.items() if passes(follower.wants, key)}
+            assert follower.contents() == wanted, f"{follower} differs from {owner.name}"
         for node in self.nodes:
             node.bucket.flusher.step()
             node.restart()
             assert node.contents() == expected, f"{node.name} differs after a restart"
+
+    def _settle(self, follower: Copy | Consumer, owner: Copy) -> None:
+        owner.bucket.flusher.step()
+        for _ in range(3):  # who asks for ranges may be refused in the middle of one
+            stream = follower.stream
+            if stream is None or stream.source is not owner or stream.broken:
+                assert self.connect(follower, owner, 0, 12), f"{follower} is never accepted"
+            assert follower.stream is not None
+            while follower.stream.step():
+                pass
+            if isinstance(follower.stream, Ranges):
+                follower.stream.mode = 0  # the last one is neither short nor of the disk only
+                while follower.stream.step():
+                    pass
+
+
+def passes(wanted: Options, key: bytes) -> bool:
+    """Whether a follower wants changes of the key."""
+    return key.startswith(wanted.key_prefix) and (wanted.key_pattern is None or wanted.key_pattern.passes(key))
 
 
 FAULTS = (
@@ -455,7 +566,7 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
     """Writes, streams that get somewhere, and some sorts of faults, applied as they are made up."""
     script: list[tuple[Any, ...]] = []
     keys, nodes = rng.choice((2, 2, 2, 3)), rng.choice((2, 2, 3))
-    outside = rng.choice(([3], [4], [4]))
+    outside = rng.choice(([3], [4], [4], [5], [5], [6], [7]))
     faults = rng.sample(FAULTS, rng.randrange(2, 5))
     rush, habit, patience = rng.choice((2, 3, 5)), rng.choice((0.1, 0.3, 0.6)), rng.choice((0.1, 0.5, 0.9))
     # How often somebody outside follows a replica, which may stand in mid-snapshot itself.
@@ -494,7 +605,7 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
                 source = owner if rng.random() < 0.85 else rng.randrange(nodes)
                 if f in outside and replicas and rng.random() < chained:
                     source = rng.choice(replicas)
-                do("connect", f, source, rng.randrange(3), rng.choice((1, 9, 9)))
+                do("connect", f, source, rng.randrange(4), rng.choice((1, 9, 9)))
             do("deliver", f, rng.choice((1, 2, 2, 3, 4, 20)))
             if f < 3 and rng.random() < habit:
                 do("persist", f)

@@ -38,6 +38,8 @@ connect 1 0 0 9, deliver 1 9, promote 1 0, connect 4 1 0 9, deliver 4 9""",
     "a receiver keeps the larger end": """\
 set 0 0, set 0 1, set 0 2, set 0 0, connect 1 0 1 9, deliver 1 2, cut 1, set 0 1, connect 1 0 1 9
 deliver 1 2, connect 4 0 1 9, deliver 4 9, promote 1 0, connect 4 1 1 9, deliver 4 9""",
+    "a range that is cut short is not whole": """\
+set 0 0, set 0 1, set 0 2, connect 5 0 0 9, deliver 5 2, set 0 0, compact 0 0, deliver 5 9""",
     "a flush is noticed by those who were away": """\
 set 0 0, connect 1 0 0 9, deliver 1 9, connect 4 0 0 9, deliver 4 9, cut 1, cut 4
 flush 0, set 0 1, set 0 1, set 0 1""",
