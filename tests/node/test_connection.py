@@ -488,6 +488,27 @@ def test_who_has_left_most_unread_for_longest_makes_room(
     assert total() == 0
 
 
+@pytest.mark.upriver(unread_total_bytes_max=4 * 2**20)
+def test_who_asks_and_does_not_read_makes_room_also_if_he_streams(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer that only stops reading its stream stays."""
+    with Client(upriver_node.port) as writer, contextlib.ExitStack() as stack:
+        writer.set(b"key", bytes(10**6))
+        consumers = [stack.enter_context(Client(upriver_node.port, receive_bytes=4096)) for _ in range(12)]
+        for number, consumer in enumerate(consumers):
+            consumer.ask(dcp.Open(name=b"%d" % number, flags=dcp.OpenFlag.PRODUCER))
+            if number == 0:
+                consumer.send(dcp.StreamRequest(vbucket=0, end_seqno=2**64 - 1))
+            else:
+                consumer.send(*[Get(key=b"key")] * 8)
+        wait_until(lambda: told(caplog, "cut off: unread answers of all connections take more than 4194304 bytes"))
+        state = upriver_node.node.state
+        wait_until(lambda: upriver_node.call(lambda: state.unread.total_bytes) <= 2 * 4 * 2**20)
+        assert not [line for line in told(caplog, "cut off") if line.startswith(f"{name_of(consumers[0])}: ")]
+        assert writer.ask(Noop()).status == 0
+
+
 def test_sweeping_a_connection_that_is_gone(upriver_node: EmbeddedNode) -> None:
     with Client(upriver_node.port) as client:
         client.ask(Noop())

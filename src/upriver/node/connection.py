@@ -201,10 +201,9 @@ class Connection(asyncio.BufferedProtocol):
         transport.write(memoryview(data) if len(data) > _COPIED_BYTES else data)
 
     def _hold_unread(self, session: Session, transport: asyncio.Transport) -> None:
-        """Keep the node's sum of answers that are not read, or wait. Streams have bounds of their own, and consumers
-        that stop them for as long as they want."""
+        """Keep the node's sum of answers that are not read, or wait."""
         unread = self._node.unread
-        size = 0 if session.stream is not None else transport.get_write_buffer_size() + session.waiting_bytes
+        size = _unread_bytes(session, transport)
         if not size and self not in unread:
             return
         now = asyncio.get_running_loop().time()
@@ -217,8 +216,7 @@ class Connection(asyncio.BufferedProtocol):
     def _update_unread(self, now: float) -> None:
         if self.session is not None and self._transport is not None:
             self._look(now, self._transport)
-            size = self._transport.get_write_buffer_size() + self.session.waiting_bytes
-            self._node.unread.hold(self, size, self._last_active)
+            self._node.unread.hold(self, _unread_bytes(self.session, self._transport), self._last_active)
 
     def _cut_off(self, limit: int) -> None:
         if self.session is not None and self._transport is not None:
@@ -326,6 +324,16 @@ def _make_room(node: NodeState, now: float) -> None:
     for connection in unread.too_much(2 * limit, now):
         connection._cut_off(limit)
     node.heap.used(before - unread.total_bytes)  # what was theirs would be kept for the next who want as much
+
+
+def _unread_bytes(session: Session, transport: asyncio.Transport) -> int:
+    """How many bytes of answers are not read, or wait. A consumer may leave its stream unread for as long as it wants,
+    which costs a piece; but not if it goes on asking."""
+    unsent = transport.get_write_buffer_size()
+    if session.stream is None:
+        return unsent + session.waiting_bytes
+    asked = session.unsent + session.waiting_bytes
+    return asked and asked + unsent
 
 
 def _address(peer: tuple[str, int] | None) -> str:
