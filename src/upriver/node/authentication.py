@@ -198,7 +198,7 @@ class Users:
     def load(cls, path: Path) -> Self:
         """The users of a file; ``UsersFileError`` says what is wrong with it."""
         if not path.exists():
-            why = f"No such file or directory: make it by `upriver user add NAME --users {path}`"
+            why = f"No such file or directory: make it by `upriver user add NAME --roles read,write --users {path}`"
             raise UsersFileError(str(path), why)
         users = cls(path)
         users._read(path)

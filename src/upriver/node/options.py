@@ -27,11 +27,16 @@ PINNABLE: Final = (*SHORT_DRAFTS, "upr_draft3", "upr", "dcp", "tap")
 #: Less than this does not hold a single item of the largest size that clients commonly use.
 MEMORY_QUOTA_BYTES_MIN: Final = 2**20
 
+#: No number of bytes, seconds or whatever else is larger: the compiled parts count in 64 bits.
+NUMBER_MAX: Final = 2**62
+
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def option(default: Any, help_text: str, metavar: str = "", least: float | None = None, most: float = math.inf) -> Any:
+def option(
+    default: Any, help_text: str, metavar: str = "", least: float | None = None, most: float = NUMBER_MAX
+) -> Any:
     """A field of ``NodeOptions`` with its help and, for a number, its bounds."""
     return dataclasses.field(
         default=default, metadata={"help": help_text, "metavar": metavar, "least": least, "most": most}
@@ -179,7 +184,10 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text), re.IGNORECASE)
     if match is None or match[2].upper() not in _UNITS:
         raise InvalidArguments(f"{text!r} is no size: write 512MiB, 1GiB or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size > NUMBER_MAX:
+        raise InvalidArguments(f"{text!r} is more than any machine has: write 512MiB, 1GiB or a number of bytes")
+    return int(size)
 
 
 def parse_ranges(text: str, vbuckets: int) -> list[int]:
@@ -190,7 +198,7 @@ def parse_ranges(text: str, vbuckets: int) -> list[int]:
         return []
     numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         if match is None or not int(match[1]) <= int(match[2] or match[1]) < vbuckets:
             raise InvalidArguments(f"{part!r} is no range of vbuckets below {vbuckets}: write all, none or 0-511,700")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
@@ -271,7 +279,7 @@ def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
         value = _number(value, float if kind is float else int)
         least, most = field.metadata["least"], field.metadata["most"]
         good = value is not None and least <= value <= most
-        limit = f" to {most:g}" if most < math.inf else " or more"
+        limit = f" to {most:g}" if most < NUMBER_MAX or (value or 0) > most else " or more"
         wanted = f"a {'number' if kind is float else 'whole number'}, {least:g}{limit}"
     else:
         good, wanted = isinstance(value, str | os.PathLike | int) and not isinstance(value, bool), "a text"
@@ -284,8 +292,8 @@ def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
 def _number(value: Any, kind: type[int] | type[float]) -> float | None:
     try:
         number = kind(value) if isinstance(value, str) else value
-    except ValueError:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            return None
+        return kind(number) if number == kind(number) else None
+    except (ValueError, OverflowError):  # no number, or one of hundreds of digits
         return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        return None
-    return kind(number) if number == kind(number) else None

@@ -50,6 +50,7 @@ MAINTENANCE_BUDGET_S: Final = 0.005
 #: Whether a checkpoint is to be closed is asked of so many vbuckets at a time.
 CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
+SWEEP_INTERVAL_S_MIN: Final = 0.01
 #: So many connections are looked at before others have their turn.
 SWEPT_PER_TURN: Final = 128
 #: Threads that check passwords, and those that wait for a disk beside the engine's own.
@@ -261,7 +262,7 @@ class Node:
         shortest_s = min(filter(None, (limits.idle_s, limits.stuck_s, limits.login_s)))
         everybody = limits.idle_s > 0 or state.users is not None
         while True:
-            await asyncio.sleep(min(SWEEP_INTERVAL_S, shortest_s / 4))
+            await asyncio.sleep(min(SWEEP_INTERVAL_S, max(SWEEP_INTERVAL_S_MIN, shortest_s / 4)))
             try:
                 if state.users is not None:
                     take_new_users(state, state.users)
