@@ -12,6 +12,8 @@ from tests.node.test_connection import connections, name_of, told
 from upriver.node.authentication import Outcome, Role, SaslExchange, User, Users
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.logins import LoginQueue
+from upriver.node.streams import StreamService
+from upriver.node.tap import TapService
 from upriver.wire import AnyRequest, Request, dcp
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
@@ -129,6 +131,9 @@ def test_an_error_of_ours_does_not_hold_up_the_line(guarded: Rig, caplog: pytest
 
 # Before a login
 
+#: Hello, the three of SASL, the error map and both forms of quit.
+OPEN_OPCODES = {0x07, 0x17, 0x1F, 0x20, 0x21, 0x22, 0xFE}
+
 
 def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: Rig) -> None:
     (peer,) = peers_of(guarded, 1)
@@ -145,6 +150,18 @@ def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: Rig) ->
     welcome: tuple[Request, ...] = (Hello(), SaslListMechanisms(), GetErrorMap(version=1), RIGHT, Noop(), Version())
     for each in welcome:
         assert peer.ask(each).status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("opcode", sorted({*range(256)} - OPEN_OPCODES))
+def test_who_has_not_logged_in_is_not_told_what_is_wrong_with_his_request(guarded: Rig, opcode: int) -> None:
+    """Whatever it says and in whatever dialect, it is not looked at; the connection stays."""
+    (peer,) = peers_of(guarded, 1)
+    guarded.node.streams, guarded.node.tap = StreamService(guarded.node), TapService(guarded.node)
+    for extras in (b"", bytes(3), bytes(8), bytes(40)):
+        nonsense = AnyRequest(opcode=opcode, extras=extras, key=b"key", value=b"value")
+        peer.refused(nonsense, Status.AUTH_ERROR)
+    assert peer.ask(RIGHT).status is Status.SUCCESS
+    assert peer.ask(Noop()).status is Status.SUCCESS
 
 
 def users_file(path: Path, *users: User) -> Path:

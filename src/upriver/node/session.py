@@ -47,6 +47,7 @@ NOTHING: Final = Role(0)
 DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 _JSON: Final = 0x01
 _NO_TERMS: Final = (None, None, (False, False, 0, False))
+_STRANGER: Final = "Authenticate first"
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The requests that list things, each of which becomes an object, and how long they may be.
 _LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
@@ -444,8 +445,13 @@ class Session:
 
     @property
     def _body_bytes_max(self) -> int:
-        limits, stranger = self.node.limits, self.node.users is not None and self.user is None
-        return min(limits.login_bytes_max, limits.body_bytes_max) if stranger else limits.body_bytes_max
+        limits = self.node.limits
+        return min(limits.login_bytes_max, limits.body_bytes_max) if self._is_stranger else limits.body_bytes_max
+
+    @property
+    def _is_stranger(self) -> bool:
+        """It has to log in, and has not."""
+        return self.user is None and self.node.users is not None
 
     def charge(self, work: int) -> None:
         """The request costs more than others: so much sooner this turn ends."""
@@ -472,6 +478,9 @@ class Session:
         self._out += packets
 
     def _answer_packet(self, packet: bytes) -> None:
+        if self._is_stranger and self._is_closed_to_strangers(packet):
+            self._send(_header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
+            return
         if self.node.tap is not None and self.node.tap.take(self, packet):
             return
         if self.node.streams is not None and self.node.streams.take(self, packet):
@@ -494,6 +503,10 @@ class Session:
         assert isinstance(request, Request)
         self.answer(request)
 
+    def _is_closed_to_strangers(self, packet: bytes) -> bool:
+        """Nobody looks at what is in it before a login: well-formed or not, in whatever dialect."""
+        return self.framing is not DRAFT and packet[0] == Magic.REQUEST and packet[1] not in self.node.open_opcodes
+
     def answer(self, request: Request) -> None:
         """Run the command of one request."""
         self.run(request, Session._run)
@@ -515,7 +528,6 @@ class Session:
     def _run(self, request: Request) -> Answer:
         entry = self.node.commands.get(type(request))
         if entry is None:
-            self.authorize(NOTHING)  # strangers are not even told what there is
             if isinstance(request, AnyRequest):
                 raise UnknownCommand(f"there is no command 0x{request.opcode:02x}")
             raise UnknownCommand
@@ -550,7 +562,7 @@ class Session:
         if self.node.users is None:
             return
         if self.user is None:
-            raise AuthenticationFailed("Authenticate first")
+            raise AuthenticationFailed(_STRANGER)
         if role not in self.user.roles:
             lacking = str((role if role is Role.ADMIN else role & ~self.user.roles).name).lower()
             raise AccessDenied(f"the user {self.user.name} lacks the role {lacking}")

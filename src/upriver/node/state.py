@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from upriver.node.session import Command, Session
     from upriver.node.streams import StreamService
     from upriver.node.tap import TapService
+    from upriver.wire import Request
 
 
 T = TypeVar("T")
@@ -123,7 +124,7 @@ class NodeState:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger(LOGGER))
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
-    commands: "Mapping[type, tuple[Command, Role | None]]" = field(default_factory=dict)
+    commands: "Mapping[type[Request], tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The compiled loop for plain requests; None where it was not built.
     fast_path: "FastPath | None" = None
     stream_watch: StreamWatch = field(default_factory=StreamWatch)
@@ -146,3 +147,9 @@ class NodeState:
     stopping: bool = False
     #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.
     stall_s: float = 10.0
+
+    @property
+    def open_opcodes(self) -> frozenset[int]:
+        """The requests that are answered before a login."""
+        declared = ((kind.declaration.opcode, role) for kind, (_, role) in self.commands.items())
+        return frozenset(opcode for opcode, role in declared if role is None)

@@ -8,7 +8,7 @@ from upriver.node.session import Command
 from upriver.wire import AnyResponse, Request, Response, memcached
 
 #: What runs for each type of request, and the role that it needs; None for what everybody may do.
-COMMANDS: Final[dict[type, tuple[Command, Role | None]]] = {}
+COMMANDS: Final[dict[type[Request], tuple[Command, Role | None]]] = {}
 
 #: For what every user may do, whatever his roles are, once he has authenticated.
 ANY_USER: Final = Role(0)
