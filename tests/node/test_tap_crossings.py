@@ -145,6 +145,19 @@ def test_a_takeover_that_is_repeated_leaves_the_new_owner_its_writes(caplog: pyt
     assert [value_of(destination, key) for key in (b"a", b"precious")] == [b"v", b"v"]
 
 
+def test_a_takeover_that_is_repeated_without_waiting_for_answers_brings_nothing_back() -> None:
+    source, destination = node(1), Laboratory()
+    source.write(1, b"a")
+    request = connect(b"mover", TAKEOVER | LIST, vbuckets=(1,))
+    settle([Crossing(source, destination, request)])
+    assert value_of(destination, b"a") == b"v"
+    destination.bucket.flush()
+    destination.write(1, b"precious")
+    settle([second := Crossing(source, destination, request)])
+    assert second.closed
+    assert [value_of(destination, key) for key in (b"a", b"precious")] == [None, b"v"]
+
+
 def test_nothing_is_handed_over_to_who_is_active_already(caplog: pytest.LogCaptureFixture) -> None:
     source, destination = node(1), node(1)
     destination.write(1, b"own")

@@ -10,7 +10,7 @@ What a message means to the store is decided here; how the store does it is the 
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from upriver.errors import InvalidArguments
+from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import Event, VbucketState
 from upriver.wire import AnyResponse, Request, Response, tap
 from upriver.wire.tap import Control, TapFlag
@@ -77,6 +77,8 @@ class TapConsumer:
         self.peer_sends_checkpoints = False
         #: The peer has said that nothing more comes.
         self.finished = False
+        #: The vbuckets that the peer took for copies and that are not.
+        self._no_copies: set[int] = set()
 
     def receive(self, message: Request) -> Response | None:
         """Do what the message says; its answer, if it asks for one. What cannot be done raises a StatusError."""
@@ -119,6 +121,8 @@ class TapConsumer:
     def _change(
         self, message: tap.Mutation | tap.Delete, event: Event, value: bytes = b"", flags: int = 0, expiry: int = 0
     ) -> None:
+        if message.vbucket in self._no_copies:
+            raise KeyExists("the vbucket is active here: what was handed over is old", vbucket=message.vbucket)
         self.fed.add(message.vbucket)
         self.sink.store(
             ReceivedChange(
@@ -139,7 +143,12 @@ class TapConsumer:
     def _set_state(self, message: tap.SetVbucket) -> None:
         if not message.state.known:
             raise InvalidArguments(f"there is no vbucket state {int(message.state)}", vbucket=message.vbucket)
-        self.sink.set_state(message.vbucket, VbucketState[message.state.name])
+        try:
+            self.sink.set_state(message.vbucket, VbucketState[message.state.name])
+        except KeyExists:
+            # Who does not wait for the answer sends all of its old copy behind it: nothing that must be merged.
+            self._no_copies.add(message.vbucket)
+            raise
         self.fed.add(message.vbucket)
 
     def _control(self, message: tap.Opaque) -> None:
