@@ -195,3 +195,25 @@ def test_a_clock_that_somebody_sets_neither_cuts_a_producer_nor_hides_a_dead_one
     assert not peer.closed
     laboratory.pass_by(2.0)
     assert peer.closed
+
+
+@pytest.mark.parametrize("now", VbucketState)
+@pytest.mark.parametrize("wanted", VbucketState)
+def test_a_mover_neither_ends_nor_begins_the_reign_of_a_copy(
+    laboratory: Laboratory, now: VbucketState, wanted: VbucketState
+) -> None:
+    """What it was told when it asked may be otherwise by now, because somebody else moves the same vbucket."""
+    vbucket = laboratory.bucket.vbucket(0)
+    vbucket.set_state(now)
+    request = memcached.SetVbucket(vbucket=0, state=memcached.VbucketState[wanted.name])
+    peer = laboratory.connect().open(b"move", flags=0)
+    (answer,) = peer.send(request)
+    assert isinstance(answer, Response)
+    allowed = (now is VbucketState.ACTIVE) is (wanted is VbucketState.ACTIVE)
+    assert answer.status is (Status.SUCCESS if allowed else Status.KEY_EEXISTS)
+    assert vbucket.state is (wanted if allowed else now)
+    assert not peer.closed
+    (answer,) = laboratory.connect("operator").send(request)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+    assert vbucket.state is wanted

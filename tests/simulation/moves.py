@@ -24,8 +24,14 @@ class Moving:
         return f"mover of vb{self.v} from {self.machines[SOURCE]} to {self.machines[DESTINATION]}"
 
     @property
-    def phase(self) -> steps.Phase:
-        return self.mover.moves[self.v].phase
+    def over(self) -> bool:
+        """Nothing is left to do."""
+        return self.mover.over
+
+    @property
+    def moved(self) -> bool:
+        """It claims that the destination owns the vbucket."""
+        return self.mover.moves[self.v].phase is steps.Phase.MOVED
 
     def begin(self, goal: Goal) -> None:
         """A new mover takes over from one that died, under the same name."""

@@ -22,6 +22,7 @@ from upriver.protocol import producer as producers
 from upriver.protocol.handover import Handover
 from upriver.protocol.mover import Goal, Mover
 from upriver.protocol.receiving import ReceivingStream
+from upriver.protocol.streams import StreamEvent
 from upriver.protocol.tap_stream import TapStream
 
 #: Replaces one thing: (object or module, attribute, what stands there instead).
@@ -359,7 +360,60 @@ def replication_takes_over() -> list[Change]:
     return [(Mover, "_add_stream", instead)]
 
 
+@mutation
+def forget_the_heir() -> list[Change]:
+    """A source does not remember for whom it died: another takeover goes on with it."""
+    set_state = Vbucket.set_state
+
+    def instead(self: Vbucket, state: VbucketState, *, heir: str = "") -> None:
+        set_state(self, state)
+
+    return [(Vbucket, "set_state", instead)]
+
+
+@mutation
+def who_was_demoted_becomes_active() -> list[Change]:
+    """A takeover goes on though an operator has made the destination a replica again."""
+    handed_over = ReceivingStream.handed_over
+
+    def instead(self: ReceivingStream, state: VbucketState) -> None:
+        if state is VbucketState.ACTIVE and self.copy.state is VbucketState.REPLICA:
+            self.life.move(StreamEvent.SET_ACTIVE)
+            return
+        handed_over(self, state)
+
+    return [(ReceivingStream, "handed_over", instead)]
+
+
+@mutation
+def stale_and_new_share_a_uuid() -> list[Change]:
+    """The number that tells branches apart is the same wherever one begins: whoever comes back is not told apart."""
+    branch = Vbucket._branch
+
+    def instead(self: Vbucket, seqno: int) -> None:
+        known = self.failover_log
+        branch(self, seqno)
+        if len(self.failover_log.entries) > 1:
+            uuid = known.newest.vbucket_uuid + (1 << 40)
+            self.failover_log = known.branch(uuid, seqno)
+
+    return [(Vbucket, "_branch", instead)]
+
+
 # The drafts.
+
+
+@mutation
+def drafts_share_an_heir() -> list[Change]:
+    """Any connection of a draft goes on with what died for another."""
+    begin = producers.Producer.__init__
+
+    def instead(self: producers.Producer, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        if self.dialect.startswith("upr_draft"):
+            self.heir = self.dialect
+
+    return [(producers.Producer, "__init__", instead)]
 
 
 @mutation

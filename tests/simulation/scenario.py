@@ -10,6 +10,7 @@ from tests.simulation.chance import chance
 from tests.simulation.copies import Copies
 from tests.simulation.follower import DRAFTS, Habits
 from tests.simulation.holders import Policy
+from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import ALL
 from tests.simulation.truth import Violation
 from tests.simulation.world import Action, Plan, Script, World
@@ -112,8 +113,16 @@ class Author:
             yield from self._branch_under_chain()
         if self.rng.random() < 0.7:
             yield from self._past()
-        if self.rng.random() < 0.2:
-            coincidences = (self._torn_chain, self._torn_resume, self._second_failover, self._death_before_disk)
+        if self.rng.random() < 0.3:
+            coincidences = (
+                self._torn_chain,
+                self._torn_resume,
+                self._second_failover,
+                self._death_before_disk,
+                self._rivals,
+                self._back_alone,
+                self._overruled,
+            )
             yield from self.rng.choice(coincidences)()
         for _ in range(self.length):
             turn = self.rng.random()
@@ -190,15 +199,17 @@ class Author:
         for _ in range(rng.choice((2, 6, 12, 20))):
             if not world.moving:
                 return
-            v, moving = rng.choice(sorted(world.moving.items()))
-            yield ("relay", v, rng.choice(("source", "destination")), ALL, rng.choice((1, ALL)), rng.choice((30, ALL)))
+            v, takers = rng.choice(sorted(world.moving.items()))
+            which = rng.randrange(len(takers))
+            moving, side = takers[which], rng.choice(("source", "destination"))
+            yield ("relay", v, which, side, ALL, rng.choice((1, ALL)), rng.choice((30, ALL)))
             if rng.random() < 0.3:
                 yield ("disk", world.machines.index(rng.choice(list(moving.machines.values()))))
             if len(moving.links) < 2 and rng.random() < 0.5:
-                yield ("mover", v, "connect")
+                yield ("mover", v, which, "connect")
             if rng.random() < 0.05 * self.patience:
                 what = ("source", "destination", "undo", "replaced", "replaced to undo")
-                yield ("mover", v, rng.choice(what))
+                yield ("mover", v, which, rng.choice(what))
             if rng.random() < 0.1:
                 yield ("write", world.owner[v], v, "set", rng.randrange(world.plan.keys))
 
@@ -324,10 +335,83 @@ class Author:
                 left -= 1
                 if rng.random() < 0.1:
                     yield ("disk", source)
-            yield ("relay", 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
+            yield ("relay", 0, 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
             yield ("disk", destination)  # its answers wait for nothing else
         yield ("crash", source)
         yield ("start", source)
+        yield from self._some(source, rng.randint(0, 2))
+
+    def _taker(self) -> str:
+        return self.rng.choice(("mover", "mover", "mover", "draft"))
+
+    def _news(self) -> str:
+        """Does a machine that comes back hear at once what has become of its vbuckets?"""
+        return self.rng.choice(("told", "told", "alone"))
+
+    def _some_relays(self, turns: int) -> Iterator[Action]:
+        """All that take over the first vbucket get on, in turn."""
+        world = self.world
+        for turn in range(turns):
+            takers = world.moving.get(0)
+            if not takers:
+                return
+            which = turn // 2 % len(takers)
+            yield ("mover", 0, which, "connect")
+            yield ("relay", 0, which, ("source", "destination")[turn % 2], ALL, ALL, ALL)
+            if turn % 3 == 0:
+                yield ("disk", world.machines.index(takers[which].machines[DESTINATION]))
+            if self.rng.random() < 0.3:
+                yield ("disk", world.machines.index(takers[which].machines[SOURCE]))
+
+    def _rivals(self) -> Iterator[Action]:
+        """Two take over the same vbucket at once, to two machines or to one; one of them is cut, or wants it undone."""
+        rng, world = self.rng, self.world
+        source = world.owner[0]
+        others = [n for n in range(len(world.machines)) if n != source]
+        yield from self._some(source, rng.randint(0, 2))
+        yield ("takeover", 0, rng.choice(others), self._taker())
+        yield from self._some_relays(rng.randint(0, 30))
+        yield ("takeover", 0, rng.choice(others), self._taker())
+        yield from self._some_relays(rng.randint(0, 30))
+        what = ("source", "destination", "replaced", "replaced to undo", "undo")
+        yield ("mover", 0, rng.randrange(2), rng.choice(what))
+        yield from self._some(source, rng.randint(0, 1))
+        yield from self._some_relays(rng.randint(0, 40))
+
+    def _back_alone(self) -> Iterator[Action]:
+        """A machine is given up and comes back as what it was, with writes of its own, while another is active."""
+        rng, world = self.rng, self.world
+        old, consumers = world.owner[0], len(world.consumers)
+        new = rng.choice([n for n in range(len(world.machines)) if n != old])
+        yield from self._some(old, rng.randint(1, 3))
+        yield from self._fed(consumers + new, old, rng.choice((1, 2, ALL)))
+        yield ("disk", old)
+        yield ("promote", 0, new, "down")
+        yield from self._some(new, rng.randint(0, 3))
+        yield ("start", old, "alone")
+        for f in rng.sample(range(len(world.followers)), rng.randint(0, len(world.followers))):
+            yield from self._fed(f, rng.choice((old, new)), rng.choice((1, ALL)))
+        yield from self._some(old, rng.randint(0, 3))
+        for f in range(len(world.followers)):
+            yield ("move", f, ALL, rng.choice((0, 1, ALL)), ALL)
+        yield ("reach", old)
+
+    def _overruled(self) -> Iterator[Action]:
+        """In the middle of a takeover its source is lost, or given up, and somebody makes another copy active."""
+        rng, world = self.rng, self.world
+        source = world.owner[0]
+        others = [n for n in range(len(world.machines)) if n != source]
+        yield from self._some(source, rng.randint(0, 2))
+        yield ("takeover", 0, rng.choice(others), self._taker())
+        left = rng.randint(0, 16)
+        for action in self._some_relays(60):
+            yield action
+            left -= world.machines[source].role(0) is VbucketState.DEAD
+            if left < 0:
+                break
+        yield ("promote", 0, rng.choice(others), rng.choice(("down", "told", "stale")))
+        yield ("start", source, self._news())
+        yield from self._some(world.owner[0], rng.randint(0, 2))
         yield from self._some(source, rng.randint(0, 2))
 
     def _fault(self) -> Iterator[Action]:
@@ -338,12 +422,12 @@ class Author:
             case "crash" | "stop":
                 yield (fault, n)
                 if rng.random() < 0.7:
-                    yield ("start", n)
+                    yield ("start", n, self._news())
             case "promote":
                 others = [m for m in range(len(world.machines)) if m != world.owner[v]]
                 yield ("promote", v, rng.choice(others), rng.choice(("down", "told", "stale")))
             case "takeover":
-                yield ("takeover", v, rng.randrange(len(world.machines)))
+                yield ("takeover", v, rng.randrange(len(world.machines)), self._taker())
                 yield from self._relays()
             case "flush":
                 yield ("flush", v)

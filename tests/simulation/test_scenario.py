@@ -54,6 +54,16 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("move", 0, 60, 1, 60),
         ],
     ),
+    # A mover that wants to undo asks, and by the time it acts the destination is active, for somebody else.
+    "undo of what another has taken over meanwhile": (
+        Plan(machines=2, keys=2),
+        [
+            ("takeover", 0, 1, "draft"),
+            ("relay", 0, 0, "source", ALL, ALL, ALL),
+            ("takeover", 0, 1, "mover"),
+            ("mover", 0, 1, "replaced to undo"),
+        ],
+    ),
 }
 
 
@@ -96,5 +106,13 @@ def test_a_script_is_replayed_exactly() -> None:
 def test_histories_are_worth_looking_at() -> None:
     """Were most events skipped, nothing would be tested: count what happened in some seeds."""
     lines = [line for seed in range(60) for line in run(seed).history]
-    for words in ("rolls back", "accepted", "state_changed", "[crash", "[promote", "-k", "!k", "[flush", "[maintain"):
+    happened = ("rolls back", "accepted", "state_changed", "[crash", "[promote", "-k", "!k", "[flush", "[maintain")
+    taken = (
+        " alone]",
+        ": moved",
+        ": undone",
+        ": failed",
+        "draft takeover of vb0 from node0 by node1: the stream ends, ok",
+    )
+    for words in (*happened, *taken):
         assert any(words in line for line in lines), f"no seed says {words!r}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tests.simulation.carried import Carried
 from tests.simulation.copies import Copies
+from tests.simulation.draft_takeover import DraftTakeover
 from tests.simulation.follower import Follower, Habits
 from tests.simulation.holders import Holder, Policy
 from tests.simulation.moves import DESTINATION, SOURCE, Moving
@@ -29,11 +30,14 @@ from upriver.engine import Vbucket
 from upriver.errors import StatusError
 from upriver.model import Event, VbucketState
 from upriver.protocol.consumer import ConsumerOptions
-from upriver.protocol.mover import Goal, Phase
+from upriver.protocol.mover import Goal
 
 Action = tuple[Any, ...]
 Script = Sequence[Action]
 SIDES: Final = {"source": SOURCE, "destination": DESTINATION}
+#: Who takes over: a mover between two machines, or a machine by itself, in the third draft.
+Taker = Moving | DraftTakeover
+TAKERS: Final[dict[str, type[Moving] | type[DraftTakeover]]] = {"mover": Moving, "draft": DraftTakeover}
 ACTIVE, REPLICA, DEAD = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.DEAD
 
 
@@ -86,8 +90,8 @@ class World:
             *self.replicas,
             *self.tap_clients,
         ]
-        #: Takeovers that are not over, by vbucket.
-        self.moving: dict[int, Moving] = {}
+        #: Takeovers that are not over, by vbucket: several at once, but all from the same machine.
+        self.moving: dict[int, list[Taker]] = {}
         self.check()
 
     def _consumer(self, number: int, policy: Policy, habits: Habits) -> Follower:
@@ -258,8 +262,8 @@ class World:
         if link is not None:
             link.cut()
 
-    def do_start(self, n: int) -> None:
-        """A machine comes back; the operator tells it what it is before anybody can ask."""
+    def do_start(self, n: int, how: str = "told") -> None:
+        """A machine comes back; the operator tells it what it is before anybody can ask, unless it comes *alone*."""
         machine = self.machines[n]
         if machine.up:
             return
@@ -268,21 +272,31 @@ class World:
             return
         for v in range(self.plan.vbuckets):
             self.stale.discard((n, v))
-            if v in self.moving and machine in self.moving[v].machines.values():
+            if self._takes_part(machine, v):
                 continue  # what the disk says counts until the mover has finished
             if self.owner[v] == n:
                 if machine.role(v) is not ACTIVE:
                     self._ordered.add((n, v))
                     machine.vbucket(v).set_state(ACTIVE)
+            elif how == "alone":
+                if machine.role(v) is ACTIVE:  # somebody else is, and it has not heard of that
+                    self.stale.add((n, v))
+                    self._give_up_own(n, v)
             else:  # active once, or dead since a takeover: nobody waits for it any more
                 if machine.role(v) is ACTIVE:
-                    self._watch(n, v)
+                    self._give_up_own(n, v)
                 machine.vbucket(v).set_state(REPLICA)
+
+    def _takes_part(self, machine: Machine, v: int) -> bool:
+        """Is it one of those between whom the vbucket is on its way?"""
+        return any(machine in moving.machines.values() for moving in self.moving.get(v, ()))
 
     def do_promote(self, v: int, n: int, old: str) -> None:
         """An operator gives a vbucket to another copy; the old one is *down*, *told*, or *stale*: goes on unaware."""
         machine, before = self.machines[n], self.owner[v]
-        if not machine.up or n == before or machine.role(v) is ACTIVE or v in self.moving:
+        if not machine.up or n == before or machine.role(v) is ACTIVE:
+            return
+        if v in self.moving and not self._break_off(v):
             return
         left = self._last_uuid[v]
         if old == "down":
@@ -299,21 +313,53 @@ class World:
         self._watch(n, v)
         self._give_up(v, left)
 
-    def do_takeover(self, v: int, n: int) -> None:
-        """An operator lets a mover carry a vbucket to another machine; ordinary replication to it stops."""
+    def _break_off(self, v: int) -> bool:
+        """An operator ends takeovers, once he knows what all their destinations are: none may become active any more.
+
+        What was on its way when he decided so still arrives.
+        """
+        takers = self.moving[v]
+        if not all(taker.machines[DESTINATION].up for taker in takers):
+            return False
+        left = [machine for taker in takers for machine in taker.machines.values() if machine.up]
+        left = [machine for machine in left if machine.role(v) is not ACTIVE]
+        for machine in left:
+            machine.vbucket(v).set_state(REPLICA)
+        for taker in takers:
+            for side, deliver in ((SOURCE, "deliver_down"), (DESTINATION, "deliver_up")):
+                link = taker.links.get(side)
+                if link is not None:
+                    getattr(link, deliver)(ALL)
+        self.check()
+        for taker in self.moving.pop(v):
+            taker.close()
+        for machine in left:
+            if machine.up and machine.role(v) is not ACTIVE:
+                machine.vbucket(v).set_state(REPLICA)
+        return True
+
+    def do_takeover(self, v: int, n: int, by: str = "mover") -> None:
+        """An operator lets a vbucket be taken over by another machine; ordinary replication to it stops."""
         machines = {SOURCE: self.machines[self.owner[v]], DESTINATION: self.machines[n]}
+        if any(taker.machines[SOURCE] is not machines[SOURCE] for taker in self.moving.get(v, ())):
+            return  # it is the next owner's by now
         for machine in set(machines.values()):  # who was told something has it on disk before anything is moved
             if machine.up:
                 machine.write()
         settled = all(machine.up and not machine.bucket.journal.changed for machine in machines.values())
-        if settled and v not in self.moving and n != self.owner[v] and not any(number == v for _, number in self.stale):
+        if settled and n != self.owner[v] and not any(number == v for _, number in self.stale):
             self._lose_receiver(n)
-            self.moving[v] = Moving(v, machines, self.note)
-            self.moving[v].connect()
+            taker = TAKERS[by](v, machines, self.note)
+            self.moving.setdefault(v, []).append(taker)
+            taker.connect()
 
-    def do_relay(self, v: int, side: str, up: int, pump: int, down: int) -> None:
-        """Bytes move on one of a mover's links."""
-        moving = self.moving.get(v)
+    def _taker(self, v: int, which: int) -> Taker | None:
+        takers = self.moving.get(v)
+        return takers[which % len(takers)] if takers else None
+
+    def do_relay(self, v: int, which: int, side: str, up: int, pump: int, down: int) -> None:
+        """Bytes move on one of a taker's links."""
+        moving = self._taker(v, which)
         if moving is None:
             return
         for work, size in (("deliver_up", up), ("pump", pump), ("deliver_down", down)):
@@ -321,9 +367,9 @@ class World:
             if link is not None and size:
                 getattr(link, work)(size)
 
-    def do_mover(self, v: int, what: str) -> None:
-        """Something happens to a mover: it connects, loses a side, changes its mind, or dies and is replaced."""
-        moving = self.moving.get(v)
+    def do_mover(self, v: int, which: int, what: str) -> None:
+        """Something happens to a taker: it connects, loses a side, changes its mind, or dies and is replaced."""
+        moving = self._taker(v, which)
         if moving is None:
             return
         if what == "connect":
@@ -338,37 +384,46 @@ class World:
             moving.begin(Goal.UNDO if what == "replaced to undo" else Goal.TAKE_OVER)
 
     def _follow_moves(self) -> None:
-        """Who is active now is the owner; a mover that is done has no more to do."""
-        for v, moving in list(self.moving.items()):
-            destination = moving.machines[DESTINATION]
-            if destination.role(v) is ACTIVE:
-                self.owner[v] = self.machines.index(destination)
-            if moving.phase.over and all(machine.up for machine in moving.machines.values()):
+        """Who is active now is the owner; when all takers are done the operator looks at what they have left."""
+        for v, takers in list(self.moving.items()):
+            for taker in takers:
+                destination = taker.machines[DESTINATION]
+                if destination.role(v) is ACTIVE:
+                    self.owner[v] = self.machines.index(destination)
+            if all(taker.over and all(machine.up for machine in taker.machines.values()) for taker in takers):
                 del self.moving[v]
-                moving.close()
-                self._after_move(v, moving)
+                for taker in takers:
+                    taker.close()
+                self._after_moves(v, takers)
 
-    def _after_move(self, v: int, moving: Moving) -> None:
-        """Both sides can be reached and no mover is at work: the operator knows what to make of it."""
-        source, destination = moving.machines[SOURCE], moving.machines[DESTINATION]
-        if destination.role(v) is ACTIVE:
+    def _after_moves(self, v: int, takers: list[Taker]) -> None:
+        """All sides can be reached and nobody is at work: the operator knows what to make of it."""
+        source = takers[0].machines[SOURCE]
+        destinations = [taker.machines[DESTINATION] for taker in takers]
+        taken = any(destination.role(v) is ACTIVE for destination in destinations)
+        for taker, destination in zip(takers, destinations, strict=True):
+            if taker.moved and not taken and source.role(v) is not ACTIVE:
+                raise Violation(f"{taker} says moved, but {destination} is not active")
+            if destination.role(v) is not ACTIVE:
+                destination.vbucket(v).set_state(REPLICA)
+        if taken:
             source.vbucket(v).set_state(REPLICA)
             return
-        # It may have been active for a moment, before its power failed and nothing of that was on its disk.
+        # One of them may have been active for a moment, before its power failed and nothing of that was on its disk.
         self.owner[v] = self.machines.index(source)
-        destination.vbucket(v).set_state(REPLICA)
         if source.role(v) is not ACTIVE:
-            if moving.phase is Phase.MOVED:
-                raise Violation(f"{moving} says moved, but {destination} is not active")
             source.vbucket(v).set_state(ACTIVE)
 
     def do_reach(self, n: int) -> None:
-        """A machine that was replaced unawares is reached and told."""
-        for v in range(self.plan.vbuckets):
-            if (n, v) in self.stale and self.machines[n].up:
-                self._watch(n, v)
+        """A machine that was replaced unawares, or came back alone, is reached and told."""
+        machine = self.machines[n]
+        for v in range(self.plan.vbuckets) if machine.up else ():
+            if (n, v) in self.stale:
+                self._give_up_own(n, v)
                 self.stale.discard((n, v))
-                self.machines[n].vbucket(v).set_state(REPLICA)
+            elif self.owner[v] == n or self._takes_part(machine, v):
+                continue
+            machine.vbucket(v).set_state(REPLICA)
 
     def do_flush(self, v: int) -> None:
         """Everything is deleted at once."""
@@ -406,15 +461,21 @@ class World:
             if vbucket.persisted_seqno >= vbucket.high_seqno and not self.machines[n].bucket.journal.changed:
                 self._ordered.discard((n, v))
 
+    def _give_up_own(self, n: int, v: int) -> None:
+        """Whatever a machine writes, or has written, that believes to be active and is not."""
+        self._watch(n, v)
+        self._give_up(v, self.machines[n].vbucket(v).failover_log.newest.vbucket_uuid)
+
     def _give_up(self, v: int, left_uuid: int) -> None:
         """Mark what the branches of the old owner hold beyond those of the new one."""
         owner = self._active(v)
         truth = self.truths[v]
         left = truth.branches.get(left_uuid)
-        if owner is None or left is None:
+        if left is None:
             return
         shared: dict[int, int] = {}
-        branch, limit = truth.branches.get(owner.failover_log.newest.vbucket_uuid), 2**64
+        newest = self._last_uuid[v] if owner is None else owner.failover_log.newest.vbucket_uuid
+        branch, limit = truth.branches.get(newest), 2**64
         while branch is not None:
             shared[branch.uuid] = limit
             limit, branch = min(limit, branch.start), branch.parent
@@ -488,20 +549,32 @@ class World:
             self._check_machines(v)
 
     def _finish_move(self, v: int) -> None:
+        self._stop_doubles(v)
         for _ in range(300):
             if v not in self.moving:
                 return
             self.clock.now += 0.25
-            self.moving[v].connect()
-            for link in list(self.moving[v].links.values()):
-                link.deliver_up(ALL)
-                link.pump(ALL)
-                link.deliver_down(ALL)
+            for taker in self.moving[v]:
+                taker.connect()
+                for link in list(taker.links.values()):
+                    link.deliver_up(ALL)
+                    link.pump(ALL)
+                    link.deliver_down(ALL)
             for machine in self.machines:
                 machine.rest()
             self._follow_moves()
             self.check()
-        raise Violation(f"{self.moving[v]} never comes to an end: {self.moving[v].phase.value}")
+        raise Violation(f"{', '.join(map(str, self.moving[v]))} never comes to an end")
+
+    def _stop_doubles(self, v: int) -> None:
+        """Movers of one name take it from each other for ever, unless somebody stops all but one of them."""
+        kept: dict[str, Taker] = {}
+        for taker in self.moving.get(v, ()):
+            if str(taker) in kept:
+                kept[str(taker)].close()
+            kept[str(taker)] = taker
+        if kept:
+            self.moving[v] = list(kept.values())
 
     def _catch_up(self, f: int, n: int) -> None:
         if f - len(self.consumers) == n:

@@ -1,10 +1,12 @@
 """Vbuckets: their states, seqnos, failover logs and checkpoints, and who is registered to follow them."""
 
+from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.commands.registry import ANY_USER, command, success
+from upriver.node.replicas import ReplicaConnection
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.protocol.names import checked_name
 from upriver.wire import memcached
@@ -42,21 +44,27 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     if vbucket is None:
         node.bucket.create_vbucket(request.vbucket, state)
     else:
-        if state is VbucketState.ACTIVE:
-            _check_heir(session, vbucket.heir)
+        _check_mover(session, vbucket, state)
         vbucket.set_state(state)
     _tell_cluster(session)
     return when_all_durable(session, request, success(request))
 
 
-def _check_heir(session: Session, heir: str) -> None:
-    """A mover may take back only what was handed over under its own name: it has asked nobody else.
+def _check_mover(session: Session, vbucket: Vbucket, state: VbucketState) -> None:
+    """What a mover has asked may be otherwise by now, and others may move the same vbucket.
 
-    An operator, who has not opened the connection for streams, may know better.
+    It may take back only what was handed over under its own name. At the destination it confirms who is active, and
+    makes copies that wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An
+    operator, who has not opened the connection for streams, may know better.
     """
-    producer = getattr(session.stream, "producer", None)
+    stream, active = session.stream, vbucket.state is VbucketState.ACTIVE
+    producer = getattr(stream, "producer", None)
+    heir = vbucket.heir if state is VbucketState.ACTIVE else ""
     if producer is not None and heir not in ("", producer.heir):
         raise KeyExists(f"this copy died for {heir!r}: whoever that was may be active")
+    if isinstance(stream, ReplicaConnection) and active is not (state is VbucketState.ACTIVE):
+        why = f"this copy is {vbucket.state.value}: no mover makes it {state.value}"
+        raise KeyExists(f"{why}, an operator may on a connection of his own", vbucket=vbucket.number)
 
 
 @command(DeleteVbucket, role=Role.ADMIN)
