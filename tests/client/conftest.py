@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from upriver.node import EmbeddedNode, start
-from upriver.node.authentication import Role, User, Users
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 
 
 @pytest.fixture

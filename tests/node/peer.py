@@ -10,12 +10,12 @@ from typing import Literal, TypeVar
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
 from upriver.model import VbucketState
-from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.embedded import EmbeddedNode
 from upriver.node.session import Session
 from upriver.node.state import Limits, NodeState
+from upriver.node.users_file import Users
 from upriver.wire import AnyResponse, Request, Response
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED, Framer

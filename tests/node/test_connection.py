@@ -15,9 +15,10 @@ import pytest
 from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
 from upriver.node import connection as connection_module
 from upriver.node import server as server_module
-from upriver.node.authentication import Role, User, Users
 from upriver.node.connection import Connection
 from upriver.node.embedded import EmbeddedNode, start
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 from upriver.wire import dcp
 from upriver.wire.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 

@@ -13,8 +13,8 @@ from tests.node.stream_client import StreamClient
 from tests.node.test_stream_statistics import group
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.node.authentication import Users
 from upriver.node.options import Entrance
+from upriver.node.users_file import Users
 from upriver.protocol.stream_dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.wire import (
     DIALECTS,

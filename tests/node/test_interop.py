@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import trustme
 
-from upriver.node.authentication import Role, User, Users
 from upriver.node.embedded import EmbeddedNode, start
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 
 pytestmark = pytest.mark.interop
 

@@ -9,11 +9,13 @@ import pytest
 from tests.node.peer import Rig, SessionPeer, open_rig
 from tests.node.probes import Client, Reply, wait_until
 from tests.node.test_connection import connections, name_of, told
-from upriver.node.authentication import Outcome, Role, SaslExchange, User, Users
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.logins import LoginQueue
+from upriver.node.sasl import Outcome, SaslExchange
 from upriver.node.streams import StreamService
 from upriver.node.tap import TapService
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, Request, dcp
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.node.peer import Rig, SessionPeer, encoded, open_rig
 from upriver.engine.backend import COMPILED, Item
 from upriver.model import FailoverLog, VbucketState
-from upriver.node.authentication import Role, User, Users
 from upriver.node.state import Limits
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, Request
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (

@@ -19,8 +19,8 @@ from tests.protocol.stage import ask, brief, stage
 from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.node.authentication import Role, User
 from upriver.node.pump import Pump
+from upriver.node.users import Role, User
 from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import AnyRequest, AnyResponse, Message, Response, dcp, memcached, tap, upr
 from upriver.wire.codes import Status

@@ -21,8 +21,9 @@ from tests.protocol.tap_stage import (
     succeed_until,
 )
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
-from upriver.node.authentication import Role, User, Users
 from upriver.node.options import Entrance
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Response, dcp, memcached, tap
 from upriver.wire.codes import Status

@@ -10,7 +10,8 @@ import click
 
 from upriver.cli.complaint import Complaint
 from upriver.errors import UpriverError, UserError
-from upriver.node.authentication import Role, User, Users, prepared_name
+from upriver.node.users import Role, User, prepared_name
+from upriver.node.users_file import Users
 
 _users_option = click.option(
     "--users",

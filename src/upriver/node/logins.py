@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from upriver.errors import UsersFileError
-from upriver.node.authentication import Outcome, Role, SaslStatus, User, Users, network_of
+from upriver.node.sasl import Outcome, SaslStatus
+from upriver.node.throttle import network_of
+from upriver.node.users import Role, User
+from upriver.node.users_file import Users
 
 if TYPE_CHECKING:
     from upriver.node.session import Session

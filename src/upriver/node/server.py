@@ -26,7 +26,6 @@ from upriver.engine import Bucket, Retention
 from upriver.engine.backend import COMPILED
 from upriver.errors import StorageError
 from upriver.model import VbucketState
-from upriver.node.authentication import Users
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.compiled import plain_parts
@@ -40,6 +39,7 @@ from upriver.node.streams import StreamService
 from upriver.node.tap import TapService
 from upriver.node.tap_registry import TapRegistry
 from upriver.node.tls import ENCRYPTED_BYTES, Encryption, server_context
+from upriver.node.users_file import Users
 from upriver.protocol.tap_plan import TapSettings
 
 if TYPE_CHECKING:

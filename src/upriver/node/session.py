@@ -28,10 +28,11 @@ from upriver.errors import (
     UnknownCommand,
     WireError,
 )
-from upriver.node.authentication import Role, SaslExchange, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.options import Entrance
+from upriver.node.sasl import SaslExchange
 from upriver.node.state import NodeState
+from upriver.node.users import Role, User
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
 from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import DRAFT, MEMCACHED, Framing

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from upriver import __version__
 from upriver.engine import Bucket
 from upriver.engine.heap import Heap
-from upriver.node.authentication import LoginThrottle, Role, Users
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
 from upriver.node.holdings import Holdings
 from upriver.node.logins import LoginQueue
 from upriver.node.stream_health import StreamWatch
+from upriver.node.throttle import LoginThrottle
+from upriver.node.users import Role
+from upriver.node.users_file import Users
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import Final
 
 from upriver.errors import StatusError, WireError
 from upriver.node import drafts
-from upriver.node.authentication import Role
 from upriver.node.pump import Pump
 from upriver.node.replicas import ReplicaConnection
 from upriver.node.session import Session, malformed, refusal
@@ -21,6 +20,7 @@ from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
+from upriver.node.users import Role
 from upriver.protocol.names import checked_name
 from upriver.protocol.producer import Producer
 from upriver.protocol.request_runs import REQUEST_BYTES

@@ -12,7 +12,6 @@ from typing import Final
 
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, StorageError, TemporaryFailure, WireError
 from upriver.node import drafts
-from upriver.node.authentication import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.online_update import OnlineUpdate
 from upriver.node.pump import Pump
@@ -21,6 +20,7 @@ from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.tap_registry import RegistryWriter, TapRegistry
 from upriver.node.tap_sink import EngineTapSink
+from upriver.node.users import Role
 from upriver.protocol.names import NAME_BYTES_MAX, checked_name
 from upriver.protocol.tap_clients import TapClient, TapClients
 from upriver.protocol.tap_consumer import TapConsumer

@@ -1,0 +1,29 @@
+"""Users for tests, whose passwords are quick to check, and how they log in."""
+
+from scramp import ScramClient
+
+from upriver.node.sasl import Outcome, SaslExchange, SaslStatus
+from upriver.node.users import Role, User
+from upriver.node.users_file import ITERATIONS_MIN, Users
+
+ALICE = User.create("alice", "wonder land", Role.READ | Role.WRITE, iterations=ITERATIONS_MIN)
+
+
+def users_with(*members: User) -> Users:
+    users = Users()
+    for member in members:
+        users.add(member)
+    return users
+
+
+def log_in(users: Users, mechanism: str, name: str, password: str, spelled: str | None = None) -> Outcome:
+    """A whole SCRAM exchange with scramp's client, which also checks the server's proof."""
+    client = ScramClient([mechanism], name, password)
+    exchange = SaslExchange(users)
+    first = exchange.start((spelled or mechanism).encode(), client.get_client_first().encode())
+    assert (first.status, first.user) == (SaslStatus.CONTINUE, None)
+    client.set_server_first(first.challenge.decode())
+    final = exchange.step(client.get_client_final().encode())
+    if final.status is SaslStatus.SUCCESS:
+        client.set_server_final(final.challenge.decode())
+    return final
