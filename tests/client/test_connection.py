@@ -12,7 +12,7 @@ import trustme
 
 from upriver.client.address import Address, Endpoint
 from upriver.client.connection import Connection, reason
-from upriver.errors import ConnectionLost, KeyNotFound, TimedOut, Unreachable
+from upriver.errors import ConnectionLost, KeyNotFound, TimedOut, Unreachable, UpriverError
 from upriver.node import EmbeddedNode, start
 from upriver.wire.codes import Status
 from upriver.wire.memcached import Get, Noop, Set
@@ -35,6 +35,19 @@ async def served(talk: Talk) -> AsyncIterator[Endpoint]:
         yield Endpoint(*server.sockets[0].getsockname())
     finally:
         server.close()
+
+
+class Ear:
+    """Somebody who streams."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Future[UpriverError] = asyncio.get_running_loop().create_future()
+
+    def receive(self, data: memoryview) -> None:
+        raise AssertionError(bytes(data))
+
+    def lost(self, error: UpriverError) -> None:
+        self.told.set_result(error)
 
 
 def opened(
@@ -97,6 +110,23 @@ def test_a_server_that_is_something_else() -> None:
         async with served(web) as endpoint:
             with pytest.raises(ConnectionLost, match="what it sends is not the protocol: at byte 0"):
                 await opened(endpoint)
+
+    asyncio.run(run())
+
+
+def test_who_listens_to_a_connection_that_is_lost_already_is_told() -> None:
+    async def run() -> None:
+        async def curt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Say nothing, and go."""
+
+        async with served(curt) as endpoint:
+            connection = await opened(endpoint, greeting=False)
+            with pytest.raises(ConnectionLost):
+                await connection.ask(Noop())
+            ear = Ear()
+            connection.stream_to(ear)
+            await asyncio.wait_for(ear.told, 30)
+            await connection.close()
 
     asyncio.run(run())
 

@@ -1,11 +1,15 @@
 """Every vbucket is found, wherever it is and whatever the map said."""
 
+import asyncio
+
 import pytest
 
 from tests.client.clusters import push_map, two_nodes
 from tests.client.contents import Mirror, contents_of, follow
 from tests.client.test_consumer import DIALECTS, run
-from upriver.client import Consumer, KvClient
+from upriver.client import Consumer, KvClient, seeking
+from upriver.client.connection import Connection
+from upriver.client.placing import active_on
 from upriver.model import VbucketState, vbucket_of
 
 KEY = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
@@ -49,5 +53,33 @@ def test_a_vbucket_that_nobody_has_is_waited_for() -> None:
                 assert consumer.changes_received == 2
                 assert not consumer.reconnects
                 assert len(consumer.connections) == 2
+
+    run(look())
+
+
+def test_a_connection_that_is_lost_while_its_node_is_asked_what_it_has_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The drafts and `upr` cannot ask for an active copy, so somebody asks before; nothing is carried yet then."""
+
+    async def look() -> None:
+        mirror, cut = Mirror(), list[Connection]()
+
+        async def cut_off(connection: Connection) -> dict[int, int]:
+            found = await active_on(connection)
+            if not cut:
+                cut.extend(consumer.connections)
+                cut[0].abort()
+                while cut[0].is_open:
+                    await asyncio.sleep(0)
+            return found
+
+        with two_nodes() as (first, _):
+            first.call(first.bucket.vbucket(0).set, KEY, b"here")
+            consumer = Consumer(first.address, dialect="upr", stall_s=1000)
+            monkeypatch.setattr(seeking, "active_on", cut_off)
+            async with consumer:
+                await follow(consumer, mirror, lambda: mirror.contents == {KEY: b"here"})
+        assert cut
 
     run(look())

@@ -260,6 +260,8 @@ class Connection(asyncio.BufferedProtocol):
     def stream_to(self, receiver: Receiver) -> None:
         """Give everything that is received from now on to a stream."""
         self._receiver = receiver
+        if self.error is not None:  # it was lost before anybody listened
+            asyncio.get_running_loop().call_soon(receiver.lost, self.error)
 
     def pause(self) -> None:
         """Read nothing for now, so that the other side has to wait."""

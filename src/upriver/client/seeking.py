@@ -252,6 +252,10 @@ class Seeking:
             except NodeUnavailable as error:
                 self._unavailable(error, numbers, endpoint)
                 continue
+            if not feed.connection.is_open:  # lost meanwhile: what is not asked for yet would never be wanted again
+                self._suspect = True
+                self._want_later(numbers, endpoint)
+                continue
             for number in here:
                 self._ask(feed, number)
             feed.flush()
