@@ -362,6 +362,21 @@ def test_a_backup_goes_to_an_empty_directory(path: Path, clock: Clock) -> None:
     LmdbStorage(path.parent / "copy").close()
 
 
+def test_a_backup_that_the_system_refuses(path: Path, clock: Clock) -> None:
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+        bucket.create_vbucket(0).set(b"large", bytes(2**20))
+        bucket.flusher.step()
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, hard))
+        try:
+            with pytest.raises(StorageError, match="copy: cannot write the backup"):
+                bucket.backup(path.parent / "copy")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        bucket.vbucket(0).set(b"more", b"v")
+        bucket.flusher.step()
+
+
 def test_a_write_that_the_system_refuses(path: Path, clock: Clock) -> None:
     """The limit on file sizes stands for a full disk: LMDB's own write fails in the middle of a commit."""
     bucket = Bucket.open(path, vbuckets=2, clock=clock, background=False)

@@ -820,6 +820,30 @@ def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock:
     assert own.records(own.high_seqno, 10**6, 10) == model.records(own.high_seqno, 10**6, 10)
 
 
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_small_tables_do_not_take_the_memory_of_a_large_one(clock: Clock) -> None:
+    """What a large one gave back comes in large pieces, and what is taken counts against the quota."""
+    ledger = compiled.Ledger(clock)
+    large = compiled.Table(0, ledger)
+    large.active = True
+    for i in range(60_000):
+        large.set(b"key%d" % i, bytes(200))
+    taken = ledger.memory_bytes
+    large.discard()
+    assert ledger.memory_bytes == 0
+    small = [compiled.Table(number, ledger) for number in range(1024)]
+    for table in small:
+        table.active = True
+        table.set(b"key", b"value")
+    assert ledger.memory_bytes <= 1024 * (16 * 1024 + 128)
+    for table in small:
+        table.discard()
+    for i in range(60_000):
+        large.set(b"key%d" % i, bytes(200))
+    assert ledger.memory_bytes <= taken * 1.1
+    large.discard()
+
+
 MEMORY_SCRIPT = """
 import sys
 from upriver.engine import _table

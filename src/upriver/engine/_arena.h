@@ -153,8 +153,20 @@ static inline void spare_put(char *piece, int which) {
     arena_spare_bytes += (size_t)PIECE_MIN << which;
 }
 
+/* Take a larger piece than was asked for, and keep what is too much of it for others: a thousand small vbuckets that
+ * come after a large one shall not take its memory. */
+static inline char *spare_split(int which, int other) {
+    char *piece = spare_take(other);
+    while (piece != NULL && other > which) {
+        other--;
+        spare_put(piece + ((size_t)PIECE_MIN << other), other);
+    }
+    return piece;
+}
+
 /* A block of at least `least` bytes, of `*size` where there is a choice; `*size` is then what it has. NULL if there is
- * no memory. What was given back serves first, whatever its size: memory in use and memory taken stay close. */
+ * no memory. What was given back serves first, smaller pieces before larger ones: memory in use and memory taken stay
+ * close. */
 static inline char *arena_take(uint32_t least, uint32_t *size) {
     char *piece = NULL;
     int which, other, lowest;
@@ -171,10 +183,7 @@ static inline char *arena_take(uint32_t least, uint32_t *size) {
         piece = spare_take(other);
         if (piece != NULL) *size = (uint32_t)PIECE_MIN << other;
     }
-    for (other = which + 1; piece == NULL && other < PIECE_CLASSES; other++) {
-        piece = spare_take(other);
-        if (piece != NULL) *size = (uint32_t)PIECE_MIN << other;
-    }
+    for (other = which + 1; piece == NULL && other < PIECE_CLASSES; other++) piece = spare_split(which, other);
     if (piece == NULL) {
         if ((size_t)(arena_end - arena_next) < *size) {
             size_t room = REGION_BYTES;
@@ -213,16 +222,7 @@ static inline char *zeroed_take(size_t size) {
     char *memory;
     if (size < PIECE_MIN) return (char *)calloc(1, size);
     if (size > PIECE_MAX) return arena_map(size);
-    memory = spare_take(arena_class(piece));
-    if (memory != NULL) arena_given += size;
-    else memory = arena_take(piece, &piece);
-    if (memory != NULL && piece > size) { /* only a larger one was there: what is too much serves others */
-        uint32_t rest = piece;
-        while (rest > size) {
-            rest /= 2;
-            arena_give(memory + rest, rest);
-        }
-    }
+    memory = arena_take(piece, &piece);
     if (memory != NULL) memset(memory, 0, size);
     return memory;
 }

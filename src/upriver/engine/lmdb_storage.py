@@ -144,7 +144,7 @@ class LmdbStorage(Storage):
             target.mkdir(parents=True, exist_ok=True)
             if _entries(target):
                 raise StorageError(path, "a backup goes to an empty directory")
-            with self._reading():
+            with self._held():
                 self._env.copy(path, compact=True)
             self._mark_as_copy(path)
             (target / LOCK_FILE).touch()
@@ -351,19 +351,26 @@ class LmdbStorage(Storage):
     # Reading.
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """What LMDB says about a read, in our words; the environment stays meanwhile."""
+    def _held(self) -> Iterator[None]:
+        """The environment stays meanwhile."""
         with self._readers_lock:
             self._readers += 1
         try:
             yield
+        finally:
+            with self._readers_lock:
+                self._readers -= 1
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What LMDB says about a read, in our words."""
+        try:
+            with self._held():
+                yield
         except (*_DAMAGE, struct.error) as error:
             raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from error
         except lmdb.Error as error:
             raise StorageError(self.path, f"cannot read: {error}") from error
-        finally:
-            with self._readers_lock:
-                self._readers -= 1
 
     def _checked(self, key: bytes | memoryview, value: memoryview, what: str) -> memoryview:
         records = value[_CHECKSUM.size :]
