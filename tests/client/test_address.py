@@ -51,6 +51,8 @@ def test_a_url_may_be_short() -> None:
         ("a:x", "not a number"),
         ("::1:11210", "in brackets"),
         ("a b", "is no host and port"),
+        ("11210", "'11210' is a number, not a host"),
+        ("a:1,7:2", "'7' is a number"),
         ("http://a", "its scheme is 'http', not 'upriver'"),
         ("upriver://@a", "no user before the @"),
         ("upriver://a?tsl=on", "no setting tsl"),

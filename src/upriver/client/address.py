@@ -125,6 +125,8 @@ def _endpoint(text: str, shown: str) -> Endpoint:
         hint = "an IPv6 address stands in brackets" if text.count(":") > 1 else _FORM
         raise AddressError(shown, f"{text!r} is no host and port; {hint}")
     host, port = found["v6"] or found["host"], found["v6port"] or found["port"]
+    if host.isdigit():  # the system would take it for an IPv4 address; whoever writes it means a port or a vbucket
+        raise AddressError(shown, f"{host!r} is a number, not a host; {_FORM}")
     if port is None and not text.endswith(":"):
         return Endpoint(host, PORT)
     if not port or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
