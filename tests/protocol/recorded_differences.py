@@ -56,8 +56,8 @@ DIFFERENCES = (
         "ctl",
         17,
         ("- 0x3f success", "+ 0x3f einval"),
-        "An active vbucket is not deleted by accident: it must be dead first. The stream ends then, with the same "
-        "reason.",
+        "No text asks for it; we want it (docs/architecture.md): an active vbucket is not deleted by accident, it must "
+        "be dead first. The stream ends then, with the same reason.",
     ),
     Difference(
         "dcp_09_state_change",
