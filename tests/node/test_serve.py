@@ -20,6 +20,8 @@ from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, Request
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
+    Decrement,
+    DecrementQ,
     Delete,
     DeleteQ,
     DeleteQWithMeta,
@@ -34,6 +36,8 @@ from upriver.wire.memcached import (
     GetQ,
     GetResponse,
     Hello,
+    Increment,
+    IncrementQ,
     MetaOption,
     Noop,
     Set,
@@ -49,6 +53,7 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled parts are not
 
 KEYS = [b"a", b"b", b"c", b"k" * 250]
 GETS, SETS, DELETES = (0x00, 0x09, 0x0C, 0x0D), (0x01, 0x11), (0x04, 0x14)
+COUNTS = (0x05, 0x06, 0x15, 0x16)
 WITH_META = (0xA2, 0xA3, 0xA8, 0xA9)
 FEATURES = (Feature.MUTATION_SEQNO, Feature.JSON, Feature.XERROR)
 SIZES = [0, 1, 8, 100, 5000, 70_000, 1024 * 1024 - 300, 1024 * 1024 + 1]
@@ -128,6 +133,31 @@ class WithMeta:
         value = self.value if self.value is not None else item.value if item else b""
         head = {"opcode": self.opcode, "opaque": self.opaque, "datatype": self.datatype, "cas": self.condition}
         return AnyRequest(**head, extras=extras, key=self.key, value=value).encode()
+
+
+@dataclass
+class Again:
+    """A touch, a count, or the number that is counted on."""
+
+    opcode: int
+    key: bytes
+    delta: int = 1
+    initial: int = 0
+    expiration: int = 0
+    number: bytes = b"0"
+    cas: int = 0
+    short: bool = False
+
+    def encode(self, rig: Rig) -> bytes:
+        expiration, value = self.expiration.to_bytes(4, "big"), b""
+        if self.opcode in SETS:
+            extras, value = (7).to_bytes(4, "big") + expiration, self.number
+        elif self.opcode == 0x1C:
+            extras = expiration
+        else:
+            extras = self.delta.to_bytes(8, "big") + self.initial.to_bytes(8, "big") + expiration
+        extras = extras[: len(extras) - self.short]
+        return AnyRequest(opcode=self.opcode, extras=extras, key=self.key, value=value, cas=self.cas).encode()
 
 
 def held(rig: Rig, number: int, key: bytes) -> Item | None:
@@ -219,6 +249,34 @@ odd_with_meta = st.builds(
     extended=st.booleans(),
     value=st.sampled_from(SIZES).map(bytes),
 )
+again = st.builds(
+    Again,
+    opcode=st.sampled_from((*SETS, *COUNTS, *COUNTS, 0x1C, 0x1C)),
+    key=st.sampled_from(KEYS),
+    delta=st.sampled_from([0, 1, 9, 10**18, 2**63, 2**64 - 1]),
+    initial=st.sampled_from([0, 5, 2**64 - 1]),
+    expiration=st.sampled_from([0, 0, 3, 100, 2_000_000_000, 2**32 - 1]),
+    number=st.sampled_from(
+        [
+            b"0",
+            b"9",
+            b"007",
+            b"10",
+            b"1" * 19,
+            b"9" * 19,
+            b"1" * 20,
+            b"18446744073709551615",
+            b"",
+            b"x",
+            b"1 ",
+            b"-1",
+            bytes(1024),
+            bytes(1025),
+        ]
+    ),
+    cas=st.sampled_from([0, 0, 0, 0, 1]),
+    short=st.sampled_from([False, False, False, True]),
+)
 other = st.builds(
     Other,
     st.sampled_from(["lock", "unlock", "delete", "touch", "flush", "hello", "noop"]),
@@ -227,7 +285,11 @@ other = st.builds(
 )
 burst = st.builds(
     Burst,
-    st.lists(st.one_of(plain, plain, plain, with_meta, with_meta, odd, odd_with_meta, other), min_size=1, max_size=12),
+    st.lists(
+        st.one_of(plain, plain, plain, again, again, with_meta, with_meta, odd, odd_with_meta, other),
+        min_size=1,
+        max_size=12,
+    ),
     st.lists(st.integers(0, 6000), max_size=4),
     st.sampled_from([0, 0, 1, 4]),
 )
@@ -313,9 +375,9 @@ def test_every_conflict_ends_alike() -> None:
     st.lists(
         st.tuples(
             st.sampled_from([0x80, 0x80, 0x80, 0x81, 0x00]),
-            st.one_of(st.sampled_from(GETS + SETS + DELETES + WITH_META), st.integers(0, 255)),
+            st.one_of(st.sampled_from(GETS + SETS + DELETES + COUNTS + WITH_META + (0x1C,)), st.integers(0, 255)),
             st.integers(0, 300),
-            st.one_of(st.integers(0, 12), st.sampled_from([24, 26, 28, 30])),
+            st.one_of(st.integers(0, 12), st.sampled_from([20, 24, 26, 28, 30])),
             st.integers(0, 3),
             st.integers(0, 9),
             st.integers(0, 300),
@@ -416,6 +478,31 @@ def test_plain_requests_are_taken(rig: Rig) -> None:
     deleted = [Delete(key=b"k").encode(), DeleteQ(key=b"l").encode(), Delete(key=b"k").encode()]
     data = [*stored, *read, *missed, *deleted]
     assert taken(rig, *data) == sum(map(len, data))
+
+
+def test_touches_and_counts_are_taken(rig: Rig) -> None:
+    data = [Set(key=b"k", value=b"17", flags=3).encode(), Touch(key=b"k", expiration=100).encode()]
+    data += [kind(key=b"k", delta=4).encode() for kind in (Increment, IncrementQ, Decrement, DecrementQ, Increment)]
+    assert taken(rig, *data) == sum(map(len, data))
+    item = rig.bucket.vbucket(0).get(b"k")
+    assert (item.value, item.flags, item.expiry, item.seqno) == (b"21", 3, rig.time.now + 100, 7)
+    assert rig.bucket.operations == {"touch": 1, "increment": 3, "decrement": 2}
+
+
+def test_what_is_special_about_a_touch_or_a_count_is_not(rig: Rig) -> None:
+    touch, count = Touch(key=b"k", expiration=100).encode(), Increment(key=b"k", initial=1).encode()
+
+    def left(value: bytes) -> tuple[bool, bool]:
+        rig.bucket.vbucket(0).set(b"k", value)
+        return taken(rig, touch) == 0, taken(rig, count) == 0
+
+    assert (taken(rig, touch), taken(rig, count)) == (0, 0)  # it is not there
+    assert left(b"1") == (False, False)
+    assert left(b"no number") == left(b"") == left(b"1" * 20) == (False, True)
+    assert left(bytes(1025)) == (True, True)  # to copy it again and again would take its time
+    rig.bucket.vbucket(0).set(b"k", b"1", 0, 10)
+    rig.time.pass_by(10)
+    assert (taken(rig, touch), taken(rig, count)) == (0, 0)
 
 
 def test_versions_from_elsewhere_are_taken(rig: Rig) -> None:
@@ -527,6 +614,8 @@ def test_others_are_not(rig: Rig) -> None:
     [
         Set(key=b"k", value=b"v"),
         Delete(key=b"k"),
+        Touch(key=b"k"),
+        Decrement(key=b"k"),
         SetWithMeta(key=b"k", rev_seqno=1, item_cas=1),
         DeleteQWithMeta(key=b"k", rev_seqno=1, item_cas=1),
     ],

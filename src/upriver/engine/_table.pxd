@@ -112,3 +112,7 @@ cdef inline Chunk *chunk_at(Table self, uint64_t slot) noexcept:
 
 cdef inline char *record_at(Table self, uint64_t slot) noexcept:
     return chunk_at(self, slot).data + ((slot & 0xFFFFF) << 3)
+
+
+# What a client's expiry means.
+cdef uint32_t absolute(uint32_t expiry, double now) noexcept

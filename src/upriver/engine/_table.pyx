@@ -932,7 +932,7 @@ cdef inline uint64_t revision_after(Table self, const char *old) noexcept:
     return rev_seqno if rev_seqno == REV_SEQNO_MAX else rev_seqno + 1
 
 
-cdef inline uint32_t absolute(uint32_t expiry, double now) noexcept:
+cdef uint32_t absolute(uint32_t expiry, double now) noexcept:
     """Memcached's rule: up to 30 days an expiry counts from now; the end of all times that can be told is the last."""
     cdef double when = expiry + floor(now)
     if not 0 < expiry <= RELATIVE_EXPIRY_S_MAX:

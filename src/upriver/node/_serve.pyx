@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The compiled loop for what clients do most: runs of plain get, set and delete requests, with and without meta.
+"""The compiled loop for what clients do most: runs of plain get, set and delete requests, with and without meta, and
+of touches and counts.
 
 It answers a request only if nothing about it is special: whole, a vbucket that is active here, no lock on the key, no
 CAS, no data type that was not agreed on, no item that is past its time, no value that must be read from disk, room for
@@ -19,7 +20,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from upriver.engine._table cimport Chunk, Ledger, Table, Version, chunk_at, record_at
+from upriver.engine._table cimport Chunk, Ledger, Table, Version, absolute, chunk_at, record_at
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -48,15 +49,27 @@ cdef enum:
     GET = 0x00
     SET = 0x01
     DELETE = 0x04
+    INCREMENT = 0x05
+    DECREMENT = 0x06
     GETQ = 0x09
     GETK = 0x0C
     GETKQ = 0x0D
     SETQ = 0x11
     DELETEQ = 0x14
+    INCREMENTQ = 0x15
+    DECREMENTQ = 0x16
+    TOUCH = 0x1C
     SET_WITH_META = 0xA2
     SETQ_WITH_META = 0xA3
     DELETE_WITH_META = 0xA8
     DELETEQ_WITH_META = 0xA9
+    # Of a touch and of a count: delta, initial number and expiration.
+    TOUCH_EXTRAS = 4
+    COUNT_EXTRAS = 20
+    NUMBER = 8
+    # A number of so many digits has room to grow; and a touch writes its value again, which is not to take long.
+    DIGITS_MAX = 19
+    TOUCHED_BYTES_MAX = 1024
     # Meta: flags, expiration, revision and CAS, and perhaps options; of these others are left to the session.
     META_EXTRAS = 24
     META_OPTIONS_EXTRAS = 28
@@ -96,7 +109,12 @@ cdef inline bint is_write(uint8_t opcode) noexcept:
     return (
         opcode == SET or opcode == SETQ or opcode == DELETE or opcode == DELETEQ or opcode == SET_WITH_META
         or opcode == SETQ_WITH_META or opcode == DELETE_WITH_META or opcode == DELETEQ_WITH_META
+        or opcode == TOUCH or is_count(opcode)
     )
+
+
+cdef inline bint is_count(uint8_t opcode) noexcept:
+    return opcode == INCREMENT or opcode == DECREMENT or opcode == INCREMENTQ or opcode == DECREMENTQ
 
 
 cdef bint read_meta(const char *request, bint deletes, Version *theirs, uint32_t *options) noexcept:
@@ -151,6 +169,40 @@ cdef bint wins(const Version *theirs, const char *record) noexcept:
     return found > 0
 
 
+cdef void again(Version *version, const char *record, const char *key, uint32_t key_size) noexcept:
+    """The item of a record, to be stored once more."""
+    memset(version, 0, sizeof(Version))
+    version.event, version.datatype = MUTATION, <uint8_t> record[R_DATATYPE]
+    version.flags, version.expiry = load_be32(record + R_FLAGS), load_be32(record + R_EXPIRY)
+    version.key, version.key_size = key, key_size
+    version.value = record + R_EXTRAS + MUTATION_EXTRAS + key_size
+    version.value_size = load_be32(record + R_BODY_LENGTH) - MUTATION_EXTRAS - key_size
+
+
+cdef bint read_number(const char *digits, uint32_t size, uint64_t *number) noexcept:
+    """A decimal number; False if it is none, or so long that the session must see."""
+    cdef uint32_t i
+    number[0] = 0
+    for i in range(size):
+        if i == DIGITS_MAX or not c"0" <= digits[i] <= c"9":
+            return False
+        number[0] = 10 * number[0] + (digits[i] - c"0")
+    return size > 0
+
+
+cdef uint32_t write_number(char *digits, uint64_t number) noexcept:
+    """The decimal digits of a number; how many."""
+    cdef char reversed[24]
+    cdef uint32_t size = 0, i
+    while number or not size:
+        reversed[size] = <char> (c"0" + number % 10)
+        number //= 10
+        size += 1
+    for i in range(size):
+        digits[i] = reversed[size - 1 - i]
+    return size
+
+
 cdef class FastPath:
     """Answers from the tables of one bucket; ``tables`` is the bucket's own list, by number of the vbucket, and
     ``operations`` its count of the rarer operations."""
@@ -165,7 +217,7 @@ cdef class FastPath:
     cdef uint8_t datatypes
     cdef double now
     # Counted in the run, and not told yet.
-    cdef Py_ssize_t sets_with_meta, deletes_with_meta
+    cdef Py_ssize_t sets_with_meta, deletes_with_meta, touches, increments, decrements
     #: A change may wake somebody who sends a request of his own: that one goes through his session.
     cdef bint busy
 
@@ -203,8 +255,11 @@ cdef class FastPath:
         finally:
             self.busy = False
             PyBuffer_Release(&view)
-            if self.sets_with_meta or self.deletes_with_meta:
-                self.count_with_meta()
+            self.tell("set_with_meta", &self.sets_with_meta)
+            self.tell("delete_with_meta", &self.deletes_with_meta)
+            self.tell("touch", &self.touches)
+            self.tell("increment", &self.increments)
+            self.tell("decrement", &self.decrements)
             if self.room > ROOM_KEPT:
                 free(self.out)
                 self.out, self.room = NULL, 0
@@ -406,6 +461,10 @@ cdef class FastPath:
         self.reserve(HEADER + TOKEN)  # before, because what is written must be answered
         if opcode == SET or opcode == SETQ:
             return self.set(table, request, body, opcode == SETQ)
+        if opcode == TOUCH:
+            return self.touch(table, request, body)
+        if is_count(opcode):
+            return self.count(table, request, body, opcode)
         if opcode == DELETE or opcode == DELETEQ:
             return self.delete(table, request, body, opcode == DELETEQ)
         return self.write_with_meta(table, request, opcode)
@@ -449,6 +508,67 @@ cdef class FastPath:
             self.written(table, request, version.cas if self.tokens else 0, version.seqno)
         return True
 
+    cdef const char *living(self, Table table, const char *key, size_t key_length) except? NULL:
+        """The record of an item that is there, with its value; NULL for the session to see what else there is."""
+        cdef uint64_t where
+        cdef const char *record = table.lookup(key, key_length, hash_key(key, key_length, self.ledger.seed), &where)
+        if record == NULL or <uint8_t> record[R_OPCODE] != OPCODE_MUTATION or record[R_MARKS] & MARK_EVICTED:
+            return NULL
+        return NULL if 0 < load_be32(record + R_EXPIRY) <= self.time() else record
+
+    cdef bint touch(self, Table table, const char *request, uint32_t body) except -1:
+        cdef uint16_t key_length = load_be16(request + 2)
+        cdef const char *key = request + HEADER + TOUCH_EXTRAS
+        cdef const char *record
+        cdef char *value
+        cdef Version version
+        if request[4] != TOUCH_EXTRAS or body != TOUCH_EXTRAS + key_length:
+            return False
+        record = self.living(table, key, key_length)
+        if record == NULL:
+            return False
+        again(&version, record, key, key_length)
+        if version.value_size > TOUCHED_BYTES_MAX:
+            return False
+        version.expiry = absolute(load_be32(request + HEADER), self.time())
+        # What is written must not lie where it is written to: behind the answer there is room.
+        value = self.reserve(HEADER + version.value_size) + HEADER
+        memcpy(value, version.value, version.value_size)
+        version.value = value
+        self.touches += 1
+        table.store_raw(&version, self.time())
+        store_be64(self.begin(request, 0, 0, 0) + 16, version.cas)  # a touch is answered without a token
+        return True
+
+    cdef bint count(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
+        cdef uint16_t key_length = load_be16(request + 2)
+        cdef const char *key = request + HEADER + COUNT_EXTRAS
+        cdef const char *record
+        cdef bint down = opcode == DECREMENT or opcode == DECREMENTQ
+        cdef uint64_t number, delta = load_be64(request + HEADER)
+        cdef char digits[24]
+        cdef Version version
+        if request[4] != COUNT_EXTRAS or body != COUNT_EXTRAS + key_length:
+            return False
+        record = self.living(table, key, key_length)
+        if record == NULL:
+            return False
+        again(&version, record, key, key_length)
+        if not read_number(version.value, version.value_size, &number):
+            return False
+        number = number + delta if not down else number - delta if number > delta else 0
+        version.value, version.value_size = digits, write_number(digits, number)
+        if down:
+            self.decrements += 1
+        else:
+            self.increments += 1
+        self.reserve(HEADER + TOKEN + NUMBER)
+        table.store_raw(&version, self.time())
+        if opcode == INCREMENT or opcode == DECREMENT:
+            self.written(table, request, version.cas, version.seqno, NUMBER)
+            store_be64(self.out + self.used - NUMBER, number)
+        return True
+
     cdef bint write_with_meta(self, Table table, const char *request, uint8_t opcode) except -1:
         cdef bint deletes = opcode == DELETE_WITH_META or opcode == DELETEQ_WITH_META
         cdef uint64_t where
@@ -477,19 +597,18 @@ cdef class FastPath:
             self.written(table, request, theirs.cas, theirs.seqno)
         return True
 
-    cdef int count_with_meta(self) except -1:
+    cdef int tell(self, str operation, Py_ssize_t *count) except -1:
         """Tell the bucket how many there were."""
-        cdef Py_ssize_t sets = self.sets_with_meta, deletes = self.deletes_with_meta
-        self.sets_with_meta = self.deletes_with_meta = 0
-        if sets:
-            self.operations["set_with_meta"] += sets
-        if deletes:
-            self.operations["delete_with_meta"] += deletes
+        if count[0]:
+            self.operations[operation] += count[0]
+            count[0] = 0
         return 0
 
-    cdef int written(self, Table table, const char *request, uint64_t cas, uint64_t seqno) except -1:
-        """Answer a write that was done."""
-        cdef char *answer = self.begin(request, TOKEN if self.tokens else 0, 0, 0)
+    cdef int written(
+        self, Table table, const char *request, uint64_t cas, uint64_t seqno, uint32_t value_length=0
+    ) except -1:
+        """Answer a write that was done; a value is to be filled in."""
+        cdef char *answer = self.begin(request, TOKEN if self.tokens else 0, 0, value_length)
         store_be64(answer + 16, cas)
         if self.tokens:
             store_be64(answer + HEADER, table.vbucket_uuid)
