@@ -934,9 +934,10 @@ cdef inline uint64_t revision_after(Table self, const char *old) noexcept:
 
 cdef uint32_t absolute(uint32_t expiry, double now) noexcept:
     """Memcached's rule: up to 30 days an expiry counts from now; the end of all times that can be told is the last."""
-    cdef double when = expiry + floor(now)
+    cdef double when
     if not 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
         return expiry
+    when = expiry + floor(now)
     return NEVER if when >= NEVER else <uint32_t>when
 
 
