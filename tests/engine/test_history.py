@@ -1,6 +1,6 @@
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
 from upriver.engine.history import FILTERED_BYTES
-from upriver.errors import KeyExists, NotSupported, OutOfRange, RollbackRequired
+from upriver.errors import KeyExists, NotMyVbucket, NotSupported, OutOfRange, RollbackRequired, TemporaryFailure
 from upriver.model import Change, Event, Snapshot, VbucketState
 from upriver.model.record import HEADER, PREFIX, Record, pack, size_at
 
@@ -402,3 +402,18 @@ def test_options_in_every_combination(
         for size in (1, 300, 2**20):
             frames = b"".join(f for snapshot in vbucket.changes(start, end, options) for f in snapshot.frames(size))
             assert frames == b"".join(pack(Record(change=change))[PREFIX.size :] for change in expected)
+
+
+def test_who_has_nothing_to_tell_is_not_taken_for_empty(bucket: Bucket) -> None:
+    """Whoever asks a copy that was never filled, or one that is gone, must not end with an empty vbucket."""
+    replica, gone = bucket.create_vbucket(1, VbucketState.REPLICA), bucket.vbucket(0)
+    gone.set(b"k", b"v")
+    bucket.delete_vbucket(0)
+    asks: list[Callable[[Vbucket], object]] = [lambda v: list(v.changes()), lambda v: v.open_cursor("stream")]
+    for ask in asks:
+        with pytest.raises(TemporaryFailure, match="nothing to stream yet"):
+            ask(replica)
+        with pytest.raises(NotMyVbucket):
+            ask(gone)
+    replica.begin_snapshot(0, 5)
+    assert list(replica.changes()) == []

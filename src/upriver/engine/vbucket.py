@@ -413,6 +413,11 @@ class Vbucket(KeyValue):
         if self.removed:
             raise NotMyVbucket(vbucket=self.number)
 
+    def _check_streamable(self) -> None:
+        self._check_here()
+        if self.state is not VbucketState.ACTIVE and not self.streamable:
+            raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
+
     def _check_receiving(self, seqno: int) -> None:
         self._check_here()
         if self.state is VbucketState.ACTIVE:
@@ -449,10 +454,9 @@ class Vbucket(KeyValue):
         options: Options,
     ) -> Place:
         """The same, for who has a kind of cursor of its own."""
+        self._check_streamable()
         if name in self.cursors:
             raise KeyExists(f"there is a cursor {name!r} already", vbucket=self.number)
-        if self.state is not VbucketState.ACTIVE and not self.streamable:
-            raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
         cursor = make(self, name, start_seqno, end_seqno, options)
         if cursor.ended is None:
             self.cursors[name] = cursor
@@ -465,6 +469,7 @@ class Vbucket(KeyValue):
 
         With ``persisted_only`` it ends at the last whole state that is on disk now.
         """
+        self._check_streamable()  # nothing is not the same as no change
         reached = self.whole_seqno
         if options is not None and options.persisted_only:
             reached = self.whole_at_or_below(min(reached, self.persisted_seqno))
