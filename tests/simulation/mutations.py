@@ -19,6 +19,7 @@ from upriver.model import rollback as rules
 from upriver.node.source import EngineSource
 from upriver.protocol import negotiation as negotiations
 from upriver.protocol import producer as producers
+from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.handover import Handover
 from upriver.protocol.mover import Goal, Mover
 from upriver.protocol.receiving import ReceivingStream
@@ -425,6 +426,18 @@ def drafts_skip_rollback() -> list[Change]:
         return None if dialect.name.startswith("upr_draft") else decide(dialect, *rest, **options)
 
     return [(producers, "_rollback", instead), _open_below_purge()]
+
+
+@mutation
+def drafts_trust_the_compared_log() -> list[Change]:
+    """Whoever speaks a draft takes the log that he asked for before his request for the one that he streams under."""
+    confirmed = DraftTranslator._confirmed
+
+    def instead(self: DraftTranslator, answer: Any, opaque: int) -> list[Any]:
+        answer.log = self._logs.get(opaque, ())
+        return confirmed(self, answer, opaque)
+
+    return [(DraftTranslator, "_confirmed", instead)]
 
 
 # TAP.

@@ -111,6 +111,8 @@ class Author:
     def events(self) -> Iterator[Action]:
         if self.seed % 20 == 7:
             yield from self._branch_under_chain()
+        elif self.seed % 20 == 9:
+            yield from self._log_in_between()
         if self.rng.random() < 0.7:
             yield from self._past()
         if self.rng.random() < 0.3:
@@ -296,6 +298,25 @@ class Author:
         for f in (consumers + replica, others[-1]):
             for _ in range(3):
                 yield ("move", f, ALL, ALL, ALL)
+
+    def _log_in_between(self) -> Iterator[Action]:
+        """The owner's log changes after a follower has asked for it, and before its request arrives."""
+        rng, world = self.rng, self.world
+        owner, others = world.owner[0], [n for n in range(len(world.machines)) if n != world.owner[0]]
+        for f, (_, habits) in enumerate(world.plan.consumers):
+            if habits.dialect == "dcp":
+                continue
+            yield from self._some(owner, rng.randint(0, 3))
+            yield ("connect", f, owner)
+            yield ("move", f, ALL, 1, ALL)
+            if rng.random() < 0.5:
+                yield ("flush", 0)
+            else:  # it is away for a moment, and active again
+                yield ("promote", 0, rng.choice(others), "told")
+                yield ("promote", 0, owner, "told")
+            yield from self._some(owner, rng.randint(1, 3))
+            for _ in range(4):
+                yield ("move", f, ALL, rng.choice((1, ALL)), ALL)
 
     def _second_failover(self) -> Iterator[Action]:
         """Two failovers, the second in mid-snapshot and further back than the first; then somebody from before both."""

@@ -25,6 +25,7 @@ FOUND = {
     "who-was-demoted-becomes-active": 857,
     "drafts-share-an-heir": 71,
     "drafts-skip-rollback": 47,
+    "drafts-trust-the-compared-log": 109,
     "tap-counts-what-was-sent": 1103,
     "evict-what-is-not-in-blocks": 27,
     "upr-resumes-in-mid-snapshot": 53,
