@@ -1,7 +1,9 @@
 """Sources that crash, fall over and move while a query follows them, under each policy: the table ends as the node."""
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -304,3 +306,32 @@ def test_vbuckets_that_move_while_a_query_runs(spark: SparkSession, tmp_path: Pa
         ]
         assert table.contents == contents_at(address)
         assert set(table.events) <= EXPECTED[policy]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "meta"])
+def test_vbuckets_of_a_sink_that_move_while_it_writes(spark: SparkSession, mode: str) -> None:
+    """Each row is there once with its last value, wherever its vbucket was when it came."""
+    with two_nodes(vbuckets=8) as (one, other):
+        address = f"{one.address},{other.address}"
+        write(address, "old", range(1000))
+        numbered = spark.range(60_000).selectExpr(
+            "concat('k', id) AS key", "concat('new:', id) AS value", "2L AS rev_seqno", "id + 1 AS cas"
+        )
+        sink = numbered.write.format("upriver").option("address", address).option("mode", mode).option("batchRows", 500)
+        done = threading.Event()
+
+        def move_to_and_fro() -> int:
+            for moves, (source, destination) in enumerate(itertools.cycle([(one, other), (other, one)])):
+                if done.is_set() and moves > 1:
+                    return moves
+                move(source, destination, [0, 1, 2, 3])
+            raise AssertionError
+
+        with ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(move_to_and_fro)
+            try:
+                sink.mode("append").save()
+            finally:
+                done.set()
+            assert moving.result() >= 2
+        assert contents_at(address) == {b"k%d" % n: b"new:%d" % n for n in range(60_000)}
