@@ -136,11 +136,12 @@ def _miss(request: Request, error: StatusError) -> Answer:
     return answer
 
 
-@command(Set, SetQ, role=Role.WRITE)
+@command(Set, SetQ, Replace, ReplaceQ, role=Role.WRITE)
 def set_(session: Session, request: Set) -> Answer:
-    """Store, whatever was there; with a CAS only over that version."""
+    """Store, whatever was there, or only over what is there; with a CAS only over that version."""
     vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.set(
+    operation = vbucket.replace if isinstance(request, Replace | ReplaceQ) else vbucket.set
+    cas, seqno = operation(
         checked_key(request.key),
         request.value,
         request.flags,
@@ -162,21 +163,6 @@ def add(session: Session, request: Add) -> Answer:
         request.value,
         request.flags,
         request.expiration,
-        request.datatype,
-    )
-    return written(session, request, vbucket, cas, seqno)
-
-
-@command(Replace, ReplaceQ, role=Role.WRITE)
-def replace(session: Session, request: Replace) -> Answer:
-    """Store over what is there."""
-    vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.replace(
-        checked_key(request.key),
-        request.value,
-        request.flags,
-        request.expiration,
-        request.cas,
         request.datatype,
     )
     return written(session, request, vbucket, cas, seqno)
