@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from upriver.pipelines.applying import latest
-from upriver.pipelines.delta import Delta
-from upriver.pipelines.parquet import ParquetTable
-from upriver.pipelines.sqlite_index import SqliteIndex
+from upriver.pipelines.search.sqlite_index import SqliteIndex
+from upriver.pipelines.tables.delta import Delta
+from upriver.pipelines.tables.parquet import ParquetTable
 from upriver.pipelines.target import Target, Work
 from upriver.spark.rows import FIELDS
 

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from upriver.client import Consumer
 from upriver.model import Event
-from upriver.pipelines.columns import PART
-from upriver.pipelines.texts import text_of
+from upriver.pipelines.search.texts import text_of
+from upriver.pipelines.tables.columns import PART
 
 
 def in_nodes(address: str) -> dict[bytes, bytes]:

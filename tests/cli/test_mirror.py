@@ -11,8 +11,8 @@ from tests.cli.conftest import Run
 from upriver.client import Address, SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.pipelines.applying import Applier
-from upriver.pipelines.delta import Delta
 from upriver.pipelines.rereading import NodeReader
+from upriver.pipelines.tables.delta import Delta
 from upriver.spark.options import ReadOptions
 
 

@@ -6,9 +6,9 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from upriver.errors import OptionError
 from upriver.pipelines.index import Index, is_file
-from upriver.pipelines.opensearch import OpenSearch
 from upriver.pipelines.registry import find
-from upriver.pipelines.solr import Solr
+from upriver.pipelines.search.opensearch import OpenSearch
+from upriver.pipelines.search.solr import Solr
 
 
 def test_what_an_index_may_be() -> None:

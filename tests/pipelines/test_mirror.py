@@ -15,11 +15,11 @@ from tests.pipelines.spark_runs import Mortal, run_once
 from upriver.client import Address, SyncKvClient
 from upriver.errors import ForeignData, OptionError
 from upriver.node import EmbeddedNode
-from upriver.pipelines.delta import Delta
 from upriver.pipelines.mirror import Mirror, ParquetHistory, open_table
-from upriver.pipelines.parquet import ParquetTable
 from upriver.pipelines.registry import find
 from upriver.pipelines.rereading import NodeReader
+from upriver.pipelines.tables.delta import Delta
+from upriver.pipelines.tables.parquet import ParquetTable
 from upriver.pipelines.verifying import Difference, differences
 from upriver.spark.options import ReadOptions
 

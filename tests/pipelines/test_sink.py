@@ -16,9 +16,9 @@ from tests.pipelines.test_mirror import found
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, OptionError
 from upriver.node import EmbeddedNode, start
-from upriver.pipelines.delta import Delta
 from upriver.pipelines.mirror import open_table
 from upriver.pipelines.sink import FORMAT, Part, PipelineSink, PipelineWriter, pipeline_of
+from upriver.pipelines.tables.delta import Delta
 from upriver.spark.source import row_schema
 
 SCHEMA = row_schema("binary", None)

@@ -1,7 +1,7 @@
 """The interface of targets: what work is by default."""
 
 from tests.pipelines.model import table
-from upriver.pipelines.target import Progress, Work
+from upriver.pipelines.target import Ahead, Progress, Work
 
 
 def test_work_clears_nothing_unless_told() -> None:
@@ -11,3 +11,8 @@ def test_work_clears_nothing_unless_told() -> None:
 
 def test_a_target_that_was_never_written_knows_no_query() -> None:
     assert Progress() == (None, -1, {})
+
+
+def test_progress_is_told_as_it_was() -> None:
+    progress = Progress("q", 7, {3: Ahead(2**47, 5, 9)})
+    assert Progress.of_text(progress.as_text()) == progress

@@ -8,10 +8,10 @@ import pytest
 from upriver.client import Address, SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.pipelines.applying import Applier
-from upriver.pipelines.delta import Delta
-from upriver.pipelines.parquet import ParquetTable
 from upriver.pipelines.rereading import NodeReader
-from upriver.pipelines.tables import TableTarget
+from upriver.pipelines.tables.delta import Delta
+from upriver.pipelines.tables.parquet import ParquetTable
+from upriver.pipelines.tables.table import TableTarget
 from upriver.pipelines.verifying import Difference, differences
 from upriver.spark.options import ReadOptions
 

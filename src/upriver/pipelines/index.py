@@ -6,11 +6,11 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from upriver.errors import OptionError
-from upriver.pipelines.http_requests import HttpRequests
 from upriver.pipelines.keeping import Keeping, KeepingOptions
-from upriver.pipelines.opensearch import OpenSearch
-from upriver.pipelines.solr import Solr
-from upriver.pipelines.sqlite_index import Hit, SqliteIndex, search
+from upriver.pipelines.search.http_requests import HttpRequests
+from upriver.pipelines.search.opensearch import OpenSearch
+from upriver.pipelines.search.solr import Solr
+from upriver.pipelines.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.target import Target
 from upriver.spark.declared import as_seconds, as_text, option
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData, OptionError
-from upriver.pipelines.delta import Delta, DeltaHistory
 from upriver.pipelines.keeping import Keeping, KeepingOptions, query_of
-from upriver.pipelines.parquet import ParquetTable
-from upriver.pipelines.tables import TableTarget
+from upriver.pipelines.tables.delta import Delta, DeltaHistory
+from upriver.pipelines.tables.parquet import ParquetTable
+from upriver.pipelines.tables.table import TableTarget
 from upriver.spark.declared import as_text, one_of, option
 
 FORMATS: Final = ("delta", "parquet")

@@ -1,9 +1,10 @@
 """What a pipeline keeps up to date, whatever it is: it takes work, a transaction each, and knows how far it is."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -30,6 +31,25 @@ class Progress(NamedTuple):
     #: The last batch that it holds.
     number: int = -1
     ahead: Mapping[int, Ahead] = {}
+
+    def after(self, work: "Work") -> "Progress":
+        """How far it is when the work is done."""
+        number = work.number
+        if number is None:
+            number = self.number if self.query == work.query else -1
+        return Progress(work.query, number, dict(work.ahead))
+
+    def as_text(self) -> str:
+        """In a form that every target can hold."""
+        ahead = {str(number): list(read) for number, read in self.ahead.items()}
+        return json.dumps({"version": 1, "query": self.query, "number": self.number, "ahead": ahead})
+
+    @classmethod
+    def of_text(cls, text: str) -> "Progress":
+        """What ``as_text`` gave."""
+        told: Mapping[str, Any] = json.loads(text)
+        ahead = {int(number): Ahead(*read) for number, read in told["ahead"].items()}
+        return cls(told["query"], told["number"], ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

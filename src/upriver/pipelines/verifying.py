@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.pipelines.applying import latest
-from upriver.pipelines.columns import keys_of
 from upriver.pipelines.rereading import NodeReader
-from upriver.pipelines.tables import TableTarget
+from upriver.pipelines.tables.columns import keys_of
+from upriver.pipelines.tables.table import TableTarget
 
 #: The place in history may differ: a vbucket that moved has its own.
 _IGNORED: Final = ("_seqno",)

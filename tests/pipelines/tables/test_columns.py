@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipelines.model import row, table
-from upriver.pipelines.columns import COLUMNS_MAX, OWN, Columns, keys_of
+from upriver.pipelines.tables.columns import COLUMNS_MAX, OWN, Columns, keys_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)

@@ -7,7 +7,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.pipelines.model import row, table
 from upriver.errors import ForeignData
-from upriver.pipelines.delta import APPLICATION, KEPT, Delta, DeltaHistory
+from upriver.pipelines.tables.delta import APPLICATION, KEPT, Delta, DeltaHistory
 from upriver.pipelines.target import Work
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pipelines.model import row, table
 from upriver.errors import ForeignData
-from upriver.pipelines.parquet import KEPT, ParquetTable
+from upriver.pipelines.tables.parquet import KEPT, ParquetTable
 from upriver.pipelines.target import Work
 
 
@@ -39,7 +39,7 @@ def test_what_an_unfinished_attempt_has_left_does_not_count(tmp_path: Path, monk
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("upriver.pipelines.parquet.os.replace", fail)
+        patched.setattr("upriver.pipelines.tables.parquet.os.replace", fail)
         with pytest.raises(OSError, match="no space"):
             target.commit(batch(1, b"lost"))
     target.commit(batch(1))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pipelines.stand_in import StandIn, served
 from upriver.errors import HttpRefused, OptionError, Unreachable
-from upriver.pipelines.http_requests import HttpRequests
+from upriver.pipelines.search.http_requests import HttpRequests
 
 
 class Echo(StandIn):

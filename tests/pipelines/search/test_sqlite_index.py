@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.pipelines.model import Contents, converge, row, table, value_of
 from upriver.errors import ForeignData, SearchError
-from upriver.pipelines.sqlite_index import Hit, SqliteIndex, search
+from upriver.pipelines.search.sqlite_index import Hit, SqliteIndex, search
+from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Ahead, Progress, Target, Work
-from upriver.pipelines.texts import text_of
 
 MARKS = ("<", ">")
 

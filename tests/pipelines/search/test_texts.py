@@ -2,7 +2,7 @@
 
 import pytest
 
-from upriver.pipelines.texts import TEXT_MAX, document_of, text_of
+from upriver.pipelines.search.texts import TEXT_MAX, document_of, text_of
 
 
 @pytest.mark.parametrize(

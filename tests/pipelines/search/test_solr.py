@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.pipelines.model import Contents, converge, row, table, value_of
 from tests.pipelines.stand_in import SolrStandIn, served
 from upriver.errors import TargetRefused
-from upriver.pipelines.http_requests import HttpRequests
-from upriver.pipelines.solr import PROGRESS, Solr
+from upriver.pipelines.search.http_requests import HttpRequests
+from upriver.pipelines.search.solr import PROGRESS, Solr
+from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Progress, Work
-from upriver.pipelines.texts import text_of
 
 OPENED: list[Solr] = []
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData
-from upriver.pipelines.tables import DataFile, TableTarget, progress_of, progress_text, sync
+from upriver.pipelines.tables.table import DataFile, TableTarget, sync
 from upriver.pipelines.target import Progress
 
 _STATE: Final = "_upriver.json"
@@ -52,7 +52,7 @@ class ParquetTable(TableTarget):
         return pq.read_schema(self._link / _SCHEMA) if self._link.is_symlink() else None
 
     def _stored_progress(self) -> Progress:
-        return progress_of((self._link / _STATE).read_text()) if self._link.is_symlink() else Progress()
+        return Progress.of_text((self._link / _STATE).read_text()) if self._link.is_symlink() else Progress()
 
     def _stored_files(self) -> Iterable[DataFile]:
         if self._link.is_symlink():
@@ -85,7 +85,7 @@ class ParquetTable(TableTarget):
                 os.link(file.path, directory / file.path.name)
                 staying.append(DataFile(file.part, directory / file.path.name, file.rows))
         pq.write_metadata(schema, directory / _SCHEMA)
-        (directory / _STATE).write_text(progress_text(progress))
+        (directory / _STATE).write_text(progress.as_text())
         sync([directory / _STATE])
         sync([directory])
         link = self.path / ".next"

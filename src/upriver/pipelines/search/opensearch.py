@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from upriver.errors import TargetRefused, Unreachable
-from upriver.pipelines.http_requests import HttpRequests
-from upriver.pipelines.sqlite_index import Hit
-from upriver.pipelines.tables import after, progress_of, progress_text
+from upriver.pipelines.search.http_requests import HttpRequests
+from upriver.pipelines.search.sqlite_index import Hit
+from upriver.pipelines.search.texts import document_of, text_of
 from upriver.pipelines.target import Progress, Target, Work
-from upriver.pipelines.texts import document_of, text_of
 
 #: One bulk request has no more than this.
 BULK_BYTES_MAX: Final = 5 * 1024 * 1024
@@ -57,11 +56,11 @@ class OpenSearch(Target):
     def progress(self) -> Progress:
         """How far it is."""
         meta = self._known()
-        return progress_of(meta["progress"]) if "progress" in meta else Progress()
+        return Progress.of_text(meta["progress"]) if "progress" in meta else Progress()
 
     def commit(self, work: Work) -> None:
         """Write all documents, then the progress."""
-        progress = after(self.progress(), work)
+        progress = self.progress().after(work)
         if work.clear_all:
             self._recreate()
         generations: dict[str, int] = dict(self._known().get("generations", {}))
@@ -73,7 +72,7 @@ class OpenSearch(Target):
         self._bulk(_actions(work, generations))
         for number in work.cleared:
             self._drop(number, generations[str(number)])
-        self._remember({"progress": progress_text(progress), "generations": generations})
+        self._remember({"progress": progress.as_text(), "generations": generations})
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipelines.model import Contents, converge, row, table
-from upriver.pipelines.columns import keys_of
-from upriver.pipelines.delta import Delta
-from upriver.pipelines.parquet import ParquetTable
-from upriver.pipelines.tables import FILES_MAX, TableTarget, progress_of, progress_text
-from upriver.pipelines.target import Ahead, Progress, Target, Work
+from upriver.pipelines.tables.columns import keys_of
+from upriver.pipelines.tables.delta import Delta
+from upriver.pipelines.tables.parquet import ParquetTable
+from upriver.pipelines.tables.table import FILES_MAX, TableTarget
+from upriver.pipelines.target import Progress, Target, Work
 
 FORMATS: list[Callable[[Path], TableTarget]] = [Delta, ParquetTable]
 
@@ -107,11 +107,6 @@ def test_an_exchange_that_was_not_finished_leaves_nothing(
     assert again.progress().number == 0
     again.commit(work([row(0, 2, "mutation", b"k", b"y")], 1))
     assert contents(kind(tmp_path)) == {(0, b"k"): b"y"}
-
-
-def test_progress_is_told_as_it_was() -> None:
-    progress = Progress("q", 7, {3: Ahead(2**47, 5, 9)})
-    assert progress_of(progress_text(progress)) == progress
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -16,8 +16,8 @@ from deltalake import Schema as DeltaSchema
 from deltalake.transaction import AddAction, RemoveAction
 
 from upriver.errors import ForeignData
-from upriver.pipelines.columns import PART, Columns
-from upriver.pipelines.tables import DataFile, TableTarget, progress_of, progress_text
+from upriver.pipelines.tables.columns import PART, Columns
+from upriver.pipelines.tables.table import DataFile, TableTarget
 from upriver.pipelines.target import Progress
 
 #: The application whose version names the file of progress.
@@ -61,7 +61,7 @@ class Delta(TableTarget):
         if state is None:
             return Progress()
         try:
-            return progress_of(self._state(state).read_text())
+            return Progress.of_text(self._state(state).read_text())
         except FileNotFoundError:
             raise ForeignData(
                 str(self.path), f"the file {self._state(state).name} is missing: write to a new directory"
@@ -119,7 +119,7 @@ class Delta(TableTarget):
         path = self._state(number)
         path.parent.mkdir(exist_ok=True)
         with open(path, "w") as file:
-            file.write(progress_text(progress))
+            file.write(progress.as_text())
             file.flush()
             os.fsync(file.fileno())
 

@@ -6,11 +6,10 @@ its own. So a batch of new keys rewrites nothing. A part with too many files is 
 exchanges old files for new ones, together with the progress, in one step.
 """
 
-import json
 import os
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from upriver.pipelines.columns import OWN, Columns, keys_of
-from upriver.pipelines.target import Ahead, Progress, Target, Work
+from upriver.pipelines.tables.columns import OWN, Columns, keys_of
+from upriver.pipelines.target import Progress, Target, Work
 
 #: So many vbuckets share their files.
 PART_VBUCKETS: Final = 16
@@ -73,7 +72,7 @@ class TableTarget(Target):
             removed += gone
             added += written
         sync(file.path for file in added)
-        progress = after(self._progress, work)
+        progress = self._progress.after(work)
         self._exchange_files(added, removed, self._columns.schema, progress)
         self._progress = progress
         self._files = [file for file in self._files if file not in removed] + added
@@ -187,27 +186,6 @@ def _sync(path: Path) -> None:
         os.close(opened)
 
 
-def after(before: Progress, work: Work) -> Progress:
-    """How far a target is when the work is done."""
-    number = work.number
-    if number is None:
-        number = before.number if before.query == work.query else -1
-    return Progress(work.query, number, dict(work.ahead))
-
-
 def _of_part(table: pa.Table, part: int, column: str = "_vbucket") -> pa.Table:
     vbuckets = table.column(column).to_numpy()
     return table.filter(pa.array(vbuckets // PART_VBUCKETS == part))
-
-
-def progress_text(progress: Progress) -> str:
-    """The progress as JSON."""
-    ahead = {str(number): list(read) for number, read in progress.ahead.items()}
-    return json.dumps({"version": 1, "query": progress.query, "number": progress.number, "ahead": ahead})
-
-
-def progress_of(text: str) -> Progress:
-    """The progress that the JSON tells."""
-    told: Mapping[str, Any] = json.loads(text)
-    ahead = {int(number): Ahead(*read) for number, read in told["ahead"].items()}
-    return Progress(told["query"], told["number"], ahead)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from upriver.errors import ForeignData, SearchError
-from upriver.pipelines.tables import after, progress_of, progress_text
+from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Progress, Target, Work
-from upriver.pipelines.texts import text_of
 
 #: What the file says of itself ("upri"), so that no other file is taken for one.
 APPLICATION: Final = 0x75707269
@@ -77,7 +76,7 @@ class SqliteIndex(Target):
     def progress(self) -> Progress:
         """How far it is."""
         row = self._db.execute("SELECT progress FROM state").fetchone()
-        return Progress() if row is None else progress_of(row[0])
+        return Progress() if row is None else Progress.of_text(row[0])
 
     def commit(self, work: Work) -> None:
         """One transaction of SQLite."""
@@ -110,9 +109,9 @@ class SqliteIndex(Target):
                 gone.append((vbucket, key))
         self._db.executemany("DELETE FROM documents WHERE vbucket = ? AND key = ?", gone)
         self._db.executemany(_STORE, stored)
-        progress = after(self.progress(), work)
+        progress = self.progress().after(work)
         self._db.execute("DELETE FROM state")
-        self._db.execute("INSERT INTO state VALUES (?)", (progress_text(progress),))
+        self._db.execute("INSERT INTO state VALUES (?)", (progress.as_text(),))
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.pipelines.model import Contents, converge, row, table, value_of
 from tests.pipelines.stand_in import OpenSearchStandIn, served
 from upriver.errors import TargetRefused, Unreachable
-from upriver.pipelines import opensearch
-from upriver.pipelines.http_requests import HttpRequests
-from upriver.pipelines.opensearch import OpenSearch, id_of
+from upriver.pipelines.search import opensearch
+from upriver.pipelines.search.http_requests import HttpRequests
+from upriver.pipelines.search.opensearch import OpenSearch, id_of
+from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Ahead, Progress, Work
-from upriver.pipelines.texts import text_of
 
 OPENED: list[OpenSearch] = []
 

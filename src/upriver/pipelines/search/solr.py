@@ -11,12 +11,11 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from upriver.errors import HttpRefused, TargetRefused
-from upriver.pipelines.http_requests import HttpRequests
-from upriver.pipelines.opensearch import id_of
-from upriver.pipelines.sqlite_index import Hit
-from upriver.pipelines.tables import after, progress_of, progress_text
+from upriver.pipelines.search.http_requests import HttpRequests
+from upriver.pipelines.search.opensearch import id_of
+from upriver.pipelines.search.sqlite_index import Hit
+from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Progress, Target, Work
-from upriver.pipelines.texts import text_of
 
 #: The id of the document that holds the progress.
 PROGRESS: Final = "upriver!progress"
@@ -35,12 +34,12 @@ class Solr(Target):
         """How far it is."""
         if self._progress is None:
             found = self._select({"q": f'id:"{PROGRESS}"', "fl": "progress_s", "rows": "1"})["docs"]
-            self._progress = progress_of(_one(found[0]["progress_s"])) if found else Progress()
+            self._progress = Progress.of_text(_one(found[0]["progress_s"])) if found else Progress()
         return self._progress
 
     def commit(self, work: Work) -> None:
         """Send all updates, and with the last one the progress and the commit."""
-        progress = after(self.progress(), work)
+        progress = self.progress().after(work)
         if work.clear_all:
             self._update({"delete": {"query": "*:*"}})
         for number in sorted(work.cleared):
@@ -50,7 +49,7 @@ class Solr(Target):
             self._update({"delete": gone[at : at + ROWS_MAX]})
         for at in range(0, len(stored), ROWS_MAX):
             self._update(stored[at : at + ROWS_MAX])
-        self._update([{"id": PROGRESS, "progress_s": progress_text(progress)}], commit=True)
+        self._update([{"id": PROGRESS, "progress_s": progress.as_text()}], commit=True)
         self._progress = progress
 
     def close(self) -> None:
