@@ -1,6 +1,7 @@
 """Many keys at once."""
 
 import asyncio
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ import pytest
 from tests.client.clusters import push_map, two_nodes
 from tests.node.probes import Client
 from upriver.client import KvClient, SyncKvClient
-from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, slices, store_batch
+from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, not_overtaken, slices, store_batch
 from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import CHANGES, Change, Event, change_batch
 from upriver.node import EmbeddedNode
-from upriver.wire.memcached import SetVbucket, VbucketState
+from upriver.wire.memcached import Noop, SetQ, SetVbucket, VbucketState
 
 
 def test_many_are_stored_and_read(upriver_node: EmbeddedNode) -> None:
@@ -90,6 +91,57 @@ def test_rows_of_several_nodes_that_are_refused() -> None:
         assert kv.write_batch(change_batch(rows), with_meta=True) == {}
         assert all(sum(vbucket.table.items for vbucket in node.bucket) > 500 for node in (first, second))
         assert kv.write_batch(change_batch(rows), with_meta=True).keys() == {row.key for row in rows}
+
+
+async def refusing_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: dict[bytes, bytes]) -> None:
+    """A server that stands alone, and is busy when the first row comes."""
+    busy = True
+    while header := await reader.read(24):
+        header += await reader.readexactly(24 - len(header))
+        opcode, key_bytes, extras, _, _, body, opaque, _ = struct.unpack(">xBHBBHIIQ", header)
+        rest = (await reader.readexactly(body))[extras:]
+        status = 0x00 if opcode == Noop.declaration.opcode else 0x81
+        if opcode == SetQ.declaration.opcode:
+            status, busy = (0x86 if busy else 0x00), False
+            if not status:
+                held[rest[:key_bytes]] = rest[key_bytes:]
+                continue
+        writer.write(struct.pack(">BBHBBHIIQ", 0x81, opcode, 0, 0, 0, status, 0, opaque, 0))
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([(b"a", b"old"), (b"b", b"1"), (b"a", b"new")], {b"a": b"new", b"b": b"1"}),
+        ([(b"a", b"only"), (b"b", b"1")], {b"a": b"only", b"b": b"1"}),
+    ],
+)
+def test_a_row_that_is_sent_again_does_not_undo_a_later_one(
+    rows: list[tuple[bytes, bytes]], expected: dict[bytes, bytes]
+) -> None:
+    """The first row is refused for now, the others are not."""
+    held: dict[bytes, bytes] = {}
+
+    async def store() -> None:
+        server = await asyncio.start_server(lambda *streams: refusing_first(*streams, held), "127.0.0.1", 0)
+        async with server, KvClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as kv:
+            assert await kv.set_many(rows) == {}
+
+    asyncio.run(store())
+    assert held == expected
+
+
+def test_what_was_overtaken_is_void() -> None:
+    rows = store_batch([(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", b"2"), (b"a", b"3")], 0, 0)
+    assert not_overtaken(rows, {0, 1, 2}, set()) == []  # a later row of each key was written
+    assert not_overtaken(rows, {0, 1, 2, 4}, set()) == [0, 2, 4]  # in their order, none was
+    assert not_overtaken(rows, {0, 1}, {2, 3, 4}) == [0, 1]  # what is refused overtakes nothing
+
+
+def test_a_refusal_to_read_is_told_as_it_is(upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv, pytest.raises(InvalidArguments):
+        kv.get_many([b"good", b"k" * 251])
 
 
 def test_a_narrow_batch_is_completed() -> None:

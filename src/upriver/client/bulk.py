@@ -2,7 +2,7 @@
 
 Rows go out in slices of bounded size, a few of them on their way at a time. What is refused for now, or by a node that
 has the vbucket no more, is sent again until the time is up; after a lost connection a whole slice is sent again, which
-storing without conditions allows.
+storing without conditions allows. A row that was not done is not sent after a later one with its key: then it is void.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from upriver.client.address import Endpoint
 from upriver.client.backoff import Backoff
 from upriver.client.cluster import Cluster
 from upriver.client.replies import Reply
-from upriver.errors import ConnectionLost, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
+from upriver.errors import ConnectionLost, KeyNotFound, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
 from upriver.model import CHANGES, Event
 from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
 from upriver.wire.memcached import MetaOption, Noop
@@ -78,11 +78,14 @@ class BulkWork:
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._for_now = for_now
+        #: Whether of two rows with one key the later counts, and not the one that the node prefers.
+        self._in_order = True
 
     async def write(
         self, batch: pa.RecordBatch, *, with_meta: bool, options: MetaOption | None
     ) -> dict[bytes, StatusError]:
         """Store and delete; the refused keys."""
+        self._in_order = not with_meta or MetaOption.SKIP_CONFLICT_RESOLUTION in (options or MetaOption(0))
 
         def encode(rows: pa.RecordBatch, first: int) -> Any:
             return encode_writes_with_meta(rows, first, options) if with_meta else encode_writes(rows, first)
@@ -157,43 +160,55 @@ class BulkWork:
         again: list[pa.RecordBatch] = []
         failures: list[Exception] = []
 
-        async def send(endpoint: Endpoint, rows: pa.RecordBatch) -> None:
-            try:
-                replies = await self._exchange(endpoint, rows, encode)
-            except NodeUnavailable as error:
-                failures.append(error)
-                again.append(rows)
-                return
-            missed: list[int] = []
-            keys = rows.column("key").to_pylist() if replies else []
-            for answered, reply in replies:
-                if not take([keys[row] for row in answered], reply):
-                    missed += answered
-                    failures.append(reply.error() or NotMyVbucket())
+        async def send_all(endpoint: Endpoint, rows: pa.RecordBatch) -> None:
+            missed: set[int] = set()
+            refused: set[int] = set()
+
+            async def send(start: int, piece: pa.RecordBatch) -> None:
+                try:
+                    replies = await self._exchange(endpoint, piece, encode)
+                except NodeUnavailable as error:
+                    failures.append(error)
+                    missed.update(range(start, start + piece.num_rows))
+                    return
+                keys = piece.column("key").to_pylist() if replies else []
+                for answered, reply in replies:
+                    error = reply.error()
+                    if not take([keys[row] for row in answered], reply):
+                        missed.update(start + row for row in answered)
+                        failures.append(error or NotMyVbucket())
+                    elif error is not None and not isinstance(error, KeyNotFound):
+                        refused.update(start + row for row in answered)
+
+            await self._in_slices(rows, send)
             if missed:
-                again.append(rows.take(pa.array(missed)))
+                left = not_overtaken(rows, missed, refused) if self._in_order else sorted(missed)
+                again.append(rows.take(pa.array(left, pa.int64())))
 
         by_node, homeless = self._by_node(batch)
         if homeless is not None:
             again.append(homeless)
             failures.append(NotMyVbucket("no node has it now"))
-        async with asyncio.TaskGroup() as group:
-            for endpoint, rows in by_node.items():
-                group.create_task(self._in_slices(endpoint, rows, send))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for endpoint, rows in by_node.items():
+                    group.create_task(send_all(endpoint, rows))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first has stopped the others
         left = pa.Table.from_batches(again, CHANGES).combine_chunks().to_batches() if again else []
         return (left[0] if left else batch.slice(0, 0)), (failures[-1] if failures else None)
 
-    async def _in_slices(
-        self, endpoint: Endpoint, rows: pa.RecordBatch, send: Callable[[Endpoint, pa.RecordBatch], Any]
-    ) -> None:
+    async def _in_slices(self, rows: pa.RecordBatch, send: Callable[[int, pa.RecordBatch], Any]) -> None:
         running: set[asyncio.Task[None]] = set()
+        start = 0
         try:
             for piece in slices(rows):
                 if len(running) == SLICES_MAX:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     for each in done:
                         each.result()
-                running.add(asyncio.ensure_future(send(endpoint, piece)))
+                running.add(asyncio.ensure_future(send(start, piece)))
+                start += piece.num_rows
             for each in running:
                 await each
         finally:
@@ -234,3 +249,13 @@ def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     per_row = max(1, batch.nbytes // batch.num_rows)
     rows = max(1, min(SLICE_ROWS_MAX, SLICE_BYTES_MAX // per_row))
     return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+
+
+def not_overtaken(rows: pa.RecordBatch, missed: set[int], refused: set[int]) -> list[int]:
+    """The missed rows in their order, without those whose key a later row has already written.
+
+    To send such a row again would put an older value in the place of a newer one.
+    """
+    keys = rows.column("key").to_pylist()
+    written = {key: place for place, key in enumerate(keys) if place not in missed and place not in refused}
+    return [place for place in sorted(missed) if place > written.get(keys[place], -1)]
