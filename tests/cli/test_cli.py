@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.typed import COMMAND, PATIENCE_S
 from upriver import __version__
 from upriver.cli import main
 
@@ -38,6 +39,13 @@ def test_a_usage_error_is_one_line(arguments: list[str], line: str) -> None:
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith(" --help)\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["explain", "80 0a" + " 00" * 22]])
+def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (1, b"upriver: No space left on device\n")
 
 
 def test_the_shell_completes_commands_and_options() -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.typed import COMMAND, PATIENCE_S, Terminal
+from tests.cli.typed import COMMAND, PATIENCE_S, Terminal, piped
 from upriver.cli.dump import live
 from upriver.model import Change, Event, change_batch
 from upriver.node import EmbeddedNode, start
@@ -115,3 +115,12 @@ def test_at_a_terminal(node: EmbeddedNode, run: Run) -> None:
     with Terminal("dump", node.address) as terminal:
         assert terminal.finish() == 0
     assert b'"value":"apple"' in terminal.output
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("documents", ["1", "5000"])
+def test_a_full_disk_is_one_line(run: Run, node: EmbeddedNode, form: str, documents: str) -> None:
+    assert run("load", "--sample", documents).exit_code == 0
+    done = piped("dump", "--format", form, "-o", "/dev/full", node.address)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (1, b"", 1)
+    assert b"No space left on device" in done.stderr

@@ -124,7 +124,7 @@ def test_a_row_that_is_sent_again_does_not_undo_a_later_one(
     held: dict[bytes, bytes] = {}
 
     async def store() -> None:
-        server = await asyncio.start_server(lambda *streams: refusing_first(*streams, held), "127.0.0.1", 0)
+        server = await asyncio.start_server(lambda reader, writer: refusing_first(reader, writer, held), "127.0.0.1", 0)
         async with server, KvClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as kv:
             assert await kv.set_many(rows) == {}
 

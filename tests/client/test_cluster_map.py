@@ -62,6 +62,7 @@ def test_tls_ports() -> None:
         config(vBucketServerMap={"serverList": ["a"], "vBucketMap": [[0]]}),
         config(vBucketServerMap={"serverList": ["a:1"], "vBucketMap": []}),
         config(vBucketServerMap={"serverList": ["a:1"], "vBucketMap": [[0]] * 1025}),
+        config(rev=float("inf")),
     ],
 )
 def test_what_makes_no_sense(encoded: bytes) -> None:

@@ -5,6 +5,7 @@ is one line and exit code 1. A command's file is imported when the command runs 
 --help`` waits for none of them.
 """
 
+import sys
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import Any, Final
@@ -12,7 +13,7 @@ from typing import Any, Final
 import click
 
 from upriver import __version__
-from upriver.cli.complaint import Complaint
+from upriver.cli.complaint import Complaint, Failure, reason
 
 #: Each command is a function of its own name in a file of its own name, with an underscore for a hyphen, and one behind
 #: a name that Python has taken; what the list of commands says about it.
@@ -77,6 +78,14 @@ class Commands(click.Group):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.commands = LateCommands()
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run what was typed; what cannot be printed, as on a full disk, is one line as well."""
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            Failure(reason(error)).show()
+            sys.exit(Failure.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

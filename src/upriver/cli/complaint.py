@@ -24,3 +24,9 @@ class Failure(Complaint):
     """The input was right and it did not work: one line on standard error as well, and exit code 1."""
 
     exit_code = 1
+
+
+def reason(error: OSError) -> str:
+    """What the system said, and of which file."""
+    text = error.strerror or str(error)
+    return text if error.filename is None else f"{error.filename}: {text}"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from upriver.cli.complaint import Complaint, Failure
+from upriver.cli.complaint import Complaint, Failure, reason
 from upriver.errors import AddressError, StatusError, UpriverError
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def complaints() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+        raise Failure(reason(error)) from None
 
 
 @contextlib.contextmanager

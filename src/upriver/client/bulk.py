@@ -167,8 +167,8 @@ class BulkWork:
             async def send(start: int, piece: pa.RecordBatch) -> None:
                 try:
                     replies = await self._exchange(endpoint, piece, encode)
-                except NodeUnavailable as error:
-                    failures.append(error)
+                except NodeUnavailable as failure:
+                    failures.append(failure)
                     missed.update(range(start, start + piece.num_rows))
                     return
                 keys = piece.column("key").to_pylist() if replies else []

@@ -37,7 +37,7 @@ class ClusterMap:
             raise ClusterMapError(f"the cluster map is not JSON: {error}") from None
         try:
             return cls._from(config, host, tls)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ClusterMapError(f"the cluster map makes no sense: {error!r}") from None
 
     @classmethod
