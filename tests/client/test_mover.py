@@ -249,6 +249,23 @@ def test_a_dead_source_stays_dead_while_the_destination_cannot_be_asked() -> Non
         assert first.bucket.vbucket(1).state is VbucketState.DEAD
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_what_was_moved_on_is_not_undone(follows: bool) -> None:
+    """To a third node: whoever undid the first move would make the vbucket active twice."""
+    with two() as (first, second), start(vbuckets=VBUCKETS, initial_vbuckets="none") as third:
+        push_map([first, second, third], [0] * VBUCKETS, rev=1)
+        for source, destination in ((first, second), (second, third)):
+            (step,) = asyncio.run(Mover(source.address, destination.address, [1]).carry_out())
+            assert step.phase is Phase.MOVED
+        if follows:
+            second.call(second.bucket.vbucket(1).set_state, VbucketState.REPLICA)
+        (step,) = asyncio.run(Mover(first.address, second.address, [1], Goal.UNDO).carry_out())
+        assert step.phase is Phase.FAILED
+        assert "was active since" in step.reason
+        assert first.bucket.vbucket(1).state is VbucketState.DEAD
+        assert third.bucket.vbucket(1).state is VbucketState.ACTIVE
+
+
 def test_other_nodes_are_told_before_the_stream_ends() -> None:
     with two() as nodes, start(vbuckets=VBUCKETS, initial_vbuckets="none") as third:
         push_map([*nodes, third], [0] * VBUCKETS, rev=1)

@@ -198,6 +198,34 @@ def test_an_interrupted_takeover_is_undone_after_the_destination_was_asked() -> 
     assert world.most_active == 1
 
 
+def test_an_undo_that_was_interrupted_goes_on() -> None:
+    world = written()
+    while world.states() != (DEAD, PENDING):
+        assert world.step()
+    world.cut(Link.SOURCE)
+    world.destination.bucket.vbucket(0).set_state(REPLICA)
+    world.mover.undo(0)
+    world.settle()
+    assert world.states() == (ACTIVE, REPLICA)
+    assert world.move.phase is Phase.UNDONE
+
+
+@pytest.mark.parametrize("state", [DEAD, REPLICA])
+def test_what_the_destination_may_have_handed_on_is_not_undone(state: VbucketState) -> None:
+    """It was active, with writes of its own; now it is not, and perhaps a third is."""
+    world = written()
+    while world.states() != (DEAD, ACTIVE):
+        assert world.step()
+    world.destination.write(0, b"newer")
+    world.destination.bucket.vbucket(0).set_state(state)
+    world.mover = Mover("a->b", [0], Goal.UNDO)
+    world.mover.start()
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert "was active since" in world.move.reason
+    assert world.states() == (DEAD, state)
+
+
 def test_a_takeover_that_has_not_killed_the_source_needs_nobody_to_be_undone() -> None:
     world = written()
     world.reachable[Link.DESTINATION] = False

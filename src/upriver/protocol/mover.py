@@ -18,7 +18,8 @@ whatever      active       it is taken over: have that confirmed from disk, push
 active        not active   take over; or, if it shall be undone, nothing is left to do
 dead          pending      a takeover was interrupted: go on with it, or undo it, the
                            destination first: replica there, then active here
-dead          other        undone if that is wanted; else failed, for somebody else may
+dead          other        undone if that is wanted and the destination was never active
+                           since, by its failover log; else failed, for somebody else may
                            have taken it over
 other         not active   the source does not own the vbucket: failed
 active        active       somebody else has meddled: failed, and nothing is touched
@@ -348,7 +349,9 @@ class Mover:
         elif source is VbucketState.ACTIVE and move.goal is Goal.UNDO:
             self._demote(move, destination, lambda: self._set(move, Phase.UNDONE))
         elif source is VbucketState.DEAD and move.goal is Goal.UNDO:
-            self._demote(move, destination, lambda: self._revive(move))
+            self._when_never_active(
+                move, destination, lambda: self._demote(move, destination, lambda: self._revive(move))
+            )
         elif source is VbucketState.ACTIVE or (interrupted and move.goal is Goal.TAKE_OVER):
             self._prepare(move, destination)
         elif source is VbucketState.DEAD:
@@ -373,6 +376,33 @@ class Mover:
             self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, then)
         else:
             then()
+
+    def _when_never_active(self, move: Move, destination: VbucketState | None, then: Callable[[], object]) -> None:
+        """Who becomes active begins a branch: one that the source does not know means that there were writes behind it,
+        which the destination may have handed on to a third."""
+        if destination not in (VbucketState.REPLICA, VbucketState.DEAD):
+            then()  # not there, or still waiting for the source
+            return
+        logs: dict[Link, list[int]] = {}
+
+        def heard(link: Link) -> Callable[[Response], object]:
+            def take(answer: Response) -> None:
+                if not isinstance(answer, memcached.GetFailoverLogResponse):
+                    self._fail(move, f"the {link.value} does not tell its failover log: {answer.status.label}")
+                    return
+                logs[link] = [entry.vbucket_uuid for entry in answer.log]
+                if len(logs) < len(Link):
+                    return
+                if logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
+                    then()
+                else:
+                    why = f"the destination is {destination.value} and was active since, or fed by somebody who was"
+                    self._fail(move, f"{why}: find out who is, and move the vbucket from there")
+
+            return take
+
+        for link in Link:
+            self._ask(link, memcached.GetFailoverLog(vbucket=move.vbucket), heard(link))
 
     def _revive(self, move: Move) -> None:
         self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._set(move, Phase.UNDONE))

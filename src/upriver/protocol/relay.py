@@ -22,6 +22,7 @@ ASKED: Final = frozenset(
         upr.AddStream,
         memcached.GetVbucket,
         memcached.SetVbucket,
+        memcached.GetFailoverLog,
         memcached.SetClusterConfig,
     )
 )
