@@ -48,8 +48,17 @@ def test_what_fails(run: Run, node: EmbeddedNode) -> None:
     assert unreachable.exit_code == 1
     assert unreachable.stderr.count("\n") == 1
     assert "cannot connect" in unreachable.stderr
+    with start(vbuckets=4, initial_vbuckets="none") as smaller:
+        result = run("move", "1", "--to", smaller.address)
+        assert result.exit_code == 1
+        assert result.stderr.count("\n") == 1
+        assert "has 8 vbuckets and" in result.stderr
     assert run("move", "1").exit_code == 2
     assert run("move", "x", "--to", node.address).exit_code == 2
+    for command in ("move", "replicate"):
+        result = run(command, "1", "--to", node.address)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert "name another one" in result.stderr
     assert states(node, vbucket=1) == ["active"]
 
 

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from upriver.client.address import Endpoint
 from upriver.client.map_changes import joined, place_of, revision
+from upriver.errors import ClusterMapError
 
 A, B, C = (Endpoint(host, 1) for host in "abc")
 
@@ -37,3 +40,9 @@ def test_a_pushed_map_wins_over_what_nodes_made_up() -> None:
 def test_an_older_pushed_map_says_nothing() -> None:
     found = joined(config("ab", [-1, 0], epoch=2, rev=5), config("ab", [1, 1], epoch=2, rev=4), A, B)
     assert owners(found) == [-1, 0]
+
+
+def test_nodes_with_different_numbers_of_vbuckets_are_not_joined() -> None:
+    for first, second in ((2, 4), (4, 2)):
+        with pytest.raises(ClusterMapError, match=f"{first} vbuckets and .* {second}"):
+            joined(config("a", [0] * first), config("b", [-1] * second, rev=2), A, B)

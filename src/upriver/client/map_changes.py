@@ -132,6 +132,11 @@ def place_of(config: Config, endpoint: Endpoint) -> int | None:
 
 def joined(first: Config, second: Config, source: Endpoint, destination: Endpoint) -> Config:
     """The newer of two maps, with both nodes in it, and with what nodes that were alone say of themselves."""
+    counts = [len(each["vBucketServerMap"]["vBucketMap"]) for each in (first, second)]
+    if counts[0] != counts[1]:  # no key would be found again
+        raise ClusterMapError(
+            f"{source} has {counts[0]} vbuckets and {destination} {counts[1]}: nothing moves between the two"
+        )
     config = copy.deepcopy(max(first, second, key=revision))
     rows = config["vBucketServerMap"]["vBucketMap"]
     for endpoint, own in ((source, first), (destination, second)):

@@ -19,7 +19,14 @@ from upriver.client.backoff import Backoff
 from upriver.client.connection import Connection
 from upriver.client.map_changes import MapChanges
 from upriver.client.sync import Synchronous
-from upriver.errors import AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible, UpriverError
+from upriver.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    KeyNotFound,
+    LoginImpossible,
+    OptionError,
+    UpriverError,
+)
 from upriver.protocol import mover as steps
 from upriver.protocol.mover import Goal, Link, Move, Phase
 
@@ -70,6 +77,8 @@ class Mover:
     ) -> None:
         """``patience_s`` is how long a vbucket may get no further before it is given up; ``on_step`` sees each step."""
         self.addresses = {Link.SOURCE: Address.parse(source), Link.DESTINATION: Address.parse(destination)}
+        if self._heir == str(self.addresses[Link.SOURCE].endpoints[0]):
+            raise OptionError("to", self._heir, "this node has the vbuckets already: name another one")
         self.vbuckets = tuple(dict.fromkeys(vbuckets))
         self.goal = goal
         self.patience_s = patience_s
