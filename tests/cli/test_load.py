@@ -100,6 +100,16 @@ def test_columns_of_another_kind(run: Run, tmp_path: Path) -> None:
     assert taken(pa.record_batch({"key": [b"a"], "value": [b"b"], "cas": [1]}), False).schema.names == ["key", "value"]
 
 
+@pytest.mark.parametrize(("event", "key"), [(9, "key"), (1, "k" * 70_000)])
+def test_rows_that_no_packet_could_hold(run: Run, tmp_path: Path, event: int, key: str) -> None:
+    path = tmp_path / "odd.parquet"
+    pq.write_table(pa.table({"key": [key], "value": ["v"], "event": [event]}), path)
+    result = run("load", str(path))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert f"{path}: row 0 cannot be a packet" in result.stderr
+    assert documents(run) == {}
+
+
 def test_refused_documents_are_counted(run: Run) -> None:
     lines = json.dumps({"key": "k" * 300, "value": "v"}) + "\n" + json.dumps({"key": "good", "value": "v"}) + "\n"
     result = run("load", "-", given=lines)

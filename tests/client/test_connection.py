@@ -87,6 +87,13 @@ def test_nobody_there() -> None:
         asyncio.run(opened(Endpoint("host.invalid", 1)))
 
 
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99999), ("a" * 300, 1), ("x..y", 1), ("x\0y", 1)])
+def test_what_is_no_host_or_port_cannot_be_reached(host: str, port: int) -> None:
+    """Nobody types that, but a cluster map may say it."""
+    with pytest.raises(Unreachable, match="cannot connect: "):
+        asyncio.run(Connection.open(Endpoint(host, port), Address.parse("127.0.0.1:1")))
+
+
 def test_a_server_that_says_nothing_is_given_up() -> None:
     async def run() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

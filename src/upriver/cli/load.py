@@ -64,7 +64,7 @@ def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bo
     try:
         with interruptible("what was read until then may be stored or not; load it again"):
             stored, refused = run(_load(batches, total, with_meta, address))
-    except (NotADocument, pa.ArrowInvalid) as error:
+    except (NotADocument, ValueError) as error:
         raise Failure(f"{'standard input' if file == '-' else file}: {error}") from None
     click.echo(f"{stored:,} documents are stored", err=True)
     if refused:

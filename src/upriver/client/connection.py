@@ -142,6 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         except OSError as error:
             hint = "; does it speak TLS on this port?" if context and isinstance(error, ConnectionResetError) else ""
             raise Unreachable(str(endpoint), f"cannot connect: {reason(error)}{hint}") from None
+        except (ValueError, OverflowError) as error:  # a cluster map may name what is no host or port
+            raise Unreachable(str(endpoint), f"cannot connect: {error}") from None
         if greeting:
             try:
                 ask = partial(connection.ask, timeout_s=timeout_s)
