@@ -11,7 +11,8 @@ def test_once(run: Run, node: EmbeddedNode) -> None:
         result = run("replicate", "0-7", "--once", "--to", other.address)
         assert (result.exit_code, result.output) == (0, "")
         assert {copy.state.value for copy in other.bucket} == {"replica"}
-        assert run("diff", node.address, other.address).exit_code == 0
+        compared = run("diff", node.address, other.address)
+        assert compared.exit_code == 0, compared.output
 
 
 def test_until_ctrl_c(run: Run, node: EmbeddedNode) -> None:
@@ -25,7 +26,8 @@ def test_until_ctrl_c(run: Run, node: EmbeddedNode) -> None:
         terminal.interrupt()
         assert terminal.finish() == 130
         assert b"Traceback" not in terminal.output
-        assert run("diff", node.address, other.address).exit_code == 0
+        compared = run("diff", node.address, other.address)
+        assert compared.exit_code == 0, compared.output
 
 
 def test_what_fails(run: Run, node: EmbeddedNode) -> None:
