@@ -116,7 +116,8 @@ def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
     summary = run(first, checkpoint=tmp_path, once=True, on_progress=seen.append)
     assert sorted(first.keys) == sorted(b"a%d" % n for n in range(50))
     assert summary.last.restarts >= 2  # and those that a slow machine makes Spark need
-    assert (summary.last.batches, summary.last.rows, summary.last.lag_changes) == (1, 50, 0)
+    assert (summary.last.batches, summary.last.rows) == (1, 50)
+    assert not summary.last.lag_changes  # a batch that was planned in an earlier life tells none
     assert summary.last.waiting_for == ""
     assert any("full" in progress.waiting_for for progress in seen)
 

@@ -342,7 +342,7 @@ def undo_without_asking() -> list[Change]:
     decide = Mover._decide
 
     def instead(self: Mover, move: Any, source: Any, destination: Any) -> None:
-        known = destination if move.goal is not Goal.UNDO else VbucketState.REPLICA
+        known = destination if move.goal is not Goal.UNDO else None
         decide(self, move, source, known)
 
     return [(Mover, "_decide", instead)]
