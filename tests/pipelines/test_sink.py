@@ -123,6 +123,8 @@ def test_parts_travel_and_a_checkpoint_belongs_to_one_pipeline(upriver_node: Emb
     assert sum(part.found.num_rows for part in parts if part is not None) == 1
     writer.commit(parts, 0)
     writer.abort(parts, 1)
+    writer.commit([], 1)
     assert open_table(tmp_path / "a").read().num_rows == 1
+    assert open_table(tmp_path / "a").progress().number == 1
     with pytest.raises(CheckpointError, match="belongs to another pipeline"):
         PipelineWriter({**options, "to": str(tmp_path / "b")}, tmp_path / "checkpoint").commit(parts, 1)

@@ -72,22 +72,30 @@ class PipelineWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         """The rows of one task."""
-        work = pipeline_of(self._options).in_task()
+        pipeline = pipeline_of(self._options)
+        work = pipeline.in_task()
         rows = (batch.select(ROWS.names).cast(ROWS) for batch in iterator)
-        schema = ROWS if work is None else work.schema
-        return Part(pa.Table.from_batches(rows if work is None else work(rows), schema))
+        return Part(pa.Table.from_batches(rows if work is None else work(rows), _handed_over(pipeline)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """All tasks of a micro-batch are done: bring it to the target. If that fails, Spark runs the batch again."""
-        found = [message.found for message in messages if isinstance(message, Part)]
         pipeline = pipeline_of(self._options)
+        parts = [message.found for message in messages if isinstance(message, Part)]
+        # A batch may have no rows, and so no tasks: where a source changed its branch and lost nothing.
+        found = pa.concat_tables([_handed_over(pipeline).empty_table(), *parts])
         with contextlib.closing(pipeline), RunDirectory(self._directory) as directory:
             directory.claim(pipeline)
             pipeline.open(directory.path)
-            pipeline.apply(pa.concat_tables(found), batchId)
+            pipeline.apply(found, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A task has failed; the micro-batch will be run again."""
+
+
+def _handed_over(pipeline: Pipeline) -> pa.Schema:
+    """What the tasks of the pipeline hand over."""
+    work = pipeline.in_task()
+    return ROWS if work is None else work.schema
 
 
 def pipeline_of(options: Mapping[str, Any]) -> Pipeline:
