@@ -27,8 +27,18 @@ class Wire:
     def __init__(self, node: Laboratory) -> None:
         self.peer = Peer(node, "mover")
         self.to_node = bytearray()
+        #: What the node has sent and the mover has not received.
+        self.from_node = bytearray()
 
-    def take(self) -> bytes:
+    def take(self, size: int | None = None) -> bytes:
+        """What comes next from the node, so many bytes of it at most."""
+        if not self.from_node:
+            self.from_node += self._produced()
+        data = bytes(self.from_node[:size])
+        del self.from_node[:size]
+        return data
+
+    def _produced(self) -> bytes:
         session = self.peer.session
         if session.stalled and not session.blocked:
             session.resume()
@@ -62,6 +72,10 @@ class MovingWorld:
         self.pushed: list[Link] = []
         self.most_active = 0
         self.on_announce: Callable[[Announce], object] = lambda _: None
+        #: How many bytes come at once, of the two connections in turn; None for all that there are, of the first that
+        #: has some.
+        self.piece_bytes: int | None = None
+        self._turn = 0
         self._pending: deque[Action] = deque()
         config = json.loads(self.source.node.cluster.encoded())
         config["vBucketServerMap"]["serverList"] = ["a:1", "b:1"]
@@ -102,11 +116,15 @@ class MovingWorld:
         if self._pending:
             self._act(self._pending.popleft())
             return True
-        for link, wire in list(self.wires.items()):
-            if wire.to_node:
+        wires = list(self.wires.items())
+        if self.piece_bytes is not None and wires:
+            self._turn += 1
+            wires = wires[self._turn % len(wires) :] + wires[: self._turn % len(wires)]
+        for link, wire in wires:
+            if wire.to_node and not (self.piece_bytes and wire.from_node):
                 wire.deliver()
                 return True
-            if data := wire.take():
+            if data := wire.take(self.piece_bytes):
                 self.mover.received(link, data)
                 return True
             if wire.peer.session.finished:

@@ -97,6 +97,25 @@ def test_several_vbuckets_over_one_pair_of_connections() -> None:
     assert world.mover.over
 
 
+@pytest.mark.parametrize("goal", [Goal.REPLICATE, Goal.TAKE_OVER])
+@pytest.mark.parametrize("piece_bytes", [1, 7, 30, 100, 300])
+def test_nothing_goes_into_the_middle_of_a_change_that_is_passed_on(goal: Goal, piece_bytes: int) -> None:
+    """The first stream has begun while the destination makes the other copies: its disk answers whenever it likes."""
+    world = MovingWorld(goal, vbuckets=(0, 1, 2, 3))
+    world.piece_bytes = piece_bytes
+    for vbucket in range(4):
+        for number in range(5):
+            world.source.bucket.vbucket(vbucket).set(b"%d" % number, b"v" * 250)
+    world.destination.bucket.create_vbucket(0, REPLICA)
+    while world.step():
+        if world.contents(Link.DESTINATION):
+            world.destination.bucket.flusher.step()
+            world.destination.scheduler.step()
+    assert all(world.contents(Link.DESTINATION, each) == world.contents(Link.SOURCE, each) for each in range(4))
+    assert not any(wire.peer.session.closing for wire in world.wires.values())
+    assert Phase.WAITING not in world.phases
+
+
 @pytest.mark.parametrize(
     ("source", "destination", "reason"),
     [

@@ -175,6 +175,8 @@ class Mover:
         #: Questions by link and opaque: what to do with the answer.
         self._questions: dict[tuple[Link, int], Callable[[Response], object]] = {}
         self._opaque = 0
+        #: Questions to the destination that came up in the middle of a change: they go behind it.
+        self._behind: list[bytes] = []
         #: Takeovers by the opaque of their stream.
         self._by_opaque: dict[int, Move] = {}
         #: Streams were added on these connections.
@@ -243,6 +245,7 @@ class Mover:
             for question, then in self._questions.items()
             if question[0] not in links and question[0] not in self._open  # its open is still awaited
         }
+        self._behind.clear()
         self._by_opaque.clear()
         self._begun = False
         for move in self._unfinished():
@@ -261,6 +264,9 @@ class Mover:
                 if not is_packet or self._look_at(link, bytes(piece)):
                     self.bytes_passed_on += len(piece)
                     self._actions.append(Send(other, piece))
+                if self._behind and link is Link.SOURCE and not cutter.in_change:
+                    self._actions += (Send(other, question) for question in self._behind)
+                    self._behind.clear()
         except WireError as error:
             self._actions.append(Disconnect(link))
             self.lost(link, str(error))
@@ -310,7 +316,11 @@ class Mover:
         self._opaque = self._opaque % 0xFFFFFFFF + 1
         request.opaque = self._opaque
         self._questions[link, request.opaque] = then
-        self._actions.append(Send(link, request.encode()))
+        passing = self._cutters.get(Link.SOURCE)
+        if link is Link.DESTINATION and passing is not None and passing.in_change:
+            self._behind.append(request.encode())
+        else:
+            self._actions.append(Send(link, request.encode()))
 
     def _ask_states(self, move: Move, *links: Link) -> None:
         self._set(move, Phase.ASKING)

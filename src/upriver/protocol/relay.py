@@ -38,6 +38,11 @@ class Cutter:
         #: How much is still to come of a change that was passed on already.
         self._rest = 0
 
+    @property
+    def in_change(self) -> bool:
+        """Part of a change was passed on, and the rest is still to come: nothing else may go between."""
+        return self._rest > 0
+
     def cut(self, data: Buffer) -> Iterator[tuple[Buffer, bool]]:
         """The pieces in their order, and whether each is a packet. What is not whole waits, unless it is a change."""
         if self._partial:
