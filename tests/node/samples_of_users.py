@@ -1,5 +1,8 @@
 """Users for tests, whose passwords are quick to check, and how they log in."""
 
+from pathlib import Path
+
+import pytest
 from scramp import ScramClient
 
 from upriver.node.sasl import Outcome, SaslExchange, SaslStatus
@@ -14,6 +17,18 @@ def users_with(*members: User) -> Users:
     for member in members:
         users.add(member)
     return users
+
+
+@pytest.fixture
+def users() -> Users:
+    """Alice alone."""
+    return users_with(ALICE)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where they can be kept."""
+    return tmp_path / "users.json"
 
 
 def log_in(users: Users, mechanism: str, name: str, password: str, spelled: str | None = None) -> Outcome:

@@ -7,6 +7,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
+from upriver.wire import Message
 
 
 class Source(Pump):
@@ -20,6 +21,9 @@ class Source(Pump):
 
     def count(self) -> None:
         self.runs += 1
+
+    def receive(self, message: Message) -> bool:
+        raise AssertionError(f"nobody sends {message}")
 
     def produce(self) -> bytes:
         return self.pieces.pop(0) if self.pieces else b""

@@ -9,22 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scramp import ScramClient
 
-from tests.node.samples_of_users import ALICE, log_in, users_with
+from tests.node.samples_of_users import ALICE, log_in, path, users, users_with
 from upriver.node.sasl import MECHANISMS, MESSAGE_BYTES_MAX, Outcome, SaslExchange, SaslStatus
 from upriver.node.users import Role, User
 from upriver.node.users_file import ITERATIONS_MIN, Users
 
+__all__ = ["path", "users"]
+
 SPELLED = {"SCRAM-SHA1": "SCRAM-SHA-1", "SCRAM-SHA256": "SCRAM-SHA-256", "SCRAM-SHA512": "SCRAM-SHA-512"}
-
-
-@pytest.fixture
-def users() -> Users:
-    return users_with(ALICE)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "users.json"
 
 
 def assert_failed(outcome: Outcome, why: str = "") -> None:

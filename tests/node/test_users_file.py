@@ -14,21 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.samples_of_users import ALICE, log_in, users_with
+from tests.node.samples_of_users import ALICE, log_in, path, users, users_with
 from upriver.errors import StorageError, UserError, UsersFileError
 from upriver.node.sasl import SaslStatus
 from upriver.node.users import Role, User
 from upriver.node.users_file import Users
 
-
-@pytest.fixture
-def users() -> Users:
-    return users_with(ALICE)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "users.json"
+__all__ = ["path", "users"]
 
 
 def test_add_remove_and_find(users: Users) -> None:

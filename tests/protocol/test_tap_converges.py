@@ -106,14 +106,18 @@ VERDICTS = st.lists(
     st.sampled_from([Status.SUCCESS, Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY, Status.NOT_MY_VBUCKET, None]),
     max_size=8,
 )
+#: What may happen to the node itself.
+AT_THE_NODE = (
+    st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+    st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+    st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+    st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
+    st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
+    st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
+)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-        st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-        st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
-        st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
-        st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
+        *AT_THE_NODE,
         st.tuples(st.just("roll back"), st.sampled_from(VBUCKETS), st.integers(0, 6)),
         st.tuples(st.just("read"), VERDICTS),
         st.tuples(st.just("read"), VERDICTS),
@@ -241,12 +245,7 @@ class LateConsumer(Consumer):
 LATE = st.lists(st.sampled_from([Status.SUCCESS, Status.SUCCESS, Status.ETMPFAIL, None, None]), max_size=8)
 LATE_STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-        st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-        st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-        st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
-        st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
-        st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
+        *AT_THE_NODE,
         st.tuples(st.just("read"), LATE),
         st.tuples(st.just("read"), LATE),
         st.tuples(st.just("time"), st.sampled_from([1.0, 6.0])),

@@ -9,6 +9,7 @@ even goes before the answer, which is ready and as good as sent; the others come
 wait for all who listen. Otherwise a stream sends in the next turn, together with all that has come until then.
 """
 
+import abc
 import contextlib
 import math
 import socket
@@ -46,7 +47,7 @@ def _keep_queue_short(transport: Transport) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-class Pump:
+class Pump(abc.ABC):
     """A session that streams: moves pieces to the transport, and knows when to look at the time."""
 
     def __init__(self, node: NodeState, session: Session) -> None:
@@ -69,22 +70,22 @@ class Pump:
         """Take at once what needs no message for each packet; where that ends."""
         return at
 
+    @abc.abstractmethod
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def produce(self) -> bytes:
         """The next piece to send; empty if there is nothing, or no room for it."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_time(self, now: float) -> None:
         """A deadline has come."""
-        raise NotImplementedError
 
     @property
     def stream_count(self) -> int:
