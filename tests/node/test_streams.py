@@ -22,7 +22,7 @@ from upriver.node import EmbeddedNode, start
 from upriver.node.pump import Pump
 from upriver.node.users import Role, User
 from upriver.protocol.turns import PIECE_BYTES
-from upriver.wire import AnyRequest, AnyResponse, Message, Response, dcp, memcached, tap, upr
+from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr
 from upriver.wire.codes import Status
 
 # Opening, without a socket
@@ -462,3 +462,39 @@ def test_a_takeover_over_a_socket(node: EmbeddedNode) -> None:
                 break
     assert seen == ["success", "(0,2]", "a@1", "b@2", "state pending", "state active", "end 0"]
     assert node.call(lambda: node.bucket.vbucket(0).state) is VbucketState.DEAD
+
+
+# In the order of the requests
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1 << 20])
+def test_what_streams_answer_stays_behind_what_waits_for_the_disk(pieces: int) -> None:
+    requests: list[Request] = [memcached.Set(key=b"a", opaque=1), open_request()]
+    requests += [memcached.Set(key=b"b", opaque=5), dcp.Control(key=b"set_noop_interval", value=b"20", opaque=6)]
+    requests += [memcached.Set(key=b"c", opaque=7), dcp.StreamRequest(opaque=8, flags=dcp.StreamFlag.TO_LATEST)]
+    requests += [memcached.Set(key=b"d", opaque=9), upr.FailoverLogRequest(opaque=10), open_request(b"")]
+    data = b"".join(request.encode() for request in requests)
+    with start(vbuckets=1, ack="disk") as node, StreamClient(node) as client:
+        for at in range(0, len(data), pieces):
+            client.socket.sendall(data[at : at + pieces])
+        answered = []
+        while (message := client.next()) is not None:
+            if isinstance(message, Response):
+                answered.append(message.opaque)
+    # The second open closes the connection, once everything before it is answered.
+    assert answered == [1, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_tap_client_that_is_refused_behind_a_write_that_waits_for_the_disk() -> None:
+    connect = tap.Connect(name=b"t", flags=tap.ConnectFlag.LIST_VBUCKETS, vbuckets=(99,), opaque=2)
+    with start(vbuckets=1, ack="disk") as node, StreamClient(node, wire=tap.tap) as client:
+        client.send(memcached.Set(key=b"a", opaque=1), connect)
+        answers = [client.next() for _ in range(2)]
+    assert [message.opaque for message in answers if isinstance(message, Response)] == [1, 2]
+
+
+def test_what_cannot_be_read_is_refused_in_its_turn() -> None:
+    with start(vbuckets=1, ack="disk") as node, StreamClient(node, b"x") as client:
+        client.send(memcached.Set(key=b"a", opaque=1), AnyRequest(opcode=0x5D, extras=b"\0", opaque=2))
+        answers = [client.next() for _ in range(2)]
+    assert [message.opaque for message in answers if isinstance(message, Response)] == [1, 2]

@@ -47,7 +47,7 @@ def begin_third(service: "StreamService", session: Session, packet: bytes) -> bo
     try:
         session.authorize(Role.STREAM)
     except StatusError as error:
-        session.put(refusal(AnyRequest.decode(packet), error).encode())
+        session.send(refusal(AnyRequest.decode(packet), error))
         return False
     service.connect(session, STREAM_DIALECTS[upr_draft3.upr_draft3.name])
     return True

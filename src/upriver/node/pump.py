@@ -50,6 +50,9 @@ def _keep_queue_short(transport: Transport) -> None:
 class Pump(abc.ABC):
     """A session that streams: moves pieces to the transport, and knows when to look at the time."""
 
+    #: What it is asked it answers by itself, not when its peer has answered.
+    answers_at_once = True
+
     def __init__(self, node: NodeState, session: Session) -> None:
         self.node = node
         self.session = session

@@ -27,6 +27,8 @@ class ReplicaConnection(Pump):
     type: Final = "consumer"
     #: The other kind of connection has one.
     producer: Final = None
+    #: An add stream is answered when the producer has answered, and nothing behind it may wait for that.
+    answers_at_once = False
 
     def __init__(self, service: "StreamService", session: Session, name: str) -> None:
         super().__init__(service.node, session)

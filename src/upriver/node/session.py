@@ -2,8 +2,9 @@
 
 Theory of operation. A session cuts what it receives into requests and answers them in their order. Most answers are
 there at once; one that has to wait (for the disk, for a failed login's delay) takes its place in the queue and holds
-back those behind it until it is complete. Frequent requests never become objects: a compiled loop answers runs of them
-straight from the item tables and stops at the first request that is anything but plain, which then comes here.
+back those behind it until it is complete; what only a stream can answer is not even looked at before. Frequent requests
+never become objects: a compiled loop answers runs of them straight from the item tables and stops at the first request
+that is anything but plain, which then comes here.
 
 A turn is bounded: after so many requests, bytes of answers or milliseconds the session stops, also in the middle of an
 answer that consists of thousands of packets, keeps what it has received and says that it is ``stalled``. Whoever runs
@@ -33,7 +34,7 @@ from upriver.node.options import Entrance
 from upriver.node.sasl import SaslExchange
 from upriver.node.state import NodeState
 from upriver.node.users import Role, User
-from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, memcached
+from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr, upr_draft3
 from upriver.wire.codes import Magic, Status
 from upriver.wire.framing import DRAFT, MEMCACHED, Framing
 from upriver.wire.layout import Buffer
@@ -52,6 +53,20 @@ _STRANGER: Final = "Authenticate first"
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The requests that list things, each of which becomes an object, and how long they may be.
 _LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
+#: What streams answer. Their answers go straight out, so the request waits until those before it are answered.
+_ANSWERED_BY_STREAMS: Final = frozenset(
+    each.declaration.opcode
+    for each in (
+        dcp.Open,
+        dcp.StreamRequest,
+        dcp.Control,
+        upr.CloseStream,
+        upr.FailoverLogRequest,
+        upr_draft3.StreamRequest,
+        upr_draft3.FailoverLogRequest,
+        tap.Connect,
+    )
+)
 #: So many bytes of a list are as much work as a small request.
 _LISTED_BYTES: Final = 16
 
@@ -99,6 +114,7 @@ class Session:
     """What the node knows of one connection."""
 
     __slots__ = (
+        "_held_back",
         "_needed",
         "_out",
         "_partial",
@@ -165,6 +181,8 @@ class Session:
         #: When what is held of a request began to come.
         self._partial_since = 0.0
         self._needed = 0
+        #: The next request is a stream's, and answers before it wait.
+        self._held_back = False
         self._work = 0
         self._turn_end = 0.0
         self._releasing = False
@@ -231,7 +249,7 @@ class Session:
 
     def resume(self) -> None:
         """The peer reads again, or another turn begins: go on with what was received meanwhile."""
-        self.paused = self.stalled = False
+        self.paused = self.stalled = self._held_back = False
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
@@ -252,7 +270,7 @@ class Session:
         self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
         if len(self._partial) >= _HEADER_SIZE and self.framing is not DRAFT:
             text = "too many requests are half received: send it again later"
-            self._send(_header_refusal(self._partial, 0, Status.ENOMEM, text))
+            self.send(_header_refusal(self._partial, 0, Status.ENOMEM, text))
         self._close()
         if self.on_output is not None:
             self.on_output()
@@ -313,6 +331,7 @@ class Session:
         return (
             self.paused
             or self.logging_in
+            or (self._held_back and bool(self._waiting))
             or (self.stream is not None and self.stream.full)
             or len(self._waiting) >= limits.waiting_answers_max
             or self._waiting_bytes >= limits.unread_answer_bytes_max
@@ -380,9 +399,17 @@ class Session:
             if size is None or len(data) - at < size:
                 self._needed = size or 0
                 return at
+            if self._waiting and self._would_overtake(data, at):
+                self.stalled = self._held_back = True
+                return at
             self._answer_packet(bytes(data[at : at + size]))
             at += size
         return at
+
+    def _would_overtake(self, data: Buffer, at: int) -> bool:
+        """Would the answer to this request go out before those that wait?"""
+        answers = self.stream is None or self.stream.answers_at_once
+        return answers and data[at] == Magic.REQUEST and data[at + 1] in _ANSWERED_BY_STREAMS
 
     def _turn_is_over(self) -> bool:
         limits = self.node.limits
@@ -409,7 +436,7 @@ class Session:
             if packet is None:
                 self._rest = None
             else:
-                self._send(packet)
+                self.send(packet)
         return True
 
     def _answer_run(self, data: Buffer, at: int) -> int:
@@ -463,7 +490,7 @@ class Session:
         if self.framing is not DRAFT and data[at] == Magic.REQUEST and len(data) - at >= _HEADER_SIZE:
             length = int.from_bytes(data[at + 8 : at + 12], "big")
             status = Status.E2BIG if length > self._body_bytes_max else Status.EINVAL
-            self._send(_header_refusal(data, at, status, str(error)))
+            self.send(_header_refusal(data, at, status, str(error)))
         self._lose(error)
 
     def _lose(self, error: WireError) -> None:
@@ -480,7 +507,7 @@ class Session:
 
     def _answer_packet(self, packet: bytes) -> None:
         if self._is_stranger and self._is_closed_to_strangers(packet):
-            self._send(_header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
+            self.send(_header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
             return
         if self.node.tap is not None and self.node.tap.take(self, packet):
             return
@@ -493,13 +520,13 @@ class Session:
         if longest is not None:
             if len(packet) - _HEADER_SIZE > longest:
                 text = f"a list of more than {longest} bytes: ask for less at once"
-                self._send(_header_refusal(packet, 0, Status.E2BIG, text))
+                self.send(_header_refusal(packet, 0, Status.E2BIG, text))
                 return
             self.charge(len(packet) // _LISTED_BYTES)  # whatever becomes of it, it is taken apart
         try:
             request = memcached.memcached.decode(packet)
         except WireError as error:
-            self._send(malformed(packet, error))
+            self.send(malformed(packet, error))
             return
         assert isinstance(request, Request)
         self.answer(request)
@@ -577,11 +604,12 @@ class Session:
                 if answer.packets is not None:
                     self.release()
             case Response():
-                self._send(answer)
+                self.send(answer)
             case _:
                 self._rest = iter(answer)
 
-    def _send(self, answer: Response) -> None:
+    def send(self, answer: Response) -> None:
+        """Answer, behind all that were asked for before."""
         if self._waiting:
             place = Deferred(self)
             self.hold(place, answer.encode())

@@ -77,9 +77,10 @@ class StreamConnection(Pump):
     # Coming in
 
     def receive_run(self, data: Buffer, at: int) -> int:
-        """Take requests in a row; where a listener speaks one dialect only, each packet is looked at instead."""
+        """Take requests in a row. Each packet is looked at instead where a listener speaks one dialect only, and while
+        answers wait that were asked for before."""
         session, producer = self.session, self.producer
-        if session.entrance.dialect:
+        if session.entrance.dialect or session.waiting:
             return at
         try:
             end = producer.receive_run(data, at)
@@ -179,7 +180,7 @@ class StreamService:
             return message is None or self._receive_safely(session, message)
         if packet[0] == Magic.REQUEST and not drafts.admits(session.entrance, packet):
             why = WireError(1, f"a packet of {session.entrance.dialect}, as is spoken here", "one of another dialect")
-            session.put(malformed(packet, why).encode())
+            session.send(malformed(packet, why))
             return True
         if packet[0] == Magic.REQUEST and packet[1] not in _OPCODES:
             return False
@@ -209,7 +210,7 @@ class StreamService:
         if session.stream is None and packet[1] != _OPEN:
             self.close(session, f"a stream's packet before an open: {error}")
         elif packet[0] == Magic.REQUEST:
-            session.put(malformed(packet, error).encode())
+            session.send(malformed(packet, error))
         else:
             self.close(session, str(error))
 
@@ -245,7 +246,7 @@ class StreamService:
                 session.authorize(Role.ADMIN)
             name = checked_name(request.name)
         except StatusError as error:
-            session.put(refusal(request, error).encode())
+            session.send(refusal(request, error))
             return
         old = self._by_name.get(name)
         if old is not None:
@@ -257,7 +258,7 @@ class StreamService:
             session.stream = self._by_name[name] = StreamConnection(self, session, name, request.flags)
         else:
             session.stream = self._by_name[name] = ReplicaConnection(self, session, name)
-        session.put(AnyResponse(opcode=request.code, opaque=request.opaque).encode())
+        session.send(AnyResponse(opcode=request.code, opaque=request.opaque))
 
     def say_goodbye(self) -> None:
         """The node stops."""

@@ -263,7 +263,7 @@ class TapService:
             was_registered = known is not None and known.registered
             client = self.clients.connected(name, plan, self.node.clock(), anonymous=not request.name)
         except StatusError as error:
-            session.put(refusal(request, error).encode())
+            session.send(refusal(request, error))
             self.close(session, str(error))
             return
         session.stream = self._by_name[name] = connection = TapConnection(self, session, client, plan, heir)
