@@ -1,4 +1,5 @@
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -36,6 +37,27 @@ thread.start()
 thread.join()
 """
 
+#: Puts pieces together as a stream does, in a thread of its own; says how often the system had to hand out a page.
+PIECES = """
+import resource, threading
+from upriver.engine.heap import keep_for_next_use
+
+def send():
+    for _ in range(200):
+        b"".join([b"marker" + bytes(200_000) for _ in range(3)])
+
+def count():
+    send()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    send()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+keep_for_next_use()
+thread = threading.Thread(target=count)
+thread.start()
+thread.join()
+"""
+
 
 CAN_ASK = hasattr(ctypes.CDLL(None), "malloc_trim")
 
@@ -45,6 +67,18 @@ def test_memory_that_came_and_went_is_given_back() -> None:
     output = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, check=True, timeout=60).stdout
     before, after = map(int, output.split())
     assert after < before - 100_000_000
+
+
+def faults(**environment: str) -> int:
+    alone = {name: each for name, each in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", PIECES]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, env=alone | environment).stdout)
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="this C library cannot be asked")
+def test_what_a_stream_sends_is_put_together_in_memory_that_was_used_before() -> None:
+    assert faults() < 200  # else 200 times 300 of them
+    assert faults(MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > 20_000  # who says so gets that
 
 
 def test_it_asks_after_so_many_bytes() -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upriver.engine import Bucket, Retention
 from upriver.engine.backend import COMPILED
+from upriver.engine.heap import keep_for_next_use
 from upriver.errors import StorageError
 from upriver.model import VbucketState
 from upriver.node.cluster_config import ClusterConfig, single_node
@@ -145,6 +146,7 @@ class Node:
     @classmethod
     async def open(cls, options: NodeOptions) -> "Node":
         """Open the bucket and listen."""
+        keep_for_next_use()
         users = None if options.users is None else Users.load(Path(options.users))
         context = None if options.tls_cert is None else server_context(options.tls_cert, options.tls_key)
         bucket = Bucket.open(
