@@ -49,6 +49,7 @@ cdef extern from "_record.h" nogil:
     void prefetch(const void *)
     void prefetch_write(const void *)
     void fetch_ahead(const char *, const char *, const char *)
+    void fetch_first(const char *, const char *)
     enum:
         R_SUPERSEDED_BY, R_TIME, R_TTL, R_MARKS, R_FRAME, R_OPCODE, R_KEY_LENGTH, R_EXTRAS_LENGTH, R_DATATYPE
         R_VBUCKET, R_BODY_LENGTH, R_OPAQUE, R_CAS, R_SEQNO, R_REV_SEQNO, R_FLAGS, R_EXPIRY, R_LOCK_TIME
@@ -1854,6 +1855,14 @@ cdef inline uint32_t frame_size(const char *record, bint keys_only) noexcept:
     return header + load_be32(record + R_BODY_LENGTH)
 
 
+cdef inline void fetch_start(Table self, uint32_t i, uint32_t place) noexcept:
+    """Have ready what comes before that of which each record takes care."""
+    cdef Chunk *chunk
+    if i < self.order_count:
+        chunk = &self.chunks[self.order[i]]
+        fetch_first(chunk.data + place, chunk.data + chunk.used)
+
+
 cdef size_t stream_frames(
     Table self, char *to, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every,
     size_t *count, uint64_t *done
@@ -1869,6 +1878,7 @@ cdef size_t stream_frames(
     cdef uint32_t network_opaque
     store_be32(<char *>&network_opaque, opaque)
     count[0] = 0
+    fetch_start(self, i, first)
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
         place = first
@@ -1950,6 +1960,7 @@ cdef size_t select(
     global picked_key_bytes, picked_value_bytes
     picked_key_bytes = picked_value_bytes = 0
     first = seek_place(self, i, after) if i < self.order_count else 0
+    fetch_start(self, i, first)
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
         following = self.chunks[self.order[i + 1]].data if i + 1 < self.order_count else chunk.data
