@@ -108,6 +108,23 @@ def test_a_record_larger_than_the_limit_is_read_alone(table: Any) -> None:
     assert seqnos(table.read(1, 3, 3, 1)[0]) == [2]
 
 
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("limit", [1, 1000, 5000, 10**6, 10**9])
+def test_many_changes_with_a_large_one_among_them(table: Any, limit: int, every: bool) -> None:
+    for i in range(600):
+        table.set(b"key%d" % (i % 200), bytes(20_000) if i == 450 else b"value%d" % i)
+    found: list[int] = []
+    position = 0
+    while position < 600:
+        frames, count, done = table.read(position, 600, 600, limit, 7, every)
+        assert done > position
+        assert count == len(seqnos(frames))
+        assert count == 1 or len(frames) <= limit
+        found += seqnos(frames)
+        position = done
+    assert found == list(range(1 if every else 401, 601))
+
+
 def test_reading_into_a_buffer(table: Any) -> None:
     for i in range(1000):
         table.set(b"key%d" % i, b"value%d" % i * 9)

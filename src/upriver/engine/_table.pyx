@@ -17,6 +17,8 @@ import pyarrow as pa
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t, int64_t, uintptr_t
 from libc.math cimport INFINITY, floor
 from libc.stdlib cimport free, realloc
@@ -29,6 +31,10 @@ from upriver.errors import (
 from upriver.model.batch import CHANGES
 
 import_batch = pa.RecordBatch._import_from_c
+
+cdef extern from "Python.h":
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
+    int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -98,6 +104,8 @@ cdef enum:
     RECORD_BYTES_MIN = 64
     INDEXED_AT_ONCE = 16
     ROWS_AT_ONCE = 64  # of a batch: 64 records are some 14 KiB, half of the first cache
+    FEW = 64  # so few changes are measured before they are copied; for more, room is taken without looking
+    ROOM_MAX = 4 * 1024 * 1024
 
 cdef uint64_t LOCKED_CAS = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t REV_SEQNO_MAX = 0xFFFFFFFFFFFFFFFF
@@ -433,9 +441,13 @@ cdef class Table:
         cdef const uint8_t[::1] stored = block if block else None
         cdef double now = self.ledger.clock() if self.locks else 0
         cdef uint64_t done
-        cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, &done)
-        cdef size_t i, total = 0
+        cdef size_t count, i, total = 0
         cdef bytes out
+        if not (keys_only or prefix or self.evicted or self.locks) and upto > after + FEW and max_bytes <= ROOM_MAX:
+            out = streamed_frames(self, max_bytes, after, upto, at, opaque, every, &count, &done)
+            if count or done >= upto:  # else the next one is larger than the room
+                return out, count, done
+        count = select(self, after, upto, at, max_bytes, every, prefix, &done)
         if not keys_only:
             restore(self, count, stored)
         for i in range(count):
@@ -1907,6 +1919,20 @@ cdef size_t stream_frames(
             last = seqno
     done[0] = upto
     return to - start
+
+
+cdef bytes streamed_frames(
+    Table self, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every,
+    size_t *count, uint64_t *done
+):
+    """The same into memory of its own, of which the part that stayed empty is given back."""
+    cdef PyObject *taken = new_bytes(NULL, room)
+    cdef char *to = PyBytes_AS_STRING(<bytes>taken)
+    cdef bytes out
+    resize_bytes(&taken, stream_frames(self, to, room, after, upto, at, opaque, every, count, done))
+    out = <bytes>taken
+    Py_DECREF(out)  # it was counted when it was made, and now again
+    return out
 
 
 cdef size_t copy_frames(
