@@ -837,6 +837,36 @@ def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock:
     assert own.records(own.high_seqno, 10**6, 10) == model.records(own.high_seqno, 10**6, 10)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_reads_go_on_where_they_stopped_whatever_moved_meanwhile(backend: ModuleType, clock: Clock, seed: int) -> None:
+    """A read may remember where it ran out of room: what is swept, cut off or written since must not mislead it."""
+    own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
+    own.active = model.active = True
+    chance = random.Random(seed)
+    for _ in range(60):
+        for _ in range(chance.choice((1, 100, 600))):
+            key, value = b"key%d" % chance.randrange(900), bytes(chance.choice((5, 90, 300)))
+            own.set(key, value)
+            model.set(key, value)
+        position, high = chance.choice((0, chance.randrange(own.high_seqno))), own.high_seqno
+        for _ in range(chance.randrange(4)):
+            limit, every = chance.choice((300, 5000, 50_000)), chance.random() < 0.3
+            rows, done = own.read_columns(position, high, high, limit, every)
+            assert rows == model.read_columns(position, done, high, 10**9, every)[0]
+            frames, count, done = own.read(position, high, high, limit, 7, every)
+            assert (frames, count) == model.read(position, done, high, 10**9, 7, every)[:2]
+            position = done
+            match chance.randrange(8):
+                case 0:
+                    sweep(own, high // 2, 0, 0, 0)
+                    sweep(model, high // 2, 0, 0, 0)
+                case 1:
+                    back = chance.randrange(high // 2, high + 1)
+                    own.truncate(back)
+                    model.truncate(back)
+                    position, high = min(position, back), back
+
+
 @pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_small_tables_do_not_take_the_memory_of_a_large_one(clock: Clock) -> None:
     """What a large one gave back comes in large pieces, and what is taken counts against the quota."""

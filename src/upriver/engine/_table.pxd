@@ -80,6 +80,9 @@ cdef class Table:
     cdef uint32_t waited
     # Where the first record stands that is not on disk, and the same for what is on its way there.
     cdef uint32_t persisted_chunk, persisted_place, flushing_chunk, flushing_place
+    # Where the last read that ran out of room stopped, behind which seqno: the next one need not look for it.
+    cdef uint32_t read_chunk, read_place
+    cdef uint64_t read_seqno
     cdef int64_t flushing_bytes
     cdef Py_ssize_t flushing_points
 

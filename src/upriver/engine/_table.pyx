@@ -663,7 +663,7 @@ cdef class Table:
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         self.flushing_seqno = self.persisted_seqno  # a group on its way to disk no longer counts
         self.checkpointed_seqno = min(self.checkpointed_seqno, seqno)
-        self.persisted_chunk = 0
+        self.persisted_chunk = self.read_chunk = 0
         self.whole_seqnos = [s for s in self.whole_seqnos if s <= seqno]
         settle_pending(self, self.pending_bytes)
         for i in range(seek_chunk(self, self.persisted_seqno), self.order_count):
@@ -1651,6 +1651,8 @@ cdef void drop_chunk(Table self, uint32_t i) noexcept:
         self.persisted_chunk = 0
     if self.flushing_chunk == number:
         self.flushing_chunk = 0
+    if self.read_chunk == number:
+        self.read_chunk = 0
 
 
 cdef uint32_t seek_chunk(Table self, uint64_t after) noexcept:
@@ -1673,9 +1675,16 @@ cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
         return 0
     if self.persisted_chunk == number and after >= self.persisted_seqno:
         place = self.persisted_place
+    if self.read_chunk == number and after >= self.read_seqno and place < self.read_place:
+        place = self.read_place
     while place < chunk.used and load_be64(chunk.data + place + R_SEQNO) <= after:
         place += record_size(chunk.data + place)
     return place
+
+
+cdef inline void stop_reading(Table self, uint32_t number, const char *record, uint64_t last) noexcept:
+    """There was no room for this record, the first behind ``last``: the next read begins with it."""
+    self.read_chunk, self.read_place, self.read_seqno = number, <uint32_t>(record - self.chunks[number].data), last
 
 
 cdef int sweep_chunk(
@@ -1716,7 +1725,7 @@ cdef int sweep_chunk(
         count_chunk(&self.chunks[self.order[i - 1]])
     count_chunk(chunk)
     if chunk.used != before:
-        self.persisted_chunk = self.flushing_chunk = 0
+        self.persisted_chunk = self.flushing_chunk = self.read_chunk = 0
         if not chunk.used:
             drop_chunk(self, i)
         else:
@@ -1909,6 +1918,7 @@ cdef size_t stream_frames(
             superseded_by = load64(record)
             if every or not superseded_by or superseded_by > at:
                 if size > room:
+                    stop_reading(self, self.order[i - 1], record, last)
                     done[0] = last
                     return to - start
                 memcpy(to, record + R_FRAME, size)
@@ -2009,6 +2019,7 @@ cdef size_t select(
             ):
                 size = full_size(record)
                 if count and total + size > max_bytes:
+                    stop_reading(self, self.order[i], record, last)
                     done[0] = last
                     return count
                 if count >= picked_room:
