@@ -112,6 +112,12 @@ _DECISIONS = (
         "Clients send flags that are not in the text: 0x40 with a list of checkpoints, 0x100 for the byte order.",
         "Both are taken. Item flags always go out in network order; with 0x100 a flag of the message says so.",
     ),
+    (
+        "tap",
+        "A registered client has no extra data; Couchbase's tools send a byte that asks for closed checkpoints only, "
+        "and leave out the list of checkpoints when they have none.",
+        "Both forms are taken. The byte is read and not followed: *open checkpoint* tells where a client may stop.",
+    ),
 )
 
 

@@ -308,7 +308,8 @@ def _field_notes(owner: Any, field: Field, home: str) -> Iterator[str]:
     if field.only and field.only != owner.layout.lengths:
         yield f"Only in {_fixed_part(owner, field.only)}."
     if field.when:
-        yield f"Only with *{_flag_name(owner, field)}* in `{field.when.field}`."
+        optional = ", and even then it may be left out" if field.when.optional else ""
+        yield f"Only with *{_flag_name(owner, field)}* in `{field.when.field}`{optional}."
     if (code := field.code or _element_code(field)) is not None:
         yield f"{_choice(field, code)} of [{code.__name__}]({_code_page(code, home)}#{anchor(code.__name__)})."
 

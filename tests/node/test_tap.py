@@ -63,6 +63,16 @@ def test_a_value_that_does_not_fit_its_flags_is_refused_and_closed(laboratory: L
     assert peer.closed
 
 
+@pytest.mark.parametrize("closed_only", [None, 0, 1])
+def test_the_connect_of_a_backup_tool_is_served(laboratory: Laboratory, closed_only: int | None) -> None:
+    laboratory.write(1, b"a")
+    flags = ConnectFlag(BACKFILL | ACK | CHECKPOINT | REGISTERED)
+    peer = TapPeer(laboratory, tap.Connect(name=b"backup", flags=flags, backfill_date=0, closed_only=closed_only))
+    told = brief(peer.run())
+    assert told.index("a=v") < told.index("#open_checkpoint")
+    assert not peer.closed
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -78,7 +88,7 @@ def test_a_list_that_is_longer_than_everything_there_is_is_refused(
     (answer,) = peer.send(request_)
     assert isinstance(answer, AnyResponse)
     assert answer.status is Status.EINVAL
-    assert "a connect of at most 1308 bytes" in answer.text
+    assert "a connect of at most 1309 bytes" in answer.text
     assert peer.closed
 
 

@@ -89,6 +89,8 @@ def _body(draw: st.DrawFn, cls: type[Message], length: int) -> dict[str, Any]:
             continue
         if layout.counted.get(field.name) in absent:
             continue
+        if field.when is not None and field.when.optional and draw(st.booleans()):
+            continue
         out[field.name] = draw(_values(field, key_size if field.is_key else 0))
     return out
 

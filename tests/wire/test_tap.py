@@ -1,5 +1,7 @@
 """TAP: connect options in the order of their flags, and the engine-private part between extras and key."""
 
+from typing import Any
+
 import pytest
 
 from upriver.errors import WireError
@@ -73,6 +75,31 @@ def test_an_empty_list_of_vbuckets_is_still_a_list() -> None:
     message = tap.Connect(flags=tap.ConnectFlag.LIST_VBUCKETS, vbuckets=())
     assert message.encode()[24:] == bytes.fromhex("00000004 0000")
     assert tap.tap.decode(message.encode()) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({}, ""),
+        ({"closed_only": 1}, "01"),
+        ({"checkpoints": ()}, "0000"),
+        ({"checkpoints": (), "closed_only": 1}, "0000 01"),
+    ],
+    ids=str,
+)
+def test_tools_leave_out_checkpoints_and_ask_for_closed_ones_only(options: dict[str, Any], value: str) -> None:
+    flags = tap.ConnectFlag.CHECKPOINT | tap.ConnectFlag.REGISTERED_CLIENT
+    message = tap.Connect(flags=flags, name=b"backup", **options)
+    assert message.encode()[28:] == b"backup" + bytes.fromhex(value)
+    assert tap.tap.decode(message.encode()) == message
+
+
+@pytest.mark.parametrize("flag", [tap.ConnectFlag.CHECKPOINT, tap.ConnectFlag.REGISTERED_CLIENT])
+def test_what_may_be_left_out_leaves_nothing_over(flag: tap.ConnectFlag) -> None:
+    packet = bytearray(tap.Connect(flags=flag, name=b"n").encode() + b"\0\0\0")
+    packet[11] += 3
+    with pytest.raises(WireError, match="expected the end of Connect"):
+        tap.tap.decode(packet)
 
 
 def test_a_connect_without_flags_may_leave_them_out() -> None:

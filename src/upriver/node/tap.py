@@ -34,9 +34,9 @@ from upriver.wire.tap import Control
 #: The opcodes of TAP, from connect to checkpoint end.
 _OPCODES: Final = frozenset(range(0x40, 0x48))
 _CONNECT: Final = tap.Connect.declaration.opcode
-#: What a connect may have for itself: header, flags, name, date and two counts; and for each vbucket: its number in the
-#: list, its number and an id among the checkpoints.
-_CONNECT_BYTES_MAX: Final = 24 + 4 + NAME_BYTES_MAX + 8 + 2 + 2
+#: What a connect may have for itself: header, flags, name, date, two counts and a byte; and for each vbucket: its
+#: number in the list, its number and an id among the checkpoints.
+_CONNECT_BYTES_MAX: Final = 24 + 4 + NAME_BYTES_MAX + 8 + 2 + 2 + 1
 _VBUCKET_BYTES: Final = 2 + 2 + 8
 #: Clients that stay away are looked for once in so many seconds.
 EXPIRE_S: Final = 1.0

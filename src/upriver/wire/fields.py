@@ -63,6 +63,8 @@ class When:
 
     field: str
     mask: int
+    #: Who has nothing to say may leave it out even then: the body ends before its number.
+    optional: bool = False
 
 
 class InValue:

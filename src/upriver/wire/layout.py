@@ -176,7 +176,7 @@ class Layout:
             out[field.name] = 0 if field.counts else field.default
         at = start + length
         for field in self.rest:
-            if field.when is not None and not out[field.when.field] & field.when.mask:
+            if field.when is not None and _is_left_out(field, field.when, end - at, out):
                 out[field.name] = field.default
                 continue
             out[field.name], at = self._decode_field(field, data, at, end, key_length, out)
@@ -242,7 +242,7 @@ class Layout:
         value, kind = getattr(values, field.name), field.kind
         if field.when is not None:
             wanted = bool(getattr(values, field.when.field) & field.when.mask)
-            if wanted is (value is None):
+            if wanted is (value is None) and not (wanted and field.when.optional):
                 raise ValueError(f"{self.owner}: {field.name} and {field.when.field} contradict each other")
             if value is None:
                 return b""
@@ -277,7 +277,7 @@ class Layout:
             out[field.name] = 0 if field.counts else field.default
         at = start + length
         for field in self.rest:
-            if field.when is not None and not out[field.when.field] & field.when.mask:
+            if field.when is not None and _is_left_out(field, field.when, end - at, out):
                 continue
             out[field.name], after = self._decode_field(field, data, at, end, key_length, out)
             if isinstance(field.kind, Repeat):
@@ -309,6 +309,13 @@ def _repeat_spans(
 
 def _size(field: Field) -> int:
     return typing.cast(UInt | Reserved, field.kind).size
+
+
+def _is_left_out(field: Field, when: When, left: int, out: dict[str, Any]) -> bool:
+    """Is a field not there that depends on another, with so many bytes ``left`` from its place on?"""
+    if not out[when.field] & when.mask:
+        return True
+    return when.optional and left < (field.kind.count_size if isinstance(field.kind, Repeat) else _size(field))
 
 
 def _decode_number(field: Field, kind: UInt, data: Buffer, at: int, end: int) -> tuple[int, int]:

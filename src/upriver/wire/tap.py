@@ -78,11 +78,14 @@ class Connect(Request):
     vbuckets: Annotated[
         tuple[int, ...] | None, Repeat(UInt(2), count_size=2), When("flags", ConnectFlag.LIST_VBUCKETS)
     ] = None
+    #: Who has none may leave out their number too.
     checkpoints: Annotated[
         tuple[VbucketCheckpoint, ...] | None,
         Repeat(VbucketCheckpoint, count_size=2),
-        When("flags", ConnectFlag.CHECKPOINT),
+        When("flags", ConnectFlag.CHECKPOINT, optional=True),
     ] = None
+    #: Not in the text: with 1 a client says that it needs nothing of the open checkpoint.
+    closed_only: Annotated[int | None, UInt(1), When("flags", ConnectFlag.REGISTERED_CLIENT, optional=True)] = None
 
 
 _ACKED = {
