@@ -277,6 +277,31 @@ def test_who_asked_for_what_comes_misses_nothing_between_two_connections(laborat
     assert keys(client(laboratory, ACK).run()) == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "since", "comes"),
+    [(ACK, None, ["c", "d"]), (ACK, 0, ["c", "d"]), (ACK | REGISTERED, 0, ["c", "d"]), (0, 0, ["d"])],
+    ids=["everything", "since a time", "registered", "without acknowledgements"],
+)
+def test_a_later_date_leaves_out_nothing_that_was_not_acknowledged(
+    laboratory: Laboratory, flags: int, since: int | None, comes: list[str]
+) -> None:
+    """Who asks for what comes from now on, each time that it connects, misses nothing."""
+    laboratory.write(1, b"old")
+    laboratory.pass_by(10)
+    begun = int(laboratory.clock())
+    first = client(laboratory, BACKFILL | flags, date=begun if since is not None else 0)
+    first.judge = succeed_until("c")
+    for key in (b"a", b"b", b"c"):
+        laboratory.write(1, key)
+        first.run()
+    for _ in range(2):  # also if it goes again without having read anything
+        first.leave()
+        laboratory.pass_by(10)
+        first = client(laboratory, BACKFILL | flags, date=int(laboratory.clock()))
+    laboratory.write(1, b"d")
+    assert keys(first.run()) == comes
+
+
 def test_a_history_that_broke_meanwhile_means_everything_again(laboratory: Laboratory) -> None:
     laboratory.write(1, b"a")
     first = client(laboratory)

@@ -97,6 +97,17 @@ def test_a_client_goes_on_only_where_it_holds_what_it_asks_for(before: str, afte
     assert clients.connected("n", plans[1], 101).positions == (PLACE if goes_on else {})
 
 
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(WISHES, WISHES)))
+def test_who_goes_on_is_still_owed_what_it_asked_for_before(before: str, after: str) -> None:
+    clients = TapClients(keep_alive_s=10)
+    plans = [plan_of(connect(b"n", WISHES[each][0] | ACK, WISHES[each][1]), 100) for each in (before, after)]
+    clients.left(clients.connected("n", plans[0], 100), PLACE, 100, done=False)
+    found = clients.connected("n", plans[1], 101).plan
+    owed = plans[0] if before in WISHES[after][2] and not plans[1].future_only else plans[1]
+    assert found is not None
+    assert (found.full, found.since) == (owed.full, owed.since)
+
+
 def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_clients, "CLIENTS_MAX", 3)
     clients = TapClients(keep_alive_s=1000)

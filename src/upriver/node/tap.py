@@ -46,20 +46,19 @@ _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, 
 class TapConnection(Pump):
     """A session that a client has made its TAP stream."""
 
-    def __init__(
-        self, service: "TapService", session: Session, client: TapClient, plan: TapPlan, heir: str = ""
-    ) -> None:
+    def __init__(self, service: "TapService", session: Session, client: TapClient, heir: str = "") -> None:
         super().__init__(service.node, session)
         self.service = service
         self.client = client
         #: Nothing is sent before it is on disk that a registered client is connected.
         self.held = client.registered
-        self.plan = plan
+        assert client.plan is not None
+        self.plan = client.plan
         self.created = self.node.clock()
         self.producer = TapProducer(
             service.source,
             f"tap:{client.name}",
-            plan,
+            self.plan,
             service.settings,
             self.node.ticks(),
             heir=heir,
@@ -266,7 +265,7 @@ class TapService:
             session.send(refusal(request, error))
             self.close(session, str(error))
             return
-        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, plan, heir)
+        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, heir)
         if connection.held:
             self._note_connected(connection, request, was_registered=was_registered)
 

@@ -88,6 +88,8 @@ class TapClients:
             if client.plan is None or not client.plan.covers(plan) or (plan.dump and client.done):
                 # It asks for more than it was sent, or for everything again.
                 client.positions, client.knew_all = {}, False
+            else:
+                plan = plan.going_on(client.plan)
         client.done = False
         client.plan, client.flags, client.connected, client.left_at = plan, plan.flags, True, None
         client.registered = client.registered or plan.registered

@@ -1,5 +1,6 @@
 """What a TAP connect asks for, in plain words: which vbuckets, from where, and how."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +72,16 @@ class TapPlan:
         if self.full or other.future_only:
             return True
         return not other.full and not self.future_only and self.since <= other.since
+
+    def going_on(self, before: "TapPlan") -> "TapPlan":
+        """The plan of a client that goes on after the one before, which covers it.
+
+        A later date leaves out nothing that the client was to get and has not acknowledged. But to who acknowledges
+        nothing the date is the only way to say what it has.
+        """
+        if self.future_only or not before.acks:
+            return self
+        return dataclasses.replace(self, full=before.full, since=before.since)
 
 
 def plan_of(request: tap.Connect, now: float) -> TapPlan:
