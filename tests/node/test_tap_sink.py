@@ -3,14 +3,14 @@
 import pytest
 
 from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import DUMP, LIST, TapPeer, connect, keys
+from tests.protocol.tap_stage import DUMP, LIST, TapPeer, brief, connect, keys
 from upriver.errors import KeyExists, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.model.record import unpack
 from upriver.node.tap_sink import EngineTapSink
 from upriver.protocol.tap_consumer import ReceivedChange
 from upriver.wire import tap
-from upriver.wire.tap import Control
+from upriver.wire.tap import Control, TapFlag
 
 ACTIVE, REPLICA, PENDING, DEAD = 0, 1, 2, 3
 
@@ -98,6 +98,17 @@ def test_a_locked_key_is_tried_again_later(laboratory: Laboratory, sink: EngineT
 def test_who_is_not_here_takes_nothing(sink: EngineTapSink, vbucket: int) -> None:
     with pytest.raises(NotMyVbucket):
         sink.store(change(vbucket))
+
+
+def test_a_dead_copy_keeps_what_its_heir_may_not_have(laboratory: Laboratory) -> None:
+    laboratory.bucket.create_vbucket(20)
+    laboratory.write(20, b"k")
+    laboratory.bucket.vbucket(20).set_state(VbucketState.DEAD)
+    begin = tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=20, tap_flags=TapFlag.ACK)
+    flush = tap.Flush(private=bytes(7) + b"1", tap_flags=TapFlag.ACK)
+    answers = laboratory.connect().send(begin, flush)
+    assert brief(answers) == ["not_my_vbucket", "success"]
+    assert laboratory.bucket.vbucket(20).table.find(b"k") is not None
 
 
 def test_starting_over_empties_copies_only(laboratory: Laboratory, sink: EngineTapSink) -> None:

@@ -25,9 +25,7 @@ class EngineTapSink:
 
     def store(self, change: ReceivedChange) -> None:
         """Take a change."""
-        vbucket = self._node.bucket.vbucket(change.vbucket)
-        if vbucket.state is VbucketState.DEAD:
-            raise NotMyVbucket("the vbucket is dead", vbucket=change.vbucket)
+        vbucket = self._alive(change.vbucket)
         if vbucket.state is VbucketState.ACTIVE:
             self._merge(vbucket, change)
         else:
@@ -42,6 +40,13 @@ class EngineTapSink:
                 rev_seqno=change.rev_seqno,
                 ttl=change.ttl,
             )
+
+    def _alive(self, number: int) -> Vbucket:
+        """A vbucket that takes part. A dead one takes nothing and keeps what it has: its heir may not have it yet."""
+        vbucket = self._node.bucket.vbucket(number)
+        if vbucket.state is VbucketState.DEAD:
+            raise NotMyVbucket("the vbucket is dead", vbucket=number)
+        return vbucket
 
     @staticmethod
     def _merge(vbucket: Vbucket, change: ReceivedChange) -> None:
@@ -69,7 +74,7 @@ class EngineTapSink:
 
     def start_over(self, vbucket: int) -> None:
         """Everything of this vbucket comes anew: a copy drops what it has."""
-        found = self._node.bucket.vbucket(vbucket)
+        found = self._alive(vbucket)
         if found.state is not VbucketState.ACTIVE and found.high_seqno:
             found.start_over()
 
