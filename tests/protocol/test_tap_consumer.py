@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from upriver.errors import InvalidArguments, NotMyVbucket
+from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket
 from upriver.model import Event, VbucketState
 from upriver.protocol.tap_consumer import ReceivedChange, TapConsumer
 from upriver.wire import Request, memcached, tap
@@ -18,6 +18,8 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.refuse = False
+        #: The vbuckets that do not become copies.
+        self.active: set[int] = set()
 
     def store(self, change: ReceivedChange) -> None:
         if self.refuse:
@@ -25,12 +27,18 @@ class Recorder:
         self.calls.append(change)
 
     def start_over(self, vbucket: int) -> None:
+        if self.refuse:
+            raise NotMyVbucket(vbucket=vbucket)
         self.calls.append(("start over", vbucket))
 
     def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
         self.calls.append(("flush", vbuckets, ttl, mark))
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:
+        if self.refuse:
+            raise NotMyVbucket(vbucket=vbucket)
+        if vbucket in self.active:
+            raise KeyExists(vbucket=vbucket)
         self.calls.append((state, vbucket))
 
     def online_update(self, control: Control) -> None:
@@ -154,6 +162,37 @@ def test_a_flush_means_what_came_over_the_connection(consumer: TapConsumer, sink
     consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
     consumer.receive(tap.Flush(ttl=7, private=bytes([0] * 7 + [9])))
     assert [sink.calls[0], sink.calls[2]] == [("flush", frozenset(), 254, 0), ("flush", {3}, 6, 9)]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        tap.Opaque(vbucket=3, control=Control.INITIAL_VBUCKET_STREAM),
+        tap.SetVbucket(vbucket=3, state=memcached.VbucketState.PENDING),
+        tap.Mutation(vbucket=3, key=b"k"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_flush_behind_a_refusal_does_not_mean_everything(
+    consumer: TapConsumer, sink: Recorder, named: Request
+) -> None:
+    sink.refuse = True
+    with pytest.raises(NotMyVbucket):
+        consumer.receive(named)
+    consumer.receive(tap.Flush())
+    assert sink.calls == [("flush", {3}, 254, 0)]
+
+
+def test_a_flush_does_not_reach_what_stays_active(consumer: TapConsumer, sink: Recorder) -> None:
+    sink.active = {3}
+    with pytest.raises(KeyExists):
+        consumer.receive(tap.SetVbucket(vbucket=3, state=memcached.VbucketState.PENDING))
+    consumer.receive(tap.Opaque(vbucket=3, control=Control.CLOSE_BACKFILL))
+    consumer.receive(tap.Flush())
+    assert sink.calls == []
+    consumer.receive(tap.Opaque(vbucket=4, control=Control.CLOSE_BACKFILL))
+    consumer.receive(tap.Flush())
+    assert sink.calls == [("flush", {4}, 254, 0)]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class TapConsumer:
         self.messages = 0
         self.changes = 0
         self.refused = 0
-        #: The vbuckets that this connection has said anything about.
+        #: The vbuckets that this connection has said anything about, whether it was done or refused.
         self.fed: set[int] = set()
         #: Those whose backfill has begun and not ended.
         self.backfilling: set[int] = set()
@@ -107,8 +107,7 @@ class TapConsumer:
             case tap.Delete():
                 self._change(message, Event.DELETION)
             case tap.Flush():
-                mark = int.from_bytes(message.private, "big") if len(message.private) == FLUSH_MARK_SIZE else 0
-                self.sink.flush(frozenset(self.fed), message.ttl - 1, mark)
+                self._flush(message)
             case tap.SetVbucket():
                 self._set_state(message)
             case tap.Opaque():
@@ -140,16 +139,24 @@ class TapConsumer:
         )
         self.changes += 1
 
+    def _flush(self, message: tap.Flush) -> None:
+        """Empty what the connection has named. Only to who has named nothing at all does it mean everything."""
+        taken = frozenset(self.fed - self._no_copies)
+        if self.fed and not taken:
+            return
+        mark = int.from_bytes(message.private, "big") if len(message.private) == FLUSH_MARK_SIZE else 0
+        self.sink.flush(taken, message.ttl - 1, mark)
+
     def _set_state(self, message: tap.SetVbucket) -> None:
         if not message.state.known:
             raise InvalidArguments(f"there is no vbucket state {int(message.state)}", vbucket=message.vbucket)
+        self.fed.add(message.vbucket)
         try:
             self.sink.set_state(message.vbucket, VbucketState[message.state.name])
         except KeyExists:
             # Who does not wait for the answer sends all of its old copy behind it: nothing that must be merged.
             self._no_copies.add(message.vbucket)
             raise
-        self.fed.add(message.vbucket)
 
     def _control(self, message: tap.Opaque) -> None:
         match message.control:
@@ -158,8 +165,8 @@ class TapConsumer:
             case Control.ENABLE_CHECKPOINT_SYNC:
                 self.peer_sends_checkpoints = True
             case Control.INITIAL_VBUCKET_STREAM:
-                self.sink.start_over(message.vbucket)
                 self.fed.add(message.vbucket)
+                self.sink.start_over(message.vbucket)
                 self.backfilling.add(message.vbucket)
             case Control.CLOSE_BACKFILL:
                 self.fed.add(message.vbucket)
