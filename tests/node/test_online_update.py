@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import brief
 from upriver.engine import Bucket
 from upriver.errors import InvalidArguments, TemporaryFailure
 from upriver.model import StreamPosition, VbucketState
 from upriver.node.online_update import OnlineUpdate
-from upriver.wire.tap import Control
+from upriver.wire import tap
+from upriver.wire.tap import Control, TapFlag
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def test_nothing_is_written_until_it_stops(laboratory: Laboratory, caplog: pytes
     with caplog.at_level(logging.WARNING):
         update.control(Control.START_ONLINEUPDATE)
         update.control(Control.START_ONLINEUPDATE)
+        laboratory.settle()
         laboratory.write(1, b"c")
         laboratory.settle()
         assert (vbucket.high_seqno, vbucket.persisted_seqno, update.running) == (3, 2, True)
@@ -40,6 +43,28 @@ def test_nothing_is_written_until_it_stops(laboratory: Laboratory, caplog: pytes
         assert (vbucket.persisted_seqno, update.running) == (3, False)
     assert len(caplog.records) == 2
     assert all("for tests" in record.getMessage() for record in caplog.records)
+
+
+def test_what_came_before_is_written_and_answered(laboratory: Laboratory) -> None:
+    peer, vbucket = laboratory.connect(), laboratory.bucket.vbucket(1)
+    change = tap.Mutation(vbucket=1, key=b"c", tap_flags=TapFlag.ACK)
+    start = tap.Opaque(control=Control.START_ONLINEUPDATE, tap_flags=TapFlag.ACK)
+    assert brief(peer.send(change, start)) == ["success", "success"]
+    assert vbucket.persisted_seqno == 3
+    assert brief(peer.send(change)) == ["success"]
+    assert (vbucket.high_seqno, vbucket.persisted_seqno) == (4, 3)
+
+
+@pytest.mark.parametrize("end", [Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE])
+def test_one_that_ends_before_the_disk_has_caught_up_pauses_nothing(laboratory: Laboratory, end: Control) -> None:
+    update = laboratory.tap.online_update
+    laboratory.write(1, b"c")
+    update.control(Control.START_ONLINEUPDATE)
+    update.control(end)
+    laboratory.settle()
+    laboratory.write(1, b"d")
+    laboratory.settle()
+    assert laboratory.bucket.vbucket(1).persisted_seqno == 4
 
 
 def test_all_that_came_since_can_be_taken_back(laboratory: Laboratory) -> None:

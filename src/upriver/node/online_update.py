@@ -1,11 +1,13 @@
 """Online update: try something out on a running node, and take it back.
 
-While it runs nothing is written to disk; stopping it writes what has come, reverting it takes back everything that was
-written since, by whomever, and tells consumers so, because every vbucket that was cut back goes on under a new uuid.
+While it runs nothing is written to disk, once what came before is there: whoever waits for that is answered. Stopping
+it writes what has come, reverting it takes back everything that was written since, by whomever, and tells consumers so,
+because every vbucket that was cut back goes on under a new uuid.
 It is for tests: what is written meanwhile is lost in a crash, and writers are refused once the queue to disk is full.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, TemporaryFailure
@@ -45,15 +47,20 @@ class OnlineUpdate:
                 self.revert()
 
     def start(self) -> None:
-        """Write nothing to disk from now on. Starting twice changes nothing."""
+        """Write no more to disk than what came before. Starting twice changes nothing."""
         if self._marks is not None:
             return
-        bucket = self._node.bucket
-        bucket.flusher.pause()
-        self._marks = {
+        bucket, soon = self._node.bucket, self._node.scheduler.from_thread
+        marks = self._marks = {
             vbucket.number: _Mark(vbucket.high_seqno, vbucket.failover_log.newest.vbucket_uuid) for vbucket in bucket
         }
+        pause = partial(soon, partial(self._pause, marks))
+        bucket.flusher.barrier(pause, lambda _: pause())
         self._warn("started: nothing is written to disk until it is stopped or reverted")
+
+    def _pause(self, marks: dict[int, _Mark]) -> None:
+        if self._marks is marks:  # it may have ended meanwhile, and another one begun
+            self._node.bucket.flusher.pause()
 
     def stop(self) -> None:
         """Write everything that has come meanwhile."""
