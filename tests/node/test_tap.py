@@ -279,8 +279,15 @@ def test_who_asked_for_what_comes_misses_nothing_between_two_connections(laborat
 
 @pytest.mark.parametrize(
     ("flags", "since", "comes"),
-    [(ACK, None, ["c", "d"]), (ACK, 0, ["c", "d"]), (ACK | REGISTERED, 0, ["c", "d"]), (0, 0, ["d"])],
-    ids=["everything", "since a time", "registered", "without acknowledgements"],
+    [
+        (ACK, None, ["c", "d"]),
+        (ACK, 0, ["c", "d"]),
+        (ACK, 1, ["c", "d"]),
+        (ACK | REGISTERED, 0, ["c", "d"]),
+        (0, 0, ["d"]),
+        (0, 1, ["d"]),
+    ],
+    ids=["everything", "now", "by a clock that is fast", "registered", "without answers", "without, by a fast clock"],
 )
 def test_a_later_date_leaves_out_nothing_that_was_not_acknowledged(
     laboratory: Laboratory, flags: int, since: int | None, comes: list[str]
@@ -289,7 +296,7 @@ def test_a_later_date_leaves_out_nothing_that_was_not_acknowledged(
     laboratory.write(1, b"old")
     laboratory.pass_by(10)
     begun = int(laboratory.clock())
-    first = client(laboratory, BACKFILL | flags, date=begun if since is not None else 0)
+    first = client(laboratory, BACKFILL | flags, date=0 if since is None else begun + since)
     first.judge = succeed_until("c")
     for key in (b"a", b"b", b"c"):
         laboratory.write(1, key)

@@ -51,6 +51,9 @@ class TapPlan:
     future_only: bool
     #: The marks of every mutation.
     tap_flags: int
+    #: From this second on nothing is left out, be it because of a date or because the client asked for what comes; far
+    #: away in a file of a registered client that did not say so yet.
+    whole_from: int = 2**64
 
     @property
     def copies(self) -> bool:
@@ -71,7 +74,7 @@ class TapPlan:
             return False
         if self.full or other.future_only:
             return True
-        return not other.full and not self.future_only and self.since <= other.since
+        return not other.full and self.whole_from <= other.since
 
     def going_on(self, before: "TapPlan") -> "TapPlan":
         """The plan of a client that goes on after the one before, which covers it.
@@ -81,7 +84,7 @@ class TapPlan:
         """
         if self.future_only or not before.acks:
             return self
-        return dataclasses.replace(self, full=before.full, since=before.since)
+        return dataclasses.replace(self, full=before.full, since=before.since, whole_from=before.whole_from)
 
 
 def plan_of(request: tap.Connect, now: float) -> TapPlan:
@@ -106,6 +109,7 @@ def plan_of(request: tap.Connect, now: float) -> TapPlan:
         date = 0
     network_order = NETWORK_BYTE_ORDER if flags & ConnectFlag.FIX_FLAG_BYTEORDER else 0
     future_only = date is None or date > now
+    since = 0 if date is None or future_only else date
     return TapPlan(
         flags=flags,
         vbuckets=tuple(dict.fromkeys(request.vbuckets)) if request.vbuckets else None,
@@ -117,7 +121,8 @@ def plan_of(request: tap.Connect, now: float) -> TapPlan:
         checkpoints=bool(flags & ConnectFlag.CHECKPOINT),
         registered=registered,
         full=date == 0,
-        since=0 if date is None or future_only else date,
+        since=since,
         future_only=future_only,
         tap_flags=network_order | (NO_VALUE if keys_only else 0),
+        whole_from=int(now) + 1 if future_only else since,
     )
