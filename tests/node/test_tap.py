@@ -321,6 +321,20 @@ def test_a_history_that_broke_meanwhile_means_everything_again(laboratory: Labor
     assert state_of(messages) == {b"x": b"v", b"y": b"v"}
 
 
+@pytest.mark.parametrize("flags", [BACKFILL | ACK, BACKFILL], ids=["acknowledged", "without answers"])
+def test_who_begins_anew_learns_that_the_history_broke_too(laboratory: Laboratory, flags: int) -> None:
+    laboratory.pass_by(10)
+    now = int(laboratory.clock())
+    first = client(laboratory, flags, date=now)
+    laboratory.write(1, b"a")
+    first.run()
+    first.leave()
+    laboratory.bucket.flush()
+    laboratory.write(1, b"x")
+    messages = client(laboratory, flags, date=now - 5).run()
+    assert state_of(first.received + messages) == {b"x": b"v"}
+
+
 def test_a_client_that_stopped_in_mid_snapshot_is_not_taken_for_whole(laboratory: Laboratory) -> None:
     """It holds k@2 of a snapshot whose k@1 was left out; a history that ends before k@2 has k@1 again."""
     replica = laboratory.bucket.create_vbucket(2, VbucketState.REPLICA)

@@ -63,6 +63,7 @@ class TapConnection(Pump):
             self.node.ticks(),
             heir=heir,
             positions=client.positions,
+            outdated=client.outdated,
             knew_all=client.knew_all,
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),

@@ -39,6 +39,8 @@ class TapClient:
     #: When it went; None while it is connected.
     left_at: float | None = None
     positions: dict[int, StreamPosition] = field(default_factory=dict)
+    #: Where it stood when it began anew: should the history have gone back since, it starts over.
+    outdated: dict[int, StreamPosition] = field(default_factory=dict)
     #: It goes on with all vbuckets: one that it has no place in was not there when it left.
     knew_all: bool = False
     #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
@@ -84,10 +86,11 @@ class TapClients:
             client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
         else:
             client.reconnects += 1
+            client.outdated = {}
             client.knew_all = client.plan is not None and client.plan.vbuckets is None
             if client.plan is None or not client.plan.covers(plan) or (plan.dump and client.done):
                 # It asks for more than it was sent, or for everything again.
-                client.positions, client.knew_all = {}, False
+                client.outdated, client.positions, client.knew_all = client.positions, {}, False
             else:
                 plan = plan.going_on(client.plan)
         client.done = False

@@ -64,6 +64,7 @@ class TapProducer:
         *,
         heir: str = "",
         positions: dict[int, StreamPosition] | None = None,
+        outdated: dict[int, StreamPosition] | None = None,
         knew_all: bool = False,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
@@ -101,6 +102,7 @@ class TapProducer:
         self._now = now
         self._said_goodbye = False
         self._positions = dict(positions or {})
+        self._outdated = outdated or {}
         #: Where each vbucket stood at the connect: what comes later is new. To who has been here before for all of
         #: them, everything is of those that have come into being since.
         self._began_at = {
@@ -218,7 +220,7 @@ class TapProducer:
         return {number: self._place_at_connect(number) for number in missed} | self._positions | begun
 
     def _place_at_connect(self, number: int) -> StreamPosition:
-        return StreamPosition.at(*self._began_at.get(number, (0, 0)))
+        return self._outdated.get(number) or StreamPosition.at(*self._began_at.get(number, (0, 0)))
 
     # Coming in
 
