@@ -195,6 +195,18 @@ def test_a_flush_does_not_reach_what_stays_active(consumer: TapConsumer, sink: R
     assert sink.calls == [("flush", {4}, 254, 0)]
 
 
+def test_what_has_become_a_copy_after_all_takes_what_comes(consumer: TapConsumer, sink: Recorder) -> None:
+    pending, change = tap.SetVbucket(vbucket=3, state=memcached.VbucketState.PENDING), tap.Mutation(vbucket=3, key=b"k")
+    sink.active = {3}
+    for message in (pending, change):
+        with pytest.raises(KeyExists):
+            consumer.receive(message)
+    sink.active = set()
+    consumer.receive(pending)
+    consumer.receive(change)
+    assert [getattr(call, "key", call) for call in sink.calls] == [(VbucketState.PENDING, 3), b"k"]
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [

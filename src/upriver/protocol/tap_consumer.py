@@ -157,6 +157,7 @@ class TapConsumer:
             # Who does not wait for the answer sends all of its old copy behind it: nothing that must be merged.
             self._no_copies.add(message.vbucket)
             raise
+        self._no_copies.discard(message.vbucket)
 
     def _control(self, message: tap.Opaque) -> None:
         match message.control:
