@@ -54,6 +54,23 @@ def test_vbuckets_are_created_and_deleted(path: Path, clock: Clock) -> None:
         assert (bucket.vbucket(0).high_seqno, bucket.vbucket(0).table.items) == (0, 0)
 
 
+def test_a_new_bucket_is_on_disk_with_its_vbuckets_or_not_at_all(path: Path, clock: Clock) -> None:
+    opened(path, clock, initial=[0, 2, 3]).abandon()  # nothing was flushed
+    with opened(path, clock, initial=[1]) as bucket:
+        assert [(v.number, v.state) for v in bucket] == [(n, VbucketState.ACTIVE) for n in (0, 2, 3)]
+        bucket.vbucket(2).set(b"k", b"v")
+    with opened(path, clock) as bucket:
+        assert bucket.vbucket(2).get(b"k").value == b"v"
+
+
+def test_a_bucket_that_gave_everything_away_gets_nothing_back_by_a_restart(path: Path, clock: Clock) -> None:
+    with opened(path, clock, initial=[0, 1]) as bucket:
+        for number in bucket.numbers():
+            bucket.delete_vbucket(number)
+    with opened(path, clock, initial=[0, 1]) as bucket:
+        assert bucket.numbers() == []
+
+
 def test_a_removed_vbucket_gives_back_its_memory_and_takes_nothing(path: Path, clock: Clock) -> None:
     with opened(path, clock) as bucket:
         before = bucket.ledger.memory_bytes

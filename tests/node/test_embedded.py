@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 import upriver.node
+from tests.node.peer import SocketPeer
 from tests.node.probes import Client, descriptors, gets, threads, wait_until
 from upriver.errors import CannotListen, CorruptData, DataInUse, InvalidArguments, StorageError, UsersFileError
 from upriver.model import VbucketState
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.options import NodeOptions
-from upriver.wire.memcached import Noop, Set
+from upriver.wire import memcached
+from upriver.wire.codes import Status
+from upriver.wire.memcached import DeleteVbucket, Noop, Set, SetVbucket
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +80,15 @@ def test_data_outlives_the_node(tmp_path: Path) -> None:
                 assert client.get(b"key", vbucket=1) == b"%d" % (round_ - 1)
             client.set(b"key", b"%d" % round_, vbucket=1)
             assert len(list(node.call(node.bucket.vbucket, 1).failover_log)) == 1  # a clean stop starts no new branch
+
+
+def test_a_node_that_gave_all_its_vbuckets_away_owns_none_after_a_restart(tmp_path: Path) -> None:
+    with start(vbuckets=2, data=tmp_path / "data") as node, SocketPeer(node.host, node.port) as peer:
+        for number in range(2):
+            assert peer.ask(SetVbucket(vbucket=number, state=memcached.VbucketState.DEAD)).status is Status.SUCCESS
+            assert peer.ask(DeleteVbucket(vbucket=number)).status is Status.SUCCESS
+    with start(vbuckets=2, data=tmp_path / "data") as node:
+        assert node.call(node.bucket.numbers) == []
 
 
 # The bucket, from outside

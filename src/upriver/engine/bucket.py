@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 from upriver.engine.backend import Ledger, Table, replay, stored_value
@@ -58,6 +58,7 @@ class Bucket:
         storage: Storage,
         *,
         vbuckets: int = VBUCKETS_MAX,
+        initial: Iterable[int] = (),
         ack: Literal["memory", "disk"] = "memory",
         quota_bytes: int = 0,
         queue_bytes_max: int | None = None,
@@ -97,7 +98,7 @@ class Bucket:
             slice_bytes=slice_bytes,
         )
         self.maintenance = Maintenance(self.ledger, self.flusher, lambda: list(self), retention or Retention())
-        self._load(facts, vbuckets)
+        self._load(facts, vbuckets, initial)
         self.ledger.relief = self.maintenance.relieve
 
     @classmethod
@@ -106,6 +107,7 @@ class Bucket:
         path: str | os.PathLike[str] | None,
         *,
         vbuckets: int = VBUCKETS_MAX,
+        initial: Iterable[int] = (),
         ack: Literal["memory", "disk"] = "memory",
         quota_bytes: int = 0,
         queue_bytes_max: int | None = None,
@@ -114,12 +116,17 @@ class Bucket:
         interval_s: float = 0.05,
         background: bool = True,
     ) -> "Bucket":
-        """Open the bucket in a directory, or one in memory; ``background`` gives the flusher its thread."""
+        """Open the bucket in a directory, or one in memory; ``background`` gives the flusher its thread.
+
+        A new one begins with the ``initial`` vbuckets, active. One that was there keeps what it has, even if that is
+        none: whoever gave all of them away does not own them again.
+        """
         storage: Storage = MemoryStorage() if path is None else LmdbStorage(path)
         try:
             bucket = cls(
                 storage,
                 vbuckets=vbuckets,
+                initial=initial,
                 ack=ack,
                 quota_bytes=quota_bytes,
                 queue_bytes_max=queue_bytes_max,
@@ -315,7 +322,7 @@ class Bucket:
             raise CorruptData(self.storage.path, f"change {seqno} of vbucket {number} is not on disk")
         return value
 
-    def _load(self, facts: dict[str, Any], vbuckets: int) -> None:
+    def _load(self, facts: dict[str, Any], vbuckets: int, initial: Iterable[int]) -> None:
         self.ledger.last_cas = facts.get("cas", 0)
         descriptions = self.storage.descriptions()
         try:
@@ -341,6 +348,9 @@ class Bucket:
         if facts and not facts.get("clean"):
             for vbucket in self:
                 vbucket.branch_after_crash()
+        if not facts:
+            for number in initial:
+                self.create_vbucket(number)
         self._begin(vbuckets)
 
     def _load_records(self) -> None:
@@ -387,7 +397,10 @@ class Bucket:
                 table.load(records if high <= limits[vbucket] else cut(bytes(records), limits[vbucket]))
 
     def _begin(self, vbuckets: int) -> None:
-        """Durably no longer clean, and on new branches if it was not, before anybody is served."""
+        """Durably no longer clean, and on new branches if it was not, before anybody is served.
+
+        A new bucket is on disk with all its vbuckets or not at all: nobody could tell later which were to be there.
+        """
         changed, _ = self.journal.take()
         descriptions: dict[int, dict[str, Any] | None] = {}
         for number in changed:

@@ -152,6 +152,7 @@ class Node:
         bucket = Bucket.open(
             options.data,
             vbuckets=options.vbuckets,
+            initial=parse_ranges(options.initial_vbuckets, options.vbuckets),
             ack=options.ack,
             quota_bytes=parse_bytes(options.memory_quota),
             retention=Retention(
@@ -159,9 +160,6 @@ class Node:
             ),
         )
         try:
-            if not bucket.numbers():
-                for number in parse_ranges(options.initial_vbuckets, options.vbuckets):
-                    bucket.create_vbucket(number)
             scheduler = LoopScheduler(asyncio.get_running_loop(), logging.getLogger(LOGGER))
             node = cls(options, _state(options, bucket, users, scheduler), scheduler)
         except BaseException:
