@@ -34,8 +34,10 @@ def test_a_cluster_of_one() -> None:
 
 def test_it_follows_the_vbuckets_of_the_node() -> None:
     config = alone()
-    config.own_vbuckets_changed([1])
+    config.own_vbuckets_changed(lambda: [1])
+    assert config.revision == (1, 2)
     assert json.loads(config.encoded())["vBucketServerMap"]["vBucketMap"] == [[-1], [0], [-1], [-1]]
+    config.own_vbuckets_changed(lambda: [1])  # another role of one that is not active
     assert config.revision == (1, 2)
 
 
@@ -53,7 +55,7 @@ def pushed(rev: int = 7, epoch: int = 2, **changes: Any) -> bytes:
 def test_a_pushed_map_stands_until_a_newer_one_comes() -> None:
     config = alone()
     config.push(pushed(mine=True))
-    config.own_vbuckets_changed([1])
+    config.own_vbuckets_changed(lambda: [1])
     assert json.loads(config.encoded()) == json.loads(pushed(mine=True))
     config.push(pushed(mine=True))  # once more is no harm
     for older in (pushed(99, 1), pushed(6), pushed(mine=False)):
@@ -66,7 +68,7 @@ def test_a_pushed_map_stands_until_a_newer_one_comes() -> None:
 def test_the_first_that_is_pushed_must_be_newer_too() -> None:
     """Clients have seen the map that the node made up, and would not take it."""
     config = alone()
-    config.own_vbuckets_changed([1])
+    config.own_vbuckets_changed(lambda: [1])
     with pytest.raises(KeyExists):
         config.push(pushed(1, 1))
     assert config.revision == (1, 2)
@@ -84,7 +86,7 @@ def test_what_was_pushed_is_there_after_a_restart(tmp_path: Path) -> None:
     assert second.encoded() == first.encoded()
     with pytest.raises(KeyExists):
         second.push(pushed(6))
-    second.own_vbuckets_changed([1])
+    second.own_vbuckets_changed(lambda: [1])
     assert second.revision == (2, 7)
 
 

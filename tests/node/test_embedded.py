@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import socket
 import struct
 import threading
@@ -20,7 +21,14 @@ from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.options import NodeOptions
 from upriver.wire import memcached
 from upriver.wire.codes import Status
-from upriver.wire.memcached import DeleteVbucket, Noop, Set, SetVbucket
+from upriver.wire.memcached import (
+    DeleteVbucket,
+    GetClusterConfig,
+    GetClusterConfigResponse,
+    Noop,
+    Set,
+    SetVbucket,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +112,20 @@ def test_calls_run_in_the_thread_of_the_node() -> None:
             node.call(lambda: 1 // 0)
     with pytest.raises(RuntimeError, match="the node is closed"):
         node.call(node.bucket.numbers)
+
+
+def test_clients_see_the_roles_that_the_program_gives_to_vbuckets() -> None:
+    with start(vbuckets=2, initial_vbuckets="0") as node, SocketPeer(node.host, node.port) as peer:
+        node.call(node.bucket.create_vbucket, 1)
+        assert _owned(peer) == [[0], [0]]
+        node.call(node.bucket.vbucket(0).set_state, VbucketState.REPLICA)
+        assert _owned(peer) == [[-1], [0]]
+
+
+def _owned(peer: SocketPeer) -> object:
+    answer = peer.ask(GetClusterConfig())
+    assert isinstance(answer, GetClusterConfigResponse)
+    return json.loads(answer.config)["vBucketServerMap"]["vBucketMap"]
 
 
 # Failing to start

@@ -7,7 +7,7 @@ those. A pushed map stands until a newer one comes; with a data directory also a
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +64,8 @@ class ClusterConfig:
         self._pushed = False
         self._path = path
         self._encoded: bytes | None = None
+        #: Tells which vbuckets are active, if that may be others than those in the map.
+        self._active: Callable[[], Iterable[int]] | None = None
 
     @classmethod
     def load(cls, made_up: dict[str, Any], path: Path) -> "ClusterConfig":
@@ -94,10 +96,12 @@ class ClusterConfig:
     @property
     def revision(self) -> tuple[int, int]:
         """Epoch and revision; larger is newer."""
+        self._follow()
         return int(self._config.get("revEpoch", 0)), int(self._config["rev"])
 
     def encoded(self) -> bytes:
         """The map as clients read it."""
+        self._follow()
         if self._encoded is None:  # it goes into every answer to a request that found the wrong node
             self._encoded = json.dumps(self._config, separators=(",", ":")).encode()
         return self._encoded
@@ -115,15 +119,21 @@ class ClusterConfig:
     def _take(self, config: dict[str, Any]) -> None:
         self._config, self._pushed, self._encoded = config, True, None
 
-    def own_vbuckets_changed(self, active: Iterable[int]) -> None:
-        """The node's vbuckets changed: a map that the node made itself follows."""
-        if self._pushed:
+    def own_vbuckets_changed(self, active: Callable[[], Iterable[int]]) -> None:
+        """The node's vbuckets changed: a map that the node made itself follows when somebody looks at it next."""
+        if not self._pushed:
+            self._active = active
+
+    def _follow(self) -> None:
+        if self._active is None:
             return
-        servers = self._config["vBucketServerMap"]
-        owned = set(active)
-        servers["vBucketMap"] = [[0 if number in owned else -1] for number in range(len(servers["vBucketMap"]))]
-        self._config["rev"] += 1
-        self._encoded = None
+        servers, owned = self._config["vBucketServerMap"], set(self._active())
+        self._active = None
+        rows = [[0 if number in owned else -1] for number in range(len(servers["vBucketMap"]))]
+        if rows != servers["vBucketMap"]:
+            servers["vBucketMap"] = rows
+            self._config["rev"] += 1
+            self._encoded = None
 
 
 def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:

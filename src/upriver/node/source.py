@@ -103,10 +103,8 @@ class EngineSource:
         )
 
     def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
-        """Give a vbucket another role, and tell clients who own what."""
-        bucket = self._node.bucket
-        bucket.vbucket(vbucket).set_state(state, heir=heir)
-        self._node.cluster.own_vbuckets_changed(v.number for v in bucket if v.state is VbucketState.ACTIVE)
+        """Give a vbucket another role."""
+        self._node.bucket.vbucket(vbucket).set_state(state, heir=heir)
 
     def when_durable(self, callback: Callable[[], object]) -> None:
         """Call back when everything done so far is on disk."""

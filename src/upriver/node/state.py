@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from upriver import __version__
 from upriver.engine import Bucket
 from upriver.engine.heap import Heap
+from upriver.model import VbucketState
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig
 from upriver.node.holdings import Holdings
@@ -149,6 +150,16 @@ class NodeState:
     stopping: bool = False
     #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.
     stall_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        self.bucket.role_listeners.append(self._role_taken)
+
+    def _role_taken(self, _: int) -> None:
+        """Whoever gives a vbucket its role, a peer or the program around the node, clients are told who owns what."""
+        self.cluster.own_vbuckets_changed(self._active)
+
+    def _active(self) -> list[int]:
+        return [vbucket.number for vbucket in self.bucket if vbucket.state is VbucketState.ACTIVE]
 
     @property
     def open_opcodes(self) -> frozenset[int]:

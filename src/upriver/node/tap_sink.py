@@ -110,7 +110,6 @@ class EngineTapSink:
             raise KeyExists(f"the vbucket is active here and does not become {state.value} for a peer", vbucket=vbucket)
         else:
             found.set_state(state)
-        node.cluster.own_vbuckets_changed(v.number for v in node.bucket if v.state is VbucketState.ACTIVE)
 
     def online_update(self, control: Control) -> None:
         """Start, stop or revert an online update."""

@@ -46,7 +46,6 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     else:
         _check_mover(session, vbucket, state)
         vbucket.set_state(state)
-    _tell_cluster(session)
     return when_all_durable(session, request, success(request))
 
 
@@ -74,14 +73,7 @@ def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
     if vbucket.state is not VbucketState.DEAD:
         raise InvalidArguments(f"the vbucket is {vbucket.state.value}: make it dead first", vbucket=vbucket.number)
     session.node.bucket.delete_vbucket(request.vbucket)
-    _tell_cluster(session)
     return when_all_durable(session, request, success(request))
-
-
-def _tell_cluster(session: Session) -> None:
-    node = session.node
-    session.charge(len(node.bucket))
-    node.cluster.own_vbuckets_changed(v.number for v in node.bucket if v.state is VbucketState.ACTIVE)
 
 
 @command(GetVbucket, role=ANY_USER)
