@@ -111,7 +111,10 @@ def test_counters(vbucket: Vbucket) -> None:
     assert vbucket.decrement(b"n", 100)[0] == 0
     vbucket.set(b"n", b"%d" % (2**64 - 1))
     assert vbucket.increment(b"n")[0] == 0
-    for value in (b"x", b"", b"-1", b"1.5", b"%d" % 2**64):
+    vbucket.set(b"n", b"99 ")  # as memcached leaves what was 100
+    assert vbucket.decrement(b"n")[0] == 98
+    assert vbucket.get(b"n").value == b"98"
+    for value in (b"x", b"", b" ", b"9 9", b"-1", b"1.5", b"%d" % 2**64):
         vbucket.set(b"n", value)
         with pytest.raises(NotANumber):
             vbucket.increment(b"n")

@@ -191,13 +191,14 @@ class Model:
             number, flags, expires = operation.initial, 0, self._expires(operation.expiration)
         else:
             self._check_cas(operation, item)
-            if not item.value.isdigit():
+            digits = item.value.rstrip(b" ")
+            if not digits.isdigit():
                 raise Refused(Status.DELTA_BADVAL)
             flags, expires = item.flags, item.expires
             if operation.name == "increment":
-                number = (int(item.value) + operation.delta) % 2**64
+                number = (int(digits) + operation.delta) % 2**64
             else:
-                number = max(0, int(item.value) - operation.delta)
+                number = max(0, int(digits) - operation.delta)
         self.items[operation.key] = _Item(b"%d" % number, flags, expires)
         return Outcome(Status.SUCCESS, b"%d" % number)
 
@@ -254,7 +255,7 @@ def operations(expirations: st.SearchStrategy[int], *more: str) -> st.SearchStra
         Operation,
         st.sampled_from(["set", "add", "replace"]),
         key=st.sampled_from(NUMBER_KEYS),
-        value=st.sampled_from([b"0", b"1", b"41", b"18446744073709551615", b"", b"words"]),
+        value=st.sampled_from([b"0", b"1", b"41", b"18446744073709551615", b"99 ", b"", b"words"]),
         **common,
     )
     others = st.builds(

@@ -260,9 +260,10 @@ class KeyValue:
             number = initial % 2**64
             return number, *self.table.store(Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry))
         self._writable(key, item, cas)
-        if not (item.value.isdigit() and len(item.value) <= 20 and int(item.value) < 2**64):
+        digits = item.value.rstrip(b" ")  # memcached fills up a number with spaces that has become shorter
+        if not (digits.isdigit() and len(digits) <= 20 and int(digits) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
-        number = max(0, int(item.value) + delta) % 2**64
+        number = max(0, int(digits) + delta) % 2**64
         return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype)
 
     def _resolve(self, operation: str, key: bytes, theirs: "Rank", expected_cas: int, force: bool) -> None:
