@@ -294,6 +294,25 @@ def test_couchbase_sdk_waits_for_the_disk(connect: Connect, users: Path, tmp_pat
 
 
 @package("couchbase")
+def test_couchbase_sdk_and_what_is_not_understood(connect: Connect) -> None:
+    from couchbase.durability import Durability, ServerDurability
+    from couchbase.exceptions import UnsupportedOperation
+    from couchbase.options import UpsertOptions
+
+    with start() as node:
+        collection = connect(node, "anybody", "anything", sasl_mech_force="PLAIN")
+        for options in (
+            UpsertOptions(durability=ServerDurability(Durability.MAJORITY)),
+            UpsertOptions(preserve_expiry=True),
+        ):
+            with pytest.raises(UnsupportedOperation):
+                collection.upsert("k", 1, options)
+        accepted = node.call(lambda: node.node.state.counters.connections_total)
+        assert collection.upsert("k", 1).cas
+        assert node.call(lambda: node.node.state.counters.connections_total) == accepted, "it kept its connection"
+
+
+@package("couchbase")
 def test_couchbase_sdk_is_refused_with_the_wrong_password(connect: Connect, guarded: EmbeddedNode) -> None:
     from couchbase.exceptions import AuthenticationException
 

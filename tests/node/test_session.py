@@ -11,6 +11,7 @@ from upriver.node.commands import COMMANDS
 from upriver.node.embedded import start
 from upriver.node.session import Deferred, refusal
 from upriver.node.state import Limits
+from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
@@ -148,6 +149,28 @@ def test_who_loses_the_frame_is_told_where_there_was_a_header_and_closed(
     assert why in caplog.text
     assert len(caplog.records) == 1
     assert session_peer.send(Noop()) == []
+
+
+#: A set with a durability level, as Couchbase's SDKs send it: two bytes of frame extras, and a key length of one byte.
+EXTENDED = b"\x08\x01\x02\x01\x08" + bytes(5) + b"\0\x0c" + b"\0\0\0\x07" + bytes(8) + b"\x11\x01" + bytes(8) + b"kv"
+
+
+@pytest.mark.parametrize("size", [1, 23, 1000])
+def test_a_request_with_frame_extras_is_refused_and_passed_over(session_peer: SessionPeer, size: int) -> None:
+    data = encoded(Noop(opaque=6), EXTENDED, Noop(opaque=8))
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    before, refused, behind = decoded(b"".join(map(session_peer.send_bytes, pieces)))
+    assert_refusal(refused, Status.NOT_SUPPORTED)
+    assert (before.opaque, refused.opaque, refused.code, behind.opaque) == (6, 7, 1, 8)
+    assert not session_peer.session.closing
+
+
+def test_a_stranger_is_told_to_log_in_whatever_the_frame() -> None:
+    rig = fresh(users=Users())
+    with rig.bucket:
+        hello = b"\x08\x1f" + EXTENDED[2:]  # a plain one is answered to everybody
+        for answer in rig.peer().send(EXTENDED, hello):
+            assert_refusal(answer, Status.AUTH_ERROR)
 
 
 def test_a_length_is_refused_at_the_header(rig: Rig) -> None:

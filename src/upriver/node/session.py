@@ -36,7 +36,7 @@ from upriver.node.state import NodeState
 from upriver.node.users import Role, User
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr, upr_draft3
 from upriver.wire.codes import Magic, Status
-from upriver.wire.framing import DRAFT, MEMCACHED, Framing
+from upriver.wire.framing import DRAFT, EXTENDED_REQUEST, MEMCACHED, Framing
 from upriver.wire.layout import Buffer
 from upriver.wire.memcached import Feature
 
@@ -50,6 +50,7 @@ DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 _JSON: Final = 0x01
 _NO_TERMS: Final = (None, None, (False, False, 0, False))
 _STRANGER: Final = "Authenticate first"
+_EXTENDED: Final = "requests with frame extras (durability levels, kept expiries) are not understood here"
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The requests that list things, each of which becomes an object, and how long they may be.
 _LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
@@ -466,7 +467,8 @@ class Session:
 
     def _packet_size(self, data: Buffer, at: int) -> int | None:
         framing = self.framing or MEMCACHED
-        framing.check_first_byte(data, at)
+        if framing is DRAFT or data[at] != EXTENDED_REQUEST:
+            framing.check_first_byte(data, at)
         if len(data) - at < framing.header_size:
             return None
         return framing.header_size + framing.body_length(data, at, self._body_bytes_max)
@@ -509,6 +511,9 @@ class Session:
         if self._is_stranger and self._is_closed_to_strangers(packet):
             self.send(_header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
             return
+        if packet[0] == EXTENDED_REQUEST and self.framing is not DRAFT:
+            self.send(_header_refusal(packet, 0, Status.NOT_SUPPORTED, _EXTENDED))
+            return
         if self.node.tap is not None and self.node.tap.take(self, packet):
             return
         if self.node.streams is not None and self.node.streams.take(self, packet):
@@ -533,7 +538,9 @@ class Session:
 
     def _is_closed_to_strangers(self, packet: bytes) -> bool:
         """Nobody looks at what is in it before a login: well-formed or not, in whatever dialect."""
-        return self.framing is not DRAFT and packet[0] == Magic.REQUEST and packet[1] not in self.node.open_opcodes
+        if self.framing is DRAFT or packet[0] == Magic.RESPONSE:
+            return False
+        return packet[0] == EXTENDED_REQUEST or packet[1] not in self.node.open_opcodes
 
     def answer(self, request: Request) -> None:
         """Run the command of one request."""

@@ -18,6 +18,9 @@ VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
 #: What a header's key length can say at most.
 KEY_BYTES_MAX: Final = 0xFFFF
 BODY_BYTES_MAX: Final = VALUE_BYTES_MAX + KEY_BYTES_MAX + 0xFF
+#: The first byte of a request that says more than the header of the texts has room for, as SDKs send it for durability.
+#: It is not understood here; but its length stands where others have it, so it can be refused and passed over.
+EXTENDED_REQUEST: Final = 0x08
 
 
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -78,7 +81,7 @@ class Framing:
         (length,) = _U32.unpack_from(data, start + self.length_offset)
         if length > limit:
             raise WireError(start + self.length_offset, f"a body of at most {limit} bytes", f"a length of {length}")
-        if self is MEMCACHED:
+        if self is MEMCACHED and data[start] != EXTENDED_REQUEST:
             key_length, extras_length = u16_at(data, start + KEY_LENGTH_AT), data[start + EXTRAS_LENGTH_AT]
             if key_length + extras_length > length:
                 raise WireError(
