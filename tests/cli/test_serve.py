@@ -48,6 +48,22 @@ def test_it_starts_in_a_second_and_says_when_it_is_ready_and_where() -> None:
     assert min(took) < 1 or min(own) < 1.5  # where others share the core, its own time grows, too
 
 
+def test_it_needs_no_standard_output(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = f"exec {sys.executable} -m upriver serve --vbuckets 4 --port {port} >&- 2>{tmp_path}/log"
+    with subprocess.Popen(["/bin/sh", "-c", command]) as process:
+        try:
+            wait_until(lambda: listens(port) or process.poll() is not None, "it listens")
+            with Client(port) as client:
+                client.set(b"key", b"value")
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 def test_ipv6() -> None:
     with Served("--host", "::1", "--port", "0") as served:

@@ -88,8 +88,7 @@ async def _run(options: NodeOptions) -> None:
             loop.add_signal_handler(number, ask_to_stop)
     node = await Node.open(options)
     try:
-        click.echo(_ready_line(node, options))
-        sys.stdout.flush()
+        click.echo(_ready_line(node, options))  # which flushes, and is silent where a daemon has no standard output
         await stop.wait()
         node.state.log.info("stopping; a second signal stops at once, as a crash would")
     finally:
