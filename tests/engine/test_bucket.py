@@ -4,12 +4,14 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
 from upriver.engine import Bucket, CursorEnd, Options, Retention
+from upriver.engine.flusher import Flusher
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfMemory, StorageError, TemporaryFailure
 from upriver.model import Change, Event, FailoverLog, StreamPosition, VbucketState
 
@@ -224,6 +226,41 @@ def test_cas_is_not_given_twice_by_crashes_before_the_first_flush(path: Path, cl
         seen.append(bucket.vbucket(0).set(b"k", b"lost")[0])
     bucket.close()
     assert seen == sorted(set(seen))
+
+
+def test_who_opens_many_small_groups_looks_at_the_cuts_only_where_one_ends(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per group it would be a look at every vbucket: a minute for what can come together in an hour."""
+    looks = []
+
+    class Cuts(dict[int, list[tuple[int, int]]]):
+        def items(self) -> Any:
+            looks.append(self)
+            return super().items()
+
+    class WatchedFlusher(Flusher):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.cuts = Cuts()
+
+    bucket = opened(path, clock)
+    bucket.create_vbuckets()
+    for i in range(50):
+        bucket.vbucket(i % 4).set(b"key%d" % i, b"v")
+        bucket.flusher.step()
+        if left := {20: 3, 40: 4}.get(i):  # the second cut leaves more than the first
+            bucket.vbucket(1).set_state(VbucketState.REPLICA)
+            assert bucket.vbucket(1).roll_back(left) == left
+            bucket.vbucket(1).set_state(VbucketState.ACTIVE)
+            bucket.flusher.step()
+    before = digest(bucket)
+    bucket.close()
+    monkeypatch.setattr("upriver.engine.bucket.Flusher", WatchedFlusher)
+    bucket = opened(path, clock)
+    assert digest(bucket) == before
+    assert len(looks) == 3
+    bucket.close()
 
 
 def test_the_wrong_number_of_vbuckets_is_refused(path: Path, clock: Clock) -> None:

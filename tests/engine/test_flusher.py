@@ -226,6 +226,24 @@ def test_a_checkpoint_starts_by_itself(disk: FullDisk, clock: Clock) -> None:
     bucket.close()
 
 
+def test_a_checkpoint_starts_where_groups_are_small_and_many(
+    disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``ack=disk`` a single writer makes a group of each write, and whoever opens the store reads them all."""
+    monkeypatch.setattr("upriver.engine.flusher.CHECKPOINT_GROUPS", 20)
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    most = 0
+    for i in range(100):
+        bucket.vbucket(i % 2).set(b"key%d" % i, b"v")
+        bucket.flusher.step()
+        most = max(most, len(list(disk.groups())))
+    assert 20 < most < 25
+    bucket.abandon()
+    with Bucket.open(disk.path, vbuckets=2, clock=clock, background=False) as reopened:
+        assert reopened.statistics().items == 100
+
+
 def test_cut_back_while_a_group_is_on_its_way(disk: FullDisk, clock: Clock) -> None:
     """What a rollback undid must not count as persisted when the group that held it arrives."""
     bucket = Bucket(disk, vbuckets=1, clock=clock)

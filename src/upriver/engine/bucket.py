@@ -367,30 +367,41 @@ class Bucket:
             if table is not None:
                 # What stands in blocks counts as they have it, even if groups hold more of it.
                 table.high_seqno = max(table.high_seqno, table.checkpointed_seqno)
-        groups = 0
-        for number, group in self.storage.groups():
-            self._replay(number, group)
-            self.flusher.first_group = self.flusher.first_group if groups else number
-            groups, self.flusher.next_group = groups + 1, number + 1
-            self.flusher.group_bytes += len(group)
-        if not groups:
-            self.flusher.first_group = self.flusher.next_group
+        self._load_groups()
         for table in self.tables:
             if table is not None:
                 self.maintenance.evict_loaded(table)
 
-    def _replay(self, number: int, group: memoryview) -> None:
-        """Take a group back in; of vbuckets that were cut back later only what the cut left."""
+    def _load_groups(self) -> None:
+        """Take the groups back in; there may be very many, so each costs only what it holds."""
+        flusher, groups, asked_to = self.flusher, 0, 0
+        for number, group in self.storage.groups():
+            if number >= asked_to:
+                limits, asked_to = self._limits(number)
+                tables = [None if n in limits else table for n, table in enumerate(self.tables)]
+            # Roles and bounds of those that were cut stand in their descriptions, which are newer than this group.
+            replay(number, group, tables)
+            if limits:
+                self._replay_cut(number, group, limits)
+            flusher.first_group = flusher.first_group if groups else number
+            groups, flusher.next_group = groups + 1, number + 1
+            flusher.group_bytes += len(group)
+        if not groups:
+            flusher.first_group = flusher.next_group
+
+    def _limits(self, number: int) -> tuple[dict[int, int], int]:
+        """Up to where vbuckets that were cut back later count in this group, and before which group that holds."""
         limits: dict[int, int] = {}
+        until = 2**64
         for vbucket, cuts in self.flusher.cuts.items():
             for before_group, seqno in cuts:
                 if number < before_group:
                     limits[vbucket] = min(seqno, limits.get(vbucket, seqno))
-        if not limits:
-            replay(number, group, self.tables)
-            return
-        # Roles and bounds of those that were cut stand in their descriptions, which are newer than this group.
-        replay(number, group, [None if n in limits else table for n, table in enumerate(self.tables)])
+                    until = min(until, before_group)
+        return limits, until
+
+    def _replay_cut(self, number: int, group: memoryview, limits: dict[int, int]) -> None:
+        """Of vbuckets that were cut back later take only what the cut left."""
         for vbucket, high, records in group_parts(number, group):
             table = self.tables[vbucket] if vbucket in limits else None
             if table is not None and number >= table.records_from_group and table.high_seqno < limits[vbucket]:

@@ -39,8 +39,9 @@ from upriver.errors import CorruptData, StorageError
 
 log = logging.getLogger(__name__)
 
-#: A checkpoint starts when the groups hold this much, and moves this much with each batch.
+#: A checkpoint starts when the groups hold this much, or are so many, and moves this much with each batch.
 CHECKPOINT_BYTES: Final = 128 * 2**20
+CHECKPOINT_GROUPS: Final = 50_000
 SLICE_BYTES: Final = 2 * 2**20
 #: A commit that carries a slice should not take longer; if one does, the next slices are smaller.
 SLICE_S: Final = 0.05
@@ -413,7 +414,12 @@ class Flusher:
             if not self.storage.keeps_records:
                 for table in gathered.tables:
                     table.checkpointed_seqno = table.persisted_seqno
-            elif self.group_bytes >= self.checkpoint_bytes or any(len(c) > CUTS_MAX for c in gathered.cuts.values()):
+            elif (
+                self.group_bytes >= self.checkpoint_bytes
+                # Single writes that wait for the disk are a group each, and whoever opens the store reads them all.
+                or self.next_group - self.first_group > CHECKPOINT_GROUPS
+                or any(len(c) > CUTS_MAX for c in gathered.cuts.values())
+            ):
                 self.request_checkpoint()
             watched = self.journal.take_watched(table.vbucket for table in gathered.tables)
         for number in watched:
