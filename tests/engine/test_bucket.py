@@ -12,7 +12,15 @@ from tests.engine.conftest import Clock
 from tests.engine.digest import digest
 from upriver.engine import Bucket, CursorEnd, Options, Retention
 from upriver.engine.flusher import Flusher
-from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfMemory, StorageError, TemporaryFailure
+from upriver.errors import (
+    DataInUse,
+    InvalidArguments,
+    KeyExists,
+    NotMyVbucket,
+    OutOfMemory,
+    StorageError,
+    TemporaryFailure,
+)
 from upriver.model import Change, Event, FailoverLog, StreamPosition, VbucketState
 
 MIB = 2**20
@@ -480,6 +488,30 @@ def test_closing_twice_and_the_flushers_thread(path: Path) -> None:
     bucket.close()
     bucket.close()
     assert len(bucket) == 2
+
+
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_a_closed_bucket_takes_no_writes_and_lets_its_directory_alone(
+    path: Path, clock: Clock, tmp_path: Path, cleanly: bool
+) -> None:
+    bucket = opened(path, clock)
+    bucket.create_vbuckets()
+    bucket.vbucket(0).set(b"k", b"v")
+    bucket.flusher.step()
+    bucket.close() if cleanly else bucket.abandon()
+    with pytest.raises(TemporaryFailure, match="the bucket is closed"):
+        bucket.vbucket(0).set(b"k", b"lost")
+    bucket.delete_vbucket(1)  # something that would have to be written
+    with opened(path, clock) as successor:
+        with pytest.raises(StorageError, match="is closed"):
+            bucket.sync()
+        with pytest.raises(StorageError, match="is closed"):
+            bucket.storage.backup(str(tmp_path / "backup"))
+        bucket.abandon()
+        with pytest.raises(DataInUse):
+            opened(path, clock)
+        assert successor.vbucket(0).get(b"k").value == b"v"
+        assert successor.numbers() == [0, 1, 2, 3]
 
 
 def test_history_beyond_the_limits_is_dropped_from_disk_too(path: Path, clock: Clock) -> None:

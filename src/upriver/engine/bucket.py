@@ -289,13 +289,16 @@ class Bucket:
                 pass
             self.storage.commit(Batch(facts={"clean": True, "cas": self.ledger.last_cas}))
         finally:
-            self._closed = True
-            self.storage.close()
+            self._let_go()
 
     def abandon(self) -> None:
         """Let go of the directory as a crash would: nothing more is written."""
         self.flusher.stop()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._closed = True
+        self.ledger.refusal = "the bucket is closed"  # a write that nobody will store is none
         self.storage.close()
 
     # Loading.

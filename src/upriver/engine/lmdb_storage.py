@@ -80,6 +80,7 @@ class LmdbStorage(Storage):
         self._readers = 0
         self._readers_lock = threading.Lock()
         self._dead = False
+        self._closed = False
         self._lock = self._occupy()
         try:
             self._env = self._open()
@@ -129,6 +130,7 @@ class LmdbStorage(Storage):
                 yield number, self._checked(key, value, f"group {number}")
 
     def commit(self, batch: Batch) -> None:
+        self._check_open()
         try:
             self._revive()
             with self._env.begin(write=True) as txn:
@@ -139,6 +141,7 @@ class LmdbStorage(Storage):
         self._facts.update(batch.facts)
 
     def backup(self, path: str) -> None:
+        self._check_open()
         target = Path(path)
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -166,8 +169,15 @@ class LmdbStorage(Storage):
         return os.stat(os.path.join(self.path, DATA_FILE)).st_blocks * 512
 
     def close(self) -> None:
-        self._env.close()
-        os.close(self._lock)
+        if not self._closed:
+            self._closed = True
+            self._env.close()
+            os.close(self._lock)
+
+    def _check_open(self) -> None:
+        """The directory may be somebody else's by now: nothing is written to it, nor is it opened anew."""
+        if self._closed:
+            raise StorageError(self.path, "is closed")
 
     # Opening.
 
