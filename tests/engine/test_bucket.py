@@ -41,6 +41,11 @@ def test_the_number_of_vbuckets_is_a_power_of_two(count: int) -> None:
         Bucket.open(None, vbuckets=count)
 
 
+def test_an_acknowledgement_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidArguments, match="not 'dsik'"):
+        Bucket.open(None, ack="dsik")  # type: ignore[arg-type]
+
+
 def test_vbuckets_are_created_and_deleted(path: Path, clock: Clock) -> None:
     with opened(path, clock) as bucket:
         with pytest.raises(NotMyVbucket):

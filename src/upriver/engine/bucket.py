@@ -71,6 +71,8 @@ class Bucket:
         facts = storage.facts()
         if vbuckets & (vbuckets - 1) or not 0 < vbuckets <= VBUCKETS_MAX:
             raise InvalidArguments(f"a bucket has a power of two up to {VBUCKETS_MAX} vbuckets, not {vbuckets}")
+        if ack not in ("memory", "disk"):
+            raise InvalidArguments(f"writes are answered when they are in memory or on disk, not {ack!r}")
         if facts.get("vbuckets", vbuckets) != vbuckets:
             raise StorageError(storage.path, f"has {facts['vbuckets']} vbuckets, not {vbuckets}")
         self.storage = storage
