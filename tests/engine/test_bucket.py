@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
-from upriver.engine import Bucket, CursorEnd, Options, Retention
+from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention
 from upriver.engine.flusher import Flusher
 from upriver.errors import (
     DataInUse,
@@ -109,6 +109,26 @@ def test_a_removed_vbucket_gives_back_its_memory_and_takes_nothing(path: Path, c
                 refused()
     with opened(path, clock) as bucket:
         assert bucket.vbucket(0).get(b"k").value == b"v"
+
+
+@pytest.mark.parametrize("state", VbucketState)
+def test_whoever_reads_a_vbucket_that_is_deleted_learns_of_it(clock: Clock, state: VbucketState) -> None:
+    """What is left of a snapshot that was announced must not look as if nothing was in it."""
+    with Bucket.open(None, vbuckets=1, clock=clock, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for i in range(10):
+            vbucket.set(b"key%d" % i, b"v")
+        vbucket.set_state(state)
+        reading, waiting = vbucket.open_cursor("reading"), vbucket.open_cursor("waiting", 10)
+        reading.next_snapshot()
+        assert reading.read_columns(1).num_rows == 1
+        called = []
+        waiting.subscribe(lambda: called.append(True))
+        bucket.delete_vbucket(0)
+        assert (reading.ended, waiting.ended) == (CursorEnd.STATE_CHANGED, CursorEnd.STATE_CHANGED)
+        assert called
+        with pytest.raises(CursorEnded):
+            reading.read_columns()
 
 
 def test_a_clean_stop_changes_nothing(path: Path, clock: Clock) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from upriver.engine.backend import Ledger, Table, replay, stored_value
 from upriver.engine.flusher import CAS_MARGIN, CHECKPOINT_BYTES, SLICE_BYTES, Flusher
+from upriver.engine.history import CursorEnd
 from upriver.engine.journal import Journal
 from upriver.engine.lmdb_storage import LmdbStorage, cut
 from upriver.engine.maintenance import Maintenance, Retention
@@ -201,6 +202,8 @@ class Bucket:
             vbucket.table.discard()
             self._vbuckets[number] = self.tables[number] = None
             self.journal.trim(number, 0)
+        # Also of one that was dead before: what is missing from now on must not look as if it was never there.
+        vbucket.end_cursors(CursorEnd.STATE_CHANGED)
 
     def flush(self) -> None:
         """Empty every active vbucket."""
