@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.typed import piped
+from upriver.engine import Bucket
 from upriver.engine.hot_copy import hot_copy
 from upriver.engine.lmdb_storage import DATA_FILE
 from upriver.errors import CorruptData, ForeignData, StorageError
@@ -77,6 +78,39 @@ def test_a_sound_store_is_never_taken_for_damaged_while_it_is_written(quick_disk
         finally:
             process.stdin.close()
     assert process.returncode == 0
+
+
+#: Somebody in the middle of a copy.
+READER = """
+import sys, threading
+from upriver.engine.hot_copy import _Reader
+with _Reader(sys.argv[1])._env.begin():
+    print("reading", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_copy_that_was_killed_does_not_let_the_file_grow(quick_disk: Path) -> None:
+    data = quick_disk / "data"
+    with Bucket.open(data, vbuckets=1, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+
+        def write(times: int) -> int:
+            for _ in range(times):
+                vbucket.set(b"k", bytes(100_000))
+                bucket.flusher.step()
+                vbucket.flush()
+                bucket.flusher.step()
+                bucket.flusher.request_checkpoint()
+                bucket.flusher.drain()
+            return bucket.storage.size_bytes()
+
+        before = write(10)
+        with subprocess.Popen([sys.executable, "-c", READER, str(data)], stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"reading\n"
+            reader.kill()
+        assert write(50) < 2 * before
 
 
 def test_what_is_damaged_is_found(tmp_path: Path) -> None:

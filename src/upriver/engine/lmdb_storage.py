@@ -133,6 +133,7 @@ class LmdbStorage(Storage):
         self._check_open()
         try:
             self._revive()
+            self._env.reader_check()  # somebody who was killed in a copy would keep pages from being used again
             with self._env.begin(write=True) as txn:
                 self._write(txn, batch)
         except (lmdb.Error, OSError) as error:
