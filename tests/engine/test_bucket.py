@@ -2,6 +2,7 @@ import random
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def path(quick_disk: Path) -> Path:
     return quick_disk / "data"
 
 
-def opened(path: Path, clock: Clock, **options: object) -> Bucket:
+def opened(path: Path | None, clock: Clock, **options: object) -> Bucket:
     return Bucket.open(path, **{"vbuckets": 4, "clock": clock, "background": False, **options})  # type: ignore[arg-type]
 
 
@@ -479,6 +480,36 @@ def test_memory_runs_out_when_nothing_can_be_evicted(clock: Clock) -> None:
         with pytest.raises(OutOfMemory):
             fill()
         assert vbucket.get(b"key0").value == b"v" * 100
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_deletions_make_room_where_nothing_can_be_evicted(path: Path, clock: Clock, on_disk: bool) -> None:
+    with opened(path if on_disk else None, clock, vbuckets=1, quota_bytes=8 * MIB, queue_bytes_max=0) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        value = b"" if on_disk else b"v" * 500  # what cannot be evicted
+
+        def tried(write: Callable[[bytes], object], keys: range) -> int:
+            """How many of the writes are taken, by somebody who tries again after a while."""
+            for i in keys:
+                for attempt in range(4):
+                    try:
+                        write(b"key%0200d" % i)
+                        break
+                    except OutOfMemory:
+                        if attempt == 3:
+                            return i - keys.start
+                    bucket.flusher.drain()
+                    bucket.maintain(0.1)
+                if i % 100 == 0:
+                    bucket.flusher.step()
+            return len(keys)
+
+        count = tried(lambda key: vbucket.set(key, value), range(200_000))
+        assert 1000 < count < 200_000
+        assert tried(vbucket.delete, range(count)) == count
+        assert bucket.ledger.memory_bytes < 8 * MIB * 17 / 16 + 300_000  # chunks count whole
+        if not on_disk:
+            assert tried(lambda key: vbucket.set(key, value), range(count, count + 1000)) == 1000
 
 
 def test_rollback_reaches_the_blocks(path: Path, clock: Clock) -> None:

@@ -383,6 +383,11 @@ def test_the_queue_and_the_quota_are_bounds(backend: ModuleType, clock: Clock) -
     ledger.queue_bytes_max = 0
     with pytest.raises(OutOfMemory):
         fill(table)
+    ledger.quota_bytes = ledger.memory_bytes
+    table.delete(b"k1")  # deletions may go a little further
+    ledger.quota_bytes = ledger.memory_bytes // 2
+    with pytest.raises(OutOfMemory):
+        table.delete(b"k2")
     ledger.quota_bytes = 0
     ledger.refusal = "because"
     with pytest.raises(TemporaryFailure, match="because"):

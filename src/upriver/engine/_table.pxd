@@ -89,9 +89,9 @@ cdef class Table:
     cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept
     cdef char *alive(self, bytes key, double *now)
     cdef int check_active(self) except -1
-    cdef int check_room(self, bytes key, bytes value) except -1
+    cdef int check_room(self, bytes key, bytes value, uint8_t event) except -1
     cdef int check_sizes(self, size_t key_size, size_t value_size) except -1
-    cdef int check_limits(self) except -1
+    cdef int check_limits(self, uint8_t event) except -1
     cdef int check_cas(self, bytes key, const char *record, uint64_t cas) except -1
     cdef uint64_t write(
         self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,

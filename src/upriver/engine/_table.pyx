@@ -102,6 +102,7 @@ cdef enum:
     GROUP_ENTRY = 16
     GROUP_BOUNDS = 20
     RECORD_BYTES_MIN = 64
+    DELETIONS_PART = 16
     INDEXED_AT_ONCE = 16
     ROWS_AT_ONCE = 64  # of a batch: 64 records are some 14 KiB, half of the first cache
     FEW = 64  # so few changes are measured before they are copied; for more, room is taken without looking
@@ -220,7 +221,7 @@ cdef class Table:
         cdef uint64_t seqno = 0
         fetch_for_write(self, key)
         self.check_active()
-        self.check_room(key, value)
+        self.check_room(key, value, MUTATION)
         self.ledger.sets += 1
         now = self.ledger.clock()
         if cas or self.locks:
@@ -235,7 +236,7 @@ cdef class Table:
         cdef char *record
         cdef uint64_t seqno = 0
         self.check_active()
-        self.check_room(key, b"")
+        self.check_room(key, b"", DELETION)
         self.ledger.deletes += 1
         record = self.alive(key, &now)
         if record == NULL:
@@ -261,7 +262,7 @@ cdef class Table:
 
         ``expiry`` is absolute, and of a deletion the second at which it happened.
         """
-        self.check_room(key, value)
+        self.check_room(key, value, event)
         if not MUTATION <= event <= EXPIRATION:
             raise ValueError(f"{event} is not a change of a key")
         cas = self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, &seqno, ttl, self.ledger.clock())
@@ -761,9 +762,9 @@ cdef class Table:
             raise NotMyVbucket(vbucket=self.vbucket)
         return 0
 
-    cdef int check_room(self, bytes key, bytes value) except -1:
+    cdef int check_room(self, bytes key, bytes value, uint8_t event) except -1:
         self.check_sizes(PyBytes_GET_SIZE(key), PyBytes_GET_SIZE(value))
-        return self.check_limits()
+        return self.check_limits(event)
 
     cdef int check_sizes(self, size_t key_size, size_t value_size) except -1:
         if not 0 < key_size <= KEY_BYTES_MAX:
@@ -772,8 +773,9 @@ cdef class Table:
             raise TooBig(vbucket=self.vbucket)
         return 0
 
-    cdef int check_limits(self) except -1:
+    cdef int check_limits(self, uint8_t event) except -1:
         cdef Ledger ledger = self.ledger
+        cdef int64_t reserve
         if ledger.refusal:
             raise TemporaryFailure(ledger.refusal, vbucket=self.vbucket)
         if 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
@@ -781,7 +783,9 @@ cdef class Table:
         if 0 < ledger.quota_bytes <= ledger.memory_bytes:
             if ledger.relief is not None:
                 ledger.relief()
-            if ledger.quota_bytes <= ledger.memory_bytes:
+            # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
+            reserve = 0 if event == MUTATION else ledger.quota_bytes // DELETIONS_PART
+            if ledger.quota_bytes + reserve <= ledger.memory_bytes:
                 raise OutOfMemory(vbucket=self.vbucket)
         return 0
 
@@ -867,7 +871,7 @@ cdef class Table:
         cdef Version version
         self.check_active()
         self.check_sizes(key_size, value_size)
-        self.check_limits()
+        self.check_limits(MUTATION)
         self.ledger.sets += 1
         if self.locks:
             name = PyBytes_FromStringAndSize(key, key_size)
@@ -889,7 +893,7 @@ cdef class Table:
         there; the bytes are copied, and they must not lie in a chunk.
         """
         self.check_sizes(version.key_size, version.value_size)
-        self.check_limits()
+        self.check_limits(version.event)
         version.seqno = 0
         version.ttl = TTL_MAX
         version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
@@ -1091,7 +1095,7 @@ cdef int receive(Table self, Version *version, double *now) except -1:
     if version.seqno > SEQNO_MAX:
         raise OutOfOrder(self.vbucket, version.seqno, "no history gets there")
     self.check_sizes(version.key_size, version.value_size)
-    self.check_limits()
+    self.check_limits(version.event)
     if now[0] < 0:
         now[0] = self.ledger.clock()
     reserve_slot(self)

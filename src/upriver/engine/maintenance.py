@@ -31,6 +31,9 @@ HIGH_WATER: Final = 0.85
 LOW_WATER: Final = 0.75
 #: While memory is short cursors may hold up to this share of the quota in superseded versions.
 PINNED_SHARE: Final = 0.125
+#: Nor may groups hold more than this share then: less than what deletions may take beyond the quota, or they would
+#: stop at it, because what they ended can go only when they stand in blocks.
+GROUPS_SHARE: Final = 1 / 32
 #: Blocks on disk are rewritten when about this share of them is garbage.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
@@ -330,7 +333,7 @@ class Maintenance:
         """Only what stands in blocks can go from memory."""
         if self.flusher.storage.keeps_records and (
             not any(v.table.checkpointed_seqno for v in self.vbuckets())
-            or self.flusher.group_bytes > self.ledger.quota_bytes // 8
+            or self.flusher.group_bytes > self.ledger.quota_bytes * GROUPS_SHARE
         ):
             self.flusher.request_checkpoint()
 

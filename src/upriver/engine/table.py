@@ -79,6 +79,9 @@ WROTE_ITSELF: Final = 1
 #: How long the extras of a received change may be: the deletion's second form and the expiration's first tell its time.
 EXTRAS_SIZES: Final = {Event.MUTATION: (31,), Event.DELETION: (18, 21), Event.EXPIRATION: (20, 18)}
 
+#: Deletions may exceed the quota by this part of it.
+DELETIONS_PART: Final = 16
+
 #: How many records a sweep looks at in one call.
 SWEEP_RECORDS: Final = 1024
 #: What a record and its place in the index cost beyond the record's own bytes.
@@ -297,7 +300,7 @@ class Table:
     def delete(self, key: bytes, cas: int = 0) -> tuple[int, int]:
         """Leave a tombstone: (CAS, seqno)."""
         self._check_active()
-        self._check_room(key, b"")
+        self._check_room(key, b"", Event.DELETION)
         self.ledger.deletes += 1
         entry = self._alive(key)
         if entry is None:
@@ -329,7 +332,7 @@ class Table:
 
         ``expiry`` is absolute, and of a deletion the second at which it happened.
         """
-        self._check_room(key, value)
+        self._check_room(key, value, event)
         return self._write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
 
     def next_rev_seqno(self, key: bytes) -> int:
@@ -440,7 +443,7 @@ class Table:
                     raise OutOfOrder(self.vbucket, change.seqno, f"the snapshot ends at {self.snapshot_end}")
                 if change.seqno > SEQNO_MAX:
                     raise OutOfOrder(self.vbucket, change.seqno, "no history gets there")
-                self._check_room(change.key, change.value)
+                self._check_room(change.key, change.value, change.event)
                 now = self.ledger.clock() if now < 0 else now
                 self._take(change, ttl, now)
                 count += 1
@@ -758,7 +761,7 @@ class Table:
     def _absolute(self, expiry: int) -> int:
         return absolute(expiry, self.ledger.clock())
 
-    def _check_room(self, key: bytes, value: bytes) -> None:
+    def _check_room(self, key: bytes, value: bytes, event: int = Event.MUTATION) -> None:
         ledger = self.ledger
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}", vbucket=self.vbucket)
@@ -771,7 +774,9 @@ class Table:
         if 0 < ledger.quota_bytes <= ledger.memory_bytes:
             if ledger.relief is not None:
                 ledger.relief()
-            if ledger.quota_bytes <= ledger.memory_bytes:
+            # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
+            reserve = 0 if event == Event.MUTATION else ledger.quota_bytes // DELETIONS_PART
+            if ledger.quota_bytes + reserve <= ledger.memory_bytes:
                 raise OutOfMemory(vbucket=self.vbucket)
 
     def _write(
