@@ -31,6 +31,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     [
         (b'{"a": {"b": 1}}', True),
         (b'{"a": {"b": 2}}', False),
+        (b'{"a": {"b": 1.0}}', True),
         (b'{"a": {"b": true}}', False),
         (b'{"a": {"b": "1"}}', False),
         (b'{"a": 1}', False),
@@ -56,6 +57,20 @@ def test_a_field_equals(value: bytes, passes: bool) -> None:
 )
 def test_a_field_contains(value: bytes, passes: bool) -> None:
     assert ValueFilter(("a",), contains="y").passes(Event.MUTATION, value) is passes
+
+
+@pytest.mark.parametrize(
+    ("value", "contains", "passes"),
+    [
+        (b'{"a": [2, 1]}', 1, True),
+        (b'{"a": [1.0]}', 1, True),
+        (b'{"a": [true]}', 1, False),
+        (b'{"a": [1]}', True, False),
+        (b'{"a": [0, true]}', True, True),
+    ],
+)
+def test_a_list_contains_a_number_or_a_truth_value(value: bytes, contains: object, passes: bool) -> None:
+    assert ValueFilter(("a",), contains=contains).passes(Event.MUTATION, value) is passes
 
 
 def test_deletions_pass_because_the_key_may_have_been_sent() -> None:

@@ -72,7 +72,14 @@ class ValueFilter:
                 return False
             found = found[name]
         if self.equals is not None:
-            return type(found) is type(self.equals) and bool(found == self.equals)
+            return _equal(found, self.equals)
         if isinstance(found, str):
             return isinstance(self.contains, str) and self.contains in found
-        return isinstance(found, list | dict) and self.contains in found
+        if isinstance(found, list):
+            return any(_equal(each, self.contains) for each in found)
+        return isinstance(found, dict) and self.contains in found
+
+
+def _equal(found: Any, wanted: Any) -> bool:
+    """As JSON has it: 1.0 is the number 1, and true is none, though Python takes it for 1."""
+    return isinstance(found, bool) is isinstance(wanted, bool) and bool(found == wanted)
