@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -298,6 +299,21 @@ def test_a_vbucket_that_is_deleted_ends_the_stream() -> None:
     laboratory.bucket.delete_vbucket(0)
     laboratory.settle()
     assert brief(peer.take()) == ["end 2"]
+
+
+@pytest.mark.parametrize("asks", [ask, ask_upr])
+@pytest.mark.parametrize("window", [b"1", b"0"], ids=["in a snapshot", "between two"])
+def test_a_dead_vbucket_that_is_deleted_ends_the_stream(asks: Callable[[Peer], list[Message]], window: bytes) -> None:
+    """It is streamed as others are; what the consumer has not got is gone, and must not count as sent."""
+    laboratory, peer = stage(b"a", b"b")
+    set_state(laboratory, VbucketState.DEAD)
+    control(peer, b"connection_buffer_size", window)
+    asks(peer)
+    laboratory.bucket.delete_vbucket(0)
+    (end,) = peer.send(dcp.BufferAck(bytes_processed=100))
+    assert brief([end]) == [f"end {2 if asks is ask else 1}"]
+    laboratory.bucket.create_vbucket(0)
+    assert brief(asks(peer)) == ["success"]
 
 
 def test_a_flush_is_told_and_ends_the_stream() -> None:
