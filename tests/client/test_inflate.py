@@ -1,42 +1,9 @@
-"""Compressed values."""
+"""Batches with compressed values."""
 
-import pyarrow as pa
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from upriver.client.inflate import SNAPPY, inflated, inflated_batch
-from upriver.errors import WireError
+from tests.model.test_compression import deflated
+from upriver.client.inflate import inflated_batch
 from upriver.model import Change, Event, change_batch, changes_in
-
-CODEC = pa.Codec("snappy")
-
-
-def deflated(value: bytes) -> bytes:
-    return bytes(CODEC.compress(value))
-
-
-@given(st.binary(max_size=5000))
-def test_round_trip(value: bytes) -> None:
-    assert inflated(deflated(value)) == value
-
-
-def test_nothing_larger_than_the_limit() -> None:
-    bomb = deflated(bytes(10_000_000))
-    with pytest.raises(WireError, match=r"at most 1,000 bytes, found one that inflates to 10,000,000"):
-        inflated(bomb, 1000)
-    with pytest.raises(WireError, match="without a length"):
-        inflated(b"\xff" * 8)
-    with pytest.raises(WireError, match="without a length"):
-        inflated(b"")
-
-
-@given(st.binary(min_size=1, max_size=64))
-def test_damage_is_told(value: bytes) -> None:
-    try:
-        inflated(value, 1 << 20)
-    except WireError:
-        return
+from upriver.model.compression import SNAPPY
 
 
 def test_a_batch_is_inflated_where_it_says_so() -> None:

@@ -1,10 +1,12 @@
 import time
 
+import pyarrow as pa
 import pytest
 
 from upriver.engine.filters import KeyPattern, ValueFilter
 from upriver.errors import InvalidArguments
 from upriver.model import Event
+from upriver.model.compression import SNAPPY
 
 
 def test_patterns_are_searched_in_the_bytes_of_a_key() -> None:
@@ -71,6 +73,17 @@ def test_a_field_contains(value: bytes, passes: bool) -> None:
 )
 def test_a_list_contains_a_number_or_a_truth_value(value: bytes, contains: object, passes: bool) -> None:
     assert ValueFilter(("a",), contains=contains).passes(Event.MUTATION, value) is passes
+
+
+@pytest.mark.parametrize(("value", "passes"), [(b'{"a": 1}', True), (b'{"a": 2}', False), (b"", False)])
+def test_a_value_may_be_compressed(value: bytes, passes: bool) -> None:
+    compressed = bytes(pa.Codec("snappy").compress(value))
+    assert ValueFilter(("a",), equals=1).passes(Event.MUTATION, compressed, SNAPPY | 1) is passes
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{"a": 1}', b"\xff" * 8])
+def test_what_only_claims_to_be_compressed_does_not_pass(damaged: bytes) -> None:
+    assert not ValueFilter(("a",), equals=1).passes(Event.MUTATION, damaged, SNAPPY | 1)
 
 
 def test_deletions_pass_because_the_key_may_have_been_sent() -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.node.laboratory import Laboratory, Peer
@@ -255,6 +256,19 @@ def test_a_filter_on_values() -> None:
     answer, marker, mutation, advanced = ask(peer)
     assert brief([answer, marker, mutation, advanced]) == ["success", "(0,2]", "a@1", "advanced 2"]
     assert mutation.value == b""  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("asks", [ask, ask_upr])
+def test_a_filter_looks_into_values_that_are_compressed(asks: Callable[[Peer], list[Message]]) -> None:
+    laboratory, peer = stage()
+    deflate = pa.Codec("snappy").compress
+    for key, name in ((b"a", b"dog"), (b"b", b"cat")):
+        laboratory.bucket.vbucket(0).set(key, bytes(deflate(b'{"name": "%b"}' % name)), datatype=3)
+    control(peer, b"value_filter", b'{"field": "name", "equals": "dog"}')
+    messages = asks(peer)
+    assert "a@1" in brief(messages)
+    assert "b@2" not in brief(messages)
+    assert messages[2].value == bytes(deflate(b'{"name": "dog"}'))  # type: ignore[attr-defined]
 
 
 def test_upr_says_with_the_next_marker_how_far_it_is() -> None:

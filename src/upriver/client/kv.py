@@ -19,7 +19,6 @@ from upriver.client.backoff import Backoff
 from upriver.client.bulk import BulkWork, keys_batch, store_batch
 from upriver.client.cluster import Cluster
 from upriver.client.connection import AGENT, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
-from upriver.client.inflate import SNAPPY, inflated
 from upriver.client.replies import Reply
 from upriver.client.sync import Synchronous
 from upriver.errors import (
@@ -33,6 +32,7 @@ from upriver.errors import (
     TemporaryFailure,
     Unreachable,
 )
+from upriver.model.compression import SNAPPY, inflated
 from upriver.wire import memcached
 from upriver.wire.memcached import MetaOption
 from upriver.wire.message import Request

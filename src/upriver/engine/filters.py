@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import re2
 
-from upriver.errors import InvalidArguments
+from upriver.errors import InvalidArguments, WireError
 from upriver.model import Event
+from upriver.model.compression import SNAPPY, inflated
 
 PATTERN_BYTES_MAX: Final = 4096
 
@@ -60,12 +61,12 @@ class ValueFilter:
         if isinstance(self.contains, list | dict):
             raise InvalidArguments("what a field contains is a text, a number, true or false")
 
-    def passes(self, event: int, value: bytes) -> bool:
+    def passes(self, event: int, value: bytes, datatype: int = 0) -> bool:
         if event != Event.MUTATION:
             return True
         try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
+            found = json.loads(inflated(value) if datatype & SNAPPY else value)
+        except (ValueError, RecursionError, WireError):
             return False
         for name in self.path:
             if not isinstance(found, dict) or name not in found:

@@ -36,8 +36,8 @@ READ_BYTES: Final = 256 * 1024
 #: So much a filter looks at in one read, however little passes and however little was asked for: a millisecond or two.
 FILTERED_BYTES: Final = 32 * 1024
 
-#: opcode, key length, extras length, body length, by_seqno: what a filter must know of a frame.
-_FRAME: Final = struct.Struct(">xBHB3xI12xQ")
+#: opcode, key length, extras length, datatype, body length, by_seqno: what a filter must know of a frame.
+_FRAME: Final = struct.Struct(">xBHBB2xI12xQ")
 #: What a row counts beside its key and value.
 _ROW_BYTES: Final = HEADER.size + MUTATION_EXTRAS.size
 
@@ -314,11 +314,11 @@ class Cursor:
         kept: list[bytes] = []
         size = offset = seen = 0
         while offset < len(frames):
-            opcode, key_length, extras, body, seqno = _FRAME.unpack_from(frames, offset)
+            opcode, key_length, extras, datatype, body, seqno = _FRAME.unpack_from(frames, offset)
             key = offset + HEADER.size + extras
             value, end = key + key_length, offset + HEADER.size + body
             if (pattern is None or pattern.passes(frames[key:value])) and (
-                wanted is None or wanted.passes(EVENTS[opcode], frames[value:end])
+                wanted is None or wanted.passes(EVENTS[opcode], frames[value:end], datatype)
             ):
                 frame = _without_value(frames[offset:value], value - key + extras) if keys_only else frames[offset:end]
                 if kept and size + len(frame) > max_bytes:
@@ -335,10 +335,12 @@ class Cursor:
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
         rows = array("q")
         size = 0
-        events, keys, values = (batch[name].to_pylist() for name in ("event", "key", "value"))
+        events, keys, values, datatypes = (batch[name].to_pylist() for name in ("event", "key", "value", "datatype"))
         for row, key in enumerate(keys):
             length = _ROW_BYTES + len(key) + len(values[row])
-            if (pattern is None or pattern.passes(key)) and (wanted is None or wanted.passes(events[row], values[row])):
+            if (pattern is None or pattern.passes(key)) and (
+                wanted is None or wanted.passes(events[row], values[row], datatypes[row])
+            ):
                 if rows and size + length > max_bytes:
                     done = batch["seqno"][row - 1].as_py()
                     break

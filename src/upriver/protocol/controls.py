@@ -53,6 +53,9 @@ class Control(NamedTuple):
 
 _PRIORITY: Final = "its share beside other connections: a quarter with *low*, twice as much with *high*"
 _ORDER: Final = "whether backfills take turns or each is finished before the next begins; live changes wait for neither"
+_VALUE_FILTER: Final = (
+    'a field of a JSON value, also of a compressed one: `{"field": "a.b", "equals": 1}`, or `"contains"`'
+)
 
 #: Every setting by name.
 CONTROLS: Final[dict[str, Control]] = {
@@ -65,7 +68,7 @@ CONTROLS: Final[dict[str, Control]] = {
     "backfill_order": Control(_one_of("round-robin", "sequential"), "round-robin", _ORDER),
     # Our own: nobody else understands them.
     "key_filter": Control(str, "", "a regular expression (RE2) that is searched in each key"),
-    "value_filter": Control(str, "", 'a field of a JSON value: `{"field": "a.b", "equals": 1}`, or `"contains"`'),
+    "value_filter": Control(str, "", _VALUE_FILTER),
     "keys_only": Control(_flag, False, "leave out the values"),
     "persisted_only": Control(_flag, False, "send only what is on disk"),
     "exact_end": Control(_flag, False, "end with the state that was current at the end seqno, and nothing beyond it"),
