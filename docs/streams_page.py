@@ -144,6 +144,10 @@ and those between other nodes another. What a mover has asked may be otherwise a
 vbucket: at the destination it is refused to make an active copy a replica, or another one active. An operator may
 overrule all this on a connection that is not opened for streams.
 
+A mover may also replicate: it adds streams that hand nothing over, until it is stopped. A stream that ends, because of
+a flush, a new branch or somebody who meddled with a copy, is asked for again after a pause of at most a second, once
+both sides have said who they are.
+
 If the destination cannot be reached a dead source stays dead. The new cluster map is pushed to both before the
 destination's *active* is passed on, so whoever sees the old stream end finds the new owner."""
 

@@ -15,7 +15,7 @@ from tests.client.proxy import Proxy
 from upriver.client import Address, KvClient
 from upriver.client.mover import Mover, Step
 from upriver.errors import AuthenticationFailed, NotMyVbucket, UpriverError
-from upriver.model import VbucketState
+from upriver.model import FailoverLog, VbucketState
 from upriver.model.vbucket import vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Goal, Link, Phase
@@ -322,6 +322,28 @@ def test_replication_goes_on_when_the_destination_is_elsewhere() -> None:
         for number in range(100):
             source.call(source.bucket.vbucket(0).set, b"k%d" % number, b"v")
         asyncio.run(replicate(source, destination))
+
+
+def test_replication_goes_on_behind_a_flush() -> None:
+    async def replicate(source: EmbeddedNode, destination: EmbeddedNode) -> None:
+        mover = Mover(source.address, destination.address, range(VBUCKETS), Goal.REPLICATE)
+        running = asyncio.create_task(mover.carry_out())
+        async with asyncio.timeout(DEADLINE_S):
+            for number in range(3):
+                source.call(source.bucket.flush)
+                for vbucket in range(VBUCKETS):
+                    source.call(source.bucket.vbucket(vbucket).set, b"k%d" % number, b"v")
+                while places(destination) != places(source):
+                    await asyncio.sleep(0.01)
+                assert contents_of(destination) == contents_of(source)
+            mover.stop()
+            assert {step.phase for step in await running} == {Phase.STREAMING}
+
+    def places(node: EmbeddedNode) -> list[tuple[FailoverLog, int]]:
+        return [(copy.failover_log, copy.high_seqno) for copy in node.bucket]
+
+    with two() as nodes:
+        asyncio.run(replicate(*nodes))
 
 
 def test_one_source_is_replicated_to_two_at_once() -> None:

@@ -303,4 +303,4 @@ def test_roles_that_change_under_write_load(nodes: Callable[[str], Killed]) -> N
         wait_for(lambda: equal(source, copy))
     assert contents(source) == contents(copy)
     assert b"mistake" not in contents(copy)
-    assert replication.beginnings > 1
+    assert len(replication.requests) > 12  # a stream that ended was asked for again each time

@@ -16,6 +16,7 @@ from upriver.protocol.mover import (
     Move,
     Mover,
     Phase,
+    Rest,
     Send,
     moved_map,
 )
@@ -146,6 +147,8 @@ class MovingWorld:
                     self.mover.connected(link)
             case Disconnect(link):
                 self._drop(link)
+            case Rest(vbucket):
+                self.mover.rested(vbucket)
             case Send(link, data):
                 if link in self.wires:
                     self.wires[link].to_node += data

@@ -46,7 +46,12 @@ class Carried:
         self._act()
 
     def ask_all(self, wanted: Sequence[int] | None = None) -> None:
-        """Whoever replicates begins again with what has ended."""
+        """Whoever replicates begins again with what has ended, and anew where it does not own that any more."""
+        if self._mover is not None and self._links:
+            for number, move in self._mover.moves.items():
+                if move.phase is steps.Phase.RESTING:
+                    self._mover.rested(number)
+            self._act()
         if self.link is not None and self.idle:
             self.connect(self.link.machine, wanted)
 
@@ -59,7 +64,8 @@ class Carried:
         return [
             number
             for number in range(self.machine.vbuckets)
-            if not self.machine.owns(number) and (number not in moves or moves[number].phase.over)
+            if not self.machine.owns(number)
+            and (number not in moves or moves[number].phase.over or moves[number].phase is steps.Phase.RESTING)
         ]
 
     def receive(self, link: Link, data: bytes) -> None:

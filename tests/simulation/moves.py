@@ -85,7 +85,7 @@ class Moving:
     def _act(self) -> None:
         while actions := self.mover.actions():
             for action in actions:
-                assert not isinstance(action, steps.Announce)  # there are no other nodes
+                assert not isinstance(action, steps.Announce | steps.Rest)  # there are no other nodes, and no replicas
                 link = self.links.get(action.link)
                 if isinstance(action, steps.Connect):
                     if action.link not in self._wanted:

@@ -33,10 +33,12 @@ from upriver.protocol.mover import Goal, Link, Move, Phase
 PARALLEL: Final = 4
 PATIENCE_S: Final = 60.0
 RECEIVE_BYTES: Final = 512 * 1024
+#: How long replication pauses at most before it asks again for a stream that has ended.
+REST_S_MAX: Final = 1.0
 #: Errors that the next attempt would only repeat.
 _HOPELESS: Final = (AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible)
 #: What says that a vbucket is further than before.
-_ONWARD: Final = frozenset(Phase) - {Phase.WAITING, Phase.ASKING}
+_ONWARD: Final = frozenset(Phase) - {Phase.WAITING, Phase.ASKING, Phase.RESTING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class _Pair:
         )
         self._connections: dict[Link, Connection] = {}
         self._backoffs = {link: Backoff() for link in Link}
+        #: Never reset: what ends each stream at once would otherwise have it begin many times a second.
+        self._rests: dict[int, Backoff] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: Why a side is not connected.
         self._missing: dict[Link, str] = {}
@@ -236,6 +240,8 @@ class _Pair:
                         self._send(link, bytes(data))  # it is only lent, and may have to wait
                     case steps.Announce(vbucket, encoded):
                         self._spawn(self._announce(vbucket, encoded))
+                    case steps.Rest(vbucket):
+                        self._spawn(self._rest(vbucket))
         if self.steps.over:
             self._changed.set()
 
@@ -298,6 +304,11 @@ class _Pair:
     async def _announce(self, vbucket: int, encoded: bytes) -> None:
         await self.owner.maps.push_to_others(encoded)
         self.steps.announced(vbucket, encoded)
+        self._act()
+
+    async def _rest(self, vbucket: int) -> None:
+        await asyncio.sleep(self._rests.setdefault(vbucket, Backoff(longest_s=REST_S_MAX)).pause_s())
+        self.steps.rested(vbucket)
         self._act()
 
     # What comes

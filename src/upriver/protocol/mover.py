@@ -28,6 +28,9 @@ active        active       somebody else has meddled: failed, and nothing is tou
 If the destination cannot be reached a dead source stays dead: the other side may be active. A source that is still
 active has sent nothing that could make the destination active, so there nothing needs to be undone.
 
+Replication goes on until it is stopped. A stream that ends, because the source was flushed or somebody meddled with
+either copy, is asked for again after a while, and again both sides are asked first.
+
 When the destination has answered *active* the mover pushes the new map to both before it passes the answer on, which
 ends the stream: who looks for the new owner then finds it.
 """
@@ -79,6 +82,7 @@ class Phase(enum.Enum):
     ASKING = "asking both sides who they are"
     PREPARING = "preparing the destination"
     STREAMING = "streaming"
+    RESTING = "resting before the stream is asked for again"
     ANNOUNCING = "pushing the new map"
     ENDING = "waiting for the end of the stream"
     CONFIRMING = "having the destination's state confirmed"
@@ -123,7 +127,14 @@ class Announce:
     encoded: bytes
 
 
-Action = Connect | Disconnect | Send | Announce
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Wait a while, longer each time, and say ``rested``: the stream of a vbucket has ended that shall go on."""
+
+    vbucket: int
+
+
+Action = Connect | Disconnect | Send | Announce | Rest
 #: Refusals of an open that would be the same next time.
 _FINAL: Final = frozenset({Status.AUTH_ERROR, Status.EACCESS, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 
@@ -179,6 +190,8 @@ class Mover:
         self._behind: list[bytes] = []
         #: Takeovers by the opaque of their stream.
         self._by_opaque: dict[int, Move] = {}
+        #: The opaques of streams that the destination has left: what the source says of them is no news.
+        self._left: set[int] = set()
         #: Streams were added on these connections.
         self._begun = False
 
@@ -247,6 +260,7 @@ class Mover:
         }
         self._behind.clear()
         self._by_opaque.clear()
+        self._left.clear()
         self._begun = False
         for move in self._unfinished():
             move.states.clear()
@@ -459,8 +473,10 @@ class Mover:
             message = decoded(packet)
             assert isinstance(message, dcp.StreamEnd | upr.StreamEnd)
             move = self.moves.get(message.vbucket)
+            self._by_opaque.pop(message.opaque, None)
             # Whoever stops says so, and then closes the connection, behind which everything begins again.
-            if move is not None and not move.phase.over and message.reason is not dcp.EndReason.DISCONNECTED:
+            known = message.opaque in self._left or message.reason is dcp.EndReason.DISCONNECTED
+            if move is not None and not move.phase.over and not known:
                 self._ended(move, message.reason.label)
         return True
 
@@ -489,6 +505,7 @@ class Mover:
         if answer.status is Status.KEY_ENOENT:
             move = self._by_opaque.pop(answer.opaque, None)
             if move is not None and move.phase is Phase.STREAMING:
+                self._left.add(answer.opaque)
                 self._ended(move, "the destination has left it")
 
     def _announce(self, move: Move) -> None:
@@ -532,9 +549,18 @@ class Mover:
     def _ended(self, move: Move, reason: str) -> None:
         if move.phase is Phase.ENDING:
             self._set(move, Phase.MOVED)
-        elif move.goal is Goal.REPLICATE or move.attempts >= ATTEMPTS_MAX:
+        elif move.goal is Goal.REPLICATE:
+            self._set(move, Phase.RESTING, f"the stream has ended: {reason}")
+            self._actions.append(Rest(move.vbucket))
+        elif move.attempts >= ATTEMPTS_MAX:
             self._fail(move, f"the stream has ended: {reason}")
         else:
+            self._ask_states(move)
+
+    def rested(self, vbucket: int) -> None:
+        """A while has passed: go on, unless the connections were lost meanwhile, for then all begins again anyway."""
+        move = self.moves[vbucket]
+        if move.phase is Phase.RESTING:
             self._ask_states(move)
 
     def _fail(self, move: Move, reason: str) -> None:
@@ -562,4 +588,17 @@ def moved_map(config: Mapping[str, Any], vbucket: int, server: int) -> dict[str,
     return moved
 
 
-__all__ = ["Action", "Announce", "Connect", "Disconnect", "Goal", "Link", "Move", "Mover", "Phase", "Send", "moved_map"]
+__all__ = [
+    "Action",
+    "Announce",
+    "Connect",
+    "Disconnect",
+    "Goal",
+    "Link",
+    "Move",
+    "Mover",
+    "Phase",
+    "Rest",
+    "Send",
+    "moved_map",
+]
