@@ -1,8 +1,13 @@
 """``upriver replicate``."""
 
+import asyncio
+
 from tests.cli.conftest import Run
-from tests.cli.typed import Terminal
+from tests.cli.typed import PATIENCE_S, Terminal
+from upriver.cli.replicate import stop_when_there
+from upriver.client import Address, Mover
 from upriver.node import EmbeddedNode, start
+from upriver.protocol.mover import Goal
 
 
 def test_once(run: Run, node: EmbeddedNode) -> None:
@@ -13,6 +18,13 @@ def test_once(run: Run, node: EmbeddedNode) -> None:
         assert {copy.state.value for copy in other.bucket} == {"replica"}
         compared = run("diff", node.address, other.address)
         assert compared.exit_code == 0, compared.output
+
+
+def test_once_does_not_wait_for_what_a_flush_has_taken_back(node: EmbeddedNode) -> None:
+    with start(vbuckets=8) as other:
+        addresses = Address.parse(node.address), Address.parse(other.address)
+        mover = Mover(*addresses, [0], Goal.REPLICATE)
+        asyncio.run(asyncio.wait_for(stop_when_there(mover, *addresses, {0: 10}), PATIENCE_S))
 
 
 def test_until_ctrl_c(run: Run, node: EmbeddedNode) -> None:
@@ -35,6 +47,12 @@ def test_what_fails(run: Run, node: EmbeddedNode) -> None:
         result = run("replicate", "1", "--to", other.address)
         assert result.exit_code == 1
         assert "the destination is active" in result.stderr or "both nodes are active" in result.stderr
+    with start(vbuckets=8, initial_vbuckets="none") as other:
+        other.call(other.bucket.create_vbucket, 1)
+        result = run("replicate", "0-2", "--once", "--to", other.address)
+        assert result.exit_code == 1
+        assert "vbucket 1 is not replicated: both nodes are active" in result.stderr
+        assert other.bucket.vbucket(2).state.value == "replica"
     unknown = run("replicate", "900", "--to", node.address)
     assert unknown.exit_code == 1
     assert "no vbucket 900" in unknown.stderr

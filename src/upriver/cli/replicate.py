@@ -14,6 +14,7 @@ from upriver.client import Address, Mover, Step
 from upriver.client.cluster import Cluster
 from upriver.client.inquiry import VbucketStatus, vbuckets_of
 from upriver.client.mover import PATIENCE_S
+from upriver.errors import UpriverError
 from upriver.protocol.mover import Goal, Phase
 
 _LOOK_S = 0.2
@@ -33,15 +34,22 @@ def replicate(
     """Keep copies of vbuckets on another node up to date, until Ctrl-C.
 
     ADDRESS is the node that has them active. On the other node they become replicas, whatever was there before; it must
-    not have them active. Connections that break are made again. With --json each step of each vbucket is a line.
+    not have them active. Connections that break are made again, and streams that end begin again. A vbucket that cannot
+    be replicated is told at once, while the others go on. With --json each step of each vbucket is a line.
 
     \b
     Examples:
       upriver replicate 0-1023 --to 10.0.0.8:11210 10.0.0.7:11210
       upriver replicate --once 7 --to 10.0.0.8:11210
     """
-    on_step = show_step if as_json else None
-    run(_replicate(address, destination, vbuckets, once, patience, on_step))
+    tells = len(vbuckets) > 1  # of a single one that fails the command's own failure tells
+    run(_replicate(address, destination, vbuckets, once, patience, show_step if as_json else _tell if tells else None))
+
+
+def _tell(step: Step) -> None:
+    """A vbucket that is left behind while the others go on."""
+    if step.phase is Phase.FAILED:
+        click.echo(f"vbucket {step.vbucket} is not replicated: {step.reason}", err=True)
 
 
 async def _replicate(
@@ -56,8 +64,15 @@ async def _replicate(
     missing = [number for number in vbuckets if number not in goals]
     if missing:
         raise Failure(f"{source.endpoints[0]} has no vbucket {', '.join(map(str, missing[:10]))}")
-    mover = Mover(source, destination, vbuckets, Goal.REPLICATE, patience_s=patience_s, on_step=on_step)
-    watching = asyncio.create_task(_stop_when_there(mover, destination, goals)) if once else None
+
+    def take_step(step: Step) -> None:
+        if step.phase is Phase.FAILED:
+            goals.pop(step.vbucket, None)  # nobody waits for it
+        if on_step is not None:
+            on_step(step)
+
+    mover = Mover(source, destination, vbuckets, Goal.REPLICATE, patience_s=patience_s, on_step=take_step)
+    watching = asyncio.create_task(stop_when_there(mover, source, destination, goals)) if once else None
     try:
         steps = await mover.carry_out()
     finally:
@@ -69,11 +84,18 @@ async def _replicate(
         raise Failure(f"vbucket {failed[0].vbucket}: {failed[0].reason or failed[0].phase.value}")
 
 
-async def _stop_when_there(mover: Mover, destination: Address, goals: dict[int, int]) -> None:
+async def stop_when_there(mover: Mover, source: Address, destination: Address, goals: dict[int, int]) -> None:
+    """Stop the mover when the copies hold so much, or all that the source still has."""
     with progress("replicate", sum(goals.values()), "changes") as advance:
         shown = 0
         while True:
-            held = await _look(destination)
+            try:
+                own, held = await _look(source), await _look(destination)
+            except UpriverError:  # the mover knows for how long to be patient
+                await asyncio.sleep(_LOOK_S)
+                continue
+            for number in goals.keys() & own.keys():  # a flush takes back what was there at the start
+                goals[number] = min(goals[number], own[number].high_seqno)
             there = sum(min(goal, held[number].high_seqno) for number, goal in goals.items() if number in held)
             advance(max(0, there - shown))
             shown = max(shown, there)
