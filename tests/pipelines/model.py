@@ -90,7 +90,7 @@ class Cluster(Source):
         """What a task reads of a range, whenever it does."""
         place, vbucket = asked.place, self.vbuckets[asked.place.vbucket]
         if (seqno := vbucket.rollback_for(place)) is not None:
-            asked = answered_with_rollback(asked, seqno, vbucket.state.vbucket_uuid, rules)
+            asked = answered_with_rollback(asked, seqno, vbucket.log, rules)
         shared: dict[str, Any] = {"vbucket_uuid": signed(vbucket.state.vbucket_uuid), "branch": place.branch}
         rows = []
         if (back := asked.go_back) is not None:

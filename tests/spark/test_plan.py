@@ -119,12 +119,22 @@ def test_a_target_is_not_exceeded() -> None:
 
 def test_a_range_that_is_answered_with_a_rollback() -> None:
     asked = Range(Place(0, 7, 5, 5, 1, 2), 9)
-    again = answered_with_rollback(asked, 3, 7, EMIT)
+    same, other = log((7, 0)), log((8, 3), (7, 0))
+    again = answered_with_rollback(asked, 3, same, EMIT)
     assert again == Range(Place(0, 7, 3, 3, 1, 2), 9, GoBack(3, 7, 7))
-    assert answered_with_rollback(asked, 3, 8, EMIT) == Range(Place(0, 8, 3, 3, 1, 2), 3, GoBack(3, 7, 8))
-    assert answered_with_rollback(asked, 1, 7, EMIT) == Range(Place(0, 7, 0, 0, 1, 2), 9, GoBack(0, 7, 7))
+    assert answered_with_rollback(asked, 3, other, EMIT) == Range(Place(0, 8, 3, 3, 1, 2), 3, GoBack(3, 7, 8))
+    assert answered_with_rollback(asked, 1, same, EMIT) == Range(Place(0, 7, 0, 0, 1, 2), 9, GoBack(0, 7, 7))
     with pytest.raises(QueryRolledBack):
-        answered_with_rollback(asked, 3, 8, Rules())
+        answered_with_rollback(asked, 3, other, Rules())
+
+
+@pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
+def test_a_range_whose_history_was_replaced_is_data_loss_too(policy: Policy) -> None:
+    asked, replaced = Range(Place(0, 7, 5, 5, 1, 2), 9), log((8, 0))
+    with pytest.raises(DataLoss, match="history was replaced"):
+        answered_with_rollback(asked, 0, replaced, Rules(policy))
+    instead = answered_with_rollback(asked, 0, replaced, Rules(policy, fail_on_data_loss=False))
+    assert instead == Range(Place(0, 8, 0, 0, 1, 2), 0, GoBack(0, 7, 8))
 
 
 # A source, a query and a sink
@@ -213,7 +223,7 @@ class Sink:
 def run_range(asked: Range, source: Source, rules: Rules, sink: Sink) -> None:
     """What a task and the sink do with a range."""
     if (seqno := source.rollback_for(asked.place)) is not None:
-        asked = answered_with_rollback(asked, seqno, source.state.vbucket_uuid, rules)
+        asked = answered_with_rollback(asked, seqno, source.log, rules)
     if asked.go_back is not None:
         sink.go_back(asked.go_back, source)
     sink.apply(source.read(asked.place.seqno, asked.end_seqno))

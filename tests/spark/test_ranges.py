@@ -13,23 +13,29 @@ from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
 from upriver.client import Mover, SyncKvClient
 from upriver.client.address import Address
-from upriver.errors import StreamRolledBack
+from upriver.errors import DataLoss, QueryRolledBack
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
 from upriver.protocol.mover import Goal
+from upriver.spark import ranges
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import GoBack, Policy, Range
+from upriver.spark.plan import GoBack, Policy, Range, Rules
 from upriver.spark.ranges import READERS_MAX, RangeReader, Reading, reader_for
 from upriver.spark.rows import FIELDS, RowMaker
 
 
 def reader_of(
-    address: str, policy: Policy = "emit", columns: tuple[str, ...] = tuple(FIELDS), dialect: str = "dcp"
+    address: str,
+    policy: Policy = "emit",
+    columns: tuple[str, ...] = tuple(FIELDS),
+    dialect: str = "dcp",
+    *,
+    fail_on_data_loss: bool = True,
 ) -> RangeReader:
-    rows = RowMaker(columns)
+    rows, rules = RowMaker(columns), Rules(policy, fail_on_data_loss)
     settings = ReadOptions(dialect=dialect).consumer_settings(rows.to_decode)
-    return RangeReader(Reading(Address.parse(address), settings, policy, rows, 1000))
+    return RangeReader(Reading(Address.parse(address), settings, rules, rows, 1000))
 
 
 def read(reader: RangeReader, ranges: list[Range]) -> list[dict[str, Any]]:
@@ -100,8 +106,39 @@ def test_a_range_of_a_lost_branch_tells_that_it_is_lost(written: tuple[EmbeddedN
     rows = read(reader, [Range(Place(3, uuid, 8, 8, 0, 7), 12)])
     assert [(row["event"], row["seqno"]) for row in rows] == [("reset", 0)]
     reader.close()
-    with pytest.raises(StreamRolledBack):
+    with pytest.raises(QueryRolledBack, match="Set onRollback"):
         read(reader_of(node.address, "fail"), [Range(Place(3, uuid, 8, 8, 0, 2), 12)])
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+@pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
+def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy: Policy, dialect: str) -> None:
+    """A query that comes back with a logged range does what it would have done when it planned: fail, or start over."""
+    node, uuid = written
+    vbucket = node.bucket.vbucket(3)
+    node.call(vbucket.flush)
+    node.call(vbucket.set, b"k", b"v")
+    asked = Range(Place(3, uuid, 8, 8, 0, 2), 12)
+    with pytest.raises(DataLoss, match=r"history was replaced.*failOnDataLoss"):
+        read(reader_of(node.address, policy, dialect=dialect), [asked])
+    reader = reader_of(node.address, policy, dialect=dialect, fail_on_data_loss=False)
+    assert [(row["event"], row["seqno"]) for row in read(reader, [asked])] == [("reset", 0)]
+    reader.close()
+
+
+def test_a_range_of_a_vbucket_that_is_gone(written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may lose data goes on with what there is; otherwise the query would come back to this range for ever."""
+    monkeypatch.setattr(ranges, "RETRY_S", 0.2)
+    node, uuid = written
+    other = node.bucket.vbucket(4)
+    node.call(other.set, b"k", b"v")
+    node.call(node.bucket.vbucket(3).set_state, VbucketState.DEAD)
+    asked = [Range(Place(3, uuid, 8, 8, 0, 2), 12), Range(Place(4, other.failover_log.newest.vbucket_uuid), 1)]
+    with pytest.raises(DataLoss, match=r"changes 8 to 12.*failOnDataLoss"):
+        read(reader_of(node.address), asked)
+    reader = reader_of(node.address, fail_on_data_loss=False)
+    assert [(row["vbucket"], row["seqno"]) for row in read(reader, asked)] == [(4, 1)]
+    reader.close()
 
 
 def test_batches_are_bounded_in_bytes_and_rows(upriver_node: EmbeddedNode) -> None:

@@ -11,7 +11,7 @@ from upriver.pipelines.applying import NOTHING
 from upriver.pipelines.target import Ahead, Source
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import Range, SourceState
+from upriver.spark.plan import Range, Rules, SourceState
 from upriver.spark.ranges import RangeReader, Reading
 from upriver.spark.rows import FIELDS, RowMaker
 from upriver.spark.view import ClusterView
@@ -94,7 +94,7 @@ class NodeReader(Source):
     def _new_reader(self) -> RangeReader:
         rows = RowMaker(tuple(FIELDS), keys_only=self._options.keys_only)
         settings = self._options.consumer_settings(rows.to_decode)
-        return RangeReader(Reading(self._options.cluster, settings, "emit", rows, self._options.rows_per_batch))
+        return RangeReader(Reading(self._options.cluster, settings, Rules("emit"), rows, self._options.rows_per_batch))
 
 
 def _of(rows: pa.Table, vbuckets: set[int]) -> pa.Table:

@@ -87,12 +87,7 @@ def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
     if place.seqno < min(state.purge_seqno, state.high_seqno):
         return _back(place, 0, state, rules, f"deletions up to {state.purge_seqno} are forgotten")
     if index is None:
-        if rules.fail_on_data_loss:
-            raise DataLoss(
-                place.vbucket,
-                f"its history was replaced: uuid {place.vbucket_uuid:#x}, read up to {place.seqno}, is unknown now",
-            )
-        return _back(place, 0, state, rules._replace(on_rollback="rewind"), "its history was replaced")
+        return _back(place, 0, state, _replaced(place, rules), "its history was replaced")
     if index == 0 and place.seqno <= state.high_seqno:
         return place
     upper = log.upper(index, state.high_seqno)
@@ -101,6 +96,16 @@ def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
     shared = min(place.whole_seqno, upper)
     back = 0 if shared < state.purge_seqno else shared
     return _back(place, back, state, rules, f"the source went another way after {upper}")
+
+
+def _replaced(place: Place, rules: Rules) -> Rules:
+    """What holds where nobody knows the branch any more: that is a loss of data, or a reset whatever the policy is."""
+    if rules.fail_on_data_loss:
+        raise DataLoss(
+            place.vbucket,
+            f"its history was replaced: uuid {place.vbucket_uuid:#x}, read up to {place.seqno}, is unknown now",
+        )
+    return rules._replace(on_rollback="rewind")
 
 
 def _back(place: Place, seqno: int, state: SourceState, rules: Rules, why: str) -> Place:
@@ -178,14 +183,16 @@ def ranges(start: Offset, end: Offset) -> Iterable[Range]:
             yield Range(after._replace(seqno=before.seqno), after.seqno)
 
 
-def answered_with_rollback(asked: Range, seqno: int, newest_uuid: int, rules: Rules) -> Range:
+def answered_with_rollback(asked: Range, seqno: int, log: FailoverLog, rules: Rules) -> Range:
     """What is read instead of a range that the source, when it is read, wants to be rolled back.
 
     A batch that Spark runs again has its range from the log, whatever has happened to the source since. While the
     range's uuid is still the newest, what is missing can be read at once; otherwise only the going back is told, and
     the next batch is planned from where the source stands then.
     """
-    place = asked.place
+    place, newest_uuid = asked.place, log.newest.vbucket_uuid
+    if log.index(place.vbucket_uuid) is None:
+        rules = _replaced(place, rules)
     if rules.on_rollback == "fail":
         why = "the range was planned before the source was rolled back"
         raise QueryRolledBack(place.vbucket, seqno, place.position, newest_uuid, why)

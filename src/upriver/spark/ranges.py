@@ -58,7 +58,7 @@ class Reading(NamedTuple):
 
     address: Address
     settings: ConsumerSettings
-    policy: Policy
+    rules: Rules
     rows: RowMaker
     rows_per_batch: int
 
@@ -79,7 +79,9 @@ class RangeReader:
         self._reading = reading
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(reading.address)
-        self._copies = Copies({}, reading.policy, on_event=self._happened, on_move=lambda *_: None)
+        # Copies never fail: who answers may be a former owner, and only the log that it answers with tells what holds.
+        policy: Policy = "rewind" if reading.rules.on_rollback == "rewind" else "emit"
+        self._copies = Copies({}, policy, on_event=self._happened, on_move=lambda *_: None)
         self._feeds: dict[tuple[Endpoint, bool], Feed] = {}
         self._open: dict[int, Range] = {}
         self._asked_of: dict[int, Feed] = {}
@@ -143,6 +145,7 @@ class RangeReader:
         self._inexact.clear()
         self._stands.clear()
         self._doubted.clear()
+        self._trying_since = None
         self._failure = None
         for asked in ranges:
             if asked.go_back is not None:
@@ -165,7 +168,7 @@ class RangeReader:
         for number in wanted:
             endpoint = self._cluster.map.owner(number)
             if endpoint is None:
-                self._retry(number, DataLoss(number, "no node of the cluster has it"))
+                self._retry(number, NotMyVbucket("no node of the cluster has it"))
             else:
                 by_owner.setdefault((endpoint, number not in self._inexact), []).append(number)
         for (endpoint, exact), numbers in by_owner.items():
@@ -273,10 +276,12 @@ class RangeReader:
             self._trying_since = now
         if now - self._trying_since < RETRY_S:
             self._lost.add(number)
+        elif isinstance(error, NotMyVbucket) and not self._reading.rules.fail_on_data_loss:
+            self._finish(number)  # as the plan does with a vbucket that is gone
         else:
-            asked = self._open[number]
+            asked, kind = self._open[number], DataLoss if isinstance(error, NotMyVbucket) else StreamRefused
             why = f"{error} (changes {asked.place.seqno} to {asked.end_seqno}, asked for {RETRY_S:g} s)"
-            self.failed(StreamRefused(number, why))
+            self.failed(kind(number, why))
         self._arrived.set()
 
     # Waiting
@@ -366,7 +371,7 @@ class RangeReader:
         asked = self._open.get(event.vbucket)
         if asked is None or isinstance(event, Flush) or self._is_strange(event.vbucket, progress.failover_log):
             return
-        instead = answered_with_rollback(asked, event.seqno, event.new_uuid, Rules(self._reading.policy))
+        instead = answered_with_rollback(asked, event.seqno, progress.failover_log, self._reading.rules)
         assert instead.go_back is not None
         if event.vbucket in self._stands and event.new_uuid == asked.place.vbucket_uuid:
             # Rows above it are handed out already, and nothing in the same batch can come behind them.

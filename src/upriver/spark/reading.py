@@ -81,7 +81,7 @@ class _Ranges(ReaderOfRows):
             Reading(
                 self.options.cluster,
                 self.options.consumer_settings(rows.to_decode),
-                self.options.on_rollback,
+                self.options.rules,
                 rows,
                 self.options.rows_per_batch,
             )
