@@ -110,7 +110,7 @@ def test_a_range_of_a_lost_branch_tells_that_it_is_lost(written: tuple[EmbeddedN
         read(reader_of(node.address, "fail"), [Range(Place(3, uuid, 8, 8, 0, 2), 12)])
 
 
-@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+@pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft2"])
 @pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
 def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy: Policy, dialect: str) -> None:
     """A query that comes back with a logged range does what it would have done when it planned: fail, or start over."""

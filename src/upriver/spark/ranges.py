@@ -259,7 +259,10 @@ class RangeReader:
         But whoever does not know the range's branch at all may be a former owner, whom a newer map does not name.
         """
         number = asked.place.vbucket
-        self._asked_of[number].close_stream(number)
+        feed = self._asked_of[number]
+        feed.close_stream(number)
+        if feed.is_draft:  # which cannot close a stream, and would refuse another one beside it
+            self._loop.call_soon(feed.connection.abort)
         if self._is_strange(number, self._copies[number].failover_log):
             self._doubted.add(number)
             self._copies.put(number, _progress(asked, self._stands.get(number)))
