@@ -77,8 +77,13 @@ class Address:
         return dataclasses.replace(self, user=user, password=password)
 
 
+def without_password(text: str) -> str:
+    """A text that may be an address as it is shown: an error message is no place for a password."""
+    return re.sub(r"(//[^:/@]*:).*@", r"\1…@", text)
+
+
 def _parse_url(text: str) -> Address:
-    shown = re.sub(r"(//[^:/@]*:)[^/]*@", r"\1…@", text)  # an error message is no place for a password
+    shown = without_password(text)
     scheme, _, rest = text.partition("://")
     if scheme.lower() != SCHEME:
         raise AddressError(shown, f"its scheme is {scheme!r}, not {SCHEME!r}")

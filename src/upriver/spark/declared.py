@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from upriver.client.address import Address
+from upriver.client.address import Address, without_password
 from upriver.errors import AddressError, OffsetError, OptionError
 from upriver.spark.offsets import read_offset
 
@@ -140,13 +140,18 @@ def read_fields(options: type[Any], given: Mapping[str, Any], shown: Callable[[s
     for name, value in given.items():
         field = fields.get(_plain(name))
         if field is None:
-            raise OptionError(name, str(value), _suggestion(name, [shown(each.name) for each in fields.values()]))
+            why = _suggestion(name, [shown(each.name) for each in fields.values()])
+            raise OptionError(name, _displayed(name, value), why)
         try:
             found[field.name] = field.metadata["read"](value.strip() if isinstance(value, str) else value)
         except ValueError as error:
-            displayed = "…" if field.name == "password" else str(value)
-            raise OptionError(shown(field.name), displayed, f"it must be {error}") from None
+            raise OptionError(shown(field.name), _displayed(name, value), f"it must be {error}") from None
     return found
+
+
+def _displayed(name: str, value: Any) -> str:
+    """What an error shows of a value: no password, not even under a name that is misspelled."""
+    return "…" if difflib.get_close_matches(_plain(name), ["password"]) else without_password(str(value))
 
 
 def _plain(name: str) -> str:
