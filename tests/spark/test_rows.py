@@ -79,6 +79,13 @@ def test_values_as_text() -> None:
     assert maker.rows(change_batch(CHANGES), RUNS).column("value").to_pylist() == ["x", "", None, None]
 
 
+def test_what_is_no_text_ends_nothing() -> None:
+    picture = Change(vbucket=7, event=Event.MUTATION, seqno=9, key=b"e", value=b"\x89PNG\xff")
+    maker = RowMaker(["value"], value_as_text=True)
+    rows = maker.rows(change_batch([*CHANGES, picture]), [(5, BOUNDS)])
+    assert rows.column("value").to_pylist() == ["x", "", None, None, "\ufffdPNG\ufffd"]
+
+
 def test_only_documents_say_what_they_are() -> None:
     assert document_metadata("json", "name string") == {DOCUMENTS: "name string"}
     assert document_metadata("json", None) == {DOCUMENTS: ""}

@@ -139,7 +139,16 @@ class RowMaker:
         if values.offset:  # buffers of a slice begin elsewhere
             offsets = offsets.slice(values.offset * 4)
         array = pa.Array.from_buffers(pa.binary(), len(values), [bits(is_mutation), offsets, data])
-        return array.cast(kind) if kind != pa.binary() else array
+        return _as_text(array) if kind == pa.string() else array
+
+
+def _as_text(values: pa.Array) -> pa.Array:
+    """Values as text. What is none in places is shown so there: one picture in a bucket must not end a query."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode(errors="replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
 
 
 #: Under this name a column says that it holds documents, and with which schema.
