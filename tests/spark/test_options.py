@@ -164,7 +164,8 @@ def test_the_rules_for_losses() -> None:
 
 
 def test_what_spark_says_to_itself_is_no_slip() -> None:
-    assert WriteOptions.read({"checkpointLocation": "/c", "mode": "meta"}) == WriteOptions.read({"mode": "meta"})
+    of_spark = {"checkpointLocation": "/c", "queryName": "q"}
+    assert WriteOptions.read(of_spark | {"mode": "meta"}) == WriteOptions.read({"mode": "meta"})
 
 
 def test_write_options() -> None:

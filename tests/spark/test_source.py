@@ -55,7 +55,8 @@ def test_a_batch_that_is_written_again_changes_nothing(
                 writer = writer.format("upriver").option("address", other.address).option("mode", mode)
             else:
                 writer = writer.foreachBatch(write)
-            query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+            writer = writer.queryName("copying").option("checkpointLocation", str(tmp_path / "c"))
+            query = writer.trigger(availableNow=True).start()
             assert query.awaitTermination(PATIENCE_S)
 
         replicate()

@@ -29,7 +29,7 @@ from upriver.spark.declared import (
 from upriver.spark.plan import POLICIES, Policy, Rules
 
 #: What Spark hands over among the options and keeps for itself.
-_OF_SPARK: Final = frozenset({"checkpointlocation"})
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 DIALECTS: Final = ("dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3", "tap")
 VALUE_FORMATS: Final = ("binary", "string", "json")
 
