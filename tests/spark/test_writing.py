@@ -94,8 +94,25 @@ def test_refused_rows(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
     outcome = writer(upriver_node, errorsAs="deadletter", deadLetterPath=str(dead)).write([batch])
     assert (outcome.written, outcome.refused, len(outcome.samples)) == (1, 1, 1)
     (buried,) = pq.read_table(dead).to_pylist()
-    assert (buried["key"], buried["value"]) == (b"k" * 251, b"2")
+    assert (buried["key"], buried["value"]) == ("k" * 251, "2")
     assert "0x" in buried["error"]
+
+
+def test_refused_rows_are_kept_as_they_came(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    """So that they can be written again, once what was wrong with them is mended; and of each key only the last."""
+    key, dead = "k" * 251, tmp_path / "dead letters"
+    batch = rows(
+        key=["a", key, key], value=["1", "2", "3"], event=["mutation", "deletion", "mutation"], seqno=[1, 3, 2],
+        cas=[-1, -2, -3], rev_seqno=[1, 1, 1],
+    )  # fmt: skip
+    url = dead.as_uri()
+    writer(upriver_node, mode="meta", errorsAs="deadletter", deadLetterPath=url).write([batch])
+    (file,) = dead.iterdir()
+    buried = pq.read_table(file)
+    assert buried.schema.names == [*batch.schema.names, "error"]
+    assert buried.drop_columns(["error"]).to_batches() == [batch.slice(1, 1)]
+    again = buried.drop_columns(["key"]).append_column("key", pa.array(["b"]))
+    assert writer(upriver_node, mode="meta").write(again.to_batches()).refused == 0
 
 
 def test_batches_follow_each_other(upriver_node: EmbeddedNode) -> None:

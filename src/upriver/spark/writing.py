@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem, LocalFileSystem
 
 from upriver.client import SyncKvClient
 from upriver.errors import KeyExists, KeyNotFound, RowsRefused, StatusError
@@ -65,35 +65,36 @@ class RowWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> Outcome:
         """Write all rows; refused ones end as the options say."""
         outcome = Outcome()
-        on_its_way: tuple[pa.RecordBatch, Future[dict[bytes, StatusError]]] | None = None
+        on_its_way: tuple[pa.RecordBatch, int, Future[dict[bytes, StatusError]]] | None = None
         with SyncKvClient(self._options.cluster) as client, ThreadPoolExecutor(1, "upriver-writing") as sender:
-            for rows in self._changes(batches):
+            for rows in self._pieces(batches):
+                changes = as_changes(rows, with_meta=self._with_meta)
                 if on_its_way is not None:
                     outcome += self._counted(*on_its_way)
-                sent = sender.submit(client.write_batch, rows, with_meta=self._with_meta, options=self._meta_options)
-                on_its_way = rows, sent
+                sent = sender.submit(client.write_batch, changes, with_meta=self._with_meta, options=self._meta_options)
+                on_its_way = rows, changes.num_rows, sent
             if on_its_way is not None:
                 outcome += self._counted(*on_its_way)
         return outcome
 
-    def _changes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows in pieces that go out together."""
         for batch in batches:
             per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             together = max(1, min(self._options.batch_rows, BATCH_BYTES_MAX // per_row))
             for at in range(0, batch.num_rows, together):
-                yield as_changes(batch.slice(at, together), with_meta=self._with_meta)
+                yield batch.slice(at, together)
 
-    def _counted(self, rows: pa.RecordBatch, sent: "Future[dict[bytes, StatusError]]") -> Outcome:
+    def _counted(self, rows: pa.RecordBatch, changes: int, sent: "Future[dict[bytes, StatusError]]") -> Outcome:
         """Wait until the rows are answered."""
         refused = sent.result()
         failed = {key: error for key, error in refused.items() if not isinstance(error, _KNOWN)}
         samples = [f"{key!r}: {error}" for key, error in list(failed.items())[:SAMPLES_MAX]]
-        outcome = Outcome(rows.num_rows - len(refused), len(refused) - len(failed), len(failed), samples)
+        outcome = Outcome(changes - len(refused), len(refused) - len(failed), len(failed), samples)
         if failed and self._options.errors_as == "fail":
             raise RowsRefused(outcome.refused, samples)
         if failed and self._options.dead_letter_path is not None:
-            bury(rows, failed, Path(self._options.dead_letter_path))
+            bury(rows, failed, self._options.dead_letter_path)
         return outcome
 
 
@@ -119,7 +120,7 @@ def _last_of_each_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     by = [name for name in ("branch", "seqno") if name in batch.schema.names]
     if by:
         batch = batch.sort_by([(name, "ascending") for name in by])
-    last = {key: row for row, key in enumerate(batch.column("key").cast(pa.binary()).to_pylist())}
+    last = {key: row for row, key in enumerate(_keys(batch))}
     return batch.take(pa.array(sorted(last.values())))
 
 
@@ -167,11 +168,17 @@ def _about_nulls(batch: pa.RecordBatch) -> str:
     return "there is a row without a key"
 
 
-def bury(rows: pa.RecordBatch, refused: dict[bytes, StatusError], directory: Path) -> None:
-    """Keep refused rows where somebody can look at them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    keys: list[Any] = rows.column("key").to_pylist()
-    places = [row for row, key in enumerate(keys) if key in refused]
-    table = pa.Table.from_batches([rows.take(pa.array(places))])
-    errors = pa.array([str(refused[keys[row]]) for row in places], pa.string())
-    pq.write_table(table.append_column("error", errors), directory / f"{uuid.uuid4().hex}.parquet")
+def bury(rows: pa.RecordBatch, refused: dict[bytes, StatusError], directory: str) -> None:
+    """Keep refused rows as they came, where somebody can look at them and write them again."""
+    is_url = "://" in directory
+    files, path = FileSystem.from_uri(directory) if is_url else (LocalFileSystem(), directory)
+    files.create_dir(path, recursive=True)
+    places = [row for row, key in enumerate(_keys(rows)) if key in refused]
+    table = pa.Table.from_batches([_last_of_each_key(rows.take(pa.array(places, pa.int64())))])
+    errors = pa.array([str(refused[key]) for key in _keys(table)], pa.string())
+    pq.write_table(table.append_column("error", errors), f"{path}/{uuid.uuid4().hex}.parquet", filesystem=files)
+
+
+def _keys(rows: pa.RecordBatch | pa.Table) -> list[Any]:
+    keys: list[Any] = rows.column("key").cast(pa.binary()).to_pylist()
+    return keys
