@@ -49,7 +49,7 @@ INVALID = {
     "name": ("",),
     "vbuckets": ("", "5-3", "0-1024", "a"),
     "startingOffsets": ("soon", '{"0": "soon"}', "[]"),
-    "endingOffsets": ("earliest", "soon"),
+    "endingOffsets": ("earliest", '{"0": "latest", "1": "earliest"}', "soon"),
     "maxRowsPerTrigger": ("0", "-1", "many", "1.5"),
     "maxBytesPerTrigger": ("0", "-1m", "16 parsec"),
     "minRowsPerTrigger": ("0",),

@@ -100,6 +100,14 @@ def as_offsets(value: str) -> Any:
         raise ValueError(f"earliest, latest or JSON per vbucket ({error})") from None
 
 
+def as_ends(value: str) -> Any:
+    """Offsets at which something ends."""
+    offsets = as_offsets(value)
+    if "earliest" in (offsets.values() if isinstance(offsets, dict) else [offsets]):
+        raise ValueError("latest or JSON with seqnos: there is nothing before the earliest")
+    return offsets
+
+
 def as_vbuckets(value: str) -> tuple[int, ...] | None:
     """Numbers of vbuckets; None for all."""
     if value.lower() == "all":

@@ -14,6 +14,7 @@ from upriver.errors import OptionError
 from upriver.spark.declared import (
     as_address,
     as_count,
+    as_ends,
     as_flag,
     as_offsets,
     as_port,
@@ -75,7 +76,7 @@ class ReadOptions(ConnectionOptions):
     starting_offsets: Any = option(
         "earliest", as_offsets, "where a new query begins", values="earliest, latest or JSON"
     )
-    ending_offsets: Any = option("latest", as_offsets, "where a batch query ends", values="latest or JSON")
+    ending_offsets: Any = option("latest", as_ends, "where a batch query ends", values="latest or JSON")
     max_rows_per_trigger: int | None = option(None, as_count, "how many changes a micro-batch may have", values="N")
     max_bytes_per_trigger: int | None = option(None, as_size, "how large it may be, by estimate", values="SIZE")
     min_rows_per_trigger: int | None = option(None, as_count, "wait until there are so many changes", values="N")
@@ -109,10 +110,6 @@ class ReadOptions(ConnectionOptions):
     def __post_init__(self) -> None:
         if self.dialect == "tap":
             self._check_tap()
-        if self.ending_offsets == "earliest":
-            raise OptionError(
-                "endingOffsets", "earliest", "there is nothing before the beginning: write latest or JSON"
-            )
         if self.key_prefix is not None and self.key_filter is not None:
             raise OptionError(
                 "keyFilter", self.key_filter, "keyPrefix is given already: put it into the pattern, as ^prefix"
