@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from tests.client.clusters import two_nodes
 from tests.spark.driving import Query, read_batch, source_of
 from tests.spark.tables import PATIENCE_S, contents_at
 from upriver.client import SyncKvClient
@@ -82,6 +83,18 @@ def test_fewer_columns_and_keys_only(upriver_node: EmbeddedNode) -> None:
     assert {row["value"] for row in read_batch(address=upriver_node.address, keysOnly=True)} == {None}
     with pytest.raises(OptionError, match="there is no column colour"):
         read_batch(StructType().add("colour", StringType()), address=upriver_node.address)
+
+
+@pytest.mark.parametrize(("wanted", "tasks"), [(1, 2), (2, 2), (5, 5), (7, 7), (50, 8)])
+def test_there_are_as_many_tasks_as_were_wanted(wanted: int, tasks: int) -> None:
+    """At least one for each node, and for no vbucket more than one."""
+    with two_nodes(vbuckets=8) as (one, other), SyncKvClient(f"{one.address},{other.address}") as kv:
+        kv.set_many({f"k{n}": b"v" for n in range(200)})
+        source = source_of(address=one.address, minPartitions=wanted)
+        partitions: Any = source.reader(source.schema()).partitions()
+        assert len(partitions) == tasks
+        numbers = [asked.place.vbucket for partition in partitions for asked in partition.ranges]
+        assert sorted(numbers) == list(range(8))
 
 
 def test_a_stream_waits_for_enough_but_not_for_ever(upriver_node: EmbeddedNode) -> None:

@@ -61,11 +61,10 @@ class _Ranges(ReaderOfRows):
         by_owner = list(view.owners(by_vbucket).values())
         homeless = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
         groups = [*by_owner, *([sorted(homeless)] if homeless else [])]
-        wanted = max(self.options.min_partitions or 2, len(groups))
+        wanted = min(self.options.min_partitions or 2, len(by_vbucket))
         tasks: list[list[Range]] = []
-        for numbers in groups:
-            share = max(1, round(wanted * len(numbers) / max(1, len(by_vbucket))))
-            tasks += _balanced([by_vbucket[number] for number in numbers], min(share, len(numbers)))
+        for numbers, share in zip(groups, _shares([len(numbers) for numbers in groups], wanted), strict=True):
+            tasks += _balanced([by_vbucket[number] for number in numbers], share)
         return [RangesPartition(task) for task in tasks if task]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -220,6 +219,14 @@ def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Of
         return Place(number) if state is None else Place.whole_at(number, state.vbucket_uuid, state.high_seqno)
 
     return Offset(place(number) for number in numbers)
+
+
+def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
+    """How many tasks each group gets: one, and of what is wanted beyond that the largest ones more."""
+    shares = [1] * len(sizes)
+    while sum(shares) < wanted:
+        shares[max(range(len(sizes)), key=lambda group: sizes[group] / shares[group])] += 1
+    return shares
 
 
 def _balanced(todo: list[Range], tasks: int) -> list[list[Range]]:
