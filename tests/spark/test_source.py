@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
+from tests.spark.driving import source_of
 from tests.spark.tables import PATIENCE_S, contents_at, stream_of
 from upriver.client import SyncKvClient
+from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start
 from upriver.spark.rows import SCHEMA
 
@@ -26,6 +29,25 @@ def test_an_option_that_makes_no_sense_is_one_clear_error(spark: SparkSession, u
         spark.read.format("upriver").option("onRollback", "ignore").load()
     with pytest.raises(Exception, match="did you mean startingOffsets"):
         spark.read.format("upriver").option("startingOffset", "latest").load()
+
+
+@pytest.mark.parametrize(
+    ("columns", "mode", "complaint"),
+    [
+        ({"name": "string", "value": "string"}, "upsert", "there is no column key"),
+        ({"key": "string", "value": "string"}, "meta", "there is no column cas, rev_seqno"),
+        ({"key": "integer", "value": "string"}, "upsert", "schema = 'key int': it must be string or binary"),
+        ({"key": "string", "value": StructType()}, "upsert", r"schema = 'value struct<>': .*to_json"),
+    ],
+)
+def test_rows_that_cannot_be_written_are_refused_before_a_task_starts(
+    columns: dict[str, str | StructType], mode: str, complaint: str
+) -> None:
+    schema = StructType()
+    for name, kind in columns.items():
+        schema.add(name, kind)
+    with pytest.raises(OptionError, match=complaint):
+        source_of(mode=mode).writer(schema, overwrite=False)
 
 
 def test_what_is_written_is_read(spark: SparkSession, upriver_node: EmbeddedNode) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, NullType, StringType, StructType
 
 from upriver.errors import OptionError
 from upriver.spark.options import ReadOptions, WriteOptions
@@ -66,9 +66,9 @@ class UpriverDataSource(DataSource):
     def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
         if overwrite:
             raise OptionError("mode", "overwrite", "a bucket is not overwritten as a whole: write with mode append")
-        if "key" not in schema.fieldNames():
-            raise OptionError("schema", ", ".join(schema.fieldNames()), "there is no column key")
-        return WriteOptions.read(dict(self.options))
+        options = WriteOptions.read(dict(self.options))
+        check_writable(schema, with_meta=options.mode == "meta")
+        return options
 
     def _read_options(self) -> ReadOptions:
         return ReadOptions.read(dict(self.options))
@@ -121,6 +121,18 @@ class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
 def _report(outcome: Outcome) -> None:
     level = logging.WARNING if outcome.refused else logging.INFO
     LOG.log(level, "%s%s", outcome, ": " + "; ".join(outcome.samples) if outcome.samples else "")
+
+
+def check_writable(schema: StructType, *, with_meta: bool) -> None:
+    """Refuse rows that no task could write, before the first of them starts."""
+    names = schema.fieldNames()
+    missing = [name for name in ("key", *(("cas", "rev_seqno") if with_meta else ())) if name not in names]
+    if missing:
+        raise OptionError("schema", ", ".join(names), f"there is no column {', '.join(missing)}")
+    for name in ("key", "value"):
+        if name in names and not isinstance(schema[name].dataType, StringType | BinaryType | NullType):
+            kind = schema[name].dataType.simpleString()
+            raise OptionError("schema", f"{name} {kind}", "it must be string or binary: use a cast, or to_json")
 
 
 def row_schema(value_format: str, value_schema: str | None) -> StructType:
