@@ -97,6 +97,22 @@ def test_there_are_as_many_tasks_as_were_wanted(wanted: int, tasks: int) -> None
         assert sorted(numbers) == list(range(8))
 
 
+@pytest.mark.upriver(vbuckets=4)
+def test_a_query_goes_on_with_other_vbuckets(upriver_node: EmbeddedNode) -> None:
+    """Those that come are read from their beginning; those that go are where they were when they come back."""
+    fill(upriver_node, 100)
+    keys = [vbucket.high_seqno for vbucket in upriver_node.bucket]
+    seen: list[tuple[set[int], int]] = []
+    with Query(address=upriver_node.address, vbuckets="0-1") as query:
+        for vbuckets in ("0-1", "0-2", "2", "all"):
+            query.restart(vbuckets=vbuckets)
+            rows = query.batch()
+            seen.append(({row["vbucket"] for row in rows}, len(rows)))
+            assert not query.plan()
+            fill(upriver_node, 100, vbuckets.encode())
+    assert seen == [({0, 1}, sum(keys[:2])), ({0, 1, 2}, sum(keys[:3])), ({2}, keys[2]), ({0, 1, 2, 3}, 100)]
+
+
 def test_a_stream_waits_for_enough_but_not_for_ever(upriver_node: EmbeddedNode) -> None:
     with Query(address=upriver_node.address, minRowsPerTrigger=1000, maxTriggerDelay="500ms") as query:
         fill(upriver_node, 10)

@@ -154,13 +154,24 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends."""
-        before = Offset.unpacked(start)
+        logged = Offset.unpacked(start)
+        before = self._chosen(logged)
         states = self._seen = self._view.states(before)
         if self._shall_wait(before, states):
             return start
         rows_max = self._rows_max(limit)
         after = next_offset(before, states, self.options.rules, rows_max=rows_max, target=self._target)
-        return start if after == before else after.packed()
+        return start if after == before else Offset((logged.places | after.places).values()).packed()
+
+    def _chosen(self, logged: Offset) -> Offset:
+        """The places of the vbuckets that are read now, which may be others than when the query was begun.
+
+        One that is new begins at its beginning; one that is not read any more keeps its place in the log.
+        """
+        numbers = self._view.vbuckets()
+        if logged.places.keys() == set(numbers):
+            return logged
+        return Offset(logged.places.get(number, Place(number)) for number in numbers)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """How far the source is, so that the lag can be told; Spark asks right after ``latestOffset``, which saw it."""

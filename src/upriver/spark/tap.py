@@ -104,6 +104,14 @@ class TapStreamReader(StreamReader):
             start=start, name=partition.name, patience_s=SILENCE_S, on_rollback=self.options.on_rollback
         )
 
+    def _chosen(self, logged: Offset) -> Offset:
+        """A name stands for the vbuckets that it was begun with."""
+        chosen = super()._chosen(logged)
+        if chosen is not logged:
+            numbers = ",".join(map(str, chosen.places))
+            raise OptionError("vbuckets", numbers, "a stream by tap keeps those that it began with: take another name")
+        return chosen
+
     def _all_shares(self, numbers: list[int]) -> list[TapShare]:
         shares = _shares(numbers, self.options.min_partitions)
         return [TapShare(f"{self.options.name}:{place}", share) for place, share in enumerate(shares)]
