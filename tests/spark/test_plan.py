@@ -18,6 +18,7 @@ from upriver.spark.plan import (
     SourceState,
     answered_with_rollback,
     backlog_rows,
+    end_seqno,
     going_on,
     next_offset,
     proven,
@@ -115,6 +116,18 @@ def test_a_target_is_not_exceeded() -> None:
     states = {0: SourceState(log((7, 0)), 10), 1: SourceState(log((7, 0)), 3)}
     end = next_offset(Offset([Place(0), Place(1)]), states, Rules(), target={0: 4, 1: 9})
     assert [place.seqno for place in end] == [4, 3]
+
+
+def test_an_end_on_a_branch_that_was_left() -> None:
+    state = SourceState(log((9, 4), (7, 0)), 20)
+    assert [end_seqno(Place(0, 9, n, n), state, Rules()) for n in (0, 15, 30)] == [0, 15, 20]
+    assert end_seqno(Place(0, 7, 4, 4), state, Rules()) == 4
+    with pytest.raises(QueryRolledBack, match="left after 4"):
+        end_seqno(Place(0, 7, 5, 5), state, Rules())
+    assert end_seqno(Place(0, 7, 5, 5), state, EMIT) == 4
+    with pytest.raises(DataLoss):
+        end_seqno(Place(0, 8, 5, 5), state, EMIT)
+    assert end_seqno(Place(0, 8, 5, 5), state, Rules(fail_on_data_loss=False)) == 5
 
 
 def test_a_range_that_is_answered_with_a_rollback() -> None:

@@ -13,7 +13,8 @@ from tests.client.clusters import two_nodes
 from tests.spark.driving import Query, read_batch, source_of
 from tests.spark.tables import PATIENCE_S, contents_at
 from upriver.client import SyncKvClient
-from upriver.errors import OptionError
+from upriver.errors import OptionError, QueryRolledBack
+from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.spark import describe_offset
 
@@ -70,6 +71,25 @@ def test_a_batch_between_two_offsets(upriver_node: EmbeddedNode) -> None:
     assert {row["value"] for row in rest} == {b"2"}
     assert len(rest) == 150
     assert read_batch(address=address, startingOffsets="latest") == []
+
+
+@pytest.mark.upriver(vbuckets=1)
+def test_a_batch_does_not_end_on_a_branch_that_was_lost(upriver_node: EmbeddedNode) -> None:
+    fill(upriver_node, 10)
+    with Query(address=upriver_node.address) as query:
+        query.batch()
+        logged = json.dumps(query.offset)
+    vbucket = upriver_node.bucket.vbucket(0)
+
+    def fail_over() -> None:
+        vbucket.set_state(VbucketState.REPLICA)
+        vbucket.roll_back(4)
+        vbucket.set_state(VbucketState.ACTIVE)
+
+    upriver_node.call(fail_over)
+    fill(upriver_node, 30, b"other")
+    with pytest.raises(QueryRolledBack, match="vbucket 0: it shall end on a branch that the source has left after 4"):
+        read_batch(address=upriver_node.address, endingOffsets=logged)
 
 
 def test_fewer_columns_and_keys_only(upriver_node: EmbeddedNode) -> None:

@@ -98,6 +98,21 @@ def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
     return _back(place, back, state, rules, f"the source went another way after {upper}")
 
 
+def end_seqno(place: Place, state: SourceState, rules: Rules) -> int:
+    """Where a query ends that was told to end at this place: what the source has lost of it cannot be read."""
+    if not place.seqno:
+        return 0
+    index = state.failover_log.index(place.vbucket_uuid)
+    if index is None:
+        _replaced(place, rules)
+        return place.seqno
+    upper = state.failover_log.upper(index, state.high_seqno)
+    if index and place.seqno > upper and rules.on_rollback == "fail":
+        why = f"it shall end on a branch that the source has left after {upper}"
+        raise QueryRolledBack(place.vbucket, upper, place.position, state.vbucket_uuid, why)
+    return min(place.seqno, upper)
+
+
 def _replaced(place: Place, rules: Rules) -> Rules:
     """What holds where nobody knows the branch any more: that is a loss of data, or a reset whatever the policy is."""
     if rules.fail_on_data_loss:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from upriver.errors import OptionError
 from upriver.spark.offsets import Offset, Place
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import Range, SourceState, backlog_rows, next_offset, ranges
+from upriver.spark.plan import Range, SourceState, backlog_rows, end_seqno, next_offset, ranges
 from upriver.spark.ranges import RangeReader, Reading, reader_for
 from upriver.spark.rows import RowMaker
 from upriver.spark.view import ClusterView
@@ -97,7 +97,7 @@ class BatchReader(_Ranges, DataSourceReader):
             numbers = view.vbuckets()
             start = starting_offset(self.options.starting_offsets, numbers, view)
             states = view.states(start)
-            end = next_offset(start, states, self.options.rules, target=self._target(states))
+            end = next_offset(start, states, self.options.rules, target=self._target(view, states))
             return self._partitions(view, list(ranges(start, end))) or [RangesPartition([])]
         finally:
             view.close()
@@ -106,13 +106,15 @@ class BatchReader(_Ranges, DataSourceReader):
         """The rows of one task."""
         return self._read(partition)
 
-    def _target(self, states: dict[int, SourceState]) -> dict[int, int] | None:
+    def _target(self, view: ClusterView, states: dict[int, SourceState]) -> dict[int, int] | None:
         given = self.options.ending_offsets
         if given == "latest":
             return None
         places = given.places if isinstance(given, Offset) else given
+        ends = Offset(place for n, place in places.items() if n in states and isinstance(place, Place))
+        seen = states | view.states(ends)  # with the logs of the ends, which may be of other branches than the start
         highest = {number: state.high_seqno for number, state in states.items()}
-        return highest | {n: place.seqno for n, place in places.items() if isinstance(place, Place)}
+        return highest | {end.vbucket: end_seqno(end, seen[end.vbucket], self.options.rules) for end in ends}
 
 
 class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow):
