@@ -29,6 +29,7 @@
     ├── OptionError               an option of a query that is unknown or makes no sense
     ├── RowsRefused               rows that a cluster does not take
     ├── TargetRefused             what a pipeline's target does not take
+    ├── TargetBehind              what a pipeline's target should hold and does not
     ├── HttpRefused               a request that a server answers with an error
     ├── SearchError               a query that an index does not understand
     ├── OffsetError               an offset of a query that cannot be read
@@ -278,6 +279,22 @@ class TargetRefused(UpriverError):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.count} refused: {'; '.join(self.samples)}"
+
+
+class TargetBehind(UpriverError):
+    """A target lacks batches that will not come again, because the query has them behind it."""
+
+    def __init__(self, held: int, done: int) -> None:
+        super().__init__(held, done)
+        self.held = held
+        self.done = done
+
+    def __str__(self) -> str:
+        held = "none of them" if self.held < 0 else f"those up to {self.held}"
+        return (
+            f"the checkpoint has the batches up to {self.done} behind it, and the target holds {held}: it was removed, "
+            "put back or filled by another. Bring it back, or name a new checkpoint, with which it is filled again"
+        )
 
 
 class HttpRefused(UpriverError):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipelines.model import Cluster, Contents, converge, row, table
+from upriver.errors import TargetBehind
 from upriver.pipelines.applying import Applier, latest
 from upriver.pipelines.target import Ahead, Progress, Target, Work
 from upriver.spark.plan import Policy
@@ -93,10 +94,18 @@ def test_a_batch_that_comes_again_is_known(cluster: Cluster) -> None:
 
 def test_another_query_begins_from_nothing(cluster: Cluster) -> None:
     memory = Memory()
-    Applier(memory, cluster, "q").apply(table([row(0, 1, "mutation", b"old", b"v")]), 7)
+    Applier(memory, cluster, "q").apply(table([row(0, 1, "mutation", b"old", b"v")]), 0)
     Applier(memory, cluster, "r").apply(table([row(0, 1, "mutation", b"new", b"v")]), 0)
     assert memory.held == {(0, b"new"): b"v"}
     assert memory.progress() == Progress("r", 0, {})
+
+
+@pytest.mark.parametrize("progress", [Progress(), Progress("other", 9), Progress("q", 1)])
+def test_a_target_without_the_batches_before_is_refused_and_left_as_it_is(cluster: Cluster, progress: Progress) -> None:
+    memory = Memory({(0, b"theirs"): b"v"}, progress)
+    with pytest.raises(TargetBehind, match="up to 2 behind it"):
+        Applier(memory, cluster, "q").apply(table([row(0, 4, "mutation", b"k", b"v")]), 3)
+    assert (memory.held, memory.commits) == ({(0, b"theirs"): b"v"}, [])
 
 
 def test_what_a_rollback_undoes_is_read_from_the_node(cluster: Cluster) -> None:
@@ -135,7 +144,7 @@ def test_what_was_read_under_a_lost_branch_is_read_again(cluster: Cluster) -> No
 
 
 def test_a_batch_of_nothing_but_marks_is_noted(cluster: Cluster) -> None:
-    memory = Memory()
+    memory = Memory({}, Progress("q", 2))
     Applier(memory, cluster, "q").apply(table([row(1, 0, "flush", None, None)]), 3)
     assert memory.progress() == Progress("q", 3, {})
     assert isinstance(memory.commits[-1].rows, pa.Table)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipelines.model import row, table
+from upriver.errors import TargetBehind
 from upriver.node import EmbeddedNode
 from upriver.pipelines.keeping import query_of
 from upriver.pipelines.mirror import Mirror
@@ -27,6 +28,20 @@ def test_another_query_empties_the_target_when_it_opens(upriver_node: EmbeddedNo
     assert mirror.opened().read().num_rows == 0
     mirror.idle()
     assert mirror.counts() == {"batches": 1, "replayed": 0, "rows": 1, "undone": 0, "read_again": 0}
+    mirror.close()
+
+
+def test_a_target_that_somebody_removed_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    mirror = Mirror.of(to=tmp_path / "t", format="parquet")
+    mirror.open(tmp_path / "run")
+    mirror.apply(table([row(0, 1, "mutation", b"k", b"v")]), 0)
+    for name in ("offsets", "commits"):
+        (tmp_path / "run" / "spark" / name).mkdir(parents=True)
+        (tmp_path / "run" / "spark" / name / "0").write_text("v1\n{}")
+    mirror.open(tmp_path / "run")
+    (tmp_path / "t").rename(tmp_path / "elsewhere")
+    with pytest.raises(TargetBehind, match=r"batches up to 0 behind it, and the target holds none"):
+        mirror.open(tmp_path / "run")
     mirror.close()
 
 

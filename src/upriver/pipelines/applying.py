@@ -9,7 +9,9 @@ no key needs a tombstone for that, however long ago it was deleted. What was rea
 up to there are left out, and if the node changes its branch before the stream has come so far, which the stream does
 not tell when it had not come to the lost part itself, the vbucket is read again.
 
-A query that the target does not know begins from nothing: what an earlier query has left is dropped.
+A query that the target does not know begins from nothing: what an earlier query has left is dropped. But a query that
+has batches behind it does not bring them again, so a target without them (somebody removed it, or filled it anew, or
+put an old copy back) is refused as it is.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from upriver.errors import TargetBehind
 from upriver.pipelines.target import Ahead, Progress, Source, Target, Work
 from upriver.spark.rows import ROWS, unsigned
 
@@ -53,17 +56,22 @@ class Applier:
         self._query = query
         self.counts = Applied()
 
-    def begin(self) -> Progress:
-        """How far the target is with this query; what another one has left there is dropped."""
+    def begin(self, done: int = -1) -> Progress:
+        """How far the target is with this query, which has the batches up to ``done`` behind it; what another query has
+        left there is dropped."""
         progress = self._target.progress()
-        if progress.query == self._query:
+        is_known = progress.query == self._query
+        held = progress.number if is_known else -1
+        if held < done:
+            raise TargetBehind(held, done)
+        if is_known:
             return progress
         self._target.commit(Work(query=self._query, number=None, rows=NOTHING, clear_all=True))
         return Progress(self._query)
 
     def apply(self, changes: pa.Table, number: int) -> None:
         """One batch, whether it comes for the first time or again."""
-        progress = self.begin()
+        progress = self.begin(done=number - 1)
         if number <= progress.number:
             self.counts.replayed += 1
             return

@@ -119,6 +119,11 @@ class Batch(NamedTuple):
     is_done: bool
 
     @property
+    def done(self) -> int:
+        """The last batch that is done; -1 before the first."""
+        return self.number if self.is_done else self.number - 1
+
+    @property
     def ranges(self) -> dict[int, Range]:
         """What it reads of which vbucket."""
         return {asked.place.vbucket: asked for asked in ranges(self.start, self.end)}

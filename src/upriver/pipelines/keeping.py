@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from upriver.errors import OptionError
 from upriver.pipelines.applying import Applier
+from upriver.pipelines.directory import RunDirectory
 from upriver.pipelines.options import PipelineOptions
 from upriver.pipelines.pipeline import Pipeline
 from upriver.pipelines.rereading import NodeReader
@@ -52,7 +53,8 @@ class Keeping(Pipeline):
             self._kept = self.opened()
             self._nodes = NodeReader(ReadOptions.read(self.reader_options()))
             self._applier = Applier(self._kept, self._nodes, query_of(directory))
-            self._applier.begin()
+            batch = RunDirectory(directory).batch()
+            self._applier.begin(done=-1 if batch is None else batch.done)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:
         """Bring one batch to the target."""
