@@ -69,6 +69,16 @@ def test_vbuckets_move_verified_and_come_back(nodes: Nodes, tmp_path: Path) -> N
     assert not list(tmp_path.glob("*.arrow"))
 
 
+def test_what_was_moved_back_by_somebody_else_moves_again(nodes: Nodes, tmp_path: Path) -> None:
+    first, second = nodes
+    run(job(nodes, vbuckets="0-1"), checkpoint=tmp_path / "there")
+    run(job((second, first), vbuckets="0-1"), checkpoint=tmp_path / "back")
+    assert active(second.address) == []
+    again = run(job(nodes, vbuckets="0-1"), checkpoint=tmp_path / "there")
+    assert (again.last.counts["moved"], again.last.counts["verified"]) == (2, 2)
+    assert active(second.address) == [0, 1]
+
+
 def test_writes_go_on_while_vbuckets_move(nodes: Nodes, tmp_path: Path) -> None:
     stop = threading.Event()
     written: dict[str, bytes] = {}

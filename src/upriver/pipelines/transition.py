@@ -105,10 +105,12 @@ class Transition(Task):
     async def _go(
         self, directory: RunDirectory, known: dict[str, str], way: "_Way", numbers: list[int], stop: threading.Event
     ) -> None:
+        # What was done may have been taken back since, by whomever: it counts only where it is still so.
+        there = await _held(way.home)
         for group in await _groups(way.source, numbers):
             if stop.is_set():
                 return
-            todo = [number for number in group if known.get(str(number)) != way.done]
+            todo = [n for n in group if known.get(str(n)) != way.done or not _is_active(there, n)]
             verified = self.options.verify and way.goal is Goal.TAKE_OVER
             if verified:
                 await self._write_down(directory, way, todo)
@@ -198,6 +200,11 @@ class _Way:
 
     def __str__(self) -> str:
         return f"{self.source} to {self.destination}"
+
+    @property
+    def home(self) -> Address:
+        """Who has a vbucket active when it is done."""
+        return self.source if self.goal is Goal.UNDO else self.destination
 
     @property
     def doing(self) -> str:
