@@ -7,6 +7,7 @@ import pytest
 
 from upriver.errors import CheckpointError
 from upriver.pipelines.directory import RunDirectory, identity, write_whole
+from upriver.pipelines.registry import find
 from upriver.pipelines.replicate import Replicate
 from upriver.spark.offsets import Offset, Place
 
@@ -50,6 +51,20 @@ def test_the_default_is_the_same_for_the_same_job(monkeypatch: pytest.MonkeyPatc
     assert first != RunDirectory.default(job(key_prefix="x")).path
     assert first.is_relative_to(tmp_path / "upriver")
     assert identity(job())["from"] == "a:1"
+
+
+@pytest.mark.parametrize("name", ["index", "mirror", "observe"])
+def test_a_target_in_another_directory_has_another_checkpoint(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = set()
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        found.add(RunDirectory.default(find(name).of({"from": "a:1"}, to="same")).path)
+    assert len(found) == 2
+    named = find(name).of({"from": "a:1"}, to=tmp_path / "there" / "same")
+    assert RunDirectory.default(named).path in found
 
 
 def test_the_last_batch_is_found_in_sparks_log(tmp_path: Path) -> None:

@@ -24,4 +24,4 @@ def test_what_an_index_may_be() -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert Index.of(to="solr+http://me:secret@a:1/solr/b").target == "solr+http://a:1/solr/b"
-    assert Index.of(to="file.db").target == "file.db"
+    assert Index.of(to="/tmp/file.db").target == "/tmp/file.db"

@@ -48,7 +48,9 @@ class Index(Keeping):
 
     @property
     def target(self) -> str:
-        """The index without the password for it."""
+        """The file, wherever it is named from, or the index without the password for it."""
+        if is_file(self.options.to):
+            return str(Path(self.options.to).absolute())
         parts = urlsplit(self.options.to)
         return self.options.to if parts.password is None else urlunsplit(parts._replace(netloc=_without_login(parts)))
 

@@ -56,6 +56,11 @@ class Mirror(Keeping):
     options_type = MirrorOptions
     options: MirrorOptions
 
+    @property
+    def target(self) -> str:
+        """The directory, wherever it is named from."""
+        return str(Path(self.options.to).absolute())
+
     def opened(self) -> TableTarget:
         """The table, made if there is none."""
         return (Delta if self.options.format == "delta" else ParquetTable)(Path(self.options.to))

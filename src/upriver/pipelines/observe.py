@@ -59,6 +59,11 @@ class Observe(Pipeline):
         self.owns_output = options.to == "-"
         self._changes = dict.fromkeys(_EVENTS, 0)
 
+    @property
+    def target(self) -> str:
+        """The file or directory, wherever it is named from."""
+        return self.options.to if self.owns_output else str(Path(self.options.to).absolute())
+
     def open(self, directory: Path) -> None:
         """Go on with what was counted."""
         super().open(directory)
