@@ -20,7 +20,7 @@ def free_port() -> int:
 class CacheServer:
     """A server that can be stopped and started again at the same port."""
 
-    def __init__(self, program: str, directory: Path) -> None:
+    def __init__(self, program: str, directory: Path, *options: str) -> None:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
         self.port = free_port()
@@ -39,6 +39,7 @@ class CacheServer:
                 str(directory),
             ],
         }[program]
+        self.command += options
         self.url = f"memcached://127.0.0.1:{port}" if program == "memcached" else f"redis://127.0.0.1:{port}/0"
         self.start()
 

@@ -1,5 +1,6 @@
 """Caches: Debian's servers, and servers that are wrong or away."""
 
+import os
 import socket
 import threading
 import time
@@ -91,6 +92,32 @@ def test_a_value_that_is_too_large_for_memcached_is_forgotten(tmp_path: Path) ->
     user, cache = User(server), cache_at(server.url)
     user.set("k", b"old")
     cache.refresh([Fresh(b"k", b"x" * (2 << 20)), Fresh(b"j", b"small")])
+    assert user.get("k") is None
+    user.close()
+    cache.close()
+    server.stop()
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("program", "full"),
+    [("memcached", ("-m", "2", "-M")), ("redis-server", ("--maxmemory", "2mb", "--maxmemory-policy", "noeviction"))],
+)
+def test_a_value_for_which_a_cache_has_no_memory_is_forgotten(
+    program: str, full: tuple[str, ...], tmp_path: Path
+) -> None:
+    server = CacheServer(program, tmp_path, *full)
+    user, cache = User(server), cache_at(server.url)
+    user.set("k", b"old")
+    stored, n = True, 0
+    while stored and n < 20_000:
+        n += 1
+        try:
+            stored = bool(user.client.set(f"filler{n}", os.urandom(700)))
+        except (redis.exceptions.OutOfMemoryError, bmemcached.exceptions.MemcachedException):
+            stored = False
+    assert not stored
+    cache.refresh([Fresh(b"k", os.urandom(700)), Fresh(b"not there", b"y")])
     assert user.get("k") is None
     user.close()
     cache.close()

@@ -25,8 +25,8 @@ _HEADER: Final = struct.Struct(">BBHBBHIIQ")
 _NOOP: Final = 0x0A
 #: What says that a key is not there, or not in this cache: nothing has to be done.
 _NOT_THERE: Final = (0x01, 0x05)
-#: A value that is too large for the cache must not be left there in its older version.
-_TOO_LARGE: Final = 0x03
+#: A value that is too large, or for which the cache has no memory, must not be left there in its older version.
+_NO_ROOM: Final = (0x03, 0x82)
 #: From here on memcached takes a number for a time, not for seconds from now.
 _ABSOLUTE_S: Final = 60 * 60 * 24 * 30
 
@@ -73,7 +73,7 @@ class Memcached(Cache):
         self._send([DeleteQ(key=key, opaque=n).encode() for n, key in enumerate(possible)], possible)
 
     def refresh(self, items: Sequence[Fresh]) -> None:
-        """Replace the values that are there; what is too large goes."""
+        """Replace the values that are there; what there is no room for goes."""
         now = time.time()
         possible = [item for item in items if len(item.key) <= KEY_BYTES_MAX]
         requests = []
@@ -84,9 +84,9 @@ class Memcached(Cache):
             else:
                 requests.append(ReplaceQ(key=key, value=value, flags=flags, expiration=expiry, opaque=n).encode())
         keys = [item.key for item in possible]
-        too_large = self._send(requests, keys)
-        if too_large:
-            self.forget(too_large)
+        no_room = self._send(requests, keys)
+        if no_room:
+            self.forget(no_room)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -95,14 +95,14 @@ class Memcached(Cache):
             self._socket = None
 
     def _send(self, requests: Sequence[bytes], keys: Sequence[bytes]) -> list[bytes]:
-        """Send everything; the keys whose values were too large."""
-        too_large: list[bytes] = []
+        """Send everything; the keys for whose values there was no room."""
+        no_room: list[bytes] = []
         try:
             for at in range(0, len(requests), SLICE):
                 self._connected().sendall(b"".join([*requests[at : at + SLICE], Noop().encode()]))
                 for opaque, status, text in self._refused():
-                    if status == _TOO_LARGE:
-                        too_large.append(keys[opaque])
+                    if status in _NO_ROOM:
+                        no_room.append(keys[opaque])
                     elif status not in _NOT_THERE:
                         raise TargetRefused(self.shown, 1, [f"{keys[opaque]!r}: {text or hex(status)}"])
         except OSError as error:
@@ -111,7 +111,7 @@ class Memcached(Cache):
         except BaseException:
             self.close()  # answers may still be on their way
             raise
-        return too_large
+        return no_room
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
@@ -164,17 +164,26 @@ class Redis(Cache):
                 self._redis.delete(*keys[at : at + SLICE])
 
     def refresh(self, items: Sequence[Fresh]) -> None:
-        """Replace the values that are there."""
+        """Replace the values that are there; what there is no room for goes."""
         now = time.time()
         with self._told():
             for at in range(0, len(items), SLICE):
+                part = items[at : at + SLICE]
                 pipeline = self._redis.pipeline(transaction=False)
-                for key, value, _, expiry in items[at : at + SLICE]:
+                for key, value, _, expiry in part:
                     if expiry and expiry <= now:
                         pipeline.delete(key)
                     else:
                         pipeline.set(key, value, xx=True, exat=expiry or None)
-                pipeline.execute()
+                self._drop_refused(part, pipeline.execute(raise_on_error=False))
+
+    def _drop_refused(self, items: Sequence[Fresh], answers: Sequence[Any]) -> None:
+        """Deleting is possible also where nothing more can be stored."""
+        refused = [(item.key, answer) for item, answer in zip(items, answers, strict=True) if _is_error(answer)]
+        for _, error in refused:
+            if not isinstance(error, self._errors.OutOfMemoryError):
+                raise error
+        self.forget([key for key, _ in refused])
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -189,6 +198,10 @@ class Redis(Cache):
             raise Unreachable(self.shown, str(error)) from None
         except self._errors.RedisError as error:
             raise TargetRefused(self.shown, 1, [str(error)]) from None
+
+
+def _is_error(answer: Any) -> bool:
+    return isinstance(answer, Exception)
 
 
 def cache_at(url: str) -> Cache:
