@@ -84,10 +84,18 @@ def test_a_failed_batch_leaves_nothing(tmp_path: Path) -> None:
     index.close()
 
 
+@pytest.mark.parametrize("name", ["no#1", "what?", "100%41", "a b"])
+def test_a_file_may_be_called_anything(tmp_path: Path, name: str) -> None:
+    SqliteIndex(tmp_path / name).close()
+    assert search(tmp_path / name, "x", 10, MARKS) == []
+
+
 def test_queries_that_make_no_sense_and_files_of_something_else(tmp_path: Path) -> None:
     SqliteIndex(tmp_path / "i").close()
     with pytest.raises(SearchError, match="not understood"):
         search(tmp_path / "i", '"half', 10, MARKS)
+    with pytest.raises(SearchError, match=r"no such column: bar .words with signs stand in quotes"):
+        search(tmp_path / "i", "foo-bar", 10, MARKS)
     with pytest.raises(ForeignData, match="there is no index"):
         search(tmp_path / "nothing", "x", 10, MARKS)
     (tmp_path / "text").write_text("no database at all, just some text that is long enough to be read" * 20)

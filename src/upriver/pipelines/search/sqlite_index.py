@@ -131,11 +131,12 @@ def search(path: Path, query: str, limit: int, marks: tuple[str, str]) -> list[H
     """The best hits for a query of FTS5: words, "phrases", prefix*, AND, OR, NOT."""
     if not path.exists():
         raise ForeignData(str(path), "there is no index")
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)
+    # As a URI, in which signs of the name that mean something there are escaped.
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60)
     try:
         check(db, path)
         return [Hit(*row) for row in db.execute(_SEARCH, (*marks, query, limit))]
     except sqlite3.OperationalError as error:
-        raise SearchError(query, str(error)) from None
+        raise SearchError(query, f'{error} (words with signs stand in quotes: "user:1")') from None
     finally:
         db.close()
