@@ -23,6 +23,7 @@
     │   ├── TimedOut              it does not answer in time
     │   └── LoginImpossible       no way to log in that both sides allow
     ├── ClusterMapError           a cluster map that makes no sense
+    │   └── NoSuchVbucket         a number that no vbucket of the bucket has
     ├── StreamRolledBack          the source went back behind where a consumer stands, which may not follow
     │   └── QueryRolledBack       the same for a query
     ├── StreamRefused             a stream that the source does not give
@@ -203,6 +204,10 @@ class LoginImpossible(NodeUnavailable):
 
 class ClusterMapError(UpriverError):
     """A cluster map that makes no sense, or has no node for what is wanted."""
+
+
+class NoSuchVbucket(ClusterMapError):
+    """A number that no vbucket of the bucket has, nor ever will."""
 
 
 class StreamRolledBack(UpriverError):

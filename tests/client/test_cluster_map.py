@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from upriver.client.address import Endpoint
 from upriver.client.cluster_map import ClusterMap
-from upriver.errors import ClusterMapError
+from upriver.errors import ClusterMapError, NoSuchVbucket
 from upriver.model import vbucket_of
 
 
@@ -27,7 +27,7 @@ def test_who_has_what() -> None:
     assert found.revision == (2, 3)
     assert found.vbuckets == 4
     assert found.vbucket_of(b"key") == vbucket_of(b"key", 4)
-    with pytest.raises(ClusterMapError, match="there is no vbucket 4: the bucket has 4"):
+    with pytest.raises(NoSuchVbucket, match="there is no vbucket 4: the bucket has 4"):
         found.owner(4)
 
 

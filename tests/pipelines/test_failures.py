@@ -3,9 +3,11 @@
 import pytest
 
 from upriver.errors import (
+    ClusterMapError,
     ConnectionLost,
     DataLoss,
     LoginImpossible,
+    NoSuchVbucket,
     OptionError,
     QueryRolledBack,
     RowsRefused,
@@ -41,6 +43,8 @@ upriver.errors.RowsRefused: 1 rows were refused, among them b'k': vbucket 3: Too
         (DataLoss(3, "no node has it any more"), True),
         (DataLoss(3, "its history was replaced: uuid 0x5"), False),
         (LoginImpossible("a:1", "no way"), False),
+        (ClusterMapError("no node at a:1 knows the cluster map"), True),
+        (NoSuchVbucket("there is no vbucket 16: the bucket has 16, from 0"), False),
         (RowsRefused(1, ["b'k': Locked (status 0x09)"]), True),
         (RowsRefused(1, ["b'k': Too large (status 0x03)"]), False),
         (OptionError("to", "", "name it"), False),

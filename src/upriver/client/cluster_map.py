@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from upriver.client.address import Endpoint
-from upriver.errors import ClusterMapError
+from upriver.errors import ClusterMapError, NoSuchVbucket
 from upriver.model.vbucket import VBUCKETS_MAX, vbucket_of
 
 HOST: Final = "$HOST"
@@ -66,7 +66,7 @@ class ClusterMap:
     def owner(self, vbucket: int) -> Endpoint | None:
         """Who has the vbucket; None if nobody has it now."""
         if not 0 <= vbucket < len(self.owners):
-            raise ClusterMapError(f"there is no vbucket {vbucket}: the bucket has {len(self.owners)}, from 0")
+            raise NoSuchVbucket(f"there is no vbucket {vbucket}: the bucket has {len(self.owners)}, from 0")
         place = self.owners[vbucket]
         return None if place < 0 else self.endpoints[place]
 

@@ -15,6 +15,7 @@ from upriver.errors import (
     Locked,
     LoginImpossible,
     NodeUnavailable,
+    NoSuchVbucket,
     NotMyVbucket,
     OutOfMemory,
     RowsRefused,
@@ -108,7 +109,7 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def _may_pass(kind: type[BaseException], why: str) -> bool:
-    if issubclass(kind, LoginImpossible):
+    if issubclass(kind, LoginImpossible | NoSuchVbucket):
         return False
     if issubclass(kind, DataLoss):
         return _HOMELESS.search(why) is not None
