@@ -10,6 +10,13 @@ from upriver.pipelines.options import JobOptions, PipelineOptions, connection, s
 from upriver.spark.options import ReadOptions
 
 
+def test_a_dialect_without_seqnos_is_not_offered() -> None:
+    (dialect,) = (field for field in dataclasses.fields(PipelineOptions) if field.name == "dialect")
+    assert "tap" not in dialect.metadata["values"]
+    with pytest.raises(OptionError, match="dialect = 'tap': it must be one of dcp, upr"):
+        PipelineOptions.read({"dialect": "tap"})
+
+
 def test_options_are_read_however_they_are_spelled() -> None:
     typed = PipelineOptions.read({"from": "a:1", "key-prefix": "user:", "max-rows": "10", "vbuckets": "0-2,7"})
     in_a_file = PipelineOptions.read({"from": "a:1", "key_prefix": "user:", "max_rows": 10, "vbuckets": [0, 1, 2, 7]})

@@ -11,10 +11,12 @@ from typing import Any, Final, Self
 
 from upriver.client.address import Address
 from upriver.spark.declared import as_address, as_count, as_flag, one_of, option, read_fields
-from upriver.spark.options import ReadOptions
+from upriver.spark.options import DIALECTS, ReadOptions
 
 #: A batch of so many changes is written in a second or two, and fits into the memory of a small machine.
 ROWS_MAX: Final = 200_000
+#: A pipeline resumes, limits its batches and undoes what was lost: for all of that a stream must tell seqnos.
+_DIALECTS: Final = tuple(name for name in DIALECTS if name != "tap")
 _NAMES: Final = {"source": "from"}
 
 
@@ -62,7 +64,7 @@ class PipelineOptions(JobOptions):
         "where a pipeline without a checkpoint begins",
         values="earliest, latest",
     )
-    dialect: str = same_as("dialect")
+    dialect: str = same_as("dialect", read=one_of(*_DIALECTS), values=", ".join(_DIALECTS))
     max_rows: int = option(ROWS_MAX, as_count, "how many changes a batch may have", values="N")
     persisted_only: bool = same_as("persisted_only")
     fail_on_data_loss: bool = option(
