@@ -64,6 +64,8 @@ def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], c
         ('pipeline = "nothing"', "there is none of this name"),
         ('pipeline = "replicate"\nto = "a:1"\nkey_prefiks = "x"', "did you mean key-prefix"),
         ("pipeline = ", "file.toml"),
+        ('pipeline = "mirror"\nonce = "perhaps"', "for '--once': 'perhaps' is not a valid boolean"),
+        ('pipeline = "mirror"\nfor = [1]', "for '--for': [1] is not a time such as"),
         ('pipeline = "replicate"\nto = "a:1"\nfor = "soon"', "a time such as"),
     ],
 )
@@ -82,7 +84,7 @@ def test_a_file_says_everything(run: Run, node: EmbeddedNode, tmp_path: Path) ->
             kv.set_many({f"k{n}": b"v" for n in range(100)})
         (tmp_path / "move.toml").write_text(
             f'pipeline = "transition"\nfrom = "{node.address}"\nto = "{destination.address}"\nvbuckets = [0, 1, 2]\n'
-            f'checkpoint = "{tmp_path / "state"}"\nparallel = 2\n'
+            f'checkpoint = "{tmp_path / "state"}"\nparallel = 2\nonce = "false"\nfor = "60s"\n'
         )
         result = run("run", "-f", str(tmp_path / "move.toml"))
         assert result.exit_code == 0, result.stderr

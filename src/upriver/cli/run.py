@@ -20,7 +20,7 @@ from upriver.pipelines.pipeline import Job
 from upriver.pipelines.registry import PIPELINES, find
 from upriver.spark.declared import as_seconds
 
-#: What says how a pipeline is run, beside its own options.
+#: What says how a pipeline is run, beside its own options; the same as in ``_SHARED``, in its order.
 _RUNNING: Final = ("checkpoint", "once", "for", "forever", "master", "patience")
 _INTERRUPTED: Final = 130
 
@@ -33,7 +33,7 @@ class TimeType(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """So many seconds."""
         try:
-            return float(value) if isinstance(value, float | int) else as_seconds(value)
+            return float(value) if isinstance(value, float | int) else as_seconds(str(value))
         except ValueError as error:
             self.fail(f"{value!r} is not {error}", param, ctx)
 
@@ -149,10 +149,11 @@ def _run_file(path: str) -> None:
     name = given.pop("pipeline", None)
     if not isinstance(name, str):
         raise Complaint(f'{path}: it has no pipeline = "NAME"; there are {", ".join(sorted(PIPELINES))}')
-    running = {each: given.pop(each, None) for each in _RUNNING}
-    for each in ("for", "patience"):
-        if running[each] is not None:
-            running[each] = TIME.convert(running[each], None, click.get_current_context())
+    context = click.get_current_context()
+    running: dict[str, Any] = dict.fromkeys(_RUNNING)
+    for each, option in zip(_RUNNING, _SHARED, strict=True):
+        if (value := given.pop(each, None)) is not None:
+            running[each] = option.type.convert(value, option, context)  # as if it had been typed
     with _plain_errors():
         kind = find(name)
     carry_out(kind, given, running)
