@@ -32,6 +32,8 @@ class ParquetTable(TableTarget):
         if not self._link.is_symlink() and any(path.iterdir()):
             raise ForeignData(str(path), "it is no mirror, and not empty: name another directory")
         self._fresh: Path | None = None
+        #: What was current when the files were looked at.
+        self._known = self._version
         super().__init__()
 
     @property
@@ -66,7 +68,9 @@ class ParquetTable(TableTarget):
     def _next(self) -> Path:
         """The directory that will be the current one."""
         if self._fresh is None:
-            self._fresh = self.path / f"v{self._version + 1:012}"
+            if self._version != self._known:
+                raise ForeignData(str(self.path), "somebody else writes to it: stop one of the two, and start anew")
+            self._fresh = self.path / f"v{self._known + 1:012}"
             shutil.rmtree(self._fresh, ignore_errors=True)  # of an attempt that was not finished
             self._fresh.mkdir()
         return self._fresh
@@ -94,6 +98,7 @@ class ParquetTable(TableTarget):
         os.replace(link, self._link)
         sync([self.path])
         self._fresh = None
+        self._known += 1
         # From now on the files are known by their names in the new directory.
         self._files = [*removed, *staying]
         for old in sorted(self.path.glob("v*"))[: -KEPT - 1]:
