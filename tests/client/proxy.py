@@ -1,4 +1,5 @@
-"""A network between client and node that fails on command: it cuts, delays, refuses and holds connections back."""
+"""A network between client and node that fails on command: it cuts, delays, refuses, holds connections back and
+swallows what they say."""
 
 import asyncio
 import contextlib
@@ -15,6 +16,7 @@ class Proxy:
         self._server: asyncio.Server
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._silent: set[asyncio.StreamWriter] = set()
         #: New connections are dropped at once.
         self.refusing = False
         #: Hears what passes, with the writer that it goes to: one for each direction of each connection.
@@ -40,6 +42,10 @@ class Proxy:
         """Break everything that is open."""
         for writer in list(self._open):
             self._abort(writer)
+
+    def fall_silent(self) -> None:
+        """Swallow whatever is said over what is open now, as a firewall does that has forgotten it."""
+        self._silent.update(self._open)
 
     def _abort(self, writer: asyncio.StreamWriter) -> None:
         if writer in self._open:
@@ -78,6 +84,8 @@ class Proxy:
         passed = 0
         with contextlib.suppress(OSError):
             while data := await reader.read(self._random.choice((7, 100, 4096, 65536))):
+                if writer in self._silent:
+                    continue
                 if cut_after_bytes is not None and passed + len(data) > cut_after_bytes:
                     writer.write(data[: cut_after_bytes - passed])
                     break

@@ -15,7 +15,7 @@ from upriver.client.connection import Connection, reason
 from upriver.errors import ConnectionLost, KeyNotFound, TimedOut, Unreachable, UpriverError
 from upriver.node import EmbeddedNode, start
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Get, Noop, Set
+from upriver.wire.memcached import Get, Noop, Set, Stat
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -102,6 +102,33 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         async with served(silent) as endpoint:
             with pytest.raises(TimedOut, match=r"no answer to hello within 0\.05 s"):
                 await opened(endpoint, timeout_s=0.05)
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_has_fallen_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.client.connection.SILENCE_S", 0.2)
+
+    async def run() -> None:
+        async def falls_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = await reader.readexactly(24)
+            writer.write(b"\x81" + asked[1:])
+            await reader.read()
+
+        async with served(falls_silent) as endpoint:
+            connection = await opened(endpoint, greeting=False)
+            await connection.ask(Noop())
+            await asyncio.sleep(0.3)  # nobody has asked, so there was nothing to say
+            waiting = connection.post(Noop())
+            with pytest.raises(TimedOut):
+                await connection.ask(Noop(), timeout_s=0.05)
+            assert connection.is_open
+            with pytest.raises(TimedOut):
+                await connection.ask_list(Stat(), timeout_s=0.2)
+            assert not connection.is_open
+            with pytest.raises(ConnectionLost, match="it has said nothing for"):
+                await waiting
+            await connection.close()
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ from tests.client.contents import Mirror, contents_of, follow
 from tests.client.proxy import Proxy
 from tests.client.test_consumer import DIALECTS, DRAFT1, fill, run
 from tests.node.probes import Client, Served
-from upriver.client import Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
+from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
 from upriver.errors import StreamRolledBack
 from upriver.model import vbucket_of
 from upriver.node import EmbeddedNode, start
@@ -99,6 +99,31 @@ def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> Non
                 await follow(consumer, mirror, lambda: mirror.contents == {b"b": b"3"})
 
     run(through_the_dark())
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr", "tap"])
+@pytest.mark.upriver(vbuckets=8)
+def test_connections_that_fall_silent(
+    upriver_node: EmbeddedNode, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those over which questions are asked: nobody closes them, and new ones would work."""
+    monkeypatch.setattr("upriver.client.connection.SILENCE_S", 0.2)
+
+    async def through_the_silence() -> None:
+        mirror = Mirror()
+        async with Proxy(upriver_node.port, seed=5) as proxy:
+            push_map([upriver_node], [0] * 8, rev=2, ports=[proxy.port])
+            address = f"127.0.0.1:{proxy.port}"
+            consumer = Consumer(address, dialect=dialect, noop_interval_s=0.3)
+            consumer.cluster = Cluster(address, connect_timeout_s=0.5)
+            async with consumer:
+                for value in (b"1", b"2"):
+                    async with KvClient(address) as kv:
+                        await kv.set("a", value)
+                    await follow(consumer, mirror, lambda: mirror.contents == {b"a": value})  # noqa: B023
+                    proxy.fall_silent()
+
+    run(through_the_silence())
 
 
 def free_port() -> int:

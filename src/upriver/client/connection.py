@@ -27,6 +27,8 @@ AGENT: Final = f"upriver/{__version__}"
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 1.0
+#: A connection that was asked something and has said nothing for so long is given up when somebody stops waiting.
+SILENCE_S: Final = 5.0
 RECEIVE_BYTES: Final = 256 * 1024
 #: ``drain`` waits while more than this is unsent.
 UNSENT_BYTES_MAX: Final = 1024 * 1024
@@ -104,6 +106,8 @@ class Connection(asyncio.BufferedProtocol):
         self._collectors: list[Collector] = []
         self._listings: dict[int, Listing] = {}
         self._next_opaque = 1
+        #: When it was asked something for the first time since it said anything.
+        self._asked_at: float | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._gone = asyncio.Event()
@@ -177,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         request.opaque = opaque = self.reserve(1)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[opaque] = answer
-        self._transport.write(request.encode())
+        self._say(request.encode())
         return answer
 
     async def ask(self, request: Request, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Reply:
@@ -187,6 +191,7 @@ class Connection(asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout_s):
                 reply = await answer
         except TimeoutError:
+            self.give_up_if_silent()
             raise TimedOut(str(self.endpoint), f"no answer to {request.title()} within {timeout_s:g} s") from None
         finally:
             self._waiting.pop(request.opaque, None)
@@ -202,10 +207,11 @@ class Connection(asyncio.BufferedProtocol):
         request.opaque = opaque = self.reserve(1)
         listing = self._listings[opaque] = Listing()
         try:
-            self._transport.write(request.encode())
+            self._say(request.encode())
             async with asyncio.timeout(timeout_s):
                 return await listing.done
         except TimeoutError:
+            self.give_up_if_silent()
             raise TimedOut(str(self.endpoint), f"no answer to {request.title()} within {timeout_s:g} s") from None
         finally:
             self._listings.pop(opaque, None)
@@ -224,14 +230,32 @@ class Connection(asyncio.BufferedProtocol):
         self._collectors.append(collector)
         try:
             async with asyncio.timeout(timeout_s):
-                self._transport.write(data)
+                self._say(data)
                 await self._writable.wait()
                 return await collector.done
         except TimeoutError:
+            self.give_up_if_silent()
             raise TimedOut(str(self.endpoint), f"{count} requests not answered within {timeout_s:g} s") from None
         finally:
             if collector in self._collectors:
                 self._collectors.remove(collector)
+
+    def _say(self, data: "bytes | bytearray | memoryview") -> None:
+        """Send something that wants an answer."""
+        if self._asked_at is None:
+            self._asked_at = asyncio.get_running_loop().time()
+        self._transport.write(data)
+
+    def give_up_if_silent(self) -> None:
+        """Somebody waits no longer. If nothing at all comes the connection is dead, although nobody has said so.
+
+        A firewall that has forgotten it, or a machine that is gone, tells nobody; the system would try for a quarter of
+        an hour, in which every further question would be in vain.
+        """
+        silent_s = 0.0 if self._asked_at is None else asyncio.get_running_loop().time() - self._asked_at
+        if silent_s >= SILENCE_S and self.error is None:
+            self._fail(ConnectionLost(str(self.endpoint), f"it has said nothing for {silent_s:.0f} s"))
+            self._transport.abort()
 
     def reserve(self, count: int) -> int:
         """The first of so many opaques in a row."""
@@ -287,6 +311,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         received = self._buffer[:nbytes]
+        self._asked_at = None
         try:
             if self._receiver is not None:
                 self._receiver.receive(received)

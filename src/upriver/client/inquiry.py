@@ -77,6 +77,7 @@ async def failover_logs(connection: Connection, numbers: Iterable[int]) -> dict[
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             replies = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
     except TimeoutError:
+        connection.give_up_if_silent()
         raise TimedOut(str(connection.endpoint), f"no failover logs within {REQUEST_TIMEOUT_S:g} s") from None
     logs: dict[int, FailoverLog] = {}
     for number, reply in replies.items():
