@@ -38,6 +38,8 @@ class Deployed:
     elsewhere: dict[int, int] = field(default_factory=dict)
     #: Streams say nothing of what was written after they began.
     mute: bool = False
+    #: Keys whose values cannot be inflated.
+    damaged: set[bytes] = field(default_factory=set)
     #: The settings that it was asked for and does not know, and the features that it did not grant.
     strange: list[bytes] = field(default_factory=list)
     not_granted: set[Feature] = field(default_factory=set)
@@ -174,5 +176,5 @@ class _Session:
         if value is None:
             self.writer.write(dcp.Deletion(by_seqno=seqno, key=key, **where).encode())
             return
-        packed = _SNAPPY.compress(value, asbytes=True)
+        packed = b"\xff" * 8 if key in server.damaged else _SNAPPY.compress(value, asbytes=True)
         self.writer.write(dcp.Mutation(by_seqno=seqno, key=key, value=packed, datatype=2, **where).encode())

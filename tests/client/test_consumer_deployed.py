@@ -9,7 +9,7 @@ from tests.client.contents import Mirror, follow
 from tests.client.deployed import UUID, Deployed
 from tests.client.test_consumer import run
 from upriver.client import Consumer
-from upriver.errors import NotSupported
+from upriver.errors import NotSupported, WireError
 from upriver.model import Snapshot, StreamPosition
 from upriver.wire.memcached import Feature
 
@@ -121,6 +121,28 @@ def test_a_source_that_is_ahead_and_a_stream_that_is_silent(caplog: pytest.LogCa
                 await follow(consumer, mirror, lambda: mirror.contents == server.contents())
                 await follow(consumer, mirror, lambda: not consumer.stalled)
         assert "vbucket 0 has stopped moving" in caplog.text
+
+    run(work())
+
+
+def test_a_value_that_cannot_be_inflated_ends_it_and_nothing_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with Deployed(damaged={b"key12"}) as server:
+            fill(server)
+            consumer, mirror = Consumer(server.address, end="latest", window_bytes=1), Mirror()
+            with pytest.raises(WireError, match="without a length"):
+                await follow(consumer, mirror, lambda: False)
+            await consumer.close()
+            seen = {key for held in mirror.held.values() for key in held}
+            told = {number: each.position.seqno for number, each in consumer.progress.items()}
+            skipped = [
+                key
+                for number, held in server.written.items()
+                for key, (seqno, _) in held.items()
+                if seqno <= told.get(number, 0) and key not in seen
+            ]
+            assert skipped == []
+        assert caplog.text == ""
 
     run(work())
 

@@ -19,7 +19,7 @@ from tests.client.test_consumer import DIALECTS, DRAFT1, fill, run
 from tests.node.probes import Client, Served
 from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
 from upriver.errors import StreamRolledBack
-from upriver.model import vbucket_of
+from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Phase
 from upriver.wire.memcached import SetVbucket, StopPersistence, VbucketState
@@ -236,6 +236,24 @@ def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
         run(through_the_crash())
     finally:
         node.kill()
+
+
+@pytest.mark.upriver(vbuckets=64)
+def test_what_streams_beside_a_rollback_that_fails_is_not_blamed(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer stands in the middle of what other vbuckets send; the rest of it is not read any more."""
+
+    async def work() -> None:
+        async with KvClient(upriver_node.address) as kv:
+            await kv.set_many({b"k%d" % n: bytes(200) for n in range(20_000)})
+        with pytest.raises(StreamRolledBack):
+            async with Consumer(upriver_node.address, start={63: StreamPosition.at(0xBAD, 5)}) as consumer:
+                await follow(consumer, Mirror(), lambda: False)
+        assert consumer.reconnects == 0
+
+    run(work())
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])

@@ -120,3 +120,16 @@ def test_whoever_waits_hears_of_everything() -> None:
         assert handing_out
 
     asyncio.run(wait())
+
+
+def test_what_comes_after_a_failure_is_not_handed_out() -> None:
+    """Something before it may be missing."""
+    handing_out, source = run()
+    handing_out.put(batch(1), cast(Feed, source))
+    handing_out.fail(ValueError("what came then could not be read"))
+    handing_out.put(batch(3), cast(Feed, source))
+    handing_out.note({0: Progress.at(StreamPosition.at(7, 4))})
+    assert handing_out.take() is not None
+    handing_out.done(1)
+    assert handing_out.take() is None
+    assert seqno(handing_out) == 1

@@ -13,7 +13,7 @@ from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
 from upriver.client import Mover, SyncKvClient
 from upriver.client.address import Address
-from upriver.errors import DataLoss, QueryRolledBack
+from upriver.errors import DataLoss, QueryRolledBack, StreamRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
 from upriver.protocol.mover import Goal
@@ -184,6 +184,19 @@ def test_a_server_of_others() -> None:
     rows = asyncio.run(read_from_it())
     assert [row["seqno"] for row in rows] == list(range(2, 12))
     assert [row["value"] for row in rows] == [b"long and long and long" * n for n in range(2, 11)] + [None]
+
+
+def test_a_value_that_cannot_be_inflated_fails_the_task() -> None:
+    async def read_from_it() -> None:
+        async with Deployed(damaged={b"k4"}) as server:
+            for n in range(10):
+                server.write(1, b"k%d" % n, b"value")
+            reader = reader_of(server.address)
+            with pytest.raises(WireError, match="without a length"):
+                await asyncio.to_thread(read, reader, [Range(Place(1, UUID), 10)])
+            await asyncio.to_thread(reader.close)
+
+    asyncio.run(read_from_it())
 
 
 def test_a_worker_need_not_wait_for_pandas(written: tuple[EmbeddedNode, int]) -> None:

@@ -219,7 +219,10 @@ class Feed:
         runs = self._copies.take_runs()
         assert len(batch) == sum(run.rows for run in runs)
         records = batch.records if self._translator is None else self._restored(batch.records)
-        self._owner.received(self, records, runs, batch.wire_bytes)
+        try:
+            self._owner.received(self, records, runs, batch.wire_bytes)
+        except WireError as error:  # a value that cannot be inflated: another connection would begin behind it
+            self._owner.failed(error)
 
     def _restored(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """With what the deletions of a draft carry and `upr` has no room for."""

@@ -55,6 +55,8 @@ class HandingOut:
 
     def put(self, batch: Batch, feed: Feed | TapFeed | None, on_done: Callable[[], object] | None = None) -> None:
         """A batch came."""
+        if self.failure is not None:  # something between it and what came before may be missing
+            return
         self._queue.append(_Queued(batch, feed, batch.progress, on_done))
         self.queued_bytes += batch.wire_bytes
         if feed is not None and self.queued_bytes > 2 * self._window_bytes:  # somebody who does not keep to the window
@@ -64,6 +66,8 @@ class HandingOut:
 
     def note(self, progress: dict[int, Progress], on_done: Callable[[], object] | None = None) -> None:
         """Something came that is nobody's business but has its place in the order."""
+        if self.failure is not None:
+            return
         self._queue.append(_Queued(None, None, progress, on_done))
         self._arrived.set()
 

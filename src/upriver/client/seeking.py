@@ -72,6 +72,7 @@ class Seeking:
         #: The map may be out of date.
         self._suspect = False
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Nothing is sought any more.
         self._closed = False
 
     def start(self) -> None:
@@ -191,7 +192,8 @@ class Seeking:
         self._want_later([number for number in feed.carried if number in self._ranges.unfinished], feed.endpoint)
 
     def failed(self, error: BaseException) -> None:
-        """Something went wrong that no other attempt would change."""
+        """Something went wrong that no other attempt would change: nothing that still comes counts."""
+        self._closed = True
         self._handing_out.fail(error)
 
     # Finding streams

@@ -129,7 +129,10 @@ class TapFeed:
             row = asking[-1].as_py()
             opcode = _OPCODES[Event(records.column("event")[row].as_py())]
             on_done = partial(self._answer, opcode, batch.transport.column("opaque")[row].as_py())
-        self._owner.received(self, records, tuple(runs), batch.wire_bytes, on_done)
+        try:
+            self._owner.received(self, records, tuple(runs), batch.wire_bytes, on_done)
+        except WireError as error:  # a value that cannot be inflated: another connection would bring it again
+            self._owner.failed(error)
 
     def _message(self, message: Message) -> None:
         if isinstance(message, memcached.Noop):
