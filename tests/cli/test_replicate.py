@@ -1,11 +1,14 @@
 """``upriver replicate``."""
 
 import asyncio
+import time
+from pathlib import Path
+from typing import Any
 
 from tests.cli.conftest import Run
 from tests.cli.typed import PATIENCE_S, Terminal
 from upriver.cli.replicate import stop_when_there
-from upriver.client import Address, Mover
+from upriver.client import Address, Mover, SyncKvClient
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Goal
 
@@ -20,11 +23,38 @@ def test_once(run: Run, node: EmbeddedNode) -> None:
         assert compared.exit_code == 0, compared.output
 
 
-def test_once_does_not_wait_for_what_a_flush_has_taken_back(node: EmbeddedNode) -> None:
-    with start(vbuckets=8) as other:
+def test_once_does_not_wait_for_what_a_flush_has_taken_back(run: Run, node: EmbeddedNode) -> None:
+    with start(vbuckets=8, initial_vbuckets="none") as other:
+        assert run("replicate", "0", "--once", "--to", other.address).exit_code == 0
         addresses = Address.parse(node.address), Address.parse(other.address)
         mover = Mover(*addresses, [0], Goal.REPLICATE)
-        asyncio.run(asyncio.wait_for(stop_when_there(mover, *addresses, {0: 10}), PATIENCE_S))
+        asyncio.run(asyncio.wait_for(stop_when_there(mover, *addresses, {0: 10}, {0}), PATIENCE_S))
+
+
+def test_once_more(run: Run, node: EmbeddedNode) -> None:
+    """Copies that have everything already, or much that is not of their source."""
+    run("load", "--sample", "100")
+    with start(vbuckets=8) as other:
+        run("load", "--sample", "2000", other.address)
+        run("vbucket", "set", "0-7", "replica", other.address)
+        for _ in range(3):
+            result = run("replicate", "0-7", "--once", "--to", other.address)
+            assert (result.exit_code, result.output) == (0, "")
+            compared = run("diff", node.address, other.address)
+            assert compared.exit_code == 0, compared.output
+
+
+def test_once_with_a_node_that_is_away_for_a_while(node: EmbeddedNode, tmp_path: Path) -> None:
+    with SyncKvClient(node.address) as kv:
+        kv.set_many({f"key{n}": "value" for n in range(1000)})
+    settings: dict[str, Any] = {"vbuckets": 8, "data": str(tmp_path / "copy"), "initial_vbuckets": "none"}
+    with start(**settings) as other:
+        port = other.port
+    with Terminal("replicate", "0-7", "--once", "--to", f"127.0.0.1:{port}", node.address) as terminal:
+        time.sleep(2)
+        with start(**settings, port=port) as other:
+            assert terminal.finish() == 0, terminal.output
+            assert sum(copy.high_seqno for copy in other.bucket) == 1000
 
 
 def test_until_ctrl_c(run: Run, node: EmbeddedNode) -> None:

@@ -13,7 +13,7 @@ from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
 from upriver.client import Mover, SyncKvClient
 from upriver.client.address import Address
-from upriver.errors import DataLoss, QueryRolledBack, StreamRolledBack, WireError
+from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
 from upriver.protocol.mover import Goal

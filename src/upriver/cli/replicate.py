@@ -64,15 +64,17 @@ async def _replicate(
     missing = [number for number in vbuckets if number not in goals]
     if missing:
         raise Failure(f"{source.endpoints[0]} has no vbucket {', '.join(map(str, missing[:10]))}")
+    streaming: set[int] = set()
 
     def take_step(step: Step) -> None:
+        (streaming.add if step.phase is Phase.STREAMING else streaming.discard)(step.vbucket)
         if step.phase is Phase.FAILED:
             goals.pop(step.vbucket, None)  # nobody waits for it
         if on_step is not None:
             on_step(step)
 
     mover = Mover(source, destination, vbuckets, Goal.REPLICATE, patience_s=patience_s, on_step=take_step)
-    watching = asyncio.create_task(stop_when_there(mover, source, destination, goals)) if once else None
+    watching = asyncio.create_task(stop_when_there(mover, source, destination, goals, streaming)) if once else None
     try:
         steps = await mover.carry_out()
     finally:
@@ -84,25 +86,35 @@ async def _replicate(
         raise Failure(f"vbucket {failed[0].vbucket}: {failed[0].reason or failed[0].phase.value}")
 
 
-async def stop_when_there(mover: Mover, source: Address, destination: Address, goals: dict[int, int]) -> None:
+async def stop_when_there(
+    mover: Mover, source: Address, destination: Address, goals: dict[int, int], streaming: set[int]
+) -> None:
     """Stop the mover when the copies hold so much, or all that the source still has."""
     with progress("replicate", sum(goals.values()), "changes") as advance:
         shown = 0
         while True:
-            try:
-                own, held = await _look(source), await _look(destination)
-            except UpriverError:  # the mover knows for how long to be patient
-                await asyncio.sleep(_LOOK_S)
-                continue
-            for number in goals.keys() & own.keys():  # a flush takes back what was there at the start
-                goals[number] = min(goals[number], own[number].high_seqno)
-            there = sum(min(goal, held[number].high_seqno) for number, goal in goals.items() if number in held)
-            advance(max(0, there - shown))
-            shown = max(shown, there)
-            if there == sum(goals.values()) and goals.keys() <= held.keys():
+            there = await _there(source, destination, goals)
+            advance(max(0, sum(there.values()) - shown))
+            shown = max(shown, sum(there.values()))
+            if there == goals and goals.keys() <= streaming:
                 mover.stop()
                 return
             await asyncio.sleep(_LOOK_S)
+
+
+async def _there(source: Address, destination: Address, goals: dict[int, int]) -> dict[int, int]:
+    """How far each copy is; one that is not on the branch of its source yet counts for nothing, however much it has."""
+    try:
+        original, copies = await asyncio.gather(_look(source), _look(destination))
+    except UpriverError:  # the mover knows for how long to be patient
+        return {}
+    for number in goals.keys() & original.keys():  # a flush takes back what was there at the start
+        goals[number] = min(goals[number], original[number].high_seqno)
+    return {
+        number: min(goal, copies[number].high_seqno)
+        for number, goal in goals.items()
+        if number in original and number in copies and copies[number].vbucket_uuid == original[number].vbucket_uuid
+    }
 
 
 async def _look(address: Address) -> dict[int, VbucketStatus]:
