@@ -55,6 +55,9 @@ def test_copies_and_missing_vbuckets(run: Run, node: EmbeddedNode, other: Embedd
     result = run("diff", node.address, other.address)
     assert (result.exit_code, result.stdout) == (1, "2\tmissing\t\n")
     assert run("diff", "--vbuckets", "3-7", node.address, other.address).exit_code == 0
+    unknown = run("diff", "--vbuckets", "7-9", node.address, other.address)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert unknown.stderr == "upriver diff: neither node has vbucket 8, 9, or only dead\n"
 
 
 def test_as_typed(node: EmbeddedNode) -> None:

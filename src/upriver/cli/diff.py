@@ -9,6 +9,7 @@ import click
 import pyarrow as pa
 
 from upriver.cli.comparison import COMPARED, Difference, differences
+from upriver.cli.complaint import Failure
 from upriver.cli.documents import text_fields
 from upriver.cli.dump import live
 from upriver.cli.output import Advance, on_terminal, progress, show_json, shown
@@ -57,6 +58,9 @@ def diff(first: Address, vbuckets: tuple[int, ...] | None, as_json: bool, addres
 async def _diff(first: Address, second: Address, wanted: tuple[int, ...] | None, as_json: bool) -> int:
     mine, theirs = await asyncio.gather(_held(first), _held(second))
     numbers = sorted(mine.keys() | theirs.keys()) if wanted is None else list(wanted)
+    unknown = [str(number) for number in numbers if number not in mine and number not in theirs]
+    if unknown:  # nothing was compared, which must not look like equal
+        raise Failure(f"neither node has vbucket {', '.join(unknown[:10])}, or only dead")
     found = 0
     for number in numbers:
         if (number in mine) != (number in theirs):
