@@ -9,6 +9,7 @@ from tests.cli.conftest import Run
 from tests.cli.typed import Terminal
 from tests.client.conftest import guarded_node  # noqa: F401
 from upriver.cli import main, parameters
+from upriver.model import Snapshot, StreamPosition
 from upriver.node import EmbeddedNode
 
 
@@ -94,3 +95,22 @@ def test_no_vbuckets(run: Run, given: str) -> None:
 
 def test_vbuckets_once_each() -> None:
     assert parameters.VBUCKETS.convert("3,0-2, 1", None, None) == (0, 1, 2, 3)
+
+
+def test_positions() -> None:
+    read = parameters.POSITIONS.convert("7:0123:5, 8:0Xab:9:4:12", None, None)
+    assert read == {7: StreamPosition.at(123, 5), 8: StreamPosition(0xAB, 9, Snapshot(4, 12))}
+
+
+@pytest.mark.parametrize("given", ["", "7:1", "7:x:1", "7:99999999999999999999:5", "7:1:5:6:7", "7:1:5:4", "7:1:-5"])
+def test_no_positions(run: Run, given: str) -> None:
+    for command in (("tail", "--from"), ("rollback-check", "--at")):
+        result = run(*command, given)
+        assert result.exit_code == 2
+        assert_one_line(result.stderr, "7" if given else "position")
+
+
+def test_positions_of_an_unknown_vbucket(run: Run) -> None:
+    result = run("tail", "--until-now", "--from", "900:1:5")
+    assert result.exit_code == 1
+    assert_one_line(result.stderr, "there is no vbucket 900")

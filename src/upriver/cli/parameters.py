@@ -74,10 +74,12 @@ class PositionsType(click.ParamType[dict[int, StreamPosition]]):
             found = _POSITION.fullmatch(part.strip())
             if found is None:
                 self.fail(f"{part!r} is no position VBUCKET:UUID:SEQNO[:START:END]", param, ctx)
-            seqno = int(found[3])
+            uuid, seqno = int(found[2], 16 if found[2][1:2] in ("x", "X") else 10), int(found[3])
+            if uuid >= 2**64:
+                self.fail(f"{part!r}: a uuid has 64 bits, not more", param, ctx)
             try:
                 bounds = Snapshot(int(found[4] or seqno), int(found[5] or seqno))
-                positions[int(found[1])] = StreamPosition(int(found[2], 0), seqno, bounds)
+                positions[int(found[1])] = StreamPosition(uuid, seqno, bounds)
             except PositionError as error:
                 self.fail(f"{part!r}: {error}", param, ctx)
         return positions

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
 from upriver.client.address import Address
@@ -108,6 +108,9 @@ class Consumer:
         self._watching = asyncio.create_task(self._watch(self._stalls))
 
     def _chosen(self, count: int, owners: tuple[int, ...]) -> list[int]:
+        for given in (self.settings.start, self.settings.end):
+            for number in given if isinstance(given, Mapping) else ():
+                self.cluster.map.owner(number)  # complains about one that does not exist
         chosen = self.settings.vbuckets
         if chosen is None:
             # A range of a vbucket that nobody has would never end.
