@@ -1,6 +1,8 @@
 """``upriver tail``."""
 
 import json
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -117,3 +119,14 @@ def test_live_in_a_pipe(node: EmbeddedNode) -> None:
         tail.send_signal(2)
         _, complaints = tail.communicate(timeout=PATIENCE_S)
     assert (tail.returncode, complaints) == (130, b"")
+
+
+def test_filters_are_written_as_the_help_says(run: Run) -> None:
+    shown = " ".join(run("tail", "--help").stdout.split())
+    example = re.search(r"upriver (tail --key-filter .*?) upriver tail", shown)
+    assert example is not None
+    run("set", "order:1", '{"state": "paid"}')
+    run("set", "order:2", '{"state": "open"}')
+    run("set", "basket", '{"state": "paid"}')
+    result = run(*shlex.split(example[1]), "--from", "earliest", "--until-now")
+    assert [line.split("\t")[3] for line in result.stdout.splitlines()] == ["order:1"], result.output

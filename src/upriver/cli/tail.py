@@ -43,7 +43,7 @@ _COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
 @click.option("--keys-only", is_flag=True, help="Leave out the values.")
 @click.option("--key-filter", metavar="REGEX", help="Only keys in which this is found (RE2).")
-@click.option("--value-filter", metavar="CONDITION", help="Only JSON values whose field fulfils this.")
+@click.option("--value-filter", metavar="JSON", help='Only JSON values with this: {"field": "a.b", "equals": 1}.')
 @click.option("--persisted-only", is_flag=True, help="Only what is on the node's disk.")
 @click.option("--history", is_flag=True, help="Every version that is kept, not only the newest of each key.")
 @json_option
@@ -61,7 +61,7 @@ def tail(
     \b
     Examples:
       upriver tail --from earliest --json --dialect upr
-      upriver tail --key-filter '^order:' --value-filter 'total > 100'
+      upriver tail --key-filter '^order:' --value-filter '{"field": "state", "contains": "paid"}'
       upriver tail --from 7:0xdeadbeef:100 --vbuckets 7
       upriver tail --checkpoint seen.ckpt --json 10.0.0.7:11210 | while read -r line; do …; done
     """
