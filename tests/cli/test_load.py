@@ -131,3 +131,15 @@ def test_from_one_node_to_another(node: EmbeddedNode, run: Run) -> None:
         assert (dump.wait(PATIENCE_S), load.returncode) == (0, 0)
         assert len(documents(run, other.address)) == 1000
     assert piped("load", "--sample", "1", "127.0.0.1:1").returncode == 1
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
+def test_deletions_of_what_is_not_there_are_no_failure(run: Run, tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+    run("load", "--sample", "10")
+    run("delete", "sample:00000003")
+    assert run("dump", "--deletions", "-o", path).exit_code == 0
+    with start(vbuckets=8) as other:
+        result = run("load", path, other.address)
+        assert (result.exit_code, result.stderr) == (0, "10 documents are stored\n")
+        assert run("get", "sample:00000003", other.address).exit_code == 1

@@ -16,7 +16,7 @@ from upriver.cli.output import progress, shown
 from upriver.cli.parameters import ADDRESS, default_address
 from upriver.cli.running import interruptible, run
 from upriver.client import Address, KvClient
-from upriver.errors import StatusError
+from upriver.errors import KeyNotFound, StatusError
 from upriver.model import CHANGES
 
 ROWS_MAX: Final = 64 * 1024
@@ -99,6 +99,8 @@ async def _load(
                 except BaseException:
                     await asyncio.gather(reading, return_exceptions=True)
                     raise
+                # Only a deletion finds nothing, and then what it wants is so already.
+                missed = {key: why for key, why in missed.items() if not isinstance(why, KeyNotFound)}
                 refused |= missed
                 stored += batch.num_rows - len(missed)
                 advance(batch.num_rows)
