@@ -331,6 +331,20 @@ def test_a_flush_is_handed_out_and_followed(upriver_node: EmbeddedNode, dialect:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("window_bytes", [0, 1])
+def test_the_smallest_windows(upriver_node: EmbeddedNode, dialect: str, window_bytes: int) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set_many({f"key{n}": bytes(1000) for n in range(2000)})
+
+    async def all_of_it() -> None:
+        async with asyncio.timeout(30):
+            mirror, _ = await read(upriver_node.address, dialect=dialect, window_bytes=window_bytes)
+        assert len(mirror.contents) == 2000
+
+    run(all_of_it())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
 def test_a_source_that_was_flushed_meanwhile_is_a_reset(upriver_node: EmbeddedNode, dialect: str, policy: str) -> None:
     fill(upriver_node, 0)

@@ -114,7 +114,7 @@ class HandingOut:
             if self._auto_acknowledge:
                 self.acknowledge(batch)
         self._given.clear()
-        if self._paused and self.queued_bytes < self._window_bytes:
+        if self._paused and self.queued_bytes <= self._window_bytes:
             for each in self._paused:
                 each.connection.resume()
             self._paused.clear()
