@@ -344,6 +344,22 @@ def test_the_smallest_windows(upriver_node: EmbeddedNode, dialect: str, window_b
     run(all_of_it())
 
 
+def test_a_consumer_that_found_nobody_can_be_tried_again() -> None:
+    async def twice() -> None:
+        with start(vbuckets=8) as node:
+            port = node.port
+        consumer = Consumer(f"127.0.0.1:{port}", end="latest")
+        for _ in range(2):
+            with pytest.raises(Unreachable):
+                await anext(consumer)
+        with start(vbuckets=8, port=port):
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer)
+            await consumer.close()
+
+    run(twice())
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
 def test_a_source_that_was_flushed_meanwhile_is_a_reset(upriver_node: EmbeddedNode, dialect: str, policy: str) -> None:

@@ -85,6 +85,13 @@ class Consumer:
         if self._started:
             return
         self._started = True
+        try:
+            await self._begin()
+        except BaseException:  # another attempt may find what this one did not
+            self._started = False
+            raise
+
+    async def _begin(self) -> None:
         known = await self.cluster.open()
         vbuckets = self._chosen(known.vbuckets, known.owners)
         self._saved = {} if self._checkpoint is None else dict(await self._checkpoint.load())
