@@ -1,4 +1,4 @@
-"""Piece after piece until its share is sent: what a pump writes, and when it looks again."""
+"""One piece at a time: what a pump writes, and when it looks again."""
 
 import socket
 
@@ -7,7 +7,6 @@ import pytest
 from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
-from upriver.protocol.turns import PIECE_BYTES, SHARE_BYTES
 from upriver.wire import Message
 
 
@@ -58,22 +57,7 @@ class Wire:
         self.pump.blocked = self.stuck
 
 
-def test_a_turn_sends_large_pieces_until_its_share_is_sent() -> None:
-    laboratory = Laboratory()
-    pump = Source(laboratory)
-    wire = Wire(pump)
-    large = bytes(PIECE_BYTES)
-    pump.pieces = [large] * (2 * SHARE_BYTES // PIECE_BYTES)
-    assert pump.pump(wire) == SHARE_BYTES
-    laboratory.settle()
-    assert (len(pump.pieces), pump.runs) == (SHARE_BYTES // PIECE_BYTES, 1)
-    pump.pieces = [large, b"small", large]
-    assert pump.pump(wire) == len(large) + len(b"small")
-    wire.stuck = True
-    assert pump.pump(wire) == len(large)
-
-
-def test_a_small_piece_ends_a_turn_and_answers_go_before_it() -> None:
+def test_one_piece_in_a_turn_and_answers_before_it() -> None:
     laboratory = Laboratory()
     pump = Source(laboratory)
     wire = Wire(pump)

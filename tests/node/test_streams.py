@@ -15,13 +15,13 @@ import pytest
 from tests.node.laboratory import Laboratory
 from tests.node.probes import wait_until
 from tests.node.stream_client import StreamClient
-from tests.protocol.stage import ask, brief, control, stage
+from tests.protocol.stage import ask, brief, stage
 from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.pump import Pump
 from upriver.node.users import Role, User
-from upriver.protocol.turns import PIECE_BYTES, SHARE_BYTES
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr
 from upriver.wire.codes import Status
 
@@ -148,9 +148,9 @@ def test_a_stream_wakes_its_session_once_for_many_changes() -> None:
 
 
 class Sink:
-    """A transport that counts what it takes, and tells each time."""
+    """A transport that takes so many bytes and then blocks."""
 
-    def __init__(self, on_block: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, on_block: Callable[[], None]) -> None:
         self.written = 0
         self.on_block = on_block
 
@@ -183,20 +183,6 @@ def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
     stream.blocked = False
     stream.pump(sink)
     assert 0 < sink.written - first < 1.2 * PIECE_BYTES
-
-
-def test_a_higher_priority_has_a_larger_share() -> None:
-    sent = {}
-    for priority in (b"low", b"medium", b"high"):
-        laboratory, peer = stage()
-        assert control(peer, b"set_priority", priority) is Status.SUCCESS
-        laboratory.write(0, *(b"%d" % number for number in range(2000)), value=b"v" * 2000)
-        peer.put(dcp.StreamRequest())
-        stream = peer.session.stream
-        assert stream is not None
-        sent[priority] = stream.pump(Sink())
-    assert sent[b"low"] * 3 < sent[b"medium"] < sent[b"high"] / 1.5
-    assert sent[b"medium"] < 1.1 * SHARE_BYTES
 
 
 def test_a_node_that_stops_ends_its_streams() -> None:

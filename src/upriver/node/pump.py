@@ -1,14 +1,12 @@
 """How changes flow from the history to a peer, the same for every kind of streaming connection.
 
 Two things flow. Answers go out at once, before everything else. Changes are read from the history only when the
-transport's buffer is empty, one piece after the other, until the turn's share is sent; the rest waits for the event
-loop's next turn: so a consumer that stops reading costs one piece of memory, and one that reads as fast as it can
-leaves room for the others. Pieces are small enough to be sent while they are still in the processor's cache.
-
-A stream that wakes up only takes note. If what some connection has received woke it, it sends in the same turn, when
-the requests are carried out: a live change is on its way before anything else is looked at. The first stream that was
-woken even goes before the answer, which is ready and as good as sent; the others come behind it, so that a writer does
-not wait for all who listen. Otherwise a stream sends in the next turn, together with all that has come until then.
+transport's buffer is empty, one piece at a time, and the next piece waits for the event loop's next turn: so a consumer
+that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for the others. A stream
+that wakes up only takes note. If what some connection has received woke it, it sends in the same turn, when the
+requests are carried out: a live change is on its way before anything else is looked at. The first stream that was woken
+even goes before the answer, which is ready and as good as sent; the others come behind it, so that a writer does not
+wait for all who listen. Otherwise a stream sends in the next turn, together with all that has come until then.
 """
 
 import abc
@@ -20,12 +18,12 @@ from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState, Timer
-from upriver.protocol.turns import PIECE_BYTES, SHARE_BYTES
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import Message
 from upriver.wire.layout import Buffer
 
-#: What the system keeps of a connection before it has been put on its way: room for a turn's share, or it would be cut.
-UNSENT_BYTES: Final = SHARE_BYTES
+#: What the system keeps of a connection before it has been put on its way: room for a piece, or it would be cut.
+UNSENT_BYTES: Final = PIECE_BYTES
 
 
 class Transport(Protocol):
@@ -84,11 +82,6 @@ class Pump(abc.ABC):
         """The next piece to send; empty if there is nothing, or no room for it."""
 
     @property
-    def share_bytes(self) -> int:
-        """How much it may send in a turn of the event loop."""
-        return SHARE_BYTES
-
-    @property
     @abc.abstractmethod
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
@@ -131,7 +124,7 @@ class Pump(abc.ABC):
             session.on_output()
 
     def pump(self, transport: Transport) -> int:
-        """Write its share if the transport is empty; how many bytes."""
+        """Write one piece if the transport is empty; how many bytes."""
         if not self._pumped:
             # Every byte that the transport keeps blocks us, until it has sent them all.
             self._pumped = True
@@ -140,17 +133,14 @@ class Pump(abc.ABC):
         if self.blocked:
             return 0
         answers = self.session.data_to_send()
-        sent, share = 0, self.share_bytes
-        while data := answers + self.produce() if answers else self.produce():
+        data = self.produce()
+        if answers:
+            data = answers + data
+        if data:
             transport.write(memoryview(data))  # asyncio cuts off what it could send, which shall not be a copy
-            sent += len(data)
-            # A small piece is all there was, or all that its filters let pass at once.
-            if self.blocked or len(data) < PIECE_BYTES // 2 or sent + PIECE_BYTES > share:
-                break
-            answers = b""
-        if sent and not self.blocked and self.has_output:
-            self.wake()
-        return sent
+            if not self.blocked and self.has_output:
+                self.wake()
+        return len(data)
 
     @property
     def choked(self) -> bool:

@@ -121,15 +121,10 @@ class StreamConnection(Pump):
         """The next piece of the streams; empty if there is nothing to send, no window, or nothing has passed yet."""
         if self.session.closing:
             return b""
-        out = self.producer.produce()
+        out = self.producer.produce(self.producer.piece_bytes)
         if not out and self.producer.has_output:
             self.wake()  # filters have more to look at, when others had their turn
         return out
-
-    @property
-    def share_bytes(self) -> int:
-        """How much it may send in a turn of the event loop, by its priority."""
-        return self.producer.share_bytes
 
     @property
     def has_output(self) -> bool:

@@ -2,7 +2,7 @@
 
 Theory of operation. Answers to requests stand in a queue of their own and go out first. Streams that have something to
 send take turns: each turn sends at most one piece of a snapshot, so a backfill of millions of changes does not hold up
-a live change on another stream. The settings of the consumer may bend that: a higher priority sends more at once, and
+a live change on another stream. The settings of the consumer may bend that: a higher priority sends larger pieces, and
 with a sequential order one backfill is finished before the next begins; live changes go before both. Nothing is read
 from the history before there is room for it, in the window that the consumer granted and in the buffer that the shell
 hands out, so a consumer that does not read costs nothing but its place in the history.
@@ -35,11 +35,11 @@ from upriver.protocol.request_runs import REQUEST_BYTES, plain_requests
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
-from upriver.protocol.turns import FILTERED_BYTES_MAX, PIECE_BYTES, SHARE_BYTES, Turns
+from upriver.protocol.turns import FILTERED_BYTES_MAX, PIECE_BYTES, Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.layout import Buffer
 
-#: How much of a share each priority gets.
+#: How much of a piece each priority gets.
 SHARES: Final = {"low": 0.25, "medium": 1.0, "high": 2.0}
 #: The drafts' name for a stream may be as long as a key.
 GROUP_ID_BYTES_MAX: Final = 250
@@ -85,8 +85,8 @@ class Producer:
         self.controls = Controls()
         self.window = SendWindow()
         self.noops = NoopSender(now)
-        #: How much it sends in its turn: connections take turns, so that is its share of them all.
-        self.share_bytes = int(SHARE_BYTES * SHARES[self.controls["set_priority"]])
+        #: How much it sends at once: connections take turns, so a larger piece is a larger share.
+        self.piece_bytes = int(PIECE_BYTES * SHARES[self.controls["set_priority"]])
         #: One backfill is finished before the next begins.
         self.sequential = False
         self.streams: dict[int, ProducerStream] = {}
@@ -194,7 +194,7 @@ class Producer:
         self.controls.set(name, value)
         self._options_now.clear()
         if name == "set_priority":
-            self.share_bytes = int(SHARE_BYTES * SHARES[value])
+            self.piece_bytes = int(PIECE_BYTES * SHARES[value])
         elif name == "connection_buffer_size":
             self.window.resize(value)
         elif name == "backfill_order":
