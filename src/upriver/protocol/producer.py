@@ -356,12 +356,11 @@ class Producer:
             if stream is None:
                 break
             share = turns.share(max_bytes - size)
-            piece = stream.turn(share if room is None or room > share else room)
+            sent = stream.turn(share if room is None or room > share else room, pieces)
             if room is not None:
-                window.sent(len(piece))
-            self.bytes_sent_total += len(piece)
-            size += len(piece)
-            pieces.append(piece)
+                window.sent(sent)
+            self.bytes_sent_total += sent
+            size += sent
             if stream.filters:
                 filtered += stream.filtered_bytes
             if stream.finished:
