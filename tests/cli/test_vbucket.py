@@ -24,6 +24,17 @@ def test_set_the_state(run: Run, node: EmbeddedNode) -> None:
     assert [line.split("\t")[0] for line in listed] == ["1", "3", "4"]
 
 
+def test_delete_dead_ones(run: Run, node: EmbeddedNode) -> None:
+    run("vbucket", "set", "1,3-4", "dead")
+    assert run("vbucket", "delete", "1,3").exit_code == 0
+    assert [vbucket.number for vbucket in node.bucket] == [0, 2, 4, 5, 6, 7]
+    refused = run("vbucket", "delete", "4-5")
+    assert refused.exit_code == 1
+    assert refused.stderr == "upriver vbucket delete: vbucket 5: the vbucket is active: make it dead first\n"
+    assert [vbucket.number for vbucket in node.bucket] == [0, 2, 5, 6, 7]
+    assert run("vbucket", "delete", "1").stderr == "upriver vbucket delete: vbucket 1: Not my vbucket\n"
+
+
 def test_what_cannot_be(run: Run) -> None:
     beyond = run("vbucket", "set", "900", "active")
     assert beyond.exit_code == 1

@@ -39,7 +39,7 @@ COMMANDS: Final = {
     "stats": "Show the statistics of a node.",
     "tail": "Show changes as they happen, until Ctrl-C.",
     "user": "Add, list and remove the users of a node.",
-    "vbucket": "List the vbuckets of a node, and set their state.",
+    "vbucket": "List the vbuckets of a node, set their state, and delete dead ones.",
     "version": "Print versions, and whether the compiled parts are in use.",
 }
 #: What a shell reports of a process that Ctrl-C has ended.

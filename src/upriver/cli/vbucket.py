@@ -16,7 +16,7 @@ _COLUMNS = ("vbucket", "state", "vbucket_uuid", "high_seqno", "persisted_seqno",
 
 @click.group(no_args_is_help=False)
 def vbucket() -> None:
-    """List the vbuckets of a node, and set their state.
+    """List the vbuckets of a node, set their state, and delete dead ones.
 
     Only one node may have a vbucket active: `upriver move` moves it so that this holds. Setting states by hand is for
     failover, when the active node is gone for good.
@@ -25,6 +25,7 @@ def vbucket() -> None:
     Examples:
       upriver vbucket list
       upriver vbucket set 0-511 active 10.0.0.8:11210
+      upriver vbucket delete 0-511 10.0.0.7:11210
     """
 
 
@@ -66,5 +67,27 @@ async def _set(vbuckets: tuple[int, ...], state: VbucketState, address: Address)
         connection = await cluster.connection(address.endpoints[0])
         for number in vbuckets:
             await connection.ask(memcached.SetVbucket(vbucket=number, state=memcached.VbucketState[state.name]))
+    finally:
+        await cluster.close()
+
+
+@vbucket.command()
+@click.argument("vbuckets", type=VBUCKETS, metavar="RANGES")
+@address_argument
+def delete(vbuckets: tuple[int, ...], address: Address) -> None:
+    """Delete dead vbuckets and everything in them, as a move leaves on its source; done when it is on disk.
+
+    A node deletes only dead ones: the first that is not, or is not there, ends the command, and those before it are
+    deleted. Deployed servers delete them in any state.
+    """
+    run(_delete(vbuckets, address))
+
+
+async def _delete(vbuckets: tuple[int, ...], address: Address) -> None:
+    cluster = Cluster(address)
+    try:
+        connection = await cluster.connection(address.endpoints[0])
+        for number in vbuckets:
+            await connection.ask(memcached.DeleteVbucket(vbucket=number))
     finally:
         await cluster.close()
