@@ -208,7 +208,7 @@ def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], complain
 
 
 def test_a_refusal_of_the_whole_process() -> None:
-    assert "it is a whole number" in refused(environment={"UPRIVER_PORT": "x"})
+    assert "serve: UPRIVER_PORT: port = 'x': it is a whole number" in refused(environment={"UPRIVER_PORT": "x"})
 
 
 def test_without_permission_for_the_directory(tmp_path: Path) -> None:

@@ -181,6 +181,38 @@ def test_what_makes_no_sense_is_named(given: dict[str, Any], complaint: str) -> 
     assert complaint in caught.value.detail
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("port", "foo", "port = 'foo': it is a whole number"),
+        ("log_level", "loud", "log_level = 'loud'"),
+        ("memory_quota", "much", "'much' is no size"),
+        ("initial_vbuckets", "some", "'some' is no range"),
+        ("listen", "here", "listen = 'here'"),
+        ("host", "0.0.0.0", "without a users file"),
+        ("tls_key", "key.pem", "tls_cert and tls_key"),
+    ],
+)
+def test_where_a_bad_value_stands_is_said(name: str, value: str, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f"{name} = {value!r}")
+    in_environment = {f"UPRIVER_{name.upper()}": value}
+    for given, environment, origin in (
+        ({}, {}, str(file)),
+        ({}, in_environment, f"UPRIVER_{name.upper()}"),
+        ({name: value}, in_environment, f"--{name.replace('_', '-')}"),
+    ):
+        with pytest.raises(InvalidArguments) as caught:
+            gather(given, environment, str(file))
+        assert caught.value.detail.startswith(f"{origin}: {complaint}")
+
+
+def test_nothing_is_said_of_where_a_value_stands_in_a_call() -> None:
+    with pytest.raises(InvalidArguments) as caught:
+        NodeOptions(port="foo")  # type: ignore[arg-type]
+    assert caught.value.detail.startswith("port = 'foo'")
+
+
 def test_beyond_loopback_with_users_or_on_ones_own_responsibility() -> None:
     assert NodeOptions(host="0.0.0.0", users="users.json").host == "0.0.0.0"
     assert NodeOptions(host="0.0.0.0", insecure=True).insecure

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
@@ -133,41 +133,64 @@ class NodeOptions:
         200.0, "send TAP clients a noop every so many seconds; 0 for never", "SECONDS", 0
     )
     idle_s: float = option(0.0, "close connections that are idle for so many seconds; 0 for never", "SECONDS", 0)
+    #: Where the values stand, by name, to say it of a bad one.
+    origins: dataclasses.InitVar[Mapping[str, str] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, origins: Mapping[str, str] | None) -> None:
+        name = ""
+        try:
+            for name in self._check():  # noqa: B007, the last one is to blame
+                pass
+        except InvalidArguments as error:
+            if origins is None or name not in origins:
+                raise
+            raise InvalidArguments(f"{origins[name]}: {error.detail}") from None
+
+    def _check(self) -> Iterator[str]:
+        """Convert and check the values; the name of each is handed out before it can be found bad."""
         for field in dataclasses.fields(self):
+            yield field.name
             object.__setattr__(self, field.name, _converted(field, getattr(self, field.name)))
+        yield "data"
         if self.data == "":
             raise InvalidArguments("data is empty: give a directory, or say memory")
         if self.data is not None and self.memory:
             raise InvalidArguments("data and memory exclude each other")
         if self.data is None:
             object.__setattr__(self, "memory", True)
+        yield "tls_cert" if self.tls_key is None else "tls_key"
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise InvalidArguments("tls_cert and tls_key belong together")
+        yield "vbuckets"
         if self.vbuckets & (self.vbuckets - 1):
             raise InvalidArguments(f"vbuckets = {self.vbuckets}: it is a power of two up to {VBUCKETS_MAX}")
+        yield "host"
         if self.users is None and not self.insecure and not is_loopback(self.host):
             raise InvalidArguments(
                 f"without a users file the node listens on loopback only, not on {self.host or 'every address'}: "
                 "give --users FILE, or say --insecure"
             )
+        yield "metrics_host"
         if self.users is None and not self.insecure and not is_loopback(self.metrics_host):
             raise InvalidArguments(
                 f"metrics_host = {self.metrics_host!r}: without a users file also the metrics are served on loopback "
                 "only: give --users FILE, or say --insecure"
             )
+        yield "listen"
         for entrance in parse_listen(self.listen):
             if (self.users is None or entrance.anonymous) and not self.insecure and not is_loopback(entrance.host):
                 raise InvalidArguments(
                     f"whoever need not log in is served on loopback only, not on {entrance.address}: say --insecure"
                 )
+        yield "bucket"
         if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", self.bucket) is None:
             raise InvalidArguments(f"bucket = {self.bucket!r}: a name has 1 to 100 letters, digits or any of _ . - %")
+        yield "memory_quota"
         if 0 < parse_bytes(self.memory_quota) < MEMORY_QUOTA_BYTES_MIN:
             raise InvalidArguments(
                 f"memory_quota = {self.memory_quota!r}: nothing could be stored; it is at least 1MiB, or 0 for no limit"
             )
+        yield "initial_vbuckets"
         parse_ranges(self.initial_vbuckets, self.vbuckets)
 
 
@@ -231,14 +254,19 @@ def _entrance(text: str) -> Entrance:
 def gather(
     given: Mapping[str, Any], environment: Mapping[str, str] = os.environ, file: str | None = None
 ) -> NodeOptions:
-    """The options that hold: what was given, else the environment's, else the file's, else the default."""
+    """The options that hold: what the command line gives, else the environment, else the file, else the default."""
     names = [field.name for field in dataclasses.fields(NodeOptions)]
     file = file or environment.get("UPRIVER_CONFIG")
+    in_environment = {name: f"UPRIVER_{name.upper()}" for name in names}
     values: dict[str, Any] = {}
-    for layer in (
-        {} if file is None else _from_file(Path(file), names),
-        {name: value for name in names if (value := environment.get(f"UPRIVER_{name.upper()}")) is not None},
-        {name: value for name, value in given.items() if value is not None},
+    origins: dict[str, str] = {}
+    for layer, places in (
+        ({} if file is None else _from_file(Path(file), names), dict.fromkeys(names, str(file))),
+        ({name: environment[key] for name, key in in_environment.items() if key in environment}, in_environment),
+        (
+            {name: value for name, value in given.items() if value is not None},
+            {name: f"--{name.replace('_', '-')}" for name in names},
+        ),
     ):
         # Data on disk and in memory exclude each other, and the layer that says either overrides what lies below.
         if "data" in layer and "memory" not in layer:
@@ -246,7 +274,8 @@ def gather(
         elif str(layer.get("memory", "no")).lower() in _YES and "data" not in layer:
             values.pop("data", None)
         values |= layer
-    return NodeOptions(**values)
+        origins |= {name: places[name] for name in layer}
+    return NodeOptions(**values, origins=origins)
 
 
 def _from_file(path: Path, names: list[str]) -> dict[str, Any]:
