@@ -129,6 +129,7 @@ def test_nothing_is_received(session_peer: SessionPeer) -> None:
     [
         (b"get k\r\n", "magic", None),
         (b"\x01" + bytes(11), "magic", None),
+        (b"\x16\x03\x01\x02\0\x01", "found 0x16 (a TLS client on a plain port?)", None),
         (b"\x80\x00" + bytes(6) + b"\xff\xff\xff\xff" + bytes(12), "length of 4294967295", Status.E2BIG),
         (b"\x80\x00\x00\x05" + bytes(20), "holds the key", Status.EINVAL),
         (b"\x80\x01\x00\x00\x09" + bytes(3) + b"\0\0\0\x08" + bytes(20), "extras", Status.EINVAL),

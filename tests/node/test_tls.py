@@ -151,6 +151,8 @@ def test_a_tls_client_on_a_plain_port(upriver_node: EmbeddedNode, pki: Pki, capl
     with pytest.raises((ssl.SSLError, ConnectionError)):
         Client(upriver_node.port, context=pki.client())
     wait_until(lambda: told(caplog, "closed: at byte 0"))
+    (line,) = told(caplog, "closed: at byte 0")
+    assert line.endswith("found 0x16 (a TLS client on a plain port?)")
     wait_until(lambda: connections(upriver_node) == 0)
 
 

@@ -52,6 +52,8 @@ _NO_TERMS: Final = (None, None, (False, False, 0, False))
 _STRANGER: Final = "Authenticate first"
 _EXTENDED: Final = "requests with frame extras (durability levels, kept expiries) are not understood here"
 _HEADER_SIZE: Final = MEMCACHED.header_size
+#: The type of the record that a TLS client greets with.
+_TLS_HANDSHAKE: Final = 0x16
 #: The requests that list things, each of which becomes an object, and how long they may be.
 _LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
 #: What streams answer. Their answers go straight out, so the request waits until those before it are answered.
@@ -493,6 +495,8 @@ class Session:
             length = int.from_bytes(data[at + 8 : at + 12], "big")
             status = Status.E2BIG if length > self._body_bytes_max else Status.EINVAL
             self.send(_header_refusal(data, at, status, str(error)))
+        if data[at] == _TLS_HANDSHAKE:
+            error = WireError(error.offset, error.expected, f"{error.found} (a TLS client on a plain port?)")
         self._lose(error)
 
     def _lose(self, error: WireError) -> None:
