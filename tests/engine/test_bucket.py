@@ -495,7 +495,7 @@ def test_deletions_make_room_where_nothing_can_be_evicted(path: Path, clock: Clo
                     try:
                         write(b"key%0200d" % i)
                         break
-                    except OutOfMemory:
+                    except (OutOfMemory, TemporaryFailure):
                         if attempt == 3:
                             return i - keys.start
                     bucket.flusher.drain()

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.errors import OutOfMemory, RollbackRequired
+from upriver.errors import OutOfMemory, RollbackRequired, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 from upriver.model.record import PREFIX, Record, pack, size_at, unpack
 
@@ -539,7 +539,7 @@ def test_hot_keys_are_overwritten_for_ever(quick_disk: Path, clock: Clock, on_di
             try:
                 vbucket.set(b"key%d" % (number % 100), b"x" * 128)
                 refused = 0
-            except OutOfMemory:
+            except TemporaryFailure:  # never out of memory: what is superseded can go when more is on disk
                 refused += 1
                 assert refused < 5, "for ever"
                 bucket.flusher.drain()
@@ -562,7 +562,7 @@ def test_whoever_finds_no_room_where_there_is_none_is_refused_at_once(
             for _ in range(10**6):
                 vbucket.set(b"key%d" % vbucket.high_seqno, b"x" * 1000)
 
-        with pytest.raises(OutOfMemory):
+        with pytest.raises(TemporaryFailure):
             fill()
         begin = bucket.maintenance._relief_round
 
@@ -573,14 +573,30 @@ def test_whoever_finds_no_room_where_there_is_none_is_refused_at_once(
         monkeypatch.setattr(bucket.maintenance, "_relief_round", counted)
         monkeypatch.setattr("upriver.engine.maintenance.LOOK_AGAIN_S", 3600.0)
         for _ in range(1000):
-            with pytest.raises(OutOfMemory):
+            with pytest.raises(TemporaryFailure):
                 vbucket.set(b"key", b"x")
         assert len(rounds) <= 2, "nothing is on disk, so nothing can go"
         checkpoint(bucket)
         high = vbucket.high_seqno
-        with pytest.raises(OutOfMemory):
+        with pytest.raises(TemporaryFailure):
             fill()
         assert vbucket.high_seqno > high + 1000, "values that are on disk make room"
+
+
+def test_memory_is_out_when_the_disk_has_everything(quick_disk: Path, clock: Clock) -> None:
+    with Bucket.open(quick_disk / "data", vbuckets=1, clock=clock, quota_bytes=2**20, background=False) as bucket:
+        vbucket, refusals = bucket.create_vbucket(0), list[type[Exception]]()
+        for number in range(10_000):  # nothing but metadata, which stays
+            try:
+                vbucket.set(b"key%0200d" % number, b"")
+                refusals.clear()
+            except (OutOfMemory, TemporaryFailure) as error:
+                refusals.append(type(error))
+                if len(refusals) == 5:
+                    break
+                bucket.flusher.drain()
+        assert refusals[0] is TemporaryFailure
+        assert refusals[-1] is OutOfMemory
 
 
 def test_short_memory_spares_a_cursor_that_holds_little(clock: Clock) -> None:

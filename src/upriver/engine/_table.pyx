@@ -781,11 +781,12 @@ cdef class Table:
         if 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
             raise TemporaryFailure("the queue to disk is full", vbucket=self.vbucket)
         if 0 < ledger.quota_bytes <= ledger.memory_bytes:
-            if ledger.relief is not None:
-                ledger.relief()
+            soon = ledger.relief is not None and ledger.relief()
             # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
             reserve = 0 if event == MUTATION else ledger.quota_bytes // DELETIONS_PART
             if ledger.quota_bytes + reserve <= ledger.memory_bytes:
+                if soon:
+                    raise TemporaryFailure("memory is full until more is on disk", vbucket=self.vbucket)
                 raise OutOfMemory(vbucket=self.vbucket)
         return 0
 

@@ -362,10 +362,18 @@ class Maintenance:
             if not position:
                 return
 
-    def relieve(self) -> None:
+    def relieve(self) -> bool:
         """A write found no room: drop and evict some now, a bounded amount, beginning where the last one ended.
 
-        When a whole round has freed nothing there is nothing to free, until something more is on disk or some time
+        True if more can go soon, because the disk is behind: what is not there cannot go.
+        """
+        self._free()
+        ledger, flusher = self.ledger, self.flusher
+        behind = ledger.pending_bytes > 0 or flusher.group_bytes > ledger.quota_bytes * GROUPS_SHARE
+        return behind and (flusher.storage.keeps_records or ledger.history_bytes > 0)
+
+    def _free(self) -> None:
+        """When a whole round has freed nothing there is nothing to free, until something more is on disk or some time
         has passed: those who are refused meanwhile are refused at once.
         """
         if self._fruitless_at == self.flusher.commits and monotonic() < self._look_again_s:

@@ -119,8 +119,8 @@ class Ledger:
         self.expirations = 0
         #: Before this time no item of an active table expires and no lock ends.
         self.due_s = math.inf
-        #: Called when the quota is reached, to make room.
-        self.relief: Callable[[], object] | None = None
+        #: Called when the quota is reached, to make room; tells whether there is more soon.
+        self.relief: Callable[[], bool] | None = None
         #: Called when the first change after a flush waits for the disk.
         self.wake: Callable[[], object] | None = None
         self._dirty: deque[Table] = deque()
@@ -772,11 +772,12 @@ class Table:
         if 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
             raise TemporaryFailure("the queue to disk is full", vbucket=self.vbucket)
         if 0 < ledger.quota_bytes <= ledger.memory_bytes:
-            if ledger.relief is not None:
-                ledger.relief()
+            soon = ledger.relief is not None and ledger.relief()
             # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
             reserve = 0 if event == Event.MUTATION else ledger.quota_bytes // DELETIONS_PART
             if ledger.quota_bytes + reserve <= ledger.memory_bytes:
+                if soon:
+                    raise TemporaryFailure("memory is full until more is on disk", vbucket=self.vbucket)
                 raise OutOfMemory(vbucket=self.vbucket)
 
     def _write(
