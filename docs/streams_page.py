@@ -24,6 +24,9 @@ like the second and is spoken where a listener is pinned to it:
 
     upriver serve --listen 127.0.0.1:11211,dialect=upr_draft1
 
+In the statistics such a connection is named for where it comes from, as `\\upr_draft3:10.0.0.5:40112`. No open can take
+that name: a backslash in one that was told appears doubled.
+
 A listener may be pinned to any dialect, and then refuses the others with `EINVAL`. The two drafts with the short header
 have no login: where users are configured they are served only on a listener that is pinned to them and marked
 `anonymous`; elsewhere they get a request error and are closed.

@@ -317,6 +317,22 @@ def test_the_third_draft_begins_with_either_of_its_requests_and_leaves_commands_
         assert peer.closed
 
 
+@pytest.mark.parametrize("name", DRAFTS)
+def test_nobody_else_can_take_the_name_that_is_made_up(name: str) -> None:
+    laboratory, peer = stage(name, b"a")
+    tells = [name + ":peer", f"\\{name}:peer"]
+    others = [laboratory.connect(f"other {told}").open(told.encode()) for told in tells]
+    for other in others:
+        other.send(dcp.StreamRequest(end_seqno=END))
+    assert "a@1" in brief(peer.send(request(name)))
+    for told in tells:
+        laboratory.connect(f"third {told}").open(told.encode())
+    assert [other.closed for other in others] == [True, True]
+    assert not peer.closed
+    laboratory.write(0, b"b")
+    assert "b@2" in brief(peer.send())
+
+
 # Statistics
 
 
@@ -326,7 +342,7 @@ def test_statistics_show_the_group_id(name: str) -> None:
     peer.send(request(name, group_id=b"replication_12"))
     numbers = group(laboratory, b"upr")
     assert numbers["ep_upr_count"] == "1"
-    prefix = f"eq_uprq:{name}:peer"
+    prefix = f"eq_uprq:\\{name}:peer"
     assert numbers[f"{prefix}:stream_0_group_id"] == "replication_12"
     assert numbers[f"{prefix}:items_sent"] == numbers[f"{prefix}:stream_0_items_sent"] == "2"
     assert numbers[f"{prefix}:stream_0_opaque"] == str(0xDEADBEEF)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidArguments
-from upriver.protocol.names import NAME_BYTES_MAX, checked_name, readable
+from upriver.protocol.names import NAME_BYTES_MAX, checked_name, made_up, readable
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,10 @@ PARTS = st.lists(st.sampled_from([b"\\", b"x", b"ff", b"\xff", b"\xc3", b"\xa4",
 def test_no_two_names_are_taken_for_one(one: bytes, other: bytes) -> None:
     assert (readable(one) == readable(other)) == (one == other)
     readable(one).encode()
+
+
+@given(PARTS.map(b"".join), PARTS.map(b"".join))
+def test_no_name_is_taken_for_one_that_was_made_up(told: bytes, peer: bytes) -> None:
+    assert readable(told + peer) != made_up("draft" + readable(peer))
+    assert readable(b"\\draft" + peer) != made_up("draft" + readable(peer))
+    assert not readable(told).startswith(made_up("draft"))

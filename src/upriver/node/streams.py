@@ -21,7 +21,7 @@ from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
 from upriver.node.users import Role
-from upriver.protocol.names import checked_name
+from upriver.protocol.names import checked_name, made_up
 from upriver.protocol.producer import Producer
 from upriver.protocol.request_runs import REQUEST_BYTES
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
@@ -230,7 +230,7 @@ class StreamService:
 
     def connect(self, session: Session, dialect: StreamDialect) -> None:
         """Make a session one of a draft's connections, which are named for where they come from."""
-        name = f"{dialect.name}:{session.peer}"
+        name = made_up(f"{dialect.name}:{session.peer}")
         stream = StreamConnection(self, session, name, dcp.OpenFlag.PRODUCER, (dialect,))
         session.stream = self._by_name[name] = stream
 

@@ -24,3 +24,9 @@ def checked_name(name: bytes) -> str:
 def readable(name: bytes) -> str:
     r"""Bytes as text, each in its own way: what is no UTF-8 becomes ``\xff``, and a backslash is doubled."""
     return name.replace(b"\\", rb"\\").decode(errors="backslashreplace")
+
+
+def made_up(name: str) -> str:
+    r"""A name that a node makes up and no peer can tell: a single backslash stands in those only before ``xff``."""
+    assert name[0] not in "x\\"
+    return f"\\{name}"
