@@ -172,6 +172,13 @@ def test_a_listener_that_is_pinned_to_another_dialect_serves_no_tap(
 # Names
 
 
+def test_an_open_under_a_similar_name_takes_nothing_away(laboratory: Laboratory) -> None:
+    laboratory.write(1, b"a")
+    other = laboratory.connect("other").open(b"tap:client")
+    assert len(other.send(dcp.StreamRequest(vbucket=1, end_seqno=2**64 - 1))) == 3
+    assert "a=v" in brief(client(laboratory).run())
+
+
 @pytest.mark.parametrize("request_", [connect(b"y" * 65_530, REGISTERED), dcp.Open(name=b"y" * 65_530)])
 def test_a_name_that_no_statistic_could_tell_is_refused(laboratory: Laboratory, request_: Message) -> None:
     client(laboratory).run()

@@ -184,7 +184,8 @@ class TapStream:
 
     def _open(self, start: int) -> History:
         end = max(start, self._dump_end) if self.plan.dump else NO_END
-        name = f"{self.connection.cursor_name}:{self.number}"
+        # Cursors of opened connections end in a colon and the number, whatever those are called.
+        name = f"{self.connection.cursor_name} of {self.number}"
         self._records, self._at = b"", 0
         self.seqno = self._read_to = start
         return self.connection.source.history(self.number, name, start, end, self.connection.options)
