@@ -364,7 +364,7 @@ class PipelineFailed(UpriverError):
 
 
 class StreamRefused(UpriverError):
-    """The source does not give a stream, and asking again would not help."""
+    """The source does not give a stream, and asking again would not help, or did not for long enough."""
 
     def __init__(self, vbucket: int, why: str) -> None:
         super().__init__(vbucket, why)

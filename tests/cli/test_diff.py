@@ -1,12 +1,16 @@
 """``upriver diff``."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.typed import piped
+from upriver.cli import diff
+from upriver.client import Address
+from upriver.client.inquiry import VbucketStatus
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 
@@ -66,3 +70,22 @@ def test_as_typed(node: EmbeddedNode) -> None:
         done = piped("diff", node.address, other.address)
     assert done.returncode == 1
     assert done.stdout.endswith(b"\tmissing\tfruit\n")
+
+
+def test_a_node_that_is_gone_for_good(
+    run: Run, node: EmbeddedNode, other: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address in (node.address, other.address):
+        run("load", "--sample", "100", address)
+    asked = diff._held
+
+    async def then_gone(address: Address) -> Mapping[int, VbucketStatus]:
+        held = await asked(address)
+        if str(address) == other.address:
+            await asyncio.to_thread(other.close)
+        return held
+
+    monkeypatch.setattr(diff, "_held", then_gone)
+    result = run("diff", "--patience", "0.3", node.address, other.address)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no stream for 0.3 s" in result.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.typed import COMMAND, PATIENCE_S, Terminal, piped
 from upriver.cli.dump import live
+from upriver.client import SyncKvClient
 from upriver.model import Change, Event, change_batch
 from upriver.node import EmbeddedNode, start
 
@@ -124,3 +126,17 @@ def test_a_full_disk_is_one_line(run: Run, node: EmbeddedNode, form: str, docume
     done = piped("dump", "--format", form, "-o", "/dev/full", node.address)
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (1, b"", 1)
     assert b"No space left on device" in done.stderr
+
+
+def test_a_node_that_is_gone_for_good() -> None:
+    with start(vbuckets=8) as node:
+        # More than is gathered for one piece and on its way behind it: while that is not read nothing goes on.
+        with SyncKvClient(node.address) as kv:
+            kv.set_many({f"key{n}": b"v" * 1024 * 1024 for n in range(80)})
+        command = [*COMMAND, "dump", "--patience", "0.3", node.address]
+        dump = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert dump.stdout is not None
+        assert dump.stdout.read(1) == b"{"
+    _, said = dump.communicate(timeout=PATIENCE_S)
+    assert dump.returncode == 1
+    assert re.search(rb"upriver dump: vbucket \d: no stream for 0\.3 s: .*\n$", said), said

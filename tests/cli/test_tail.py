@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 
@@ -93,6 +94,15 @@ def test_an_unknown_vbucket(run: Run) -> None:
     result = run("tail", "--vbuckets", "900")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
+
+
+def test_an_end_is_not_waited_for_for_ever(run: Run) -> None:
+    run("set", "fruit", "apple")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = str(nobody.getsockname()[1])
+    result = run("tail", "--from", "earliest", "--until-now", "--patience", "0.3", "--stream-port", port)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no stream for 0.3 s" in result.stderr
 
 
 def test_live_at_a_terminal_until_ctrl_c(node: EmbeddedNode) -> None:

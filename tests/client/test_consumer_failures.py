@@ -18,7 +18,7 @@ from tests.client.proxy import Proxy
 from tests.client.test_consumer import DIALECTS, DRAFT1, fill, run
 from tests.node.probes import Client, Served
 from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
-from upriver.errors import StreamRolledBack
+from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Phase
@@ -99,6 +99,41 @@ def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> Non
                 await follow(consumer, mirror, lambda: mirror.contents == {b"b": b"3"})
 
     run(through_the_dark())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_vbucket_that_gets_no_stream_is_given_up(upriver_node: EmbeddedNode, dialect: str) -> None:
+    async def wait_for_nothing() -> None:
+        async with Proxy(upriver_node.port, seed=1) as proxy:
+            proxy.refusing = True
+            settings: dict[str, Any] = {"dialect": dialect, "stream_port": proxy.port, "patience_s": 0.3}
+            async with Consumer(upriver_node.address, end="latest", **settings) as consumer:
+                with pytest.raises(StreamRefused, match=r"vbucket \d+: no stream for 0\.3 s: 127\.0\.0\.1:"):
+                    await anext(consumer)
+        assert proxy.cuts > 1
+
+    run(wait_for_nothing())
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr_draft3", "tap"])
+def test_patience_is_for_each_outage_anew(upriver_node: EmbeddedNode, dialect: str) -> None:
+    async def through_two() -> None:
+        mirror, now = Mirror(), asyncio.get_running_loop().time
+        async with Proxy(upriver_node.port, seed=1) as proxy, KvClient(upriver_node.address) as kv:
+            settings: dict[str, Any] = {"dialect": dialect, "stream_port": proxy.port, "patience_s": 0.3}
+            async with Consumer(upriver_node.address, **settings) as consumer:
+                for turn in range(3):
+                    # In every vbucket, so that all of them have a stream again.
+                    await kv.set_many({f"key{n}": str(turn) for n in range(1000)})
+                    wanted, earliest = {b"%d" % turn}, now() + 0.4
+                    await follow(
+                        consumer,
+                        mirror,
+                        lambda: set(mirror.contents.values()) == wanted and now() > earliest,  # noqa: B023
+                    )
+                    proxy.cut()
+
+    run(through_two())
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "tap"])

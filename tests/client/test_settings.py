@@ -1,5 +1,6 @@
 """What a consumer may be told."""
 
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from upriver.errors import InvalidArguments, NotSupported
         ({"vbuckets": []}, "at least one vbucket"),
         ({"vbuckets": [-1]}, "numbers from 0"),
         ({"stall_s": 0}, "not negative"),
+        ({"patience_s": 0}, "patience takes some time"),
     ],
 )
 def test_what_makes_no_sense(settings: dict[str, Any], said: str) -> None:
@@ -44,3 +46,11 @@ def test_our_own_settings_go_to_our_own_nodes_alone() -> None:
 def test_names_differ() -> None:
     assert ConsumerSettings().name != ConsumerSettings().name
     assert ConsumerSettings(vbuckets=[3, 1, 3]).vbuckets == (1, 3)
+
+
+def test_whoever_waits_for_an_end_gives_up() -> None:
+    assert ConsumerSettings().gives_up_after_s == math.inf
+    assert ConsumerSettings(end="latest").gives_up_after_s == ConsumerSettings(end={0: 1}).gives_up_after_s == 60
+    assert (
+        ConsumerSettings(patience_s=5).gives_up_after_s == ConsumerSettings(patience_s=5, end={}).gives_up_after_s == 5
+    )

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 import pyarrow as pa
@@ -13,7 +13,7 @@ from upriver.cli.complaint import Failure
 from upriver.cli.documents import text_fields
 from upriver.cli.dump import live
 from upriver.cli.output import Advance, on_terminal, progress, show_json, shown
-from upriver.cli.parameters import ADDRESS, address_argument, json_option, vbuckets_option
+from upriver.cli.parameters import ADDRESS, address_argument, json_option, patience_option, vbuckets_option
 from upriver.cli.running import run
 from upriver.client import Address, Consumer
 from upriver.client.cluster import Cluster
@@ -32,9 +32,10 @@ DIFFERENT: Final = 1
 @click.command()
 @click.argument("first", type=ADDRESS, metavar="FIRST")
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
+@patience_option()
 @json_option
 @address_argument
-def diff(first: Address, vbuckets: tuple[int, ...] | None, as_json: bool, address: Address) -> None:
+def diff(first: Address, vbuckets: tuple[int, ...] | None, patience: float, as_json: bool, address: Address) -> None:
     """Compare two nodes, vbucket by vbucket.
 
     A line for each document that the second node, ADDRESS, has not (missing), has in addition (extra) or has with
@@ -42,20 +43,22 @@ def diff(first: Address, vbuckets: tuple[int, ...] | None, as_json: bool, addres
     for what it holds itself, in whatever state, except dead, so that copies can be held against their source. What is
     compared is the state at the beginning, of a few vbuckets at a time; writes meanwhile show as differences.
 
-    Exit code 0 if both hold the same, 1 if not.
+    Exit code 0 if both hold the same, 1 if not, or if a node cannot be read.
 
     \b
     Examples:
       upriver diff 10.0.0.7:11210 10.0.0.8:11210
       upriver diff --vbuckets 0-15 --json 10.0.0.7 10.0.0.8 | jq -r .key
     """
-    found = run(_diff(first, address, vbuckets, as_json))
+    found = run(_diff(first, address, vbuckets, patience, as_json))
     click.echo(f"{found:,} differences" if found else "no differences", err=True)
     if found:
         click.get_current_context().exit(DIFFERENT)
 
 
-async def _diff(first: Address, second: Address, wanted: tuple[int, ...] | None, as_json: bool) -> int:
+async def _diff(
+    first: Address, second: Address, wanted: tuple[int, ...] | None, patience_s: float, as_json: bool
+) -> int:
     mine, theirs = await asyncio.gather(_held(first), _held(second))
     numbers = sorted(mine.keys() | theirs.keys()) if wanted is None else list(wanted)
     unknown = [str(number) for number in numbers if number not in mine and number not in theirs]
@@ -71,7 +74,7 @@ async def _diff(first: Address, second: Address, wanted: tuple[int, ...] | None,
     with progress("diff", total, "changes") as advance:
         for group in _groups(both, mine, theirs):
             ours, others = await asyncio.gather(
-                _read(first, group, mine, advance), _read(second, group, theirs, advance)
+                _read(first, group, mine, patience_s, advance), _read(second, group, theirs, patience_s, advance)
             )
             for number in group:
                 for difference in differences(number, ours[number], others[number]):
@@ -107,14 +110,15 @@ def _groups(
 
 
 async def _read(
-    address: Address, group: list[int], held: Mapping[int, VbucketStatus], advance: Advance
+    address: Address, group: list[int], held: Mapping[int, VbucketStatus], patience_s: float, advance: Advance
 ) -> dict[int, pa.Table]:
     """What a node holds in these vbuckets."""
     now = int(time.time())
     pieces: dict[int, list[pa.RecordBatch]] = {number: [] for number in group}
     ends = {number: held[number].high_seqno for number in group if held[number].high_seqno}
     if ends:
-        consumer = Consumer(address, vbuckets=list(ends), end=ends, columns=_COLUMNS, active_only=False)
+        reading: dict[str, Any] = {"vbuckets": list(ends), "end": ends, "columns": _COLUMNS, "patience_s": patience_s}
+        consumer = Consumer(address, active_only=False, **reading)
         consumer.cluster = SingleNode(address, ends)
         async with consumer:
             async for batch in consumer:

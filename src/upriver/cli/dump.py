@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from upriver.cli.complaint import Complaint
 from upriver.cli.documents import lines_of
 from upriver.cli.output import Advance, progress
-from upriver.cli.parameters import address_argument, vbuckets_option
+from upriver.cli.parameters import address_argument, patience_option, vbuckets_option
 from upriver.cli.running import interruptible, run
 from upriver.client import Address, Consumer
 from upriver.client.inquiry import active_vbuckets
@@ -50,6 +50,7 @@ class Writer(Protocol):
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
 @click.option("--keys-only", is_flag=True, help="Leave out the values.")
 @click.option("--deletions", is_flag=True, help="Also what was deleted, as far as the node still knows it.")
+@patience_option()
 @address_argument
 def dump(
     form: str | None,
@@ -57,6 +58,7 @@ def dump(
     vbuckets: tuple[int, ...] | None,
     keys_only: bool,
     deletions: bool,
+    patience: float,
     address: Address,
 ) -> None:
     """Write all documents as JSON lines or Parquet.
@@ -82,21 +84,14 @@ def dump(
     columns = tuple(name for name in COLUMNS if not (keys_only and name == "value"))
     left = "the lines end where it stopped" if output == "-" else f"{output} is not written"
     with interruptible(left), _opened(output, form, columns) as writer:
-        run(_dump(writer, columns, vbuckets, keys_only, deletions, address))
+        settings: dict[str, Any] = {"vbuckets": vbuckets, "keys_only": keys_only, "patience_s": patience}
+        run(_dump(writer, deletions, address, columns=columns, **settings))
 
 
-async def _dump(
-    writer: Writer,
-    columns: tuple[str, ...],
-    vbuckets: tuple[int, ...] | None,
-    keys_only: bool,
-    deletions: bool,
-    address: Address,
-) -> None:
+async def _dump(writer: Writer, deletions: bool, address: Address, **settings: Any) -> None:
     now = int(time.time())
-    settings: dict[str, Any] = {"end": "latest", "vbuckets": vbuckets, "keys_only": keys_only, "columns": columns}
-    async with Consumer(address, on_rollback="fail", **settings) as consumer:
-        held = await active_vbuckets(consumer.cluster, vbuckets)
+    async with Consumer(address, end="latest", on_rollback="fail", **settings) as consumer:
+        held = await active_vbuckets(consumer.cluster, settings["vbuckets"])
         total = sum(each.high_seqno for each in held.values())
         with progress("dump", total, "changes") as advance:
             await _write_all(consumer, writer, deletions, now, advance)

@@ -7,10 +7,10 @@ import click
 
 from upriver.cli.complaint import Failure
 from upriver.cli.output import progress, show_json
-from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option
+from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
 from upriver.cli.running import interruptible, run
 from upriver.client import Address, Mover, Step
-from upriver.client.mover import PARALLEL, PATIENCE_S
+from upriver.client.mover import PARALLEL
 from upriver.protocol.mover import Goal, Phase
 
 
@@ -19,8 +19,7 @@ from upriver.protocol.mover import Goal, Phase
 @click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="The node that gets them.")
 @click.option("--undo", is_flag=True, help="Take an interrupted move back, as far as it is not done.")
 @click.option("--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True, help="So many at a time.")
-@click.option("--patience", type=click.FloatRange(0.1), default=PATIENCE_S, show_default=True, metavar="SECONDS",
-              help="Give a vbucket up that gets no further for so long.")  # fmt: skip
+@patience_option("Give a vbucket up that gets no further for so long.")
 @json_option
 @address_argument
 def move(

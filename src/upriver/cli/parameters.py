@@ -10,6 +10,7 @@ import click
 
 from upriver.cli.complaint import Complaint
 from upriver.client.address import Address
+from upriver.client.backoff import PATIENCE_S
 from upriver.errors import AddressError, PositionError
 from upriver.model import Snapshot, StreamPosition
 from upriver.model.vbucket import VBUCKETS_MAX
@@ -121,6 +122,14 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print
 def vbuckets_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """An option that names vbuckets."""
     return click.option("--vbuckets", type=VBUCKETS, metavar="RANGES", help=help_text)
+
+
+def patience_option(
+    help_text: str = "Give up if a vbucket gets no stream for so long.", default: float | None = PATIENCE_S
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that says how long to go on trying."""
+    kind = click.FloatRange(0.1)
+    return click.option("--patience", type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
 
 
 def key_of(text: str) -> bytes:

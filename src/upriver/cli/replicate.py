@@ -8,12 +8,11 @@ import click
 from upriver.cli.complaint import Failure
 from upriver.cli.move import show_step
 from upriver.cli.output import progress
-from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option
+from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
 from upriver.cli.running import run
 from upriver.client import Address, Mover, Step
 from upriver.client.cluster import Cluster
 from upriver.client.inquiry import VbucketStatus, vbuckets_of
-from upriver.client.mover import PATIENCE_S
 from upriver.errors import UpriverError
 from upriver.protocol.mover import Goal, Phase
 
@@ -24,8 +23,7 @@ _LOOK_S = 0.2
 @click.argument("vbuckets", type=VBUCKETS, metavar="VBUCKETS")
 @click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="The node that gets copies.")
 @click.option("--once", is_flag=True, help="End when the copies hold what the node holds at the start.")
-@click.option("--patience", type=click.FloatRange(0.1), default=PATIENCE_S, show_default=True, metavar="SECONDS",
-              help="Give up if nothing goes on for so long.")  # fmt: skip
+@patience_option("Give up if nothing goes on for so long.")
 @json_option
 @address_argument
 def replicate(

@@ -8,9 +8,10 @@ import click
 from upriver.cli.complaint import Complaint
 from upriver.cli.documents import event_line, lines_of
 from upriver.cli.output import on_terminal, shown
-from upriver.cli.parameters import POSITIONS, address_argument, json_option, vbuckets_option
+from upriver.cli.parameters import POSITIONS, address_argument, json_option, patience_option, vbuckets_option
 from upriver.cli.running import run
 from upriver.client import Address, Batch, Consumer, FileCheckpoint
+from upriver.client.backoff import PATIENCE_S
 from upriver.client.copies import POLICIES
 from upriver.client.settings import DIALECTS
 from upriver.errors import InvalidArguments
@@ -46,6 +47,7 @@ _COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow
 @click.option("--value-filter", metavar="JSON", help='Only JSON values with this: {"field": "a.b", "equals": 1}.')
 @click.option("--persisted-only", is_flag=True, help="Only what is on the node's disk.")
 @click.option("--history", is_flag=True, help="Every version that is kept, not only the newest of each key.")
+@patience_option(f"Give up if a vbucket gets no stream for so long.  [default: {PATIENCE_S:g} with --until-now]", None)
 @json_option
 @address_argument
 def tail(
@@ -56,7 +58,8 @@ def tail(
 
     A line for each change: vbucket, seqno, what happened, key, value. With --json as `upriver dump` writes them, with
     the event besides; what happens to whole vbuckets (rollback, reset, flush) has the event and no key. With a
-    checkpoint every change is shown at least once, also across restarts of either side.
+    checkpoint every change is shown at least once, also across restarts of either side. A node that is gone is waited
+    for, however long, unless there is an end to reach or --patience says otherwise.
 
     \b
     Examples:
@@ -67,6 +70,7 @@ def tail(
     """
     settings["start"] = _start(start)
     settings["end"] = "latest" if until_now else "never"
+    settings["patience_s"] = settings.pop("patience")
     if checkpoint is not None:
         settings["checkpoint"] = FileCheckpoint(checkpoint, source=str(address))
     run(_tail(settings, limit, as_json, address))

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: longer each time, never the same for two clients."""
+"""How long to wait before trying again: longer each time, never the same for two clients; and when to give up."""
 
 import random
 from typing import Final
@@ -6,6 +6,8 @@ from typing import Final
 FIRST_S: Final = 0.02
 LONGEST_S: Final = 5.0
 _FACTOR: Final = 2.0
+#: How long to go on trying where somebody waits for the end.
+PATIENCE_S: Final = 60.0
 
 
 class Backoff:

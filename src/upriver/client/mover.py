@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from upriver.client.address import Address
-from upriver.client.backoff import Backoff
+from upriver.client.backoff import PATIENCE_S, Backoff
 from upriver.client.connection import Connection
 from upriver.client.map_changes import MapChanges
 from upriver.client.sync import Synchronous
@@ -31,7 +31,6 @@ from upriver.protocol import mover as steps
 from upriver.protocol.mover import Goal, Link, Move, Phase
 
 PARALLEL: Final = 4
-PATIENCE_S: Final = 60.0
 RECEIVE_BYTES: Final = 512 * 1024
 #: How long replication pauses at most before it asks again for a stream that has ended.
 REST_S_MAX: Final = 1.0

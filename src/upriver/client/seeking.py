@@ -3,13 +3,13 @@
 A vbucket without a stream is *wanted*: a supervising task looks up in the newest cluster map who has it and asks there,
 after a pause that grows with each attempt. Streams end because a connection is lost, a vbucket moves or the source
 falls back; in every case the vbucket is wanted again, from exactly where its copy stands, and the protocol finds out
-whether it may go on from there.
+whether it may go on from there. One that gets no stream for too long is given up, and everything with it.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -69,6 +69,8 @@ class Seeking:
         self._wanted: set[int] = set()
         self._wants = asyncio.Event()
         self._backoffs: dict[object, Backoff] = {}
+        #: Since when attempts to get a stream fail, for each vbucket that has none.
+        self._without_since: dict[int, float] = {}
         #: The map may be out of date.
         self._suspect = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,7 +162,7 @@ class Seeking:
         if stream.end_reason != "disconnected":
             LOG.info("vbucket %d: the stream from %s ended: %s", vbucket, feed.endpoint, stream.end_reason)
             self._suspect = True
-            self._want_later([vbucket], vbucket)
+            self._want_later([vbucket], vbucket, f"the stream from {feed.endpoint} ended: {stream.end_reason}")
 
     def dumped(self, feed: TapFeed, vbuckets: Iterable[int]) -> None:  # noqa: ARG002
         """TAP has sent everything; what is not whole is wanted again when the connection is closed."""
@@ -189,7 +191,7 @@ class Seeking:
         self.reconnects += 1
         self._suspect = True
         LOG.warning("%s", error)
-        self._want_later([number for number in feed.carried if number in self._ranges.unfinished], feed.endpoint)
+        self._want_later([number for number in feed.carried if number in self._ranges.unfinished], feed.endpoint, error)
 
     def failed(self, error: BaseException) -> None:
         """Something went wrong that no other attempt would change: nothing that still comes counts."""
@@ -202,15 +204,24 @@ class Seeking:
         self._wanted.update(number for number in vbuckets if number in self._ranges.unfinished)
         self._wants.set()
 
-    def _want_later(self, vbuckets: list[int], what: object) -> None:
-        """Ask again after a pause that grows with each attempt for the same."""
-        if vbuckets and not self._closed:
-            pause_s = self._backoffs.setdefault(what, Backoff()).pause_s()
-            asyncio.get_running_loop().call_later(pause_s, self._want, vbuckets)
+    def _want_later(self, vbuckets: list[int], what: object, why: object) -> None:
+        """Ask again after a pause that grows with each attempt for the same; or give up, and say why."""
+        if not vbuckets or self._closed:
+            return
+        loop, patience_s = asyncio.get_running_loop(), self._settings.gives_up_after_s
+        now = loop.time()
+        longest = min(vbuckets, key=lambda number: self._without_since.setdefault(number, now))
+        if now - self._without_since[longest] >= patience_s:
+            self.failed(StreamRefused(longest, f"no stream for {patience_s:g} s: {why}"))
+            return
+        pause_s = self._backoffs.setdefault(what, Backoff()).pause_s()
+        loop.call_later(pause_s, self._want, vbuckets)
 
-    def _worked(self, *what: object) -> None:
-        """The next attempt for the same, and for whatever else failed, is the first again."""
-        for each in (*what, "homeless", None):
+    def _worked(self, vbuckets: Collection[int], *what: object) -> None:
+        """These have a stream; the next attempt for the same, and for whatever else failed, is the first again."""
+        for number in vbuckets:
+            self._without_since.pop(number, None)
+        for each in (*vbuckets, *what, "homeless", None):
             self._backoffs.pop(each, None)
 
     async def _supervise(self) -> None:
@@ -229,7 +240,7 @@ class Seeking:
     def _unavailable(self, error: NodeUnavailable, wanted: list[int], what: object) -> None:
         LOG.warning("%s", error)
         self._suspect = True
-        self._want_later(wanted, what)
+        self._want_later(wanted, what, error)
 
     async def _place(self, wanted: list[int]) -> None:
         """Ask whoever has the vbuckets now."""
@@ -243,7 +254,7 @@ class Seeking:
             (homeless if owner is None else by_node.setdefault(owner, [])).append(number)
         if homeless:
             self._suspect = True
-            self._want_later(homeless, "homeless")
+            self._want_later(homeless, "homeless", "no node of the cluster has it")
         for endpoint, numbers in by_node.items():
             try:
                 if self._tap is not None:
@@ -256,7 +267,7 @@ class Seeking:
                 continue
             if not feed.connection.is_open:  # lost meanwhile: what is not asked for yet would never be wanted again
                 self._suspect = True
-                self._want_later(numbers, endpoint)
+                self._want_later(numbers, endpoint, f"the connection to {endpoint} is lost")
                 continue
             for number in here:
                 self._ask(feed, number)
@@ -275,7 +286,7 @@ class Seeking:
         missing = [number for number in numbers if number not in active]
         if missing:
             self._suspect = True
-            self._want_later(missing, "homeless")
+            self._want_later(missing, "homeless", f"{endpoint} does not have it active")
         return [number for number in numbers if number in active]
 
     async def _feed(self, endpoint: Endpoint) -> Feed:
@@ -290,7 +301,7 @@ class Seeking:
             if error is None:
                 if end_seqno > self._end_of(vbucket):
                     self._shorten(feed, vbucket)
-                self._worked(vbucket, feed.endpoint)
+                self._worked([vbucket], feed.endpoint)
             elif not feed.connection.is_open:
                 return  # ``feed_lost`` wants it again
             elif isinstance(error, NotMyVbucket) and self._cluster.map.owner(vbucket) not in (None, asked):
@@ -298,7 +309,7 @@ class Seeking:
             elif isinstance(error, _PASSING):
                 LOG.info("%s: %s", feed.endpoint, error)
                 self._suspect = True
-                self._want_later([vbucket], vbucket)
+                self._want_later([vbucket], vbucket, f"{feed.endpoint}: {error}")
             else:
                 self.failed(StreamRefused(vbucket, f"{feed.endpoint} gives no stream: {error}"))
 
@@ -339,10 +350,10 @@ class Seeking:
             return
         if feed is not None:
             self._tap_feeds[endpoint] = feed
-            self._worked(endpoint)
+            self._worked(feed.carried, endpoint)
         if missing:
             self._suspect = True
-            self._want_later(sorted(missing), "homeless")
+            self._want_later(sorted(missing), "homeless", f"{endpoint} does not have it active")
 
     async def _look_for_gone(self, places: TapPlaces) -> None:
         while True:

@@ -1,5 +1,6 @@
 """What a consumer may be told, checked before anything is connected."""
 
+import math
 import os
 import secrets
 import socket
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from upriver.client.backoff import PATIENCE_S
 from upriver.client.copies import POLICIES, Policy
 from upriver.client.progress import Progress
 from upriver.errors import InvalidArguments, NotSupported
@@ -70,6 +72,8 @@ class ConsumerSettings:
     noop_interval_s: float = NOOP_INTERVAL_S
     #: After how long a vbucket that does not move is complained about.
     stall_s: float = STALL_S
+    #: After how long a vbucket that gets no stream is given up; None: after a minute if ``end`` is given, else never.
+    patience_s: float | None = None
     #: Whether asking for the next batch says that the one before is done; else ``acknowledge`` says so.
     auto_acknowledge: bool = True
     #: How often progress is saved, at most.
@@ -93,6 +97,8 @@ class ConsumerSettings:
             raise InvalidArguments(f"there is no column {', '.join(unknown)}; known are {', '.join(CHANGES.names)}")
         if self.window_bytes < 0 or self.noop_interval_s < 0 or self.stall_s <= 0:
             raise InvalidArguments("window, noop interval and stall time are not negative")
+        if self.patience_s is not None and not self.patience_s > 0:
+            raise InvalidArguments("patience takes some time")
         if self.vbuckets is not None:
             wanted = sorted(set(self.vbuckets))
             if not wanted or wanted[0] < 0 or wanted[-1] > 0xFFFF:
@@ -126,6 +132,13 @@ class ConsumerSettings:
             needed = ["vbucket", "seqno", *needed]
         needed = list(dict.fromkeys(needed))
         return (*self.columns, *(name for name in needed if name not in self.columns))
+
+    @property
+    def gives_up_after_s(self) -> float:
+        """How long a vbucket may be without a stream. Whoever waits for an end shall not wait for ever."""
+        if self.patience_s is not None:
+            return self.patience_s
+        return math.inf if self.end == "never" else PATIENCE_S
 
     @property
     def needs_settings(self) -> bool:

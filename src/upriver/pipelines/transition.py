@@ -19,8 +19,9 @@ import pyarrow as pa
 from pyarrow import feather
 
 from upriver.client import Address, Cluster, Consumer, Mover, Step
+from upriver.client.backoff import PATIENCE_S
 from upriver.client.inquiry import VbucketStatus, vbuckets_of
-from upriver.client.mover import PARALLEL, PATIENCE_S
+from upriver.client.mover import PARALLEL
 from upriver.client.single_node import SingleNode
 from upriver.errors import OptionError, PipelineFailed, UpriverError
 from upriver.model import CHANGES, Event, VbucketState
