@@ -16,6 +16,7 @@ changes = st.builds(
     vbucket=st.integers(0, 1023),
     event=st.sampled_from([Event.MUTATION, Event.DELETION]),
     seqno=st.integers(1, 2**63),
+    rev_seqno=st.integers(0, 2**64 - 1),
     cas=st.integers(0, 2**64 - 1),
     flags=u32,
     expiry=u32,
@@ -33,15 +34,19 @@ def test_what_goes_out_comes_in(written: list[Change], rows_max: int) -> None:
     assert len(rows) == len(written)
     for row, change in zip(rows, written, strict=True):
         stored = change.event is Event.MUTATION
-        expected = {name: getattr(change, name) for name in ("key", "event", "flags", "expiry", "cas", "datatype")}
+        expected = {
+            name: getattr(change, name) for name in ("key", "event", "flags", "expiry", "cas", "rev_seqno", "datatype")
+        }
         expected["value"] = change.value if stored else b""
         assert {name: row[name] for name in expected} == expected
 
 
 def test_the_fields_of_a_line() -> None:
-    change = Change(vbucket=3, event=Event.MUTATION, seqno=9, cas=5, flags=1, expiry=2, key=b"k", value=b'{"a":1}')
+    change = Change(
+        vbucket=3, event=Event.MUTATION, seqno=9, rev_seqno=4, cas=5, flags=1, expiry=2, key=b"k", value=b'{"a":1}'
+    )
     (line,) = lines_of(change_batch([change]))
-    assert line == '{"key":"k","value":"{\\"a\\":1}","flags":1,"expiry":2,"cas":5,"seqno":9,"vbucket":3}'
+    assert line == '{"key":"k","value":"{\\"a\\":1}","flags":1,"expiry":2,"cas":5,"seqno":9,"vbucket":3,"rev_seqno":4}'
     (line,) = lines_of(change_batch([change]), with_event=True)
     assert json.loads(line)["event"] == "mutation"
 

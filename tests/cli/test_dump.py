@@ -25,7 +25,7 @@ def test_one_document_a_line(run: Run) -> None:
     result = run("dump")
     assert result.exit_code == 0
     (document,) = map(json.loads, result.stdout.splitlines())
-    assert list(document) == ["key", "value", "flags", "expiry", "cas", "seqno", "vbucket"]
+    assert list(document) == ["key", "value", "flags", "expiry", "cas", "seqno", "vbucket", "rev_seqno"]
     assert (document["key"], document["value"], document["flags"]) == ("fruit", "apple", 7)
     told = [json.loads(line) for line in run("dump", "--deletions").stdout.splitlines()]
     assert {document["key"]: document.get("deleted", False) for document in told} == {"fruit": False, "gone": True}

@@ -48,14 +48,33 @@ def test_csv(run: Run, tmp_path: Path) -> None:
     assert held["pear"]["value"] == ""
 
 
-def test_parquet_with_meta_keeps_cas_and_revision(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
+def test_with_meta_keeps_cas_and_revision(run: Run, tmp_path: Path, name: str) -> None:
     for value in ("first", "second"):
         run("set", "fruit", value)
-    path = str(tmp_path / "all.parquet")
-    assert run("dump", "-o", path).exit_code == 0
+    run("set", "gone", "soon")
+    run("delete", "gone")
+    path = str(tmp_path / name)
+    assert run("dump", "--deletions", "-o", path).exit_code == 0
     with start(vbuckets=8) as other:
         assert run("load", "--with-meta", path, other.address).exit_code == 0
-        assert documents(run, other.address)["fruit"]["cas"] == documents(run)["fruit"]["cas"]
+        held = documents(run, "--deletions", other.address)
+    for document in (mine := documents(run, "--deletions")).values():
+        assert document["rev_seqno"] == 2
+    for document in (*mine.values(), *held.values()):
+        del document["seqno"]
+    assert held == mine
+
+
+@pytest.mark.parametrize("given", ['{"key":"a","value":"b","cas":7}\n', '{"key":"a","value":"b","rev_seqno":7}\n'])
+def test_with_meta_needs_a_version(run: Run, given: str) -> None:
+    result = run("load", "--with-meta", "-", given='{"key":"c","value":"d","cas":7,"rev_seqno":1}\n' + given)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "for --with-meta has empty places" in result.stderr
+    result = run("load", "--with-meta", "--sample", "5")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "there is no column cas for --with-meta" in result.stderr
+    assert documents(run) == {}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from upriver.client.batches import VbucketEvent
 from upriver.model import CHANGES, Event
 
 #: The numbers that a document has beside its key and value.
-NUMBERS: Final = ("flags", "expiry", "cas", "seqno", "vbucket")
+NUMBERS: Final = ("flags", "expiry", "cas", "seqno", "vbucket", "rev_seqno")
 _MAX: Final = {field.name: 2**field.type.bit_width - 1 for field in CHANGES if pa.types.is_integer(field.type)}
 _compact: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -84,7 +84,9 @@ def batches_of(lines: Iterable[bytes], rows_max: int) -> Iterator[pa.RecordBatch
         yield _batch(rows)
 
 
-_COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "cas", "rev_seqno", "datatype")
+_COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "datatype", "cas", "rev_seqno")
+#: Those of a version that lives elsewhere: a document without them has none, which is not the same as 0.
+_VERSION: Final = ("cas", "rev_seqno")
 
 
 def _row(line: bytes) -> tuple[Any, ...]:
@@ -125,11 +127,13 @@ def _bytes(document: Mapping[str, Any], name: str) -> bytes | None:
         raise NotADocument(f"the {name} holds half a character") from None
 
 
-def _number(document: Mapping[str, Any], name: str) -> int:
+def _number(document: Mapping[str, Any], name: str) -> int | None:
+    if name in _VERSION and name not in document:
+        return None
     found = document.get(name, 0)
     if type(found) is not int or not 0 <= found <= _MAX[name]:
         raise NotADocument(f"{name} is no number from 0 to {_MAX[name]}")
-    return found
+    return int(found)
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:

@@ -63,9 +63,9 @@ def dump(
 ) -> None:
     """Write all documents as JSON lines or Parquet.
 
-    One document a line: key, value, flags, expiry, cas, seqno, vbucket. A key or value that is not UTF-8 is written as
-    base64, under the name key_base64 or value_base64; `upriver load` reads both. Parquet has the same columns, with
-    keys and values as bytes.
+    One document a line: key, value, flags, expiry, cas, seqno, vbucket, rev_seqno. A key or value that is not UTF-8 is
+    written as base64, under the name key_base64 or value_base64; `upriver load` reads both. Parquet has the same
+    columns, with keys and values as bytes.
 
     What is written is the state at the start of the dump, vbucket by vbucket; writers are not kept waiting. A server
     that is no node of Upriver may tell a key twice that changes meanwhile: the later line counts.

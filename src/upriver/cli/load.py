@@ -34,7 +34,7 @@ _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".c
     help="Default: by the ending of the file's name, else jsonl.",
 )
 @click.option("--sample", type=click.IntRange(0), metavar="N", help="Store N made-up documents instead of a file.")
-@click.option("--with-meta", is_flag=True, help="Keep CAS and revision of a dump in Parquet, and its deletions.")
+@click.option("--with-meta", is_flag=True, help="Keep CAS and revision of a dump, and its deletions.")
 @click.argument("places", metavar="[FILE] [ADDRESS]", nargs=-1)
 @click.pass_context
 def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bool, places: tuple[str, ...]) -> None:
@@ -51,6 +51,7 @@ def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bo
       upriver load --sample 20000 127.0.0.1:11210
       upriver load all.jsonl
       upriver dump 10.0.0.7:11210 | upriver load - 10.0.0.8:11210
+      upriver dump --deletions 10.0.0.7 | upriver load --with-meta - 10.0.0.8
       upriver load --with-meta all.parquet upriver://me@10.0.0.8/default
     """
     file, address = _places(ctx, places, sample)
@@ -115,19 +116,24 @@ def taken(batch: pa.RecordBatch, with_meta: bool) -> pa.RecordBatch:
     """Only the columns that are stored."""
     wanted = TAKEN + (_META if with_meta else ())
     names = [name for name in batch.schema.names if name in wanted]
-    for needed in ("key", "value"):
+    for needed in ("key", "value", *(_META if with_meta else ())):
         if needed not in names:
-            raise Failure(f"there is no column {needed}; there are {', '.join(batch.schema.names) or 'none'}")
+            there = ", ".join(batch.schema.names) or "none"
+            raise Failure(f"there is no column {needed}{_purpose(needed)}; there are {there}")
     columns = []
     for name in names:
         column, kind = batch.column(name), CHANGES.field(name).type
         if column.null_count:
-            raise Failure(f"the column {name} has empty places")
+            raise Failure(f"the column {name}{_purpose(name)} has empty places")
         try:
             columns.append(column if column.type == kind else column.cast(kind))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Failure(f"the column {name} does not hold what it should: {error}") from None
     return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _purpose(name: str) -> str:
+    return " for --with-meta" if name in _META else ""
 
 
 # Where documents come from
