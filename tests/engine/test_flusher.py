@@ -8,7 +8,7 @@ import lmdb
 import pytest
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, CursorEnd
+from upriver.engine import Bucket, CursorEnd, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch, Block
 from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
@@ -383,6 +383,31 @@ def test_who_waited_on_a_history_that_was_cut_is_released_with_the_cut(tmp_path:
         vbucket.flush()
         bucket.flusher.step()
         assert acked == ["cut"]
+
+
+def roll_back(vbucket: Vbucket) -> None:
+    vbucket.roll_back(1)
+
+
+@pytest.mark.parametrize("go_back", [roll_back, Vbucket.clear, Vbucket.start_over])
+def test_who_waited_for_a_change_that_is_undone_is_not_told_that_it_is_on_disk(
+    tmp_path: Path, go_back: Callable[[Vbucket], None]
+) -> None:
+    with Bucket.open(tmp_path / "data", vbuckets=1, ack="disk", background=False) as bucket:
+        vbucket, heard = bucket.create_vbucket(0), list[object]()
+        vbucket.set(b"kept", b"value")
+        bucket.flusher.step()
+        _, seqno = vbucket.set(b"undone", b"value")
+        bucket.acknowledge(vbucket, seqno, lambda: heard.append("stored"), heard.append)
+        vbucket.set_state(VbucketState.REPLICA)
+        go_back(vbucket)
+        vbucket.set_state(VbucketState.ACTIVE)
+        _, seqno = vbucket.set(b"later", b"value")
+        bucket.acknowledge(vbucket, seqno, lambda: heard.append("later"), heard.append)
+        bucket.flusher.step()
+        assert isinstance(heard[0], TemporaryFailure)
+        assert "undone" in str(heard[0])
+        assert heard[1:] == ["later"]
 
 
 def test_any_failure_of_a_commit_keeps_what_was_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,21 @@ def test_a_wait_that_was_taken_along_can_still_be_cancelled() -> None:
     assert len(waiting) == 1
 
 
+def test_only_those_who_listen_hear_that_their_change_is_undone() -> None:
+    waiting, table = room()
+    heard: list[str] = []
+    waiting.for_change(table, 2, lambda: heard.append("deaf"), None)
+    waiting.for_change(table, 1, lambda: heard.append("kept"), None, lambda: heard.append("never"))
+    waiting.for_change(table, 2, lambda: heard.append("never"), None, lambda: heard.append("undone"))
+    for call in waiting.undone(table, 1) + waiting.undone(table, 1):
+        call()
+    assert heard == ["undone"]
+    for call in waiting.persisted(lambda _: 2):
+        call()
+    assert heard == ["undone", "deaf", "kept"]
+    assert waiting.undone(table, 0) == []
+
+
 def test_only_those_who_listen_hear_of_a_failure() -> None:
     waiting, table = room()
     heard: list[object] = []

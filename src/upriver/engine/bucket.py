@@ -224,8 +224,8 @@ class Bucket:
         """Call ``done`` when the change may be answered: now, or with ``ack=disk`` when it is on disk.
 
         If the disk fails first, ``failed`` is called instead: the change stays in memory and may be stored
-        when the disk takes writes again, so whoever asked must not take it for undone. The wait can be
-        cancelled; there is none if the answer was due at once.
+        when the disk takes writes again, so whoever asked must not take it for undone. It is called, too, if a
+        rollback undoes the change first. The wait can be cancelled; there is none if the answer was due at once.
         """
         if self.ack != "disk":
             done()
@@ -238,7 +238,10 @@ class Bucket:
             why = f"the disk does not take writes: {error.why}; the change may still be stored later"
             tell(TemporaryFailure(why, vbucket=vbucket.number))
 
-        return self.flusher.when_persisted(vbucket, seqno, done, refused)
+        def undone() -> None:
+            tell(TemporaryFailure("the change was undone before it was on disk", vbucket=vbucket.number))
+
+        return self.flusher.when_persisted(vbucket, seqno, done, refused, undone)
 
     def sync(self, timeout_s: float | None = None) -> bool:
         """Wait until everything done so far is on disk; False if it took too long, an error if a write failed.

@@ -34,7 +34,7 @@ from upriver.engine.heap import Heap
 from upriver.engine.journal import Journal
 from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
-from upriver.engine.waiting import Done, Failed, Wait, WaitingRoom, told
+from upriver.engine.waiting import Done, Failed, Wait, told
 from upriver.errors import CorruptData, StorageError
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Flusher:
         self.error: StorageError | None = None
         #: Nothing is written for now.
         self.paused = False
-        self.waiting = WaitingRoom(journal.lock)
+        self.waiting = journal.waiting
         self._checkpoint: _Checkpoint | None = None
         self._slice_bytes = slice_bytes
         self._compactions: deque[_Compaction] = deque()
@@ -155,14 +155,17 @@ class Flusher:
 
     # Who waits.
 
-    def when_persisted(self, vbucket: Vbucket, seqno: int, done: Done, failed: Failed | None = None) -> Wait:
+    def when_persisted(
+        self, vbucket: Vbucket, seqno: int, done: Done, failed: Failed | None = None, undone: Done | None = None
+    ) -> Wait:
         """Call ``done`` when the change ``seqno`` is on disk; from the flusher's thread, or now if it is.
 
         If a write fails ``failed`` is called instead, with the error; the change may still be stored later.
-        Without it the wait goes on until a write succeeds.
+        Without it the wait goes on until a write succeeds. If this copy goes back behind the change first, ``undone``
+        is called; without it the wait ends with the cut, as after a flush, which is a later write.
         """
         with self.journal.lock:
-            wait = self.waiting.for_change(vbucket.table, seqno, done, failed)
+            wait = self.waiting.for_change(vbucket.table, seqno, done, failed, undone)
             call = told([wait]) if vbucket.table.persisted_seqno >= seqno else [self._urge]
         for each in call:
             each()

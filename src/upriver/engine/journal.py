@@ -1,4 +1,5 @@
-"""What waits for the disk besides records: changed descriptions of vbuckets and histories that were cut.
+"""What waits for the disk besides records: changed descriptions of vbuckets, histories that were cut, and whoever
+wants to hear of it.
 
 The hot path never comes here. Whoever changes a vbucket's role, log or bounds holds ``lock`` while doing
 so, and the flusher holds it while it gathers a batch: a description on disk then always fits the records
@@ -7,6 +8,8 @@ beside it.
 
 import threading
 from collections.abc import Callable, Iterable
+
+from upriver.engine.waiting import WaitingRoom
 
 
 class Journal:
@@ -20,6 +23,7 @@ class Journal:
         self.trims: dict[int, int] = {}
         #: Vbuckets of which somebody wants to hear when more of them is on disk.
         self.watched: set[int] = set()
+        self.waiting = WaitingRoom(self.lock)
         self.wake: Callable[[], object] | None = None
 
     def change(self, vbucket: int) -> None:

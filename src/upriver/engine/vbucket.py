@@ -24,6 +24,7 @@ from upriver.engine.backend import Ledger, Table
 from upriver.engine.history import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.journal import Journal
 from upriver.engine.keyvalue import KeyValue
+from upriver.engine.waiting import Done
 from upriver.engine.whole import WholeStates
 from upriver.errors import (
     InvalidArguments,
@@ -362,31 +363,37 @@ class Vbucket(KeyValue):
                 self._place(state)
                 self.journal.trim(self.number, state)
                 self.table.touch()  # what is left may have been in a group that no longer counts
+            undone = self.journal.waiting.undone(self.table, state)
+        notify(undone)
         self.end_cursors(CursorEnd.ROLLED_BACK)
         return state
 
     def start_over(self) -> None:
         """Drop everything under a log of its own: the peer that fills this copy next has none to tell, as in TAP."""
         with self.journal.lock:
-            self._clear_copy()
+            undone = self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
             self.counts_itself = True
             was_streamable, self.streamable = self.streamable, True  # that it holds nothing is something to tell
         if not was_streamable:
             self.on_role(self.number)
+        notify(undone)
         self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever asks again is told of the new log
 
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
         with self.journal.lock:
-            self._clear_copy()
+            undone = self._clear_copy()
+        notify(undone)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
-    def _clear_copy(self) -> None:
+    def _clear_copy(self) -> list[Done]:
+        """Whoever waits for what it wrote when it was active is to be called: a flush of its own it was not."""
         if self.state is VbucketState.ACTIVE:
             raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
         self._check_here()
         self._clear()
+        return self.journal.waiting.undone(self.table, 0)
 
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
         """Empty the vbucket under a new failover log, so that whoever was away learns of it.
