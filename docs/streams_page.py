@@ -108,7 +108,7 @@ _CONSUMING = """\
 A connection that is opened without the flag *producer* makes the node a consumer: whoever opened it, a mover, says with
 [add stream](protocol/upr.md#add-stream-0x51) which of its copies shall be fed, and passes on what the producer says.
 With users configured this needs the role *admin* beside *stream*, because it writes and decides who is active. An
-active vbucket, and one that another stream feeds already, is refused.
+active vbucket, a dead one, and one that another stream feeds already, is refused.
 
 Before its first stream the node sends its settings: a window of 10 MiB, noops, expirations as such. Then it asks with
 48 bytes of extras and, refused with `EINVAL`, in `upr` with 40; there it first asks for the failover log and decides by
@@ -120,8 +120,10 @@ One that lies beyond its snapshot, or comes without one, ends the stream here, b
 whatever the table below does not allow. What comes for a stream that is not, or no longer, there is answered with
 `KEY_ENOENT`, and the mover takes that for the end of the stream. A copy that somebody makes active, if only for a
 moment, takes no more of a stream that was asked for before: what it wrote itself must be rolled back first, and no
-seqno need show it. If the engine has no room the connection reads no more until there is. Processed bytes are
-acknowledged after a fifth of the window, or after five seconds.
+seqno need show it. Nor does one that is made dead or deleted. Except in a takeover, whose messages ask for themselves
+who the copy is, the node then closes the stream at once, at the producer too, under the opaque of the stream: so the
+mover knows although the source may be idle, and asks both sides anew. If the engine has no room the connection reads no
+more until there is. Processed bytes are acknowledged after a fifth of the window, or after five seconds.
 
 *Pending* and *active* are answered when they, and everything received before, are on disk. A copy becomes active only
 from pending: if somebody has made it something else meanwhile, that stands."""

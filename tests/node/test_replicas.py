@@ -141,6 +141,50 @@ def test_a_takeover_is_answered_from_disk(laboratory: Laboratory) -> None:
     assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
 
 
+@pytest.mark.parametrize("state", [VbucketState.ACTIVE, VbucketState.DEAD])
+def test_a_copy_that_is_given_another_role_leaves_its_stream_at_once(
+    laboratory: Laboratory, state: VbucketState
+) -> None:
+    peer, opaque = opened(laboratory)
+    laboratory.bucket.vbucket(0).set_state(state)
+    laboratory.settle()
+    (close,) = peer.take()
+    assert isinstance(close, upr.CloseStream)
+    assert (close.vbucket, close.opaque) == (0, opaque)
+    (refused,) = peer.send(*of(opaque, dcp.SnapshotMarker(start_seqno=0, end_seqno=3)))
+    assert isinstance(refused, Response)
+    assert refused.status is Status.KEY_ENOENT
+    laboratory.bucket.vbucket(0).set_state(VbucketState.REPLICA)
+    assert isinstance(peer.send(upr.AddStream(opaque=2))[-1], dcp.StreamRequest)
+
+
+def test_a_copy_that_is_given_another_role_before_the_producer_answers_gets_no_stream(laboratory: Laboratory) -> None:
+    peer = laboratory.connect().open(b"move", flags=0)
+    request = peer.send(upr.AddStream(opaque=1))[-1]
+    assert isinstance(request, dcp.StreamRequest)
+    laboratory.bucket.vbucket(0).set_state(VbucketState.DEAD)
+    laboratory.settle()
+    (answer,) = peer.take()
+    assert isinstance(answer, Response)
+    assert (answer.opaque, answer.status) == (1, Status.KEY_ENOENT)
+    assert peer.send(upr.StreamRequestResponse(log=LOG, opaque=request.opaque)) == []
+    laboratory.bucket.vbucket(0).set_state(VbucketState.REPLICA)
+    close, again = peer.send(upr.AddStream(opaque=2))
+    assert isinstance(close, upr.CloseStream)
+    assert isinstance(again, dcp.StreamRequest)
+
+
+@pytest.mark.parametrize("state", [VbucketState.PENDING, VbucketState.REPLICA])
+def test_a_role_in_which_a_copy_receives_ends_no_stream(laboratory: Laboratory, state: VbucketState) -> None:
+    peer, opaque = opened(laboratory)
+    laboratory.bucket.vbucket(0).set_state(state)
+    laboratory.settle()
+    assert peer.take() == []
+    change = dcp.Mutation(by_seqno=1, key=b"a")
+    assert peer.send(*of(opaque, dcp.SnapshotMarker(start_seqno=0, end_seqno=1), change)) == []
+    assert laboratory.bucket.vbucket(0).high_seqno == 1
+
+
 def test_a_second_connection_cannot_feed_the_same_vbucket(laboratory: Laboratory) -> None:
     peer, _ = opened(laboratory)
     other = laboratory.connect().open(b"other", flags=0)

@@ -85,6 +85,44 @@ def test_a_destination_that_has_left_the_stream_is_noticed(goal: Goal) -> None:
     assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
 
 
+def idle_branch(world: MovingWorld) -> None:
+    copy = world.destination.bucket.vbucket(0)
+    copy.set_state(ACTIVE)
+    copy.set(b"mistake", b"v")
+    copy.set_state(REPLICA)
+
+
+def idle_recreate(world: MovingWorld) -> None:
+    world.destination.bucket.delete_vbucket(0)
+    world.destination.bucket.create_vbucket(0, REPLICA)
+
+
+def idle_delete(world: MovingWorld) -> None:
+    world.destination.bucket.delete_vbucket(0)
+
+
+def idle_death(world: MovingWorld) -> None:
+    world.destination.bucket.vbucket(0).set_state(DEAD)
+
+
+@pytest.mark.parametrize("meddle", [idle_branch, idle_recreate, idle_delete, idle_death])
+def test_a_copy_that_was_meddled_with_is_fed_anew_though_the_source_is_idle(
+    meddle: Callable[[MovingWorld], None],
+) -> None:
+    world = MovingWorld(Goal.REPLICATE, vbuckets=(0, 1))
+    for vbucket in (0, 1):
+        world.source.write(vbucket, b"a", b"b")
+    for _ in range(5):
+        world.settle()
+        meddle(world)
+        world.settle()
+        assert world.move.phase is Phase.STREAMING
+        assert world.states() == (ACTIVE, REPLICA)
+        assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+    assert Phase.FAILED not in world.phases
+    assert world.phases.count(Phase.RESTING) == 5  # and the other vbucket's stream goes on
+
+
 def meddle_flush(world: MovingWorld) -> None:
     world.source.bucket.flush()
 

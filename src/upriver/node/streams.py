@@ -169,6 +169,9 @@ class StreamService:
         #: What connections sent that are gone.
         self.bytes_sent_before = 0
         self.changes_sent_before = 0
+        #: The vbuckets that took on a role and that those who feed replicas were not told of yet.
+        self._roles: set[int] = set()
+        node.bucket.role_listeners.append(self._role_taken)
 
     def __iter__(self) -> Iterator[StreamConnection | ReplicaConnection]:
         return iter(list(self._by_name.values()))
@@ -259,6 +262,18 @@ class StreamService:
         else:
             session.stream = self._by_name[name] = ReplicaConnection(self, session, name)
         session.send(AnyResponse(opcode=request.code, opaque=request.opaque))
+
+    def _role_taken(self, number: int) -> None:
+        if not self._roles:
+            self.node.scheduler.from_thread(self._tell_roles)
+        self._roles.add(number)
+
+    def _tell_roles(self) -> None:
+        numbers, self._roles = self._roles, set()
+        for connection in self:
+            if isinstance(connection, ReplicaConnection):
+                for number in numbers:
+                    connection.replica.role_taken(number)
 
     def say_goodbye(self) -> None:
         """The node stops."""

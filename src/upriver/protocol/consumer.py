@@ -187,6 +187,22 @@ class Consumer:
         if asking is not None:
             asking[2](stream, KeyNotFound("the stream was closed before its producer answered", vbucket=vbucket))
 
+    def role_taken(self, vbucket: int) -> None:
+        """Somebody gave a copy another role: if it receives no more, its producer is told, which may be idle."""
+        stream = self.streams.get(vbucket)
+        if stream is None:
+            return
+        try:
+            stream.check_role()
+        except StatusError as error:
+            accepted = stream.opaque not in self._asking
+            self._abandon(stream, error)
+            if accepted:
+                # Under the stream's own opaque, by which a mover knows that it is not closed for the sake of another.
+                self._send(upr.CloseStream(vbucket=vbucket, opaque=stream.opaque))
+                self._left.discard(vbucket)
+            self._tell_output()
+
     def forget(self, vbucket: int) -> None:
         """Drop a stream; what still comes for it is refused."""
         stream = self.streams.pop(vbucket, None)

@@ -52,6 +52,7 @@ from upriver.wire.layout import Buffer
 #: A takeover that breaks off for a reason other than a lost connection is begun so often.
 ATTEMPTS_MAX: Final = 3
 
+_CLOSE_STREAM: Final = upr.CloseStream.declaration.opcode
 _SET_STATE: Final = upr.SetVbucketState.declaration.opcode
 #: What belongs to a stream; refused with KEY_ENOENT if the destination has left it.
 _OF_STREAM: Final = frozenset(
@@ -482,6 +483,10 @@ class Mover:
 
     def _look_at_consumer(self, packet: bytes) -> bool:
         """What the destination answers: *active* is kept back until the map is pushed."""
+        if packet[0] == 0x80 and packet[1] == _CLOSE_STREAM:
+            closed = decoded(packet)
+            assert isinstance(closed, upr.CloseStream)
+            self._left_by_destination(closed.opaque)
         if packet[0] == 0x81 and packet[1] in _OF_STREAM:
             self._look_at_refusal(packet)
         if packet[0] != 0x81 or packet[1] != _SET_STATE:
@@ -499,14 +504,17 @@ class Mover:
         return False
 
     def _look_at_refusal(self, packet: bytes) -> None:
-        """The destination has left a stream, as when somebody made its copy active: the source goes on in vain."""
         answer = decoded(packet)
         assert isinstance(answer, Response)
         if answer.status is Status.KEY_ENOENT:
-            move = self._by_opaque.pop(answer.opaque, None)
-            if move is not None and move.phase is Phase.STREAMING:
-                self._left.add(answer.opaque)
-                self._ended(move, "the destination has left it")
+            self._left_by_destination(answer.opaque)
+
+    def _left_by_destination(self, opaque: int) -> None:
+        """The destination has left a stream, as when somebody made its copy active: the source goes on in vain."""
+        move = self._by_opaque.pop(opaque, None)
+        if move is not None and move.phase is Phase.STREAMING:
+            self._left.add(opaque)
+            self._ended(move, "the destination has left it")
 
     def _announce(self, move: Move) -> None:
         """Push the new map to both and to all others, then let the stream end."""

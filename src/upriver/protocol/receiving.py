@@ -30,6 +30,8 @@ from upriver.wire.frames import change_run
 from upriver.wire.layout import Buffer
 
 _STATES = (StreamState.SNAPSHOT, StreamState.DRAINING)
+#: Before a takeover gives the copy roles of its own.
+_PLAIN = (StreamState.REQUESTED, StreamState.OPEN, StreamState.SNAPSHOT)
 
 
 class ReceivingStream:
@@ -80,14 +82,20 @@ class ReceivingStream:
 
     @property
     def _is_ours(self) -> bool:
-        """Nobody has made the copy active since: what it wrote then lies in the way, and no seqno need show it."""
+        """Nobody has made the copy active since: what it wrote then lies in the way, and no seqno need show it. Nor is
+        it dead, as is one that somebody has deleted."""
         copy = self.copy
         on_our_branch = copy.failover_log.newest.vbucket_uuid == self.position.vbucket_uuid
-        return on_our_branch and copy.state is not VbucketState.ACTIVE
+        return on_our_branch and copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
 
     def _check_ours(self) -> None:
         if not self._is_ours:
-            raise KeyNotFound("this copy is or was active and receives no more here", vbucket=self.vbucket)
+            raise KeyNotFound("this copy is or was active, or dead, and receives no more here", vbucket=self.vbucket)
+
+    def check_role(self) -> None:
+        """Somebody gave the copy another role; in a takeover each message asks for itself who the copy is."""
+        if self.life.state in _PLAIN:
+            self._check_ours()
 
     def marker(self, start: int, end: int, flags: int) -> None:
         """A `dcp` marker."""

@@ -49,6 +49,10 @@ class Replica:
         """There may be room again."""
         self.consumer.go_on()
 
+    def role_taken(self, vbucket: int) -> None:
+        """Somebody gave a copy another role."""
+        self.consumer.role_taken(vbucket)
+
     # Coming in
 
     def receive_run(self, data: Buffer, at: int, now: float) -> int:
