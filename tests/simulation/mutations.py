@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from upriver.engine import Vbucket
+from upriver.engine import Bucket, Vbucket
 from upriver.engine.flusher import Flusher
 from upriver.engine.history import NO_END, Cursor
 from upriver.engine.maintenance import Maintenance
@@ -216,6 +216,18 @@ def log_replaced_under_open_streams() -> list[Change]:
             self.journal.change(self.number)
 
     return [(Vbucket, "replace_failover_log", instead)]
+
+
+@mutation
+def streams_outlive_the_deleted() -> list[Change]:
+    """Whoever reads from a dead copy is not told that it is deleted: what is missing looks as if it was never there."""
+    delete = Bucket.delete_vbucket
+
+    def instead(self: Bucket, number: int) -> None:
+        self.vbucket(number).cursors = {}
+        delete(self, number)
+
+    return [(Bucket, "delete_vbucket", instead)]
 
 
 # Rollback.

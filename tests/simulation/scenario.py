@@ -107,12 +107,16 @@ class Author:
         self.loyalty = rng.choice((0.4, 0.7, 0.9))
         self.expiring = rng.random() < 0.3
         self.length = rng.randrange(6, 40)
+        if seed % 10 == 2:  # not drawn with the others, for the histories of all other seeds stay what they were
+            self.faults.append("delete")
 
     def events(self) -> Iterator[Action]:
         if self.seed % 20 == 7:
             yield from self._branch_under_chain()
         elif self.seed % 20 == 9:
             yield from self._log_in_between()
+        elif self.seed % 20 == 12:
+            yield from self._deleted_under_streams()
         if self.rng.random() < 0.7:
             yield from self._past()
         if self.rng.random() < 0.3:
@@ -318,6 +322,44 @@ class Author:
             for _ in range(4):
                 yield ("move", f, ALL, rng.choice((1, ALL)), ALL)
 
+    def _deleted_under_streams(self) -> Iterator[Action]:
+        """A dead copy is deleted while others read from it."""
+        rng, world = self.rng, self.world
+        owner, consumers = world.owner[0], len(world.consumers)
+        dead = (owner + 1) % len(world.machines)
+        others = [f for f in range(consumers + len(world.machines)) if f - consumers not in (owner, dead)]
+        yield from self._some(owner, rng.randint(2, 4))
+        yield from self._fed(consumers + dead, owner, ALL)
+        yield ("disk", owner)
+        yield ("retire", dead, 0)
+        for f in others:
+            yield from self._fed(f, dead, rng.randint(1, 3))
+        yield ("delete", dead, 0)
+        for f in others:
+            for _ in range(rng.randint(1, 4)):
+                yield ("move", f, ALL, rng.choice((1, ALL)), ALL)
+
+    def _deletion(self, v: int) -> Iterator[Action]:
+        """A replica, or the source of a takeover that is nearly over, is of no use any more."""
+        rng, world = self.rng, self.world
+        source = world.owner[v]
+        others = [m for m in range(len(world.machines)) if m != source]
+        if rng.random() < 0.5:
+            n = rng.choice(others)
+            yield ("retire", n, v)
+            if rng.random() < 0.7:
+                yield from self._streams()
+        else:
+            n = source
+            yield ("takeover", v, rng.choice(others), self._taker())
+            for turn in range(60):
+                if v not in world.moving or world.owner[v] != source:
+                    break
+                yield ("relay", v, 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
+                yield ("disk", (source, others[0], others[-1])[turn % 3])
+        yield ("disk", world.owner[v])
+        yield ("delete", n, v)
+
     def _second_failover(self) -> Iterator[Action]:
         """Two failovers, the second in mid-snapshot and further back than the first; then somebody from before both."""
         rng, world = self.rng, self.world
@@ -452,6 +494,8 @@ class Author:
                 yield from self._relays()
             case "flush":
                 yield ("flush", v)
+            case "delete":
+                yield from self._deletion(v)
             case "purge" | "compact" | "evict":
                 if rng.random() < 0.8:
                     yield ("checkpoint", n)

@@ -17,6 +17,7 @@ FOUND = {
     "forget-unfinished-end": 301,
     "branch-at-high-seqno": 20,
     "flush-keeps-the-log": 25,
+    "streams-outlive-the-deleted": 152,
     "roll-back-below-the-floor": 26,
     "purge-past-open-streams": 274,
     "compact-announced-snapshots": 35,

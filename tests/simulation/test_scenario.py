@@ -112,6 +112,7 @@ def test_histories_are_worth_looking_at() -> None:
         ": moved",
         ": undone",
         ": failed",
+        " is deleted",
         "draft takeover of vb0 from node0 by node1: the stream ends, ok",
     )
     for words in (*happened, *taken):

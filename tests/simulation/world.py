@@ -425,6 +425,23 @@ class World:
                 continue
             machine.vbucket(v).set_state(REPLICA)
 
+    def do_retire(self, n: int, v: int) -> None:
+        """An operator has no use for a replica any more, and makes it dead."""
+        machine = self.machines[n]
+        if machine.role(v) is REPLICA and self.owner[v] != n and not self._takes_part(machine, v):
+            machine.vbucket(v).set_state(DEAD)
+
+    def do_delete(self, n: int, v: int) -> None:
+        """An operator deletes a dead copy, once the owner's disk holds everything, and wants an empty one there."""
+        machine, owner = self.machines[n], self.machines[self.owner[v]]
+        active = self._active(v)
+        if active is None or n == self.owner[v] or machine.role(v) is not DEAD:
+            return
+        if active.persisted_seqno >= active.high_seqno and not owner.bucket.journal.changed:
+            self.note(f"  {machine} vb{v} is deleted")
+            machine.bucket.delete_vbucket(v)
+            machine.bucket.create_vbucket(v, REPLICA)
+
     def do_flush(self, v: int) -> None:
         """Everything is deleted at once."""
         active = self._active(v)
