@@ -27,6 +27,7 @@ RETENTION = Retention(history_s=20, history_bytes=400, tombstone_s=40)
 VBUCKETS = st.integers(0, 1)
 KEYS = st.sampled_from([b"a", b"b", b"c", b"long" * 20])
 VALUES = st.sampled_from([b"", b"1", b"41", b"text", b"x" * 300])
+IDLE = st.sampled_from([VbucketState.REPLICA, VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
 EXPIRIES = st.sampled_from([0, 0, 0, 5, 30])
 MEANWHILE = st.sampled_from(
     ["nothing", "set", "delete", "receive", "roll back", "flush", "promote", "delete vbucket", "checkpoint"]
@@ -394,22 +395,33 @@ class EngineMachine(RuleBasedStateMachine):
 
     # Roles.
 
-    @rule(number=VBUCKETS)
-    def delete_vbucket(self, number: int) -> None:
+    @rule(number=VBUCKETS, read=st.booleans())
+    def delete_vbucket(self, number: int, read: bool = False) -> None:
         if number in self.models:
+            if read:  # a node deletes only what was made dead before, and between the two others may begin to read it
+                self.demote(number, VbucketState.DEAD)
+                self.open_cursor(number, fresh=True, persisted=False)
             self.bucket.delete_vbucket(number)
             del self.models[number]
+            # Also of one that was dead before: what is missing must not look as if it was never there.
+            assert all(reading.cursor.ended for reading in self.cursors if reading.number == number)
 
-    @rule(number=VBUCKETS)
-    def demote(self, number: int) -> None:
+    @rule(number=VBUCKETS, state=IDLE)
+    def demote(self, number: int, state: VbucketState) -> None:
         vbucket, model = self.pair(number)
-        vbucket.set_state(VbucketState.REPLICA)
-        model.state = VbucketState.REPLICA
+        vbucket.set_state(state)
+        model.state = state
+
+    def receiving(self, number: int) -> tuple[Vbucket, Model]:
+        """The same as ``pair``, in whatever state but active: to the engine all others are alike."""
+        if self.pair(number)[1].state is VbucketState.ACTIVE:
+            self.demote(number, VbucketState.REPLICA)
+        return self.pair(number)
 
     @rule(number=VBUCKETS)
     def promote(self, number: int) -> None:
         vbucket, model = self.pair(number)
-        if model.state is VbucketState.REPLICA:
+        if model.state is not VbucketState.ACTIVE:
             branch = model.whole_seqno
             vbucket.set_state(VbucketState.ACTIVE)
             model.log = [(self.log(vbucket)[0][0], branch), *model.log][:25]
@@ -420,8 +432,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(number=VBUCKETS, key=KEYS, value=VALUES, gap=st.integers(1, 3), more=st.integers(0, 2))
     def receive(self, number: int, key: bytes, value: bytes, gap: int, more: int) -> None:
         """One change of a snapshot that may go on behind it; a snapshot under way is continued."""
-        self.demote(number)
-        vbucket, model = self.pair(number)
+        vbucket, model = self.receiving(number)
         if model.high >= model.end:
             whole, end = model.whole_seqno, model.high + gap + more
             vbucket.begin_snapshot(model.high, end)
@@ -438,8 +449,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(number=VBUCKETS, back=st.integers(0, 8))
     def roll_back(self, number: int, back: int) -> None:
-        self.demote(number)
-        vbucket, model = self.pair(number)
+        vbucket, model = self.receiving(number)
         to = max(0, model.high - back)
         if to == model.high == model.whole_seqno:
             expected = to
