@@ -29,13 +29,17 @@ def latest(frame: DataFrame) -> DataFrame:
     """The last state of each key in a batch of changes: mutations only, what was undone left out.
 
     Rollbacks, resets and flushes in the batch are applied: what came before them, and lies above the seqno that they
-    name, does not count. What the batch itself does not hold, they cannot bring back.
+    name, does not count. What the batch itself does not hold, they cannot bring back. The columns ``vbucket``,
+    ``branch``, ``seqno``, ``snapshot_end``, ``event`` and ``key`` are needed.
     """
     marks = frame.where(fn.col("event").isin(*_OF_VBUCKETS)).select(
-        fn.col("vbucket").alias("_vbucket"), fn.col("branch").alias("_branch"), fn.col("seqno").alias("_seqno")
+        *(fn.col(name).alias(f"_{name}") for name in ("vbucket", "branch", "seqno", "snapshot_end"))
     )
     of_the_same = fn.col("vbucket") == fn.col("_vbucket")
-    undone = (fn.col("branch") < fn.col("_branch")) & (fn.col("seqno") > fn.col("_seqno"))
+    # A reset that came while a range was read stands in the middle of a branch. No snapshot has a key twice, so a key
+    # whose deletion was forgotten before it came was read in a snapshot that ends before those after the reset.
+    within = (fn.col("branch") == fn.col("_branch")) & (fn.col("snapshot_end") < fn.col("_snapshot_end"))
+    undone = (fn.col("seqno") > fn.col("_seqno")) & ((fn.col("branch") < fn.col("_branch")) | within)
     held = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).join(
         fn.broadcast(marks), of_the_same & undone, "left_anti"
     )

@@ -88,6 +88,8 @@ class RangeReader:
         self._inexact: set[int] = set()
         #: Up to where something came in this task.
         self._stands: dict[int, StreamPosition] = {}
+        #: These go back inside of their range, which is told with the first snapshot that comes then.
+        self._going_back: dict[int, GoBack] = {}
         #: Somebody has answered for these who does not know their branch.
         self._doubted: set[int] = set()
         self._lost: set[int] = set()
@@ -144,12 +146,13 @@ class RangeReader:
         self._queue.clear()
         self._inexact.clear()
         self._stands.clear()
+        self._going_back.clear()
         self._doubted.clear()
         self._trying_since = None
         self._failure = None
         for asked in ranges:
             if asked.go_back is not None:
-                self._tell(asked.place.vbucket, asked.go_back, asked.place.branch)
+                self._tell(asked.place.vbucket, asked.go_back, asked.place.branch, asked.go_back.seqno)
             if asked.end_seqno > asked.place.seqno:
                 self._open[asked.place.vbucket] = asked
                 self._copies.put(asked.place.vbucket, _progress(asked))
@@ -337,6 +340,8 @@ class RangeReader:
         self._stands.update((run.vbucket, run.position) for run in runs)
         if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
             records = inflated_batch(records)
+        for run in runs:
+            self._tell_going_back(run.vbucket, run.position.snapshot.end)
         counts = [run.rows for run in runs]
         bounds = [self._bounds(run) for run in runs]
         beyond = [run.vbucket for run in runs if run.position.seqno > self._end(run.vbucket)]
@@ -379,8 +384,10 @@ class RangeReader:
         if event.vbucket in self._stands and event.new_uuid == asked.place.vbucket_uuid:
             # Rows above it are handed out already, and nothing in the same batch can come behind them.
             raise StreamRefused(event.vbucket, "its source went back while it was read: the task has to be run again")
-        self._tell(event.vbucket, instead.go_back, asked.place.branch)
-        if instead.end_seqno == instead.place.seqno:
+        if instead.end_seqno > instead.place.seqno:
+            self._going_back[event.vbucket] = instead.go_back
+        else:
+            self._tell(event.vbucket, instead.go_back, asked.place.branch, instead.go_back.seqno)
             self._finish(event.vbucket)
 
     def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:  # noqa: ARG002
@@ -402,13 +409,20 @@ class RangeReader:
         self._arrived.set()
 
     def _finish(self, number: int) -> None:
+        self._tell_going_back(number, self._end(number))
         self._open.pop(number, None)
         self._lost.discard(number)
         self._arrived.set()
 
-    def _tell(self, number: int, back: GoBack, branch: int) -> None:
+    def _tell_going_back(self, number: int, snapshot_end: int) -> None:
+        """The offset that was planned keeps its branch, so the snapshot has to tell which rows come after this one."""
+        back = self._going_back.pop(number, None)
+        if back is not None:
+            self._tell(number, back, self._open[number].place.branch, snapshot_end)
+
+    def _tell(self, number: int, back: GoBack, branch: int, snapshot_end: int) -> None:
         event = Event.ROLLBACK if back.seqno else Event.RESET
-        bounds = Bounds(back.new_uuid, branch, back.seqno, back.seqno)
+        bounds = Bounds(back.new_uuid, branch, back.seqno, snapshot_end)
         value = rollback_value(back.old_uuid, back.new_uuid)
         self._queue.append(_Arrived(self._reading.rows.row(event, number, back.seqno, bounds, value)))
 
