@@ -1,6 +1,7 @@
-"""The Python examples of the README and of the pages."""
+"""The Python examples and the commands of the README and of the pages."""
 
 import re
+import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -10,6 +11,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def examples(page: Path) -> list[str]:
     """The Python blocks of a page."""
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """What a page shows as typed after ``upriver``; a backslash at the end of a line goes on with the next one."""
+    shown = re.findall(r"^\$ upriver ((?:.*\\\n)*.*)$", page.read_text(), flags=re.MULTILINE)
+    return [shlex.split(line.replace("\\\n", " "), comments=True) for line in shown]
 
 
 def shown_tests(page: Path) -> list[str]:
