@@ -18,6 +18,8 @@ def test_what_an_index_may_be() -> None:
     for wrong in ("http://a/b", "elastic+http://a/b", "solr+ftp://a/b"):
         with pytest.raises(OptionError, match="opensearch\\+http://HOST:PORT/NAME"):
             Index.of(to=wrong)
+    with pytest.raises(OptionError, match="option to = '/': this is a directory"):
+        Index.of(to="/")
     for to, kind in (("elasticsearch+http://a/b", OpenSearch), ("solr+http://a/solr/b", Solr)):
         assert isinstance(Index.of(to=to).opened(), kind)
 

@@ -93,3 +93,14 @@ def test_a_table_shows_prefixes_and_hot_keys() -> None:
 def test_a_window_has_whole_seconds() -> None:
     with pytest.raises(OptionError, match="whole seconds"):
         ObserveOptions.read({"window": "1500ms"})
+
+
+@pytest.mark.parametrize("name", ["plot", "to"])
+def test_a_file_has_a_directory_before_anything_runs(name: str, tmp_path: Path) -> None:
+    ending = "png" if name == "plot" else "jsonl"
+    assert ObserveOptions.read({name: tmp_path / f"x.{ending}"})
+    with pytest.raises(OptionError, match=f"option {name} = '.*/no/x.{ending}': there is no such directory"):
+        ObserveOptions.read({name: tmp_path / "no" / f"x.{ending}"})
+    (tmp_path / f"x.{ending}").mkdir()
+    with pytest.raises(OptionError, match="this is a directory"):
+        ObserveOptions.read({name: tmp_path / f"x.{ending}"})

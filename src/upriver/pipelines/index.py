@@ -36,7 +36,8 @@ class IndexOptions(KeepingOptions):
 
     def __post_init__(self) -> None:
         super(IndexOptions, self).__post_init__()
-        is_file(self.to)
+        if is_file(self.to) and Path(self.to).is_dir():
+            raise OptionError("to", self.to, "this is a directory: name a file")
 
 
 class Index(Keeping):

@@ -44,6 +44,12 @@ class ObserveOptions(PipelineOptions):
     def __post_init__(self) -> None:
         if self.window < 1 or self.window != int(self.window):
             raise OptionError("window", f"{self.window:g}s", "write a time of whole seconds")
+        # Files are written when a window is over, the picture at the end: too late to learn that there is no place.
+        for name, file in (("to", self.to if self.to.endswith(".jsonl") else None), ("plot", self.plot)):
+            if file is not None and not Path(file).absolute().parent.is_dir():
+                raise OptionError(name, file, "there is no such directory")
+            if file is not None and Path(file).is_dir():
+                raise OptionError(name, file, "this is a directory: name a file")
 
 
 class Observe(Pipeline):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipelines.model import Contents, converge, row, table, value_of
-from upriver.errors import ForeignData, SearchError
+from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Ahead, Progress, Target, Work
@@ -43,6 +43,13 @@ def test_an_index_ends_with_the_nodes_contents(exact: bool, seed: int) -> None:
             return {name: value if text_of(value) else by_text[b""] for name, value in found.items()}
 
         converge(lambda: SqliteIndex(path), held, seed, exact=exact, policy="emit", normal=normal)
+
+
+def test_what_cannot_be_opened_is_told_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"{tmp_path}: unable to open database file"):
+        SqliteIndex(tmp_path)
+    with pytest.raises(StorageError, match=f"{tmp_path}: "):
+        search(tmp_path, "word", 1, MARKS)
 
 
 def work(*rows: dict[str, object], number: int | None = 0, **others: object) -> Work:

@@ -7,9 +7,9 @@ together, so that one transaction of a batch is one of both.
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from upriver.errors import ForeignData, SearchError
+from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.search.texts import text_of
 from upriver.pipelines.target import Progress, Target, Work
 
@@ -61,7 +61,7 @@ class SqliteIndex(Target):
         fresh = not path.exists() or not path.stat().st_size
         path.parent.mkdir(parents=True, exist_ok=True)
         # Batches come in one thread and what is idle in another, never at once.
-        self._db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        self._db = _connected(path, isolation_level=None, check_same_thread=False)
         try:
             if fresh:
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -114,6 +114,17 @@ class SqliteIndex(Target):
         self._db.execute("INSERT INTO state VALUES (?)", (progress.as_text(),))
 
 
+def _connected(path: Path, parameters: str = "", **settings: Any) -> sqlite3.Connection:
+    # As a URI, in which signs of the name that mean something there are escaped.
+    try:
+        db: sqlite3.Connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}{parameters}", uri=True, timeout=60, **settings
+        )
+    except sqlite3.OperationalError as error:
+        raise StorageError(str(path), str(error)) from None
+    return db
+
+
 def check(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a file of something else."""
     try:
@@ -131,8 +142,7 @@ def search(path: Path, query: str, limit: int, marks: tuple[str, str]) -> list[H
     """The best hits for a query of FTS5: words, "phrases", prefix*, AND, OR, NOT."""
     if not path.exists():
         raise ForeignData(str(path), "there is no index")
-    # As a URI, in which signs of the name that mean something there are escaped.
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60)
+    db = _connected(path, "?mode=ro")
     try:
         check(db, path)
         return [Hit(*row) for row in db.execute(_SEARCH, (*marks, query, limit))]
