@@ -73,6 +73,23 @@ def test_a_batch_between_two_offsets(upriver_node: EmbeddedNode) -> None:
     assert read_batch(address=address, startingOffsets="latest") == []
 
 
+@pytest.mark.upriver(vbuckets=4)
+def test_offsets_of_vbuckets_that_do_not_exist_are_refused(upriver_node: EmbeddedNode) -> None:
+    address, complaint = upriver_node.address, "= '4': there is no such vbucket; the cluster has 4"
+    place = {"uuid": "0x1", "seqno": 0}
+    given = json.dumps({"3": place, "4": place})
+    source = source_of(address=address, startingOffsets=given)
+    reader: Any = source.streamReader(source.schema())
+    with pytest.raises(OptionError, match=f"startingOffsets {complaint}"):
+        reader.initialOffset()
+    reader.stop()
+    with pytest.raises(OptionError, match=f"startingOffsets {complaint}"):
+        read_batch(address=address, startingOffsets=given)
+    with pytest.raises(OptionError, match=f"endingOffsets {complaint}"):
+        read_batch(address=address, endingOffsets=given)
+    assert read_batch(address=address, vbuckets=0, startingOffsets=json.dumps({"3": place})) == []
+
+
 @pytest.mark.upriver(vbuckets=1)
 def test_a_batch_does_not_end_on_a_branch_that_was_lost(upriver_node: EmbeddedNode) -> None:
     fill(upriver_node, 10)

@@ -6,7 +6,7 @@ in the processes that use them. ``stop`` is never called and ``commit`` comes la
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -110,7 +110,7 @@ class BatchReader(_Ranges, DataSourceReader):
         given = self.options.ending_offsets
         if given == "latest":
             return None
-        places = given.places if isinstance(given, Offset) else given
+        places = existing("endingOffsets", given, view)
         ends = Offset(place for n, place in places.items() if n in states and isinstance(place, Place))
         seen = states | view.states(ends)  # with the logs of the ends, which may be of other branches than the start
         highest = {number: state.high_seqno for number, state in states.items()}
@@ -217,11 +217,21 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return False
 
 
+def existing(
+    name: str, given: Offset | Mapping[int, Place | str], view: ClusterView
+) -> Mapping[int, Place] | Mapping[int, Place | str]:
+    """The offsets that an option gives by vbucket, all of which the cluster has; it may be that not all are read."""
+    places = given.places if isinstance(given, Offset) else given
+    count = view.count()
+    for number in places:
+        if number >= count:
+            raise OptionError(name, str(number), f"there is no such vbucket; the cluster has {count}, from 0 on")
+    return places
+
+
 def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Offset:
     """The offset that the option means; vbuckets that it does not name begin at the beginning."""
-    if isinstance(given, Offset):
-        return Offset(given.places.get(number, Place(number)) for number in numbers)
-    words = dict.fromkeys(numbers, given) if isinstance(given, str) else given
+    words = dict.fromkeys(numbers, given) if isinstance(given, str) else existing("startingOffsets", given, view)
     latest = view.states() if "latest" in words.values() else {}
 
     def place(number: int) -> Place:

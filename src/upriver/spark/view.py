@@ -36,7 +36,11 @@ class ClusterView:
         """Which vbuckets the query reads: those that were chosen, or all that there are."""
         if self._vbuckets is not None:
             return list(self._vbuckets)
-        return list(range(self._run(self._cluster.open()).vbuckets))
+        return list(range(self.count()))
+
+    def count(self) -> int:
+        """How many vbuckets the cluster has, whichever of them are read."""
+        return self._run(self._cluster.open()).vbuckets
 
     def states(self, known: Offset | None = None) -> dict[int, SourceState]:
         """Where the active copies stand. Their failover logs are fetched only where ``known`` is of another branch."""
