@@ -50,6 +50,25 @@ def test_rows_that_cannot_be_written_are_refused_before_a_task_starts(
         source_of(mode=mode).writer(schema, overwrite=False)
 
 
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+@pytest.mark.parametrize(
+    ("column", "kind", "more", "complaint"),
+    [
+        ("key", "string", {}, "schema = 'key string': the column is binary"),
+        ("seqno", "integer", {}, "schema = 'seqno int': the column is bigint"),
+        ("value", "binary", {"valueFormat": "json"}, "schema = 'value binary': the column is string"),
+        ("keys", "binary", {}, "there is no column keys"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused_before_a_task_starts(
+    column: str, kind: str, more: dict[str, str], complaint: str, dialect: str
+) -> None:
+    source, schema = source_of(dialect=dialect, name="me", **more), StructType().add(column, kind)
+    for reader in (source.reader, source.streamReader):
+        with pytest.raises(OptionError, match=complaint):
+            reader(schema)
+
+
 def test_what_is_written_is_read(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
     frame = spark.range(1000).selectExpr("concat('k', id) AS key", "concat('v', id) AS value")
     frame.write.format("upriver").option("address", upriver_node.address).mode("append").save()

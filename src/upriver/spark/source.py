@@ -40,20 +40,22 @@ class UpriverDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
         options = self._read_options()
+        columns = readable_columns(schema, self.schema())
         if options.dialect == "tap":
             from upriver.spark.tap import TapReader
 
-            return TapReader(options, schema.fieldNames())
-        return BatchReader(options, schema.fieldNames())
+            return TapReader(options, columns)
+        return BatchReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream read."""
         options = self._read_options()
+        columns = readable_columns(schema, self.schema())
         if options.dialect == "tap":
             from upriver.spark.tap import TapStreamReader
 
-            return TapStreamReader(options, schema.fieldNames())
-        return StreamReader(options, schema.fieldNames())
+            return TapStreamReader(options, columns)
+        return StreamReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> "UpriverWriter":
         """A batch write."""
@@ -121,6 +123,16 @@ class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
 def _report(outcome: Outcome) -> None:
     level = logging.WARNING if outcome.refused else logging.INFO
     LOG.log(level, "%s%s", outcome, ": " + "; ".join(outcome.samples) if outcome.samples else "")
+
+
+def readable_columns(schema: StructType, declared: StructType) -> list[str]:
+    """The columns that are asked for; refuses types that no task could give, before the first of them starts."""
+    for field in schema:
+        if field.name in declared.names and not isinstance(field.dataType, type(declared[field.name].dataType)):
+            kind = declared[field.name].dataType.simpleString()
+            given = f"{field.name} {field.dataType.simpleString()}"
+            raise OptionError("schema", given, f"the column is {kind}: read it so, and use a cast")
+    return schema.fieldNames()
 
 
 def check_writable(schema: StructType, *, with_meta: bool) -> None:
