@@ -1,5 +1,6 @@
 """``upriver mirror``: what can be asked of a table that the pipeline mirror keeps."""
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -30,15 +31,25 @@ def mirror() -> None:
 @click.argument("table", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
 @click.option("--key-prefix", metavar="TEXT", help="Only keys that begin so, as the pipeline was told.")
+@click.option("--key-filter", metavar="REGEX", help="Only keys in which this is found (RE2), as the pipeline was told.")
+@click.option("--value-filter", metavar="JSON", help="Only JSON values with this field, as the pipeline was told.")
 @json_option
 @address_argument
 def verify(
-    table: Path, vbuckets: tuple[int, ...] | None, key_prefix: str | None, as_json: bool, address: Address
+    table: Path,
+    vbuckets: tuple[int, ...] | None,
+    key_prefix: str | None,
+    key_filter: str | None,
+    value_filter: str | None,
+    as_json: bool,
+    address: Address,
 ) -> None:
     """Does a mirrored table hold what the nodes hold?
 
     A line for each document that the table has not (missing), has in addition (extra) or has with something else
     (different, with the columns). What is written meanwhile shows as a difference until the pipeline has brought it.
+    A table of a pipeline with a filter is compared with the same filter; a document that no longer passes a value
+    filter keeps its last version in the table, and is extra.
 
     Exit code 0 if both hold the same, 1 if not.
 
@@ -54,10 +65,12 @@ def verify(
         from upriver.spark.options import ReadOptions
     except ImportError as error:
         raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
+    given = {"key_prefix": key_prefix, "key_filter": key_filter, "value_filter": value_filter}
+    filters = {name: text for name, text in given.items() if text is not None}
     found = 0
     with complaints():
         held = open_table(table)
-        nodes = NodeReader(ReadOptions(address=address, vbuckets=vbuckets, key_prefix=key_prefix))
+        nodes = NodeReader(dataclasses.replace(ReadOptions.read(filters), address=address, vbuckets=vbuckets))
         try:
             numbers = nodes.vbuckets()
             with progress("verify", len(numbers), "vbuckets") as advance:

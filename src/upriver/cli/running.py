@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from upriver.cli.complaint import Complaint, Failure, reason
-from upriver.errors import AddressError, StatusError, UpriverError
+from upriver.errors import AddressError, OptionError, StatusError, UpriverError
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def complaints() -> Iterator[None]:
     except BaseExceptionGroup as group:
         with complaints():
             raise _first(group) from None
-    except AddressError as error:
+    except (AddressError, OptionError) as error:
         raise Complaint(str(error)) from None
     except StatusError as error:
         where = "" if error.vbucket is None else f"vbucket {error.vbucket}: "
