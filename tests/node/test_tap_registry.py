@@ -272,9 +272,11 @@ class Data:
             assert client.ask(Set(key=key, value=b"v", vbucket=vbucket)).status == 0
 
     def about(self, what: str) -> str | None:
-        key = b"eq_tapq:" + NAME + b":" + what.encode()
+        return self.statistic(b"tap", b"eq_tapq:" + NAME + b":" + what.encode())
+
+    def statistic(self, group: bytes, key: bytes) -> str | None:
         with Client(self.served.port) as client:
-            client.send(Stat(key=b"tap"))
+            client.send(Stat(key=group))
             while body := client.reply().body:
                 if body.startswith(key):
                     return body.removeprefix(key).decode()
@@ -324,7 +326,9 @@ def test_what_a_crash_has_lost_does_not_stay_with_a_client_that_was_connected(da
         data.write(b"kept")
         held = up_to(listener, b"kept")
         with Client(data.served.port) as client:
-            client.send(tap.Opaque(control=Control.START_ONLINEUPDATE))  # nothing more is written to disk
+            client.send(tap.Opaque(control=Control.START_ONLINEUPDATE))
+            # What came before is written; from then on nothing more.
+            wait_until(lambda: data.statistic(b"", b"ep_flusher_state") == "paused")
             client.send(Set(key=b"lost", value=b"v", vbucket=1))
         held += up_to(listener, b"lost")
         data.kill()

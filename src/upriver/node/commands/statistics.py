@@ -108,7 +108,8 @@ def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
     yield "ep_queue_size", queued
     yield "ep_flusher_todo", queued
     yield "ep_queue_bytes", numbers.queue_bytes
-    yield "ep_flusher_state", "running" if node.bucket.flusher.running else "paused"
+    flusher = node.bucket.flusher
+    yield "ep_flusher_state", "running" if flusher.running and not flusher.paused else "paused"
     yield "ep_commit_num", numbers.commits
     yield "ep_dbname", node.bucket.storage.path
     yield "ep_db_file_size", numbers.disk_bytes
