@@ -16,21 +16,22 @@ from upriver.errors import UpriverError
 from upriver.model import CHANGES
 from upriver.protocol.consumer import ConsumerOptions
 from upriver.protocol.receiving import ReceivingStream
-from upriver.wire import Framer, Message, Response, dcp, memcached, upr
+from upriver.wire import AnyResponse, Dialect, Framer, Message, Response, dcp, memcached, upr, upr_draft3
 from upriver.wire.framing import MEMCACHED
 
 
 class Line(Connection):
     """A connection whose other end is the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Dialect = dcp.dcp) -> None:
         super().__init__(Endpoint("nowhere", 1), 1)
+        self.wire = wire
         self.sent: list[Message] = []
 
     def write(self, data: bytes) -> None:
         framer = Framer(MEMCACHED)
         framer.feed(data)
-        self.sent += [dcp.dcp.decode(packet) for packet in iter(framer.next_packet, None)]
+        self.sent += [self.wire.decode(packet) for packet in iter(framer.next_packet, None)]
 
 
 class Owner:
@@ -38,6 +39,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int]] = []
+        self.expiries: list[int] = []
         self.runs: list[Run] = []
         self.bytes = 0
         self.ended: list[tuple[int, str]] = []
@@ -45,6 +47,7 @@ class Owner:
 
     def received(self, feed: Feed, records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
         self.rows += zip(records.column("vbucket").to_pylist(), records.column("seqno").to_pylist(), strict=True)
+        self.expiries += records.column("expiry").to_pylist()
         self.runs += runs
         self.bytes += wire_bytes
 
@@ -102,3 +105,42 @@ def test_any_pieces(sizes: list[int], value_bytes: int) -> None:
     # The noop was answered; bytes were acknowledged when they had been used.
     assert [m.opaque for m in line.sent if isinstance(m, Response) and m.code == dcp.Noop.declaration.opcode] == [99]
     assert sum(m.bytes_processed for m in line.sent if isinstance(m, dcp.BufferAck)) >= owner.bytes
+
+
+async def held_back() -> Owner:
+    """A stream of the third draft whose first changes come before the log that confirms it."""
+    line, owner = Line(upr_draft3.upr_draft3), Owner()
+    copies = Copies({0: Progress.beginning()}, "fail", on_event=print, on_move=print)
+    options = ConsumerOptions(dialects=("upr",), acks_late=True)
+    feed = Feed(line, copies, owner, options, columns=tuple(CHANGES.names), draft=upr_draft3.upr_draft3)
+    feed.add_stream(0, lambda _, error: owner.errors.append(error) if error else None, end_seqno=2)
+    feed.flush()
+    log = (memcached.FailoverEntry(vbucket_uuid=7, seqno=0),)
+
+    def say(*messages: Message) -> None:
+        feed.receive(memoryview(b"".join(message.encode() for message in messages)))
+
+    (asked,) = line.sent
+    assert isinstance(asked, upr_draft3.FailoverLogRequest)
+    say(upr_draft3.FailoverLogResponse(opaque=asked.opaque, log=log))
+    request, again = line.sent[1:]
+    assert isinstance(request, upr_draft3.StreamRequest)
+    assert isinstance(again, upr_draft3.FailoverLogRequest)
+    here = {"opaque": request.opaque, "vbucket": 0}
+    say(
+        AnyResponse(opcode=request.code, opaque=request.opaque),
+        upr_draft3.StreamStart(**here),
+        upr_draft3.SnapshotStart(**here),
+        upr_draft3.Deletion(by_seqno=1, key=b"gone", expiration=77, **here),
+        upr_draft3.FailoverLogResponse(opaque=again.opaque, log=log),
+        upr_draft3.Deletion(by_seqno=2, key=b"too", expiration=88, **here),
+        upr_draft3.SnapshotEnd(**here),
+    )
+    if feed._timer is not None:
+        feed._timer.cancel()
+    return owner
+
+
+def test_deletions_of_a_draft_that_were_held_back_keep_what_its_text_has() -> None:
+    owner = asyncio.run(held_back())
+    assert (owner.errors, owner.rows, owner.expiries) == ([], [(0, 1), (0, 2)], [77, 88])

@@ -160,7 +160,8 @@ class Feed:
 
     def _receive_translated(self, packets: list[bytes], now: float) -> None:
         assert self._translator is not None
-        self._left_over = self._translator.take_left_over()
+        # What was held back comes with all that follows it, of which some is taken only after this.
+        self._left_over |= self._translator.take_left_over()
         self._receive(memoryview(b"".join(packets)), now)
         packets.clear()
 
