@@ -15,6 +15,7 @@ from upriver.errors import StatusError, WireError
 from upriver.node import drafts
 from upriver.node.pump import Pump
 from upriver.node.replicas import ReplicaConnection
+from upriver.node.role_news import RoleNews
 from upriver.node.session import Session, malformed, refusal
 from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
@@ -169,9 +170,7 @@ class StreamService:
         #: What connections sent that are gone.
         self.bytes_sent_before = 0
         self.changes_sent_before = 0
-        #: The vbuckets that took on a role and that those who feed replicas were not told of yet.
-        self._roles: set[int] = set()
-        node.bucket.role_listeners.append(self._role_taken)
+        self._roles = RoleNews(node, self._tell_roles)
 
     def __iter__(self) -> Iterator[StreamConnection | ReplicaConnection]:
         return iter(list(self._by_name.values()))
@@ -263,13 +262,7 @@ class StreamService:
             session.stream = self._by_name[name] = ReplicaConnection(self, session, name)
         session.send(AnyResponse(opcode=request.code, opaque=request.opaque))
 
-    def _role_taken(self, number: int) -> None:
-        if not self._roles:
-            self.node.scheduler.from_thread(self._tell_roles)
-        self._roles.add(number)
-
-    def _tell_roles(self) -> None:
-        numbers, self._roles = self._roles, set()
+    def _tell_roles(self, numbers: set[int]) -> None:
         for connection in self:
             if isinstance(connection, ReplicaConnection):
                 for number in numbers:

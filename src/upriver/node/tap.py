@@ -15,6 +15,7 @@ from upriver.node import drafts
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.online_update import OnlineUpdate
 from upriver.node.pump import Pump
+from upriver.node.role_news import RoleNews
 from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
@@ -187,9 +188,7 @@ class TapService:
         self._by_name: dict[str, TapConnection] = {}
         self._anonymous = itertools.count(1)
         self._expiring = False
-        #: The vbuckets that took on a role and that the connections were not told of yet.
-        self._roles: set[int] = set()
-        node.bucket.role_listeners.append(self._role_taken)
+        self._roles = RoleNews(node, self._tell_roles)
 
     def __iter__(self) -> Iterator[TapConnection]:
         return iter(list(self._by_name.values()))
@@ -384,13 +383,7 @@ class TapService:
 
     # Time, and the end
 
-    def _role_taken(self, number: int) -> None:
-        if not self._roles:
-            self.node.scheduler.from_thread(self._tell_roles)
-        self._roles.add(number)
-
-    def _tell_roles(self) -> None:
-        numbers, self._roles = self._roles, set()
+    def _tell_roles(self, numbers: set[int]) -> None:
         for connection in self:
             for number in numbers:
                 connection.producer.role_taken(number)

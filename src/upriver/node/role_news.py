@@ -1,0 +1,25 @@
+"""Vbuckets that took on a role, told to connections together: in the next turn of the event loop, once for each."""
+
+from collections.abc import Callable
+from typing import Final
+
+from upriver.node.state import NodeState
+
+
+class RoleNews:
+    """Gathers roles, whoever in whichever thread gives them, until the event loop has its next turn."""
+
+    def __init__(self, node: NodeState, tell: Callable[[set[int]], object]) -> None:
+        self._node: Final = node
+        self._tell: Final = tell
+        self._numbers: set[int] = set()
+        node.bucket.role_listeners.append(self._taken)
+
+    def _taken(self, number: int) -> None:
+        if not self._numbers:
+            self._node.scheduler.from_thread(self._pass_on)
+        self._numbers.add(number)
+
+    def _pass_on(self) -> None:
+        numbers, self._numbers = self._numbers, set()
+        self._tell(numbers)
