@@ -126,7 +126,9 @@ def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy
     reader.close()
 
 
-def test_a_range_of_a_vbucket_that_is_gone(written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_a_vbucket_that_is_gone(
+    written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever may lose data goes on with what there is; otherwise the query would come back to this range for ever."""
     monkeypatch.setattr(ranges, "RETRY_S", 0.2)
     node, uuid = written
@@ -139,6 +141,9 @@ def test_a_range_of_a_vbucket_that_is_gone(written: tuple[EmbeddedNode, int], mo
     reader = reader_of(node.address, fail_on_data_loss=False)
     assert [(row["vbucket"], row["seqno"]) for row in read(reader, asked)] == [(4, 1)]
     reader.close()
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "upriver.spark"]
+    assert "vbucket 3" in warning
+    assert "changes 8 to 12" in warning
 
 
 def test_batches_are_bounded_in_bytes_and_rows(upriver_node: EmbeddedNode) -> None:

@@ -11,6 +11,7 @@ is cut off: deployed servers send a snapshot to its end.
 
 import asyncio
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
@@ -49,6 +50,7 @@ from upriver.wire.memcached import Feature
 T = TypeVar("T")
 #: How much is received at once: about what Spark likes to get as one batch.
 RECEIVE_BYTES: Final = 2 * 1024 * 1024
+LOG: Final = logging.getLogger("upriver.spark")
 #: A range that nobody gives is asked for again for so long, then its task fails.
 RETRY_S: Final = 60.0
 
@@ -282,12 +284,15 @@ class RangeReader:
             self._trying_since = now
         if now - self._trying_since < RETRY_S:
             self._lost.add(number)
-        elif isinstance(error, NotMyVbucket) and not self._reading.rules.fail_on_data_loss:
-            self._finish(number)  # as the plan does with a vbucket that is gone
         else:
-            asked, kind = self._open[number], DataLoss if isinstance(error, NotMyVbucket) else StreamRefused
+            asked, is_gone = self._open[number], isinstance(error, NotMyVbucket)
             why = f"{error} (changes {asked.place.seqno} to {asked.end_seqno}, asked for {RETRY_S:g} s)"
-            self.failed(kind(number, why))
+            if is_gone and not self._reading.rules.fail_on_data_loss:
+                # The offset behind the range is in Spark's log already, and no later batch comes back for it.
+                LOG.warning("vbucket %d: %s: left out, because failOnDataLoss is false", number, why)
+                self._finish(number)
+            else:
+                self.failed(DataLoss(number, why) if is_gone else StreamRefused(number, why))
         self._arrived.set()
 
     # Waiting
