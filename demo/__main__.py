@@ -6,6 +6,7 @@ If it does not agree the exit code is 1: the demo is also a test.
 
 import argparse
 import contextlib
+import faulthandler
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,12 @@ class Follower(threading.Thread):
         except Exception as error:
             self.failure = error
 
+    def __str__(self) -> str:
+        """How far it is, and what Spark said last: for somebody who asks why it does not get on."""
+        log = self._checkpoint / "spark.log"
+        said = log.read_text(errors="replace").splitlines()[-40:] if log.exists() else []
+        return "\n  ".join([f"{self.name}: {self._record.last(self.name)}", *said])
+
     def stop(self) -> None:
         """Cleanly, with its checkpoint."""
         self._halt.set()
@@ -75,7 +82,8 @@ def wait_for(condition: Callable[[], bool], what: str, followers: list[Follower]
             if follower.failure is not None:
                 raise follower.failure
         if time.monotonic() > deadline:
-            raise TimeoutError(f"gave up waiting for {what}")
+            faulthandler.dump_traceback()
+            raise TimeoutError(f"gave up waiting for {what}\n" + "\n".join(map(str, followers)))
         time.sleep(0.1)
 
 
@@ -159,16 +167,20 @@ def report(
     """The numbers, the picture, and whether everything agrees."""
     nodes = in_nodes(source)
     wrong = {"table": differences(nodes, in_table(table)), "index": differences(nodes, in_index(index))}
-    shown = Table("pipeline", "changes", "rows/s", "lag at most", "restarts", "rollbacks", "differences")
+    shown = Table(
+        "pipeline", "changes", "rows/s", "behind", "restarts", "rollbacks", "differ",
+        caption="behind: at most, from the kill on",
+    )  # fmt: skip
     for follower, target in zip(followers, ("table", "index"), strict=True):
         told = [progress for _, progress in record.progress[follower.name]]
         last = told[-1]
+        changes, seconds = record.behind(follower.name)
         rates = sorted(progress.rows_per_s for progress in told if progress.rows_per_s)
         shown.add_row(
             follower.name,
             f"{last.rows:,}",
             f"{rates[-1]:,.0f}" if rates else "",
-            f"{max(progress.lag_changes or 0 for progress in told):,}",
+            f"{changes:,} / {seconds:.1f} s",
             str(last.restarts),
             str(last.counts.get("undone", 0)),
             str(len(wrong[target])),

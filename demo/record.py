@@ -37,6 +37,11 @@ class Record:
         """Something was done."""
         self.moments.append((self.seconds, what))
 
+    def behind(self, pipeline: str) -> tuple[int, float]:
+        """How many changes, and how many seconds, it was behind at most since something was done to the nodes."""
+        told = [progress for at, progress in self.progress[pipeline] if at >= self.moments[0][0]]
+        return max(each.lag_changes or 0 for each in told), max(each.lag_s or 0.0 for each in told)
+
     def draw(self, path: Path) -> None:
         """Rows and lag of each pipeline over time, with what happened meanwhile."""
         import matplotlib as mpl

@@ -109,6 +109,13 @@ class RunDirectory:
         start = _offset(self.spark / "offsets" / str(before[-1])) if before else Offset(())
         return Batch(number, start, end, number in _numbers(self.spark / "commits"))
 
+    def reached(self) -> Offset:
+        """Up to where all batches are done; without any place before the first is."""
+        batch = self.batch()
+        if batch is None:
+            return Offset(())
+        return batch.end if batch.is_done else batch.start
+
 
 class Batch(NamedTuple):
     """What Spark's log says of a batch."""

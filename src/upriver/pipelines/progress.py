@@ -1,18 +1,14 @@
 """How far a pipeline is while it runs, and what became of it: rows/s, how far behind, batches, restarts."""
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from upriver.errors import OffsetError
-from upriver.spark.offsets import Offset
-
 #: The rate is that of the last seconds.
 RATE_S: Final = 10.0
-#: How often a look at the source is remembered, and how many looks at most.
+#: So many looks at the source are remembered; beyond that every second one is enough.
 _LOOKS_MAX: Final = 4096
 
 
@@ -63,16 +59,21 @@ class Lag:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS_MAX)
+        self._looks: deque[tuple[float, int]] = deque()
         self.changes: int | None = None
 
-    def seen(self, done: int, source: int) -> None:
-        """So many seqnos are done, and so many the source has, over all vbuckets."""
-        self.changes = max(0, source - done)
-        if not self._looks or self._looks[-1][1] < source:
-            self._looks.append((self._clock(), source))
-        while self._looks and self._looks[0][1] <= done:
+    def seen(self, done: Mapping[int, int], source: Mapping[int, int]) -> None:
+        """So far each vbucket is done, and so far the source has it."""
+        self.changes = sum(max(0, seqno - done.get(vbucket, 0)) for vbucket, seqno in source.items())
+        there = sum(source.values())
+        while self._looks and self._looks[-1][1] > there:
+            self._looks.pop()  # the source went back
+        if not self._looks or self._looks[-1][1] < there:
+            self._looks.append((self._clock(), there))
+        while self._looks and self._looks[0][1] <= there - self.changes:
             self._looks.popleft()
+        if len(self._looks) > _LOOKS_MAX:
+            self._looks = deque(list(self._looks)[::2])  # the oldest stays
 
     @property
     def seconds(self) -> float | None:
@@ -88,7 +89,6 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows = 0
         self.batches = 0
-        self.lag = Lag(clock)
         self._clock = clock
         self._run = ""
         self._last = -1
@@ -97,12 +97,6 @@ class Meter:
 
     def take(self, event: Mapping[str, Any]) -> bool:
         """One progress event; whether it tells of a batch that was not known yet."""
-        source = (event.get("sources") or [{}])[0]
-        # The end of the last batch stays in the events of an idle query, together with where the source is now.
-        # A batch that an earlier life had planned comes without the latter: nobody has looked at the source yet.
-        done, latest = _total(source.get("endOffset")), _total(source.get("latestOffset"))
-        if done is not None and latest is not None:
-            self.lag.seen(done, latest)
         run, number = str(event.get("runId")), int(event.get("batchId", -1))
         rows = int(event.get("numInputRows") or 0)
         if run != self._run:
@@ -122,22 +116,3 @@ class Meter:
         while self._recent and self._recent[0][0] < now - RATE_S:
             self._recent.popleft()
         return sum(rows for _, rows in self._recent) / max(1.0, min(RATE_S, now - self._started))
-
-
-def _total(offset: Any) -> int | None:
-    """The seqnos of all vbuckets, added up."""
-    try:
-        given = offset if isinstance(offset, Mapping) else _parsed(offset)
-        return None if given is None else sum(place.seqno for place in Offset.unpacked(given))
-    except OffsetError:
-        return None
-
-
-def _parsed(offset: Any) -> Mapping[str, Any] | None:
-    if not isinstance(offset, str):
-        return None
-    try:
-        found = json.loads(offset)
-    except ValueError:
-        return None
-    return found if isinstance(found, Mapping) else None

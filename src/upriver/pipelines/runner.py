@@ -22,8 +22,10 @@ from upriver.errors import PipelineFailed
 from upriver.pipelines.directory import RunDirectory
 from upriver.pipelines.failures import Trouble, trouble
 from upriver.pipelines.pipeline import Job, Pipeline, Task
-from upriver.pipelines.progress import Meter, Progress, Summary
+from upriver.pipelines.progress import Lag, Meter, Progress, Summary
 from upriver.pipelines.session import spark_session
+from upriver.pipelines.source_watch import SourceWatch
+from upriver.pipelines.warm_up import WARM_UP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,14 +112,14 @@ class _Runner:
     def _run_pipeline(self, pipeline: Pipeline) -> None:
         spark = spark_session(self._directory.path / LOG, self._plan.master)
         legs = pipeline.legs()
-        for leg in legs:
-            place = self._directory if len(legs) == 1 else self._directory.leg(leg.name)
-            self._legs.append(_Leg(spark, leg, place, self._plan))
-        with self._interruptible():
-            try:
-                self._watch()
-            finally:
-                self._end()
+        for each in legs:
+            place = self._directory if len(legs) == 1 else self._directory.leg(each.name)
+            self._legs.append(_Leg(spark, each, place, self._plan))
+        with self._interruptible(), contextlib.ExitStack() as stack:
+            for leg in self._legs:
+                stack.enter_context(leg.source)
+                stack.callback(leg.end)
+            self._watch()
 
     def _watch(self) -> None:
         """Until all legs are done, the time is over or somebody says stop."""
@@ -134,19 +136,16 @@ class _Runner:
                 told = now
                 self._tell()
 
-    def _end(self) -> None:
-        for leg in self._legs:
-            leg.end()
-
     def _tell(self) -> Progress:
         """How far it is, to whoever listens."""
         counts: Counter[str] = Counter(self._job.counts())
         for leg in self._legs:
             if leg.pipeline is not self._job:
                 counts.update(leg.pipeline.counts())
+            leg.weigh()
         meters = [leg.meter for leg in self._legs]
-        changes = [meter.lag.changes for meter in meters]
-        seconds = [meter.lag.seconds for meter in meters]
+        changes = [leg.lag.changes for leg in self._legs]
+        seconds = [leg.lag.seconds for leg in self._legs]
         progress = Progress(
             pipeline=self._job.name,
             seconds=time.monotonic() - self._started,
@@ -194,7 +193,9 @@ class _Leg:
         self._again_at = 0.0
         self._failing_since: float | None = None
         self._measured_at = 0.0
+        self.source = SourceWatch(pipeline.options.source, pipeline.options.vbuckets)
         self.meter = Meter()
+        self.lag = Lag()
         self.restarts = 0
         #: What it waits to pass.
         self.trouble: Trouble | None = None
@@ -205,8 +206,8 @@ class _Leg:
         if self.is_done:
             return
         if self._query is None:
-            if time.monotonic() >= self._again_at:
-                self._start()
+            if time.monotonic() >= self._again_at and WARM_UP.may_start(self):
+                self._attempt(self._start)
             return
         if self._query.isActive:
             if time.monotonic() - self._measured_at >= _TELL_S:
@@ -217,8 +218,16 @@ class _Leg:
         error = self._query.exception()
         if error is None:
             self.is_done = True
+            WARM_UP.is_ready(self)
         else:
             self._failed(self.pipeline.failure or str(error), applying=self.pipeline.failure is not None)
+
+    def weigh(self) -> None:
+        """How far is the source beyond what is done?"""
+        reached = self._directory.reached()
+        # Only Spark knows where a query began that shall not begin at the beginning, until its first batch is done.
+        if self.source.high_seqnos and (reached.places or self.pipeline.options.start == "earliest"):
+            self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
 
     def end(self) -> None:
         """Stop the query and wait until nothing is at work any more."""
@@ -228,11 +237,9 @@ class _Leg:
             self.pipeline.settle()
             self._measure(self._query)
             self._query = None
+        WARM_UP.gave_up(self)
 
     def _start(self) -> None:
-        self._attempt(self._started)
-
-    def _started(self) -> None:
         self.pipeline.failure = None
         self.pipeline.open(self._directory.path)
         reader = self._spark.readStream.format("upriver").options(**self.pipeline.reader_options())
@@ -248,6 +255,7 @@ class _Leg:
     def _failed(self, error: BaseException | str, *, applying: bool) -> None:
         """Start again later, if that may help."""
         self._query = None
+        WARM_UP.gave_up(self)
         found = trouble(error, applying=applying)
         now = time.monotonic()
         if self._failing_since is None:
@@ -264,6 +272,7 @@ class _Leg:
     def _measure(self, query: "StreamingQuery") -> None:
         self._measured_at = time.monotonic()
         for event in query.recentProgress:
+            WARM_UP.is_ready(self)
             if self.meter.take(json.loads(event.json)):
                 self._succeeded()
         if query.isActive and self.trouble is not None and query.lastProgress is not None:

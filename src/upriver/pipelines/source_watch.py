@@ -1,0 +1,63 @@
+"""Where the source of a pipeline stands, looked up while Spark is at work.
+
+Spark tells how far the source is only when it plans a batch; while a long one runs, the source is further every second.
+So somebody else asks the nodes, beside everything: who cannot be asked keeps the place where it was seen last.
+"""
+
+import asyncio
+import contextlib
+from typing import Final, Self
+
+from upriver.client.address import Address, Endpoint
+from upriver.client.cluster import Cluster
+from upriver.client.inquiry import owners, vbuckets_of
+from upriver.client.sync import LoopThread
+from upriver.errors import UpriverError
+from upriver.model import VbucketState
+
+#: How often the nodes are asked.
+LOOK_S: Final = 1.0
+
+
+class SourceWatch:
+    """Looks at the vbuckets of a cluster, in a thread of its own, while it is entered."""
+
+    def __init__(self, address: Address, vbuckets: tuple[int, ...] | None = None) -> None:
+        self._cluster = Cluster(address)
+        self._vbuckets = vbuckets
+        #: The high seqno of each vbucket. Each look puts another dictionary here; it is empty before the first.
+        self.high_seqnos: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        self._loop = LoopThread("upriver-source-watch")
+        self._watching = self._loop.start(self._watch())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watching.cancel()
+        self._loop.run(self._cluster.close())
+        self._loop.stop()
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(UpriverError, OSError):  # the query tells it, if it stays so
+                await self._look()
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        known = await self._cluster.open()
+        wanted = range(known.vbuckets) if self._vbuckets is None else self._vbuckets
+        by_owner = await owners(self._cluster, wanted)
+        looks = await asyncio.gather(*(self._look_at(endpoint, set(by_owner[endpoint])) for endpoint in by_owner))
+        found = {number: seqno for look in looks for number, seqno in look.items()}
+        self.high_seqnos = self.high_seqnos | found
+        if len(found) < len(wanted):  # somebody is gone or has moved: a newer map may say whither
+            await self._cluster.refresh(known)
+
+    async def _look_at(self, endpoint: Endpoint, wanted: set[int]) -> dict[int, int]:
+        """How far the node's active copies of these are; nothing if it cannot be asked."""
+        with contextlib.suppress(UpriverError, OSError):
+            told = await vbuckets_of(await self._cluster.connection(endpoint))
+            active = [each for each in told.values() if each.state is VbucketState.ACTIVE]
+            return {each.number: each.high_seqno for each in active if each.number in wanted}
+        return {}
