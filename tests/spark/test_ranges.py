@@ -11,11 +11,13 @@ import pytest
 
 from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
-from upriver.client import Mover, SyncKvClient
+from tests.node.probes import wait_until
+from upriver.client import Mover, SyncKvClient, placing
 from upriver.client.address import Address
+from upriver.client.settings import ConsumerSettings
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
-from upriver.node import EmbeddedNode
+from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Goal
 from upriver.spark import ranges
 from upriver.spark.offsets import Place
@@ -168,6 +170,35 @@ def test_batches_are_bounded_in_bytes_and_rows(upriver_node: EmbeddedNode) -> No
     assert max(rows for rows, _, _ in sizes) <= 1000
     assert max(size for _, size, is_large in sizes if not is_large) <= 16 * 2**20
     assert max(size for _, size, _ in sizes) <= 36 * 2**20
+
+
+def test_ranges_with_and_without_exact_ends_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    async def open_feed(cluster: Any, endpoint: Any, settings: ConsumerSettings, *rest: Any) -> Any:
+        opened.append(settings.name)
+        return await placing.open_feed(cluster, endpoint, settings, *rest)
+
+    monkeypatch.setattr(ranges, "open_feed", open_feed)
+    with start(vbuckets=2, history_s=0, history_bytes=0) as node:
+        forgetful, large = (node.bucket.vbucket(number) for number in range(2))
+
+        def write(round_: int) -> None:
+            for n in range(10):
+                forgetful.set(b"k%d" % n, b"v%d" % round_)
+
+        for round_ in range(3):
+            node.call(write, round_)
+        for n in range(900):
+            node.call(large.set, b"k%d" % n, b"x" * 50_000)  # more than the window: it is at work for a while
+            node.bucket.sync()
+        wait_until(lambda: node.call(forgetful.whole_at_or_below, 15) != 15, "the past to be forgotten")
+        uuids = [vbucket.failover_log.newest.vbucket_uuid for vbucket in (forgetful, large)]
+        reader = reader_of(node.address, columns=("vbucket", "seqno"))
+        rows = read(reader, [Range(Place(0, uuids[0]), 15), Range(Place(1, uuids[1]), 900)])
+        reader.close()
+    assert [row["seqno"] for row in rows if row["vbucket"] == 1] == list(range(1, 901))
+    assert len(opened) == 2  # neither takes the other one's place
 
 
 def test_a_server_of_others() -> None:

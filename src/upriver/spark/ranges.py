@@ -238,7 +238,9 @@ class RangeReader:
     async def _feed(self, endpoint: Endpoint, *, exact: bool) -> Feed:
         feed = self._feeds.get((endpoint, exact))
         if feed is None or not feed.connection.is_open:
-            settings = self._reading.settings if exact else dataclasses.replace(self._reading.settings, exact_end=False)
+            settings = self._reading.settings
+            if not exact:  # under a name of its own, since a node has one connection of each name
+                settings = dataclasses.replace(settings, exact_end=False, name=f"{settings.name}:current")
             feed = await open_feed(self._cluster, endpoint, settings, self._copies, self, RECEIVE_BYTES)
             self._feeds[endpoint, exact] = feed
         return feed
