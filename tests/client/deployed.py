@@ -45,6 +45,7 @@ class Deployed:
     not_granted: set[Feature] = field(default_factory=set)
     logins: int = 0
     cuts: int = 0
+    streams: int = 0
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -152,6 +153,7 @@ class _Session:
         if number in server.elsewhere:
             self.put(request, Status.NOT_MY_VBUCKET, server.config())
             return
+        server.streams += 1
         log = (memcached.FailoverEntry(vbucket_uuid=UUID, seqno=0),)
         self.writer.write(upr.StreamRequestResponse(opaque=request.opaque, log=log).encode())
         where: dict[str, Any] = {"vbucket": number, "opaque": request.opaque}

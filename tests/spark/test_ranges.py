@@ -221,6 +221,26 @@ def test_a_server_of_others() -> None:
     assert [row["value"] for row in rows] == [b"long and long and long" * n for n in range(2, 11)] + [None]
 
 
+def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "STALL_S", 0.3)
+
+    async def main() -> list[dict[str, Any]]:
+        async with Deployed() as server:  # which sends what there is when it is asked, and then nothing
+            for n in range(5):
+                server.write(1, b"k%d" % n, b"v")
+            reader = reader_of(server.address)
+            reading = asyncio.create_task(asyncio.to_thread(read, reader, [Range(Place(1, UUID), 8)]))
+            while not server.streams:
+                await asyncio.sleep(0.005)
+            for n in range(5, 8):
+                server.write(1, b"k%d" % n, b"v")
+            rows = await reading
+            await asyncio.to_thread(reader.close)
+            return rows
+
+    assert [row["key"] for row in asyncio.run(main())] == [b"k%d" % n for n in range(8)]
+
+
 def test_a_value_that_cannot_be_inflated_fails_the_task() -> None:
     async def read_from_it() -> None:
         async with Deployed(damaged={b"k4"}) as server:

@@ -53,6 +53,8 @@ RECEIVE_BYTES: Final = 2 * 1024 * 1024
 LOG: Final = logging.getLogger("upriver.spark")
 #: A range that nobody gives is asked for again for so long, then its task fails.
 RETRY_S: Final = 60.0
+#: Whoever says nothing for so long, though a range is not at its end, is asked again over another connection.
+STALL_S: Final = 120.0
 
 
 class Reading(NamedTuple):
@@ -310,8 +312,18 @@ class RangeReader:
                 return None
             self._arrived.clear()
             if not self._queue and not self._lost and self._failure is None:
-                await self._arrived.wait()
+                await self._arrival()
         return self._queue.popleft()
+
+    async def _arrival(self) -> None:
+        """Until something comes. A connection on which nothing does is cut, so that nobody waits for ever."""
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._arrived.wait()
+        except TimeoutError:
+            for feed in {self._asked_of[number] for number in self._open}:
+                LOG.warning("%s has said nothing for %g s: asking again", feed.connection.endpoint, STALL_S)
+                feed.connection.abort()
 
     async def _ask_again(self) -> None:
         await asyncio.sleep(self._backoff.pause_s())
