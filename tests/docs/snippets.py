@@ -14,8 +14,13 @@ def examples(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """What a page shows as typed after ``upriver``; a backslash at the end of a line goes on with the next one."""
-    shown = re.findall(r"^\$ upriver ((?:.*\\\n)*.*)$", page.read_text(), flags=re.MULTILINE)
+    """What a page shows as typed after ``upriver``."""
+    return commands_in(page.read_text())
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The same of a text; a backslash at the end of a line goes on with the next one."""
+    shown = re.findall(r"^\$ upriver ((?:.*\\\n)*.*)$", text, flags=re.MULTILINE)
     return [shlex.split(line.replace("\\\n", " "), comments=True) for line in shown]
 
 
@@ -32,3 +37,9 @@ def program_of(page: Path) -> str:
 def needs_spark(program: str) -> bool:
     """It starts a Spark, of which one is enough for all tests."""
     return "pyspark" in program
+
+
+def sessions(page: Path) -> list[list[list[str]]]:
+    """The blocks in which a page shows commands, each with its commands."""
+    blocks = re.findall(r"^```(?:console)?\n(\$ .*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [found for block in blocks if (found := commands_in(block))]

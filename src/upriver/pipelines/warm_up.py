@@ -1,8 +1,8 @@
 """The first query of a process has Spark for itself until its first batch is done.
 
-A JVM that is new loads and initialises thousands of classes during the first batch. Two queries that do so at the same
-moment have been seen to fail inside Spark, and once to stand still for ever, as two threads do that initialise classes
-which need each other. Later queries find everything there.
+A JVM that is new loads and initialises thousands of classes during the first batch. Two queries that did so at the same
+moment have been seen to fail inside Spark, and once to stand still for minutes, it is not known why. Later queries find
+everything there.
 """
 
 import threading
