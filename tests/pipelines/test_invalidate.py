@@ -76,12 +76,13 @@ def test_a_rollback_forgets_what_was_seen_above_it(tmp_path: Path) -> None:
     pipeline.close()
 
 
-def test_a_cache_that_is_down_for_a_while_gets_everything(tmp_path: Path) -> None:
+def test_a_cache_that_is_down_for_a_while_gets_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipeline, (first, second) = noting(tmp_path, 2)
     second.down = 3
     pipeline.apply(table([row(0, 1, "mutation", b"a", None)]), 0)
     assert (first.forgotten, second.forgotten) == ([b"a"], [b"a"])
     assert pipeline.counts()["retries"] == 3
+    assert len(caplog.records) == 1  # not one for each attempt
     pipeline.close()
 
 

@@ -36,10 +36,8 @@ NOTHING: Final = ROWS.empty_table()
 class Applied:
     """What became of the batches so far."""
 
-    batches: int = 0
     #: Batches that the target had already.
     replayed: int = 0
-    rows: int = 0
     #: Rollbacks, resets and flushes in them.
     undone: int = 0
     #: Vbuckets that were read from the node.
@@ -88,8 +86,6 @@ class Applier:
             ahead=_still_ahead(ahead, rows),
         )
         self._target.commit(work)
-        self.counts.batches += 1
-        self.counts.rows += rows.num_rows
         self.counts.undone += marks.num_rows
 
     def settle(self) -> None:

@@ -6,6 +6,7 @@ cache that is away. A rollback concerns the keys that were seen above its seqno:
 whoever asks for them next finds what the nodes hold.
 """
 
+import itertools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,7 @@ class Invalidate(Pipeline):
         self._caches: list[Cache] = [cache_at(url.strip()) for url in options.to.split(",")]
         self._seen: SeenKeys | None = None
         self._prefix = options.prefix.encode()
-        self._counts = {"rows": 0, "forgotten": 0, "refreshed": 0, "undone": 0, "retries": 0}
+        self._counts = {"forgotten": 0, "refreshed": 0, "undone": 0, "retries": 0}
 
     @property
     def target(self) -> str:
@@ -82,8 +83,8 @@ class Invalidate(Pipeline):
         with ThreadPoolExecutor(len(self._caches)) as pool:
             for done in [pool.submit(self._tell, cache, forgotten, fresh) for cache in self._caches]:
                 done.result()
-        counted = (rows.num_rows, len(forgotten), len(fresh), marks.num_rows)
-        for name, count in zip(("rows", "forgotten", "refreshed", "undone"), counted, strict=True):
+        counted = {"forgotten": len(forgotten), "refreshed": len(fresh), "undone": marks.num_rows}
+        for name, count in counted.items():
             self._counts[name] += count
 
     def counts(self) -> dict[str, int]:
@@ -125,7 +126,7 @@ class Invalidate(Pipeline):
     def _tell(self, cache: Cache, forgotten: list[bytes], fresh: list[Fresh]) -> None:
         """Bring everything to one cache, again and again while it is down."""
         backoff, deadline = Backoff(), time.monotonic() + self.options.wait
-        while True:
+        for attempt in itertools.count():
             try:
                 cache.refresh(fresh)
                 cache.forget(forgotten)
@@ -134,6 +135,7 @@ class Invalidate(Pipeline):
                 pause_s = backoff.pause_s()
                 if time.monotonic() + pause_s >= deadline:
                     raise
-                LOG.warning("%s; it is tried again", error)
+                if not attempt:  # the count of retries tells of the others
+                    LOG.warning("%s; it is tried again for %g s", error, self.options.wait)
                 self._counts["retries"] += 1
                 time.sleep(pause_s)

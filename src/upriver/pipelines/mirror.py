@@ -11,7 +11,7 @@ from upriver.errors import ForeignData, OptionError
 from upriver.pipelines.keeping import Keeping, KeepingOptions, query_of
 from upriver.pipelines.tables.delta import Delta, DeltaHistory
 from upriver.pipelines.tables.parquet import ParquetTable
-from upriver.pipelines.tables.table import TableTarget
+from upriver.pipelines.tables.table import TableTarget, sync
 from upriver.spark.declared import as_text, one_of, option
 
 FORMATS: Final = ("delta", "parquet")
@@ -45,7 +45,9 @@ class ParquetHistory:
             return False
         made = self._path / f".{path.name}"
         pq.write_table(changes, made, compression="zstd")
+        sync([made])  # a name that outlives a crash must not lead to half a file
         made.replace(path)
+        sync([self._path])
         return True
 
 
