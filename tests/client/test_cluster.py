@@ -11,7 +11,7 @@ from upriver.client import Cluster, KvClient
 from upriver.client.address import Endpoint
 from upriver.errors import NodeUnavailable, Unreachable
 from upriver.model import vbucket_of
-from upriver.node import EmbeddedNode
+from upriver.node import EmbeddedNode, start
 from upriver.wire.memcached import SetVbucket, VbucketState
 
 
@@ -40,6 +40,22 @@ def test_the_first_that_answers_tells_where_everything_is() -> None:
 
     with two_nodes() as (first, second):
         asyncio.run(run(first, second))
+
+
+@pytest.mark.parametrize("first_named", [0, 1])
+def test_a_node_that_waits_for_vbuckets_hides_nobody_who_has_them(first_named: int) -> None:
+    """Each stands alone and makes up its own map; that of the one that has nothing is the newer one."""
+
+    async def run(nodes: list[EmbeddedNode]) -> None:
+        cluster = Cluster(",".join(node.address for node in nodes))
+        known = await cluster.open()
+        assert len(known.owned()) == 1
+        assert await cluster.refresh(known) is known
+        await cluster.close()
+
+    with start(vbuckets=8) as owner, start(vbuckets=8, initial_vbuckets="none") as waiting:
+        assert waiting.node.state.cluster.revision > owner.node.state.cluster.revision
+        asyncio.run(run([owner, waiting] if not first_named else [waiting, owner]))
 
 
 def test_nobody_there_is_one_clear_error() -> None:

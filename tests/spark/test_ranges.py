@@ -1,6 +1,7 @@
 """Ranges read by a task's reader, from real nodes."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -371,3 +372,18 @@ def test_a_branch_that_did_not_begin_at_0_is_gone_on_with(upriver_node: Embedded
     rows = read(reader, [Range(Place(3, uuid, 15, 15, 0, 10), 20)])
     assert [(row["event"], row["seqno"]) for row in rows] == [("mutation", seqno) for seqno in range(16, 21)]
     reader.close()
+
+
+def test_a_cut_between_tasks_leads_to_no_node_that_has_nothing() -> None:
+    """A node that waits for vbuckets makes up a map too, and may be asked for it."""
+    with start(vbuckets=2) as owner, start(vbuckets=2, initial_vbuckets="none") as waiting:
+        vbucket = owner.bucket.vbucket(0)
+        uuid = vbucket.failover_log.newest.vbucket_uuid
+        reader = reader_of(f"{owner.address},{waiting.address}", columns=("seqno",))
+        for seqno in range(1, 4):
+            owner.call(vbucket.set, b"k%d" % seqno, b"v")
+            rows = read(reader, [Range(Place(0, uuid, seqno - 1, seqno - 1), seqno)])
+            assert [row["seqno"] for row in rows] == [seqno]
+            for feed in reader._feeds.values():  # nobody notices it before the next task
+                feed.connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        reader.close()

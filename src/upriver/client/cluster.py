@@ -105,7 +105,7 @@ class Cluster:
                     continue
                 if found.newer_than(self._map):
                     self._map = found
-                if self._map is not None and self._map.newer_than(beyond):
+                if self._map is not None and self._map.newer_than(beyond) and not self._map.is_empty:
                     return self._map
             if self._map is None:
                 raise failure or ClusterMapError(f"no node at {self.address} knows the cluster map")

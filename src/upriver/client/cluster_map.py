@@ -1,7 +1,7 @@
 """Which node holds which vbucket: the terse map that nodes hand out, as far as a client needs it.
 
-A map is newer than another if its (epoch, revision) is larger. Nodes name themselves ``$HOST`` where they do not know
-under which name they are reached; the client fills in the one that it used.
+A map is newer than another if its (epoch, revision) is larger, and if it says at all who has something. Nodes name
+themselves ``$HOST`` where they do not know under which name they are reached; the client fills in the one that it used.
 """
 
 import json
@@ -78,9 +78,17 @@ class ClusterMap:
                 out.setdefault(self.endpoints[place], []).append(vbucket)
         return out
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has anything: what a node says that stands alone and was given no vbuckets yet."""
+        return not any(place >= 0 for place in self.owners)
+
     def newer_than(self, other: "ClusterMap | None") -> bool:
-        """Whether this map takes the place of the other."""
-        return other is None or self.revision > other.revision
+        """Whether this map takes the place of the other. One in which nobody has anything never does: nodes that stand
+        alone count their revisions from their start, so that of the one that waits for vbuckets may be the newest."""
+        if other is None:
+            return True
+        return (not self.is_empty, self.revision) > (not other.is_empty, other.revision)
 
 
 def _endpoint(text: str, host: str) -> Endpoint:
