@@ -14,7 +14,7 @@ import pyarrow as pa
 from tests.spark.test_plan import Source as Vbucket
 from tests.spark.test_plan import log
 from upriver.pipelines.applying import Applier
-from upriver.pipelines.target import Ahead, Progress, Source, Target, Work
+from upriver.pipelines.target import Ahead, Ground, Progress, Source, Target, Work
 from upriver.spark.offsets import Offset, Place
 from upriver.spark.plan import Policy, Range, Rules, SourceState, answered_with_rollback, next_offset, ranges
 from upriver.spark.rows import FIELDS, rollback_value, signed
@@ -109,8 +109,9 @@ class Cluster(Source):
 
     # What a target asks
 
-    def uuids(self, vbuckets: Iterable[int]) -> Mapping[int, int]:
-        return {number: self.vbuckets[number].state.vbucket_uuid for number in vbuckets}
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+        states = {number: self.vbuckets[number].state for number in vbuckets}
+        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
 
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
         return [[number] for number in sorted(vbuckets)]
@@ -120,12 +121,12 @@ class Cluster(Source):
         ahead: dict[int, Ahead] = {}
         for number in vbuckets:
             vbucket = self.vbuckets[number]
-            uuid, end = vbucket.state.vbucket_uuid, vbucket.high
+            uuid, end, purged = vbucket.state.vbucket_uuid, vbucket.high, vbucket.purge_seqno
             if self.is_busy and self.choose.random() < 0.3:  # somebody writes while it is read
                 vbucket.write(self.choose.choice("abcde"), delete=self.choose.random() < 0.3)
             rows += [self._change(number, *version, vbucket_uuid=signed(uuid)) for version in vbucket.read(0, end)]
             whole = self.exact or vbucket.high == end
-            ahead[number] = Ahead(uuid, end, end) if whole else Ahead(uuid, 0, vbucket.high)
+            ahead[number] = Ahead(uuid, end, end, purged) if whole else Ahead(uuid, 0, vbucket.high, purged)
         return table(rows), ahead
 
 

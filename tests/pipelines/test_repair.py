@@ -61,6 +61,8 @@ def test_a_copy_is_forced_to_hold_what_its_source_holds(nodes: Nodes) -> None:
         assert sorted(marks) == [0, 1, 2, 3]
         assert await work.changed(marks) == []
         assert await work.changed({2: Mark(marks[2].vbucket_uuid + 1, 0)}) == [2]
+        nodes[0].call(setattr, nodes[0].bucket.vbucket(3).table, "purge_seqno", 1)  # a deletion was forgotten
+        assert await work.changed(marks) == [3]
         again = repair(nodes)
         await again.run(range(4))
         assert again.keys == 0

@@ -94,11 +94,11 @@ class Applier:
         self._read_again(self._left(ahead), ahead)
 
     def _left(self, ahead: Mapping[int, Ahead]) -> set[int]:
-        """The vbuckets that were read under a branch which the node has left since."""
+        """The vbuckets whose reads stand on nothing any more."""
         if not ahead:
             return set()
-        now = self._source.uuids(ahead)
-        return {number for number, read in ahead.items() if now.get(number, read.vbucket_uuid) != read.vbucket_uuid}
+        now = self._source.grounds(ahead)
+        return {number for number, read in ahead.items() if now.get(number, read.ground) != read.ground}
 
     def _read_again(self, vbuckets: Collection[int], ahead: dict[int, Ahead]) -> None:
         """Replace these vbuckets, some at a time: each of them is whole after its transaction."""

@@ -8,9 +8,10 @@ loses against everything.
 Where changes go both ways the copy is a source as well. There nothing is forced: the newer version wins on both sides,
 so that what one side has lost comes back from the other.
 
-What was read may itself be lost by another failover before the stream has passed it. So each repair leaves a *mark*,
-the uuid and the high seqno that it was read under, and is done again if the uuid is another one before the stream is
-proven whole up to that seqno.
+What was read may itself be lost by another failover before the stream has passed it; or a key that it held is deleted
+and the deletion forgotten, of which a stream from the beginning says nothing. So each repair leaves a *mark*, the
+ground that it was read on and the source's high seqno, and is done again if the ground is another one before the stream
+is proven whole up to that seqno.
 """
 
 import time
@@ -24,6 +25,7 @@ from upriver.client import Address, Cluster, Consumer, KvClient
 from upriver.client.inquiry import active_vbuckets
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, RowsRefused, StatusError
 from upriver.model import CHANGES, Event
+from upriver.pipelines.target import Ground
 from upriver.wire.memcached import MetaOption
 
 #: So many changes are compared at a time, and of one vbucket at least.
@@ -36,10 +38,16 @@ _SAMPLES_MAX: Final = 5
 
 
 class Mark(NamedTuple):
-    """Under which uuid a vbucket was repaired, and how far its source was then."""
+    """On which ground a vbucket was repaired, and how far its source was then."""
 
     vbucket_uuid: int
     high_seqno: int
+    purge_seqno: int = 0
+
+    @property
+    def ground(self) -> Ground:
+        """What the read stands on."""
+        return Ground(self.vbucket_uuid, self.purge_seqno)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +91,14 @@ class Repair:
         return marks
 
     async def changed(self, marks: dict[int, Mark]) -> list[int]:
-        """Those marked vbuckets whose source is on another branch now."""
+        """Those marked vbuckets whose repairs stand on nothing any more."""
         cluster = Cluster(self._addresses[0])
         try:
             states = await active_vbuckets(cluster, sorted(marks))
         finally:
             await cluster.close()
-        return [number for number, state in states.items() if state.vbucket_uuid != marks[number].vbucket_uuid]
+        now = {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
+        return [number for number, ground in now.items() if ground != marks[number].ground]
 
     async def _groups(self, source: Cluster, numbers: list[int]) -> list[list[int]]:
         states = await active_vbuckets(source, numbers)
@@ -125,7 +134,10 @@ class Repair:
             if key is not None and self._selection.chosen(key) and source.map.vbucket_of(key) in wanted:
                 theirs[key] = version
         await self._write(ours, theirs)
-        return {number: Mark(state.vbucket_uuid, state.high_seqno) for number, state in after.items()}
+        return {
+            number: Mark(state.vbucket_uuid, state.high_seqno, before[number].purge_seqno)
+            for number, state in after.items()
+        }
 
     async def _read(
         self, address: Address, vbuckets: Sequence[int] | None, filters: dict[str, Any]

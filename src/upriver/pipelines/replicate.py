@@ -141,8 +141,7 @@ class Replicate(Pipeline):
     async def _put_right(self, rolled_back: set[int]) -> None:
         assert self.directory is not None
         directory = RunDirectory(self.directory)
-        batch = directory.batch()
-        done = {} if batch is None else (batch.end if batch.is_done else batch.start).places
+        done = directory.reached().places
         before = dict(self._marks)
         for number, mark in before.items():
             place = done.get(number)

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from upriver.errors import DataLoss
 from upriver.pipelines.applying import NOTHING
-from upriver.pipelines.target import Ahead, Source
+from upriver.pipelines.target import Ahead, Ground, Source
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
 from upriver.spark.plan import Range, Rules, SourceState
@@ -34,10 +34,11 @@ class NodeReader(Source):
         """Which vbuckets there are, or which were chosen."""
         return self._view.vbuckets()
 
-    def uuids(self, vbuckets: Iterable[int]) -> Mapping[int, int]:
-        """The branch that each of these vbuckets is on now."""
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+        """What a read of each of these vbuckets would stand on now."""
         states = self._view.states()
-        return {number: states[number].vbucket_uuid for number in vbuckets if number in states}
+        found = {number: states[number] for number in vbuckets if number in states}
+        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in found.items()}
 
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
         """The same vbuckets in groups that are small enough to be held."""
@@ -107,5 +108,5 @@ def _ahead(before: SourceState, after: SourceState) -> Ahead:
     end = before.high_seqno
     exact = after.exact_from is not None and after.exact_from <= end
     if exact or after.high_seqno == end:
-        return Ahead(before.vbucket_uuid, end, end)
-    return Ahead(before.vbucket_uuid, 0, after.high_seqno)
+        return Ahead(before.vbucket_uuid, end, end, before.purge_seqno)
+    return Ahead(before.vbucket_uuid, 0, after.high_seqno, before.purge_seqno)

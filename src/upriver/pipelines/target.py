@@ -9,11 +9,21 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 
+class Ground(NamedTuple):
+    """What a read of a vbucket stands on: while neither changes, the stream tells all that happens after the read.
+
+    It would not say that the node has left the branch. Nor would it tell a deletion that the node has forgotten since:
+    a stream from the beginning supposes that nothing is held yet.
+    """
+
+    vbucket_uuid: int
+    purge_seqno: int
+
+
 class Ahead(NamedTuple):
     """A vbucket was read from the node itself, and its content is further than the stream is.
 
-    What was read under a branch that the node then left is wrong, and the stream would not say so: until it has passed
-    ``until_seqno`` the uuid is looked at before every batch.
+    Until the stream has passed ``until_seqno`` the ground is looked at before every batch.
     """
 
     vbucket_uuid: int
@@ -21,6 +31,12 @@ class Ahead(NamedTuple):
     whole_seqno: int
     #: The stream knows everything that was read once it has come here.
     until_seqno: int
+    purge_seqno: int = 0
+
+    @property
+    def ground(self) -> Ground:
+        """What the read stands on."""
+        return Ground(self.vbucket_uuid, self.purge_seqno)
 
 
 class Progress(NamedTuple):
@@ -89,8 +105,8 @@ class Source(ABC):
     """The node, asked directly: what the stream alone cannot tell."""
 
     @abstractmethod
-    def uuids(self, vbuckets: Iterable[int]) -> Mapping[int, int]:
-        """The branch that each of these vbuckets is on now."""
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+        """What a read of each of these vbuckets would stand on now."""
 
     @abstractmethod
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
