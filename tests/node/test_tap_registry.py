@@ -1,5 +1,6 @@
 """Registered TAP clients over restarts of their node, also such as nobody has asked for."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +11,14 @@ import pytest
 from tests.node.laboratory import Laboratory
 from tests.node.probes import Client, Served, refused, wait_until
 from tests.node.tap_relay import Listener
-from tests.protocol.tap_stage import ACK, BACKFILL, REGISTERED, TapPeer, brief, connect, state_of
+from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, KEYS_ONLY, REGISTERED, TapPeer, brief, connect, state_of
 from upriver.engine import Bucket
 from upriver.errors import StorageError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.tap import TapService
 from upriver.node.tap_registry import TapRegistry
-from upriver.protocol.tap_clients import LOST, TapClient, TapClients
+from upriver.protocol.tap_clients import TapClient, TapClients
+from upriver.protocol.tap_places import LOST, NEVER, TapPlace
 from upriver.protocol.tap_plan import plan_of
 from upriver.wire import Message, Response, tap
 from upriver.wire.codes import Status
@@ -25,14 +27,23 @@ from upriver.wire.tap import Control
 
 T = TypeVar("T")
 NAME = b"the registered one"
-PLACES = {1: StreamPosition(2**63 + 5, 7, Snapshot(7, 9)), 3: StreamPosition.at(8, 2)}
+POSITIONS = {1: StreamPosition(2**63 + 5, 7, Snapshot(7, 9)), 3: StreamPosition.at(8, 2)}
+PLACES = {
+    number: TapPlace(position=position, known=8, since=50, until=6, acks=number == 1, keys_only=False, dumping=True)
+    for number, position in POSITIONS.items()
+}
 
 
 def registered(name: str = "client", flags: int = BACKFILL | ACK | REGISTERED, now: float = 100.0) -> TapClient:
     clients = TapClients(10.0)
     client = clients.connected(name, plan_of(connect(name.encode(), flags), now), now)
-    clients.left(client, PLACES, now + 5, done=False)
+    clients.left(client, PLACES, now + 5, elsewhere=PLACES[3], done=False)
     return client
+
+
+def lost(client: TapClient) -> list[int]:
+    """The vbuckets in which nobody knows where the client stands."""
+    return [number for number, place in client.places.items() if place.position == LOST]
 
 
 # What the files hold
@@ -54,7 +65,8 @@ def test_what_is_kept_comes_back(tmp_path: Path, name: str) -> None:
         "reconnects",
         "done",
         "left_at",
-        "positions",
+        "places",
+        "elsewhere",
     ):
         assert getattr(found, field) == getattr(client, field), field
     TapRegistry(tmp_path / "clients").drop(name)
@@ -66,8 +78,56 @@ def test_of_one_that_was_connected_nobody_knows_what_it_holds(tmp_path: Path) ->
     client.connected = True
     TapRegistry(tmp_path).keep(client)
     (found,) = TapRegistry(tmp_path).load(range(4))
-    assert found.positions == dict.fromkeys(range(4), LOST)
+    assert sorted(lost(found)) == [0, 1, 2, 3]
     assert not found.connected
+
+
+def test_where_it_was_not_served_one_that_was_connected_stands_where_it_stood(tmp_path: Path) -> None:
+    client = registered()
+    assert client.plan is not None
+    client.connected, client.plan = True, dataclasses.replace(client.plan, vbuckets=(1,))
+    TapRegistry(tmp_path).keep(client)
+    (found,) = TapRegistry(tmp_path).load(range(4))
+    assert (lost(found), found.places[3], found.elsewhere) == ([1], PLACES[3], PLACES[3])
+
+
+@pytest.mark.parametrize(
+    ("flags", "date", "since"),
+    [
+        (BACKFILL | ACK, {"since": 0, "full": True, "whole_from": 0}, 0),
+        (BACKFILL | ACK, {"since": 50, "full": False, "whole_from": 50}, 50),
+        (ACK, {"since": 0, "full": False, "whole_from": 101}, 101),
+        (ACK, {"since": 0, "full": False, "whole_from": 2**64}, NEVER),
+        (BACKFILL | KEYS_ONLY | DUMP, {"since": 50, "full": False}, NEVER),  # the oldest say nothing of it
+    ],
+)
+@pytest.mark.parametrize("listed", [None, [1, 3]])
+@pytest.mark.parametrize("done", [None, False, True])
+def test_a_file_of_an_older_version_can_be_read(
+    tmp_path: Path, flags: int, date: dict[str, int], since: int, listed: list[int] | None, done: bool | None
+) -> None:
+    """There all that was sent was sent for the last plan, of which a date was a part."""
+    client = registered(flags=flags | REGISTERED)
+    assert client.plan is not None
+    TapRegistry(tmp_path).keep(client)
+    (path,) = tmp_path.iterdir()
+    stored = json.loads(path.read_bytes())
+    del stored["elsewhere"], stored["done"]
+    stored["plan"] |= date | {"vbuckets": listed}
+    stored["places"] = {number: place[:3] for number, place in stored["places"].items()}
+    path.write_text(json.dumps(stored if done is None else stored | {"done": done}))
+    (found,) = TapRegistry(tmp_path).load(range(4))
+    served = {
+        "acks": client.plan.acks,
+        "keys_only": client.plan.keys_only,
+        "dumping": client.plan.dump and not done,
+    }
+    # Whatever lies behind is owed, and what lies before was sent as far as it is new enough.
+    assert found.places == {
+        number: TapPlace(position=place, known=place.seqno, since=since, until=place.seqno, **served)
+        for number, place in POSITIONS.items()
+    }
+    assert (found.elsewhere is None) == (listed is not None)
 
 
 def test_each_client_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -174,7 +234,7 @@ def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
     laboratory.settle()
     assert "starts over after a restart" in caplog.text
     (client,) = disk.load(range(4))
-    assert client.positions == dict.fromkeys(range(4), LOST)
+    assert sorted(lost(client)) == [0, 1, 2, 3]
 
 
 def test_who_cannot_be_forgotten_stays_registered(disk: FailingDisk) -> None:
@@ -202,7 +262,7 @@ def test_nothing_is_sent_before_the_disk_knows_that_somebody_is_connected(
     assert peer.run() == []
     assert brief(peer.peer.send(Noop())) == ["success"]  # nobody waits for it
     errands.run()
-    assert [client.positions for client in disk.load((1,))] == [{1: LOST}]
+    assert [lost(client) for client in disk.load((1,))] == [[1]]
     assert brief(peer.run())[:2] == ["#initial_vbucket_stream", "a=v"]
     # Who comes in its place waits for what is on its way, and only for the last of what follows.
     again = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))

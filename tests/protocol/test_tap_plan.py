@@ -14,26 +14,26 @@ NOW = 1_700_000_000.0
 
 
 @pytest.mark.parametrize(
-    ("flags", "date", "full", "since", "future_only"),
+    ("flags", "date", "since", "future_only"),
     [
-        (0, 0, False, 0, True),
-        (BACKFILL, 0, True, 0, False),
-        (BACKFILL, 5, False, 5, False),
-        (BACKFILL, int(NOW), False, int(NOW), False),
-        (BACKFILL, int(NOW) + 1, False, 0, True),
-        (BACKFILL, FUTURE, False, 0, True),
-        (DUMP, 0, True, 0, False),
-        (DUMP | BACKFILL, 0, True, 0, False),
-        (DUMP | BACKFILL, 5, False, 5, False),
-        (DUMP | BACKFILL, FUTURE, False, 0, True),
-        (TAKEOVER | LIST, 0, True, 0, False),
-        (TAKEOVER | LIST | BACKFILL, FUTURE, True, 0, False),
-        (TAKEOVER | LIST | BACKFILL, 5, True, 0, False),
+        (0, 0, int(NOW) + 1, True),
+        (BACKFILL, 0, 0, False),
+        (BACKFILL, 5, 5, False),
+        (BACKFILL, int(NOW), int(NOW), False),
+        (BACKFILL, int(NOW) + 1, int(NOW) + 1, True),
+        (BACKFILL, FUTURE, int(NOW) + 1, True),
+        (DUMP, 0, 0, False),
+        (DUMP | BACKFILL, 0, 0, False),
+        (DUMP | BACKFILL, 5, 5, False),
+        (DUMP | BACKFILL, FUTURE, int(NOW) + 1, True),
+        (TAKEOVER | LIST, 0, 0, False),
+        (TAKEOVER | LIST | BACKFILL, FUTURE, 0, False),
+        (TAKEOVER | LIST | BACKFILL, 5, 0, False),
     ],
 )
-def test_where_a_stream_begins(flags: int, date: int, full: bool, since: int, future_only: bool) -> None:
+def test_where_a_stream_begins(flags: int, date: int, since: int, future_only: bool) -> None:
     plan = plan_of(request(b"n", flags, date), NOW)
-    assert (plan.full, plan.since, plan.future_only) == (full, since, future_only)
+    assert (plan.since, plan.future_only) == (since, future_only)
 
 
 def test_a_takeover_is_more_than_a_dump() -> None:

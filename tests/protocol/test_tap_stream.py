@@ -21,9 +21,13 @@ from tests.protocol.tap_stage import (
     connect,
     keys,
     state_of,
+    succeed,
+    succeed_until,
 )
+from upriver.engine.maintenance import Retention
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
-from upriver.wire import Message, dcp, tap
+from upriver.protocol.tap_plan import TapSettings
+from upriver.wire import AnyResponse, Message, dcp, tap
 from upriver.wire.codes import Status
 from upriver.wire.tap import TapFlag
 
@@ -334,6 +338,40 @@ def test_a_change_of_state_does_not_end_it() -> None:
     vbucket.set_state(VbucketState.ACTIVE)
     laboratory.write(1, b"b")
     assert brief(peer.run()) == ["b=v"]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_what_was_purged_before_it_began_does_not_break_it_half_way(
+    cut: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither if it is cut off below the purge seqno, nor if the vbucket takes another role then."""
+    laboratory = Laboratory(tap_settings=TapSettings(ack_interval=1, window_messages_max=2))
+    vbucket = laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, b"a", b"b", b"c", b"gone")
+    vbucket.delete(b"gone")
+    laboratory.write(1, b"d")
+    laboratory.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0, tombstone_s=1)
+    laboratory.pass_by(3)
+    laboratory.bucket.maintenance.run_all()
+    assert vbucket.table.purge_seqno == 5
+    peer = follow(laboratory, BACKFILL | ACK, int(laboratory.clock()) - 50)
+    peer.judge = succeed_until("b")
+    messages = peer.run()
+    assert 0 < len(keys(messages)) < 4
+    if cut:
+        peer.leave()
+        peer = follow(laboratory, ACK)
+    else:
+        vbucket.set_state(VbucketState.REPLICA)
+        vbucket.set_state(VbucketState.ACTIVE)
+        peer.judge = succeed
+        last = messages[-1]
+        assert isinstance(last, tap.Mutation)
+        peer.peer.put(AnyResponse(opcode=last.code, opaque=last.opaque, status=Status.SUCCESS))
+    messages += peer.run()
+    assert set(keys(messages)) == {"a", "b", "c", "d"}
+    assert "#initial_vbucket_stream" not in brief(messages)
+    assert caplog.text == ""
 
 
 def test_a_rollback_starts_the_copy_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,9 +63,8 @@ class TapConnection(Pump):
             service.settings,
             self.node.ticks(),
             heir=heir,
-            positions=client.positions,
-            outdated=client.outdated,
-            knew_all=client.knew_all,
+            places=client.places,
+            elsewhere=client.elsewhere,
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
         )
@@ -350,7 +349,8 @@ class TapService:
         self.changes_sent_before += producer.changes_sent
         client.changes_sent, client.messages_sent = producer.changes_sent, producer.messages_sent
         client.bytes_sent = producer.bytes_sent_total
-        self.clients.left(client, producer.positions, self.node.clock(), done=producer.done or client.anonymous)
+        done = producer.done or client.anonymous
+        self.clients.left(client, producer.places, self.node.clock(), elsewhere=producer.elsewhere, done=done)
         if client.registered:
             self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
         if self._by_name.get(client.name) is connection:

@@ -25,7 +25,8 @@ from upriver.errors import StorageError, UpriverError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.kept_file import UNFINISHED, drop, keep
 from upriver.node.state import Scheduler
-from upriver.protocol.tap_clients import LOST, TapClient
+from upriver.protocol.tap_clients import TapClient
+from upriver.protocol.tap_places import LOST, NEVER, TapPlace
 from upriver.protocol.tap_plan import TapPlan
 
 #: Is told when something is on disk, or why it is not.
@@ -124,7 +125,7 @@ class RegistryWriter:
 
     def keep(self, client: TapClient, done: Done) -> None:
         """Write down what is known of the client now. Unless something else of it comes in between, say when."""
-        known = dataclasses.replace(client, positions=dict(client.positions))
+        known = dataclasses.replace(client, places=dict(client.places))
         self._ask(client.name, _Errand(partial(self._registry.keep, known), done))
 
     def drop(self, name: str, done: Done) -> None:
@@ -161,7 +162,6 @@ class RegistryWriter:
 
 
 def _stored(client: TapClient) -> dict[str, Any]:
-    places = {} if client.connected else client.positions
     return {
         "name": client.name,
         "created": client.created,
@@ -170,16 +170,17 @@ def _stored(client: TapClient) -> dict[str, Any]:
         "plan": None if client.plan is None else dataclasses.asdict(client.plan),
         "connected": client.connected,
         "done": client.done,
-        "places": {number: [p.vbucket_uuid, p.seqno, p.snapshot.end] for number, p in places.items()},
+        "places": {number: _numbers_of(place) for number, place in client.places.items()},
+        "elsewhere": None if client.elsewhere is None else _numbers_of(client.elsewhere),
     }
 
 
 def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
-    plan = TapPlan(**stored["plan"] | {"vbuckets": _numbers(stored["plan"]["vbuckets"])})
+    plan, done = _plan(stored["plan"]), bool(stored.get("done", False))
+    places = {int(number): _place(place, plan, done=done) for number, place in stored["places"].items()}
+    elsewhere = stored.get("elsewhere", [0, 0, 0] if plan.vbuckets is None else None)
     if stored["connected"]:
-        positions = dict.fromkeys(plan.vbuckets or vbuckets, LOST)
-    else:
-        positions = {int(number): _position(*place) for number, place in stored["places"].items()}
+        places |= dict.fromkeys(plan.vbuckets or vbuckets, dataclasses.replace(TapPlace.first(plan), position=LOST))
     return TapClient(
         str(stored["name"]),
         float(stored["created"]),
@@ -187,15 +188,45 @@ def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
         plan=plan,
         registered=True,
         reconnects=int(stored["reconnects"]),
-        done=bool(stored.get("done", False)),
+        done=done,
         left_at=float(stored["left_at"] or stored["created"]),
-        positions=positions,
+        places=places,
+        elsewhere=None if elsewhere is None else _place(elsewhere, plan, done=done),
     )
 
 
-def _numbers(vbuckets: list[int] | None) -> tuple[int, ...] | None:
-    return None if vbuckets is None else tuple(map(int, vbuckets))
+def _plan(stored: dict[str, Any]) -> TapPlan:
+    """A plan; older files tell apart who wants a copy, and say from when on nothing is left out, or not even that."""
+    known = {field.name: stored[field.name] for field in dataclasses.fields(TapPlan)}
+    if "full" in stored:
+        known["since"] = 0 if stored["full"] else min(stored.get("whole_from", NEVER), NEVER)
+    return TapPlan(**known | {"vbuckets": None if stored["vbuckets"] is None else tuple(map(int, stored["vbuckets"]))})
 
 
-def _position(vbucket_uuid: int, seqno: int, reached: int) -> StreamPosition:
-    return StreamPosition(int(vbucket_uuid), int(seqno), Snapshot(int(seqno), int(reached)))
+def _numbers_of(place: TapPlace) -> list[int]:
+    position, served = place.position, (place.acks, place.keys_only, place.dumping)
+    return [
+        position.vbucket_uuid,
+        position.seqno,
+        place.reached,
+        place.known,
+        place.since,
+        place.until,
+        *map(int, served),
+    ]
+
+
+def _place(stored: list[int], plan: TapPlan, *, done: bool) -> TapPlace:
+    """A place; in older files it is a position, and all places are those of the plan."""
+    vbucket_uuid, seqno, reached, *rest = map(int, stored)
+    served = plan.acks, plan.keys_only, plan.dump and not done
+    known, since, until, acks, keys_only, dumping = rest or (seqno, plan.since, seqno, *served)
+    return TapPlace(
+        position=StreamPosition(vbucket_uuid, seqno, Snapshot(seqno, reached)),
+        known=known,
+        since=since,
+        until=until,
+        acks=bool(acks),
+        keys_only=bool(keys_only),
+        dumping=bool(dumping),
+    )

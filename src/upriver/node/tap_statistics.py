@@ -7,8 +7,9 @@ connection has sent stands there, and what waits for it. The totals are the sums
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from upriver.model import StreamPosition, VbucketState
+from upriver.model import VbucketState
 from upriver.protocol.tap_clients import TapClient
+from upriver.protocol.tap_places import TapPlace
 
 if TYPE_CHECKING:
     from upriver.node.tap import TapConnection, TapReceiver, TapService
@@ -79,8 +80,8 @@ def _client(service: "TapService", client: TapClient, connection: "TapConnection
 
 def _away(service: "TapService", client: TapClient) -> Pairs:
     named = client.plan is not None and client.plan.vbuckets is not None
-    waiting = 0 if client.done else sum(_waiting(service, *p, named=named) for p in client.positions.items())
-    yield "vb_filter", _vbuckets(client.positions)
+    waiting = 0 if client.done else sum(_waiting(service, *p, named=named) for p in client.places.items())
+    yield "vb_filter", _vbuckets(client.places)
     yield "ack_window_full", _said(False)
     yield "total_backlog_size", waiting
     yield "rec_fetched", client.changes_sent
@@ -91,13 +92,13 @@ def _away(service: "TapService", client: TapClient) -> Pairs:
     yield "retry_later", 0
 
 
-def _waiting(service: "TapService", number: int, position: StreamPosition, *, named: bool) -> int:
+def _waiting(service: "TapService", number: int, place: TapPlace, *, named: bool) -> int:
     """How many changes of a vbucket are to be sent to who stands there, at most: all if its branch has ended."""
     vbucket = service.source.vbucket(number)
     if vbucket is None or not (named or vbucket.state is VbucketState.ACTIVE):
         return 0
-    is_there = position.vbucket_uuid == vbucket.failover_log.newest.vbucket_uuid
-    return max(0, vbucket.high_seqno - (position.seqno if is_there else 0))
+    is_there = place.position.vbucket_uuid == vbucket.failover_log.newest.vbucket_uuid
+    return max(0, vbucket.high_seqno - (place.position.seqno if is_there else 0))
 
 
 def _receiver(receiver: "TapReceiver") -> Pairs:

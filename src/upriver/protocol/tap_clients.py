@@ -1,8 +1,8 @@
 """Who has connected under which name, and where he stands.
 
 A client that was there before goes on with what it had not acknowledged: for some minutes, or, if it registered, until
-it is deregistered. What is kept of it is a uuid and a seqno for each vbucket, and nothing of what it has not read: that
-is in the history, in memory or on disk. Where the history no longer leads on from there, the client starts over.
+it is deregistered. What is kept of it is a place for each vbucket, and nothing of what it has not read: that is in the
+history, in memory or on disk. Where the history no longer leads on from there, the client starts over.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from upriver.errors import TemporaryFailure
-from upriver.model import StreamPosition
+from upriver.protocol.tap_places import TapPlace
 from upriver.protocol.tap_plan import TapPlan
 
 #: Names beyond so many are forgotten, those that left first; registered ones beyond so many are refused instead.
 CLIENTS_MAX: Final = 1000
-#: A place on no branch at all: no history leads on from it.
-LOST: Final = StreamPosition.at(0, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +24,7 @@ class TapClient:
     name: str
     created: float
     flags: int = 0
-    #: What it has asked for last: its places mean no more than that.
+    #: What it has asked for last.
     plan: TapPlan | None = None
     #: It has not told a name: the node has made one up.
     anonymous: bool = False
@@ -38,11 +36,9 @@ class TapClient:
     done: bool = False
     #: When it went; None while it is connected.
     left_at: float | None = None
-    positions: dict[int, StreamPosition] = field(default_factory=dict)
-    #: Where it stood when it began anew: should the history have gone back since, it starts over.
-    outdated: dict[int, StreamPosition] = field(default_factory=dict)
-    #: It goes on with all vbuckets: one that it has no place in was not there when it left.
-    knew_all: bool = False
+    places: dict[int, TapPlace] = field(default_factory=dict)
+    #: Its place in a vbucket that was not there when it left, if it has ever asked for all.
+    elsewhere: TapPlace | None = None
     #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
     changes_sent: int = 0
     messages_sent: int = 0
@@ -76,7 +72,7 @@ class TapClients:
         self._by_name[client.name] = client
 
     def connected(self, name: str, plan: TapPlan, now: float, *, anonymous: bool = False) -> TapClient:
-        """Somebody connects: the client that he is, with the places that still count."""
+        """Somebody connects: the client that he is, with his places."""
         self.expire(now)
         client = self._by_name.get(name)
         if plan.registered and not (client is not None and client.registered):
@@ -86,22 +82,24 @@ class TapClients:
             client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
         else:
             client.reconnects += 1
-            client.outdated = {}
-            client.knew_all = client.plan is not None and client.plan.vbuckets is None
-            if client.plan is None or not client.plan.covers(plan) or (plan.dump and client.done):
-                # It asks for more than it was sent, or for everything again.
-                client.outdated, client.positions, client.knew_all = client.positions, {}, False
-            else:
-                plan = plan.going_on(client.plan)
         client.done = False
         client.plan, client.flags, client.connected, client.left_at = plan, plan.flags, True, None
         client.registered = client.registered or plan.registered
         return client
 
-    def left(self, client: TapClient, positions: dict[int, StreamPosition], now: float, *, done: bool) -> None:
+    def left(
+        self,
+        client: TapClient,
+        places: dict[int, TapPlace],
+        now: float,
+        *,
+        elsewhere: TapPlace | None = None,
+        done: bool,
+    ) -> None:
         """It is gone; ``done`` if it has got everything that it came for."""
         client.connected, client.left_at, client.done = False, now, done
-        client.positions |= positions
+        client.places |= places
+        client.elsewhere = elsewhere
         if self._by_name.get(client.name) is client and not client.registered and (done or not self.keep_alive_s):
             del self._by_name[client.name]
 

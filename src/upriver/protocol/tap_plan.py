@@ -1,6 +1,5 @@
 """What a TAP connect asks for, in plain words: which vbuckets, from where, and how."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,17 +42,12 @@ class TapPlan:
     keys_only: bool
     checkpoints: bool
     registered: bool
-    #: Everything that exists is sent, so that a consumer can start over.
-    full: bool
-    #: What exists and is older than this second of the epoch is left out.
+    #: What exists and is older than this second of the epoch is left out. At 0 a consumer starts over with everything.
     since: int
     #: Nothing that exists is sent.
     future_only: bool
     #: The marks of every mutation.
     tap_flags: int
-    #: From this second on nothing is left out, be it because of a date or because the client asked for what comes; far
-    #: away in a file of a registered client that did not say so yet.
-    whole_from: int = 2**64
 
     @property
     def copies(self) -> bool:
@@ -64,27 +58,6 @@ class TapPlan:
     def ends(self) -> bool:
         """The connection is closed when everything is sent."""
         return self.copies
-
-    def covers(self, other: "TapPlan") -> bool:
-        """Does a consumer that was served by this plan up to some place hold all that the other would bring up to it?
-
-        What is handed over is handed over whole. A dump goes on with nothing but a dump that did not come to its end.
-        """
-        if other.takeover or (other.dump and not self.dump) or (self.keys_only and not other.keys_only):
-            return False
-        if self.full or other.future_only:
-            return True
-        return not other.full and self.whole_from <= other.since
-
-    def going_on(self, before: "TapPlan") -> "TapPlan":
-        """The plan of a client that goes on after the one before, which covers it.
-
-        A later date leaves out nothing that the client was to get and has not acknowledged. But to who acknowledges
-        nothing the date is the only way to say what it has.
-        """
-        if self.future_only or not before.acks:
-            return self
-        return dataclasses.replace(self, full=before.full, since=before.since, whole_from=before.whole_from)
 
 
 def plan_of(request: tap.Connect, now: float) -> TapPlan:
@@ -108,8 +81,8 @@ def plan_of(request: tap.Connect, now: float) -> TapPlan:
     if takeover or (date is None and dump):
         date = 0
     network_order = NETWORK_BYTE_ORDER if flags & ConnectFlag.FIX_FLAG_BYTEORDER else 0
-    future_only = date is None or date > now
-    since = 0 if date is None or future_only else date
+    # A date in the future means from now on, and nothing that exists is as new as the next second.
+    since = int(now) + 1 if date is None or date > now else date
     return TapPlan(
         flags=flags,
         vbuckets=tuple(dict.fromkeys(request.vbuckets)) if request.vbuckets else None,
@@ -120,9 +93,7 @@ def plan_of(request: tap.Connect, now: float) -> TapPlan:
         keys_only=keys_only,
         checkpoints=bool(flags & ConnectFlag.CHECKPOINT),
         registered=registered,
-        full=date == 0,
         since=since,
-        future_only=future_only,
+        future_only=since > now,
         tap_flags=network_order | (NO_VALUE if keys_only else 0),
-        whole_from=int(now) + 1 if future_only else since,
     )

@@ -13,10 +13,11 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from upriver.errors import NotMyVbucket, StatusError
-from upriver.model import StreamPosition, VbucketState
+from upriver.model import VbucketState
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.source import Source, StreamOptions
 from upriver.protocol.tap_consumer import FLUSH_MARK_SIZE
+from upriver.protocol.tap_places import TapPlace
 from upriver.protocol.tap_plan import TapPlan, TapSettings
 from upriver.protocol.tap_retries import Retries, Retry
 from upriver.protocol.tap_stream import TapStream
@@ -33,6 +34,8 @@ TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
 _MAY_EMPTY: Final = (tap.Flush.declaration.opcode, tap.Opaque.declaration.opcode)
 _NO_LIMIT: Final = 2**31
+#: The uuid, seqno and purge seqno of a vbucket that does not exist.
+_NOT_THERE: Final = 0, 0, 0
 _OPAQUE: Final = struct.Struct(">BBHBBHIIQHHB3xI")
 _OPAQUE_BEGIN: Final = (Magic.REQUEST, tap.Opaque.declaration.opcode, 0, 8, 0)
 #: So many streams are begun in a turn, as long as there are fewer that have something to send.
@@ -63,9 +66,8 @@ class TapProducer:
         now: float,
         *,
         heir: str = "",
-        positions: dict[int, StreamPosition] | None = None,
-        outdated: dict[int, StreamPosition] | None = None,
-        knew_all: bool = False,
+        places: dict[int, TapPlace] | None = None,
+        elsewhere: TapPlace | None = None,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -101,14 +103,14 @@ class TapProducer:
         self._noop_opaque = 0
         self._now = now
         self._said_goodbye = False
-        self._positions = dict(positions or {})
-        self._outdated = outdated or {}
-        #: Where each vbucket stood at the connect: what comes later is new. To who has been here before for all of
-        #: them, everything is of those that have come into being since.
+        #: Where the client stood, and where in a vbucket that was not there when it left, should it have asked for all.
+        self._places = dict(places or {})
+        self._elsewhere = elsewhere
+        #: Where each vbucket stood at the connect, what comes later is new; and up to where it was purged.
         self._began_at = {
-            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.whole_seqno)
+            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.whole_seqno, vbucket.purge_seqno)
             for number in plan.vbuckets or source.vbuckets()
-            if (vbucket := source.vbucket(number)) is not None and (number in self._positions or not knew_all)
+            if (vbucket := source.vbucket(number)) is not None
         }
         #: None for all.
         self._wanted = None if plan.vbuckets is None else frozenset(plan.vbuckets)
@@ -166,8 +168,10 @@ class TapProducer:
         if self.plan.takeover and vbucket.heir not in ("", self.heir):
             self._leave_out(number, f"not handed over: died for {vbucket.heir!r}, who may own it")
             return
+        before = self.streams.get(number)
+        place = self._place_at_connect(number) if before is None else before.place
         try:
-            stream = TapStream(self, vbucket, self._positions.pop(number, None), began=self._place_at_connect(number))
+            stream = TapStream(self, vbucket, place, began=self._began_at.get(number, _NOT_THERE)[1])
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
@@ -175,8 +179,8 @@ class TapProducer:
                 if not self._unbegun:
                     self._tell_left_out()
             return
-        if number in self.streams:
-            self._changes_of_ended += self.streams[number].changes_sent
+        if before is not None:
+            self._changes_of_ended += before.changes_sent
         self.streams[number] = stream
         self.ready(stream)
 
@@ -212,15 +216,26 @@ class TapProducer:
         return len(self._retries)
 
     @property
-    def positions(self) -> dict[int, StreamPosition]:
-        """Where each vbucket goes on when the client comes back."""
-        # Who waits for what comes, and goes before all can be followed, has missed what comes in between.
-        missed = self.plan.vbuckets or self.source.vbuckets() if self.plan.future_only else ()
-        begun = {number: stream.position for number, stream in self.streams.items()}
-        return {number: self._place_at_connect(number) for number in missed} | self._positions | begun
+    def places(self) -> dict[int, TapPlace]:
+        """Where each vbucket goes on when the client comes back; one that is not followed, where it would begin."""
+        begun = {number: stream.place for number, stream in self.streams.items()}
+        wanted = self.plan.vbuckets or self.source.vbuckets()
+        return {number: self._place_at_connect(number) for number in wanted if number not in begun} | begun
 
-    def _place_at_connect(self, number: int) -> StreamPosition:
-        return self._outdated.get(number) or StreamPosition.at(*self._began_at.get(number, (0, 0)))
+    @property
+    def elsewhere(self) -> TapPlace | None:
+        """Where the client goes on in a vbucket that is not there yet, if it asks for all or did so before."""
+        if self.plan.vbuckets is not None:
+            return self._elsewhere
+        return self._place(self._elsewhere, *_NOT_THERE)
+
+    def _place_at_connect(self, number: int) -> TapPlace:
+        return self._place(self._places.get(number, self._elsewhere), *self._began_at.get(number, _NOT_THERE))
+
+    def _place(self, known: TapPlace | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPlace:
+        if known is None:
+            return TapPlace.first(self.plan, vbucket_uuid, seqno, purge_seqno)
+        return known.under(self.plan, seqno)
 
     # Coming in
 
@@ -446,18 +461,19 @@ class TapProducer:
 
     def restart(self, stream: TapStream, *, flushed: bool = False, told_by: int = 0) -> None:
         """Begin with a vbucket again: answers to what was sent before count no more."""
-        before = stream.position
+        before = stream.place
         stream.stopped = True
         stream.end()
         self._drop_retries(stream)
         self._changes_of_ended += stream.changes_sent
         try:
             self.streams[stream.number] = TapStream(
-                self, stream.vbucket, before=before, flushed=flushed, told_by=told_by
+                self, stream.vbucket, before, broken=True, flushed=flushed, told_by=told_by
             )
         except StatusError as error:
             self.warn(f"vbucket {stream.number} is not sent any more: {error}")
             del self.streams[stream.number]
+            self._places[stream.number] = before
             return
         self.ready(self.streams[stream.number])
 

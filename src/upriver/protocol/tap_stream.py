@@ -12,6 +12,7 @@ A *takeover* makes the consumer's copy pending first, sends everything, and then
 (see ``handover``): its own copy is dead, on disk, before the consumer's is told to be active.
 """
 
+import dataclasses
 import enum
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
 from upriver.protocol.handover import Handover
 from upriver.protocol.source import History, SourceVbucket
-from upriver.protocol.tap_clients import LOST
+from upriver.protocol.tap_places import LOST, TapPlace
 from upriver.protocol.tap_window import Piece
 from upriver.wire import Request, memcached, tap
 from upriver.wire.tap import Control
@@ -50,18 +51,18 @@ class TapStream:
         self,
         connection: "TapProducer",
         vbucket: SourceVbucket,
-        resume: StreamPosition | None = None,
+        place: TapPlace,
         *,
-        before: StreamPosition | None = None,
+        began: int | None = None,
+        broken: bool = False,
         flushed: bool = False,
         told_by: int = 0,
-        began: StreamPosition | None = None,
     ) -> None:
-        """Go on from a place where the consumer stood, if the history still leads on from there.
+        """Go on from the place of the consumer, if the history still leads on from there.
 
-        ``before`` is the place of a stream that cannot go on and is replaced by this one. After a flush, which the
-        consumer was told of with the message ``told_by``, everything that comes is new. ``began`` is where the vbucket
-        stood when the consumer connected: what comes later is new to it; of one that was not there yet, everything.
+        ``began`` is how far the vbucket had come when the consumer connected: what comes later is new to it. ``broken``
+        is a place from which a stream could not go on, which is replaced by this one. After a flush, which the consumer
+        was told of with the message ``told_by``, everything that comes is new.
         """
         self.connection = connection
         self.vbucket = vbucket
@@ -74,7 +75,7 @@ class TapStream:
         #: It ended before its time: what it has sent counts no more, nor do answers to it.
         self.stopped = False
         #: Where a reconnect goes on after that.
-        self._stopped_at: StreamPosition | None = None
+        self._stopped_at: TapPlace | None = None
         #: How many changes were sent, in all and of the backfill.
         self.changes_sent = 0
         self.backfilled = 0
@@ -85,8 +86,10 @@ class TapStream:
         self.holds: dict[int, int] = {}
         #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
         self._reached = 0
+        #: What else its place says.
+        self._since, self._until, self._known = place.since, 0, 0
         #: A place that is no more, which counts until the consumer has answered the message that says so.
-        self._before = before if told_by else None
+        self._before = place if told_by else None
         self._told_by = told_by
         self._control: list[Request] = []  # seldom more than one or two: a deque would be ten times as large
         self._records = b""
@@ -112,10 +115,8 @@ class TapStream:
         #: Where a dump ends.
         self._dump_end = 0
         if began is not None and self.plan.future_only:
-            self.backfill_end = min(self.backfill_end, began.seqno)
-        if before is None and resume is None and began is not None and not self._continues(began):
-            before = began  # since the consumer connected the history has gone back
-        self.history = self._begin(resume, before, flushed=flushed)
+            self.backfill_end = min(self.backfill_end, began)
+        self.history = self._begin(place, broken=broken, flushed=flushed)
 
     @property
     def number(self) -> int:
@@ -137,55 +138,64 @@ class TapStream:
         return max(0, self.vbucket.high_seqno - self.seqno)
 
     @property
-    def position(self) -> StreamPosition:
+    def place(self) -> TapPlace:
         """Where a reconnect goes on: everything before was acknowledged."""
         if self._stopped_at is not None:
             return self._stopped_at
         if self._before is not None and not self.connection.was_answered(self._told_by):
             # It may have taken what came behind the message without doing what that said, and so hold a mixture.
-            return LOST if self._reached else self._before
-        return self._position_at(min([self.acked_seqno, *self.holds]))
+            return dataclasses.replace(self._before, position=LOST) if self._reached else self._before
+        return self._place_at(min([self.acked_seqno, *self.holds]))
 
-    def _position_at(self, seqno: int) -> StreamPosition:
+    def _place_at(self, seqno: int) -> TapPlace:
         """A place in what was sent. The consumer may hold more than that, up to where the newest snapshot ends."""
-        return StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached)))
+        return TapPlace(
+            position=StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached))),
+            known=max(seqno, self._known),
+            since=self._since,
+            until=self._until,
+            acks=self.plan.acks,
+            keys_only=self.plan.keys_only,
+            dumping=self.plan.dump and not self.connection.done,
+        )
 
     # Beginning
 
-    def _begin(self, resume: StreamPosition | None, before: StreamPosition | None, *, flushed: bool) -> History:
-        plan = self.plan
-        start = self.backfill_end if plan.future_only else 0
-        anew = False
-        if resume is not None and self._continues(resume):
-            start, self._reached = resume.seqno, resume.snapshot.end
-        elif plan.full and not flushed:
-            self._say(Control.INITIAL_VBUCKET_STREAM)
-        elif (resume or before) is not None and not flushed:
-            if resume is not None:
+    def _begin(self, place: TapPlace, *, broken: bool, flushed: bool) -> History:
+        start, anew = 0, False
+        if not broken and self._leads_on(place):
+            start = place.position.seqno
+            self._reached, self._known, self._until = place.reached, place.known, place.until
+        elif not flushed:
+            self._before, self._told_by = place, _NEVER
+            anew = place.since > 0
+        if anew:
+            if not broken:
                 self.connection.warn(f"vbucket {self.number} is sent anew: the place of the client is no more")
-            self._before, self._told_by = resume or before, _NEVER
+            self.backfill_end = 0  # of what is sent now nothing is too old
+        if anew or (start == place.since == 0 and not flushed):
             self._say(Control.INITIAL_VBUCKET_STREAM)
-            anew, start, self.backfill_end = True, 0, 0  # of what is sent now nothing is too old
         self._dump_end = self.vbucket.whole_seqno if flushed or anew else max(start, self.backfill_end)
         self.acked_seqno = start
         self.history = self._open(start)
-        if flushed or anew or (plan.future_only and start == self.backfill_end):
+        if flushed or anew or (self.plan.future_only and start == self.backfill_end):
             self._go_live()
         return self.history
 
-    def _continues(self, position: StreamPosition) -> bool:
+    def _leads_on(self, place: TapPlace) -> bool:
         """Does the vbucket's history still hold everything that the consumer may have, and lead on from there?"""
         vbucket = self.vbucket
-        reached = StreamPosition.at(position.vbucket_uuid, position.snapshot.end)
+        reached = StreamPosition.at(place.position.vbucket_uuid, place.reached)
         back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, reached)
         # At 0 it may hold something too, of what was sent and never acknowledged.
-        purged = position.seqno < vbucket.purge_seqno and position.snapshot.end > 0
-        return back is None and not purged and (position.seqno > 0 or not self.plan.full)
+        return back is None and not (place.known < vbucket.purge_seqno and place.reached)
 
     def _open(self, start: int) -> History:
         end = max(start, self._dump_end) if self.plan.dump else NO_END
         # Cursors of opened connections end in a colon and the number, whatever those are called.
         name = f"{self.connection.cursor_name} of {self.number}"
+        if start < self.vbucket.purge_seqno:
+            start = 0  # it knows of the deletions that are purged, but no history begins among them: some comes again
         self._records, self._at = b"", 0
         self.seqno = self._read_to = start
         return self.connection.source.history(self.number, name, start, end, self.connection.options)
@@ -236,8 +246,8 @@ class TapStream:
             connection.next_opaque,
             connection.changes_max,
             plan.tap_flags,
-            plan.since,
-            self.backfill_end,
+            self._since,
+            self._until,
             1 if plan.copies else 0,
             3 if plan.acks else 0,
         )
@@ -353,7 +363,7 @@ class TapStream:
             self.stop("the vbucket was removed")
         elif self.handover is not None and not self.handover.dead:
             self.stop(f"the vbucket became {self.vbucket.state.value} before it was handed over")
-        elif reason == "state changed" and self._continues(self._position_at(self.seqno)):
+        elif reason == "state changed" and self._leads_on(self._place_at(self.seqno)):
             self.uuid = self.vbucket.failover_log.newest.vbucket_uuid
             self.history = self._open(self.seqno)
         elif self.handover is not None:
@@ -376,7 +386,7 @@ class TapStream:
         Of what is on its way a part may still be taken, behind something that was not: that counts as not taken either.
         """
         if not self.stopped:
-            self._stopped_at = self.position
+            self._stopped_at = self.place
             self.stopped = True
         if not self.ended:
             self.connection.warn(f"vbucket {self.number} is not sent any more: {why}")
