@@ -2,6 +2,7 @@
 
 import logging
 
+import pyarrow as pa
 import pytest
 
 from tests.node.laboratory import Laboratory
@@ -26,6 +27,7 @@ from tests.protocol.tap_stage import (
 )
 from upriver.engine.maintenance import Retention
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
+from upriver.model.compression import SNAPPY
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, dcp, tap
 from upriver.wire.codes import Status
@@ -143,6 +145,16 @@ def test_keys_only_sends_no_values_and_says_so() -> None:
     (message,) = [m for m in follow(laboratory, DUMP | KEYS_ONLY).run() if isinstance(m, tap.Mutation)]
     assert (message.key, message.value, message.flags) == (b"k", b"", 0xABCD)
     assert message.tap_flags == TapFlag.NO_VALUE
+
+
+@pytest.mark.parametrize("flags", [BACKFILL, DUMP, BACKFILL | ACK, BACKFILL | KEYS_ONLY])
+def test_a_compressed_value_is_sent_inflated(flags: int) -> None:
+    laboratory, value = stage(), b"value " * 100
+    vbucket = laboratory.bucket.vbucket(1)
+    vbucket.set(b"plain", value)
+    vbucket.set(b"packed", pa.Codec("snappy").compress(value, asbytes=True), datatype=SNAPPY)
+    found = {m.key: (m.value, m.datatype) for m in follow(laboratory, flags).run() if isinstance(m, tap.Mutation)}
+    assert found == dict.fromkeys((b"plain", b"packed"), (b"" if flags & KEYS_ONLY else value, 0))
 
 
 def test_the_byte_order_of_flags_is_told_to_those_who_ask() -> None:

@@ -1,18 +1,21 @@
 """Both twins over the same records: what a TAP message says is what the record held."""
 
+import dataclasses
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire.test_frames import CHANGES
 from upriver.model import Change, Event
+from upriver.model.compression import SNAPPY
 from upriver.model.record import Record, pack
 from upriver.wire import Framer, Message, tap, tap_records
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.tap import TapFlag
-from upriver.wire.tap_records import Laid, lay_out, plain_lay_out
+from upriver.wire.tap_records import Laid, inflated_records, lay_out, plain_lay_out
 
 RECORDS = st.builds(Record, change=CHANGES, time=st.integers(0, 5), ttl=st.sampled_from([0, 1, 7, 255]))
 TWINS = pytest.mark.parametrize("twin", [pytest.param(lay_out, id="chosen"), pytest.param(plain_lay_out, id="plain")])
@@ -109,3 +112,38 @@ def test_the_marks_are_those_that_the_dialect_declares() -> None:
     assert tuple(map(int, TapFlag)) == (tap_records.ACK, tap_records.NO_VALUE, tap_records.NETWORK_BYTE_ORDER)
     assert tap.Mutation.declaration.opcode == tap_records.MUTATION
     assert tap.Delete.declaration.opcode == tap_records.DELETE
+
+
+def compressed(change: Change) -> Change:
+    """The same change with its value compressed; a deletion keeps its own."""
+    if change.event is not Event.MUTATION:
+        return change
+    value = pa.Codec("snappy").compress(change.value, asbytes=True)
+    return dataclasses.replace(change, value=value, datatype=change.datatype | SNAPPY)
+
+
+@given(records=st.lists(st.tuples(RECORDS, st.booleans()), max_size=12))
+def test_what_was_compressed_is_inflated_and_all_else_stays(records: list[tuple[Record, bool]]) -> None:
+    stored = b"".join(
+        pack(dataclasses.replace(held, change=compressed(held.change)) if packs else held) for held, packs in records
+    )
+    assert inflated_records(stored) == b"".join(pack(held) for held, _ in records)
+    found = any(packs and held.change.event is Event.MUTATION for held, packs in records)
+    for twin in (lay_out, plain_lay_out):
+        laid = twin(stored, 0, 7, 100, 0, 0, 0, 1, 0)
+        assert laid.compressed == found
+        assert laid.sent == (0 if found else len(records))
+
+
+@TWINS
+def test_a_compressed_value_that_is_left_out_holds_nobody_up(twin: Twin) -> None:
+    held = Record(
+        change=compressed(Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"k", value=b"v")), time=1, ttl=9
+    )
+    assert twin(pack(held), 0, 0, 10, 0, 2, 5, 0, 0) == Laid(b"", 0, len(pack(held)), 1, 0)
+
+
+def test_what_only_claims_to_be_compressed_is_the_value() -> None:
+    change = Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"k", value=b"\xff" * 9, datatype=SNAPPY)
+    data = pack(Record(change=change, time=1, ttl=255))
+    assert inflated_records(data) == pack(Record(change=dataclasses.replace(change, datatype=0), time=1, ttl=255))

@@ -26,7 +26,7 @@ from upriver.protocol.tap_places import LOST, TapPlace
 from upriver.protocol.tap_window import Piece
 from upriver.wire import Request, memcached, tap
 from upriver.wire.tap import Control
-from upriver.wire.tap_records import lay_out
+from upriver.wire.tap_records import Laid, inflated_records, lay_out
 
 if TYPE_CHECKING:
     from upriver.protocol.tap_producer import TapProducer
@@ -240,17 +240,10 @@ class TapStream:
 
     def _send_records(self) -> None:
         connection, plan = self.connection, self.plan
-        laid = lay_out(
-            self._records,
-            self._at,
-            connection.next_opaque,
-            connection.changes_max,
-            plan.tap_flags,
-            self._since,
-            self._until,
-            1 if plan.copies else 0,
-            3 if plan.acks else 0,
-        )
+        laid = self._laid_out()
+        if laid.compressed:
+            self._records, self._at = inflated_records(self._records[self._at :]), 0
+            laid = self._laid_out()
         before, self._at = self.seqno, laid.at
         done = laid.at >= len(self._records)
         self.seqno = self._read_to if done else laid.seqno
@@ -262,6 +255,20 @@ class TapStream:
             connection.send_changes(self, laid.messages, laid.sent, before)
         elif plan.acks and not self._awaits_answers:
             self.acked_seqno = self.seqno  # nothing of it was wanted: there is nothing to wait for
+
+    def _laid_out(self) -> Laid:
+        plan = self.plan
+        return lay_out(
+            self._records,
+            self._at,
+            self.connection.next_opaque,
+            self.connection.changes_max,
+            plan.tap_flags,
+            self._since,
+            self._until,
+            1 if plan.copies else 0,
+            3 if plan.acks else 0,
+        )
 
     def _send_control(self) -> None:
         message = self._control.pop(0)

@@ -14,6 +14,7 @@ cdef enum:
     OPCODE = 17
     KEY_LENGTH = 18
     EXTRAS_LENGTH = 20
+    DATATYPE = 21
     BODY_LENGTH = 24
     SEQNO = 40
     REV_SEQNO = 48
@@ -21,6 +22,7 @@ cdef enum:
     NRU = 70
     EXTRAS = 40
     IS_MUTATION = 0x57
+    SNAPPY = 2
     # A message.
     HEADER = 24
     MUTATION = 0x41
@@ -30,6 +32,10 @@ cdef enum:
     DELETE_EXTRAS = 8
     DELETE_PRIVATE = 8
     ACK = 1
+
+
+# No messages are as long.
+cdef size_t COMPRESSED = <size_t> -1
 
 
 cdef inline uint32_t load_u32(const uint8_t *at) noexcept nogil:
@@ -56,7 +62,7 @@ cdef size_t measure(
     const uint8_t *data, size_t at, size_t length, size_t count_max, uint32_t since, uint64_t since_upto,
     uint8_t ttl_min,
 ) noexcept nogil:
-    """How many bytes the messages will take."""
+    """How many bytes the messages will take; COMPRESSED if some of the values are."""
     cdef size_t total = 0, count = 0
     cdef uint32_t body
     cdef const uint8_t *record
@@ -68,6 +74,8 @@ cdef size_t measure(
             continue
         count += 1
         if record[OPCODE] == IS_MUTATION:
+            if record[DATATYPE] & SNAPPY:
+                return COMPRESSED
             total += HEADER + MUTATION_EXTRAS + MUTATION_PRIVATE + body - record[EXTRAS_LENGTH]
         else:
             total += HEADER + DELETE_EXTRAS + DELETE_PRIVATE
@@ -79,14 +87,18 @@ def lay_out(
     bytes records not None, size_t at, uint32_t opaque, size_t count_max, uint16_t flags, uint32_t since,
     uint64_t since_upto, uint8_t ttl_min, int ack,
 ):
-    """Messages for the records from ``at`` on: (messages, how many, where it stopped, last seqno, tired ones)."""
+    """Messages for the records from ``at`` on: messages, how many, where it stopped, last seqno, tired ones, and whether
+    there is nothing of that because some values are compressed."""
     cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(records)
     cdef const uint8_t *record
     cdef size_t length = PyBytes_GET_SIZE(records), count = 0, tired = 0, rest
+    cdef size_t total = measure(data, at, length, count_max, since, since_upto, ttl_min)
+    if total == COMPRESSED:
+        return b"", 0, at, 0, 0, True
     cdef uint64_t seqno = 0
     cdef uint32_t body
     cdef uint8_t ttl, extras
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, measure(data, at, length, count_max, since, since_upto, ttl_min))
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
     cdef uint8_t *start = <uint8_t *> PyBytes_AS_STRING(out)
     cdef uint8_t *to = start
     cdef uint8_t *last = NULL
@@ -127,4 +139,4 @@ def lay_out(
         count += 1
     if last != NULL and ((ack & 1 and count == count_max) or (ack & 2 and at >= length)):
         last[HEADER + 3] |= ACK
-    return out, count, at, seqno, tired
+    return out, count, at, seqno, tired, False

@@ -3,12 +3,16 @@
 A record is a prefix (when the change happened, how many hops it may still make) and a `dcp` frame; a TAP message is the
 same with other extras, the revision as engine-private data, and a number of its own in the opaque. The walk is compiled
 where that is possible; both twins write the same bytes.
+
+TAP has no way to agree on data types, so nobody could tell a compressed value from another: it is inflated before.
 """
 
 import struct
 from typing import Final, NamedTuple
 
+from upriver.errors import WireError
 from upriver.model import Event
+from upriver.model.compression import SNAPPY, inflated
 from upriver.model.record import HEADER, MAGIC, MUTATION_EXTRAS, OPCODES, PREFIX
 
 MUTATION: Final = 0x41
@@ -41,6 +45,8 @@ class Laid(NamedTuple):
     seqno: int
     #: How many were left out because they may make no more hops.
     tired: int
+    #: Some of the values are compressed: nothing is laid out before they are inflated.
+    compressed: bool = False
 
 
 def plain_lay_out(
@@ -61,7 +67,7 @@ def plain_lay_out(
     acknowledgement of the last message: 1 if ``count_max`` was reached, 2 if the records have ended as well.
     """
     out: list[bytearray] = []
-    seqno = tired = 0
+    begin, seqno, tired = at, 0, 0
     while at < len(records) and len(out) < count_max:
         _, time, ttl = PREFIX.unpack_from(records, at)
         frame = at + PREFIX.size
@@ -75,6 +81,8 @@ def plain_lay_out(
             continue
         rest = records[fields + extras : end]
         if opcode == OPCODES[Event.MUTATION]:
+            if datatype & SNAPPY:
+                return Laid(b"", 0, begin, 0, 0, compressed=True)
             _, _, item_flags, expiration, _, _, nru = MUTATION_EXTRAS.unpack_from(records, fields)
             part = _MUTATION_PART.pack(_REV_SIZE + 1, flags, ttl, item_flags, expiration, rev_seqno, nru)
             extras, code = _MUTATION_EXTRAS_SIZE, MUTATION
@@ -89,6 +97,32 @@ def plain_lay_out(
     if out and ((ack & 1 and full) or (ack & 2 and ended)):
         out[-1][FLAGS_OFFSET + 1] |= ACK
     return Laid(b"".join(out), len(out), at, seqno, tired)
+
+
+def inflated_records(records: bytes) -> bytes:
+    """The same records with their values as they were before somebody compressed them."""
+    out, at = [], 0
+    while at < len(records):
+        body = HEADER.unpack_from(records, at + PREFIX.size)[6]
+        end = at + PREFIX.size + HEADER.size + body
+        out.append(_inflated(records[at:end]))
+        at = end
+    return b"".join(out)
+
+
+def _inflated(record: bytes) -> bytes:
+    magic, opcode, key_length, extras, datatype, vbucket, _, opaque, cas = HEADER.unpack_from(record, PREFIX.size)
+    if not datatype & SNAPPY or opcode != OPCODES[Event.MUTATION]:
+        return record
+    fields = PREFIX.size + HEADER.size
+    value = fields + extras + key_length
+    try:
+        found = inflated(record[value:])
+    except WireError:
+        found = record[value:]  # whoever stored it said so wrongly: this is the value
+    body = extras + key_length + len(found)
+    header = HEADER.pack(magic, opcode, key_length, extras, datatype & ~SNAPPY, vbucket, body, opaque, cas)
+    return record[: PREFIX.size] + header + record[fields:value] + found
 
 
 try:
@@ -112,4 +146,4 @@ else:
         return Laid(*_tap_records.lay_out(records, at, opaque, count_max, flags, since, since_upto, ttl_min, ack))
 
 
-__all__ = ["Laid", "lay_out", "plain_lay_out"]
+__all__ = ["Laid", "inflated_records", "lay_out", "plain_lay_out"]
