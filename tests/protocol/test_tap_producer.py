@@ -364,16 +364,18 @@ def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whol
 # Noops
 
 
-def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer() -> None:
+def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer(caplog: pytest.LogCaptureFixture) -> None:
     laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=50))
     peer.run()
     for _ in range(3):
         laboratory.pass_by(51)
         assert [type(message) for message in peer.run()] == [memcached.Noop]
     peer.judge = lambda _: None
-    laboratory.pass_by(101)
-    peer.run()
+    with caplog.at_level(logging.INFO):
+        laboratory.pass_by(101)
+        peer.run()
     assert peer.closed
+    assert "TAP client client: closed: nothing was heard since a noop" in caplog.text
 
 
 def test_who_acknowledges_nothing_need_not_answer_noops() -> None:

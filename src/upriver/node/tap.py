@@ -400,7 +400,8 @@ class TapService:
 
     def close(self, session: Session, why: str) -> None:
         """Close a connection that is done, or broke the rules."""
-        session.log.info("closed: %s", why)
+        client = f"TAP client {session.stream.client.name}: " if isinstance(session.stream, TapConnection) else ""
+        session.log.info("%sclosed: %s", client, why)
         session.closing = True
 
 
