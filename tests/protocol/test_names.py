@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidArguments
-from upriver.protocol.names import NAME_BYTES_MAX, checked_name, made_up, readable
+from upriver.protocol.names import NAME_BYTES_MAX, checked_name, heir_by_open, heir_by_tap, made_up, readable
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,11 @@ def test_no_name_is_taken_for_one_that_was_made_up(told: bytes, peer: bytes) -> 
     assert readable(told + peer) != made_up("draft" + readable(peer))
     assert readable(b"\\draft" + peer) != made_up("draft" + readable(peer))
     assert not readable(told).startswith(made_up("draft"))
+
+
+@given(PARTS.map(b"".join), PARTS.map(b"".join), st.sampled_from([b"", b"tap:", b"\\tap:"]))
+def test_no_connection_inherits_from_a_tap_client_nor_from_another(one: bytes, other: bytes, before: bytes) -> None:
+    opened, client = readable(before + one), readable(other)
+    assert heir_by_open(opened) != heir_by_tap(client)
+    assert (heir_by_open(opened) == heir_by_open(client)) == (opened == client)
+    assert (heir_by_tap(opened) == heir_by_tap(client)) == (opened == client)

@@ -28,6 +28,7 @@ from tests.protocol.tap_stage import (
 from upriver.engine.maintenance import Retention
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 from upriver.model.compression import SNAPPY
+from upriver.model.position import NO_END
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, dcp, tap
 from upriver.wire.codes import Status
@@ -533,12 +534,24 @@ def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.Lo
         assert "a=v" not in brief(other.run())
     assert "vbucket 1 is not handed over: died for 'tap:heir', who may own it" in caplog.text
     assert laboratory.bucket.vbucket(2).state is VbucketState.DEAD
-    (answer,) = (
-        laboratory.connect().open(b"mover").send(dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3))
-    )
-    assert brief([answer]) == ["not_my_vbucket"]
+    takeover = dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3)
+    for name in (b"mover", b"heir", b"tap:heir", b"\\tap:heir"):
+        assert brief(laboratory.connect().open(name).send(takeover)) == ["not_my_vbucket"]
     heir = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
     assert brief(heir.run())[-2:] == ["state active", "#close_tap_stream"]
+
+
+def test_a_dead_vbucket_does_not_go_to_a_client_whose_name_only_looks_like_that_of_a_connection() -> None:
+    laboratory = stage(b"a")
+    takeover = dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3, end_seqno=NO_END)
+    peer = laboratory.connect().open(b"tap:heir")
+    messages = peer.send(takeover)
+    while messages := [m for m in messages if isinstance(m, dcp.SnapshotMarker | dcp.SetVbucketState)]:
+        messages = peer.send(*(AnyResponse(opcode=m.code, opaque=m.opaque, status=Status.SUCCESS) for m in messages))
+    assert laboratory.bucket.vbucket(1).state is VbucketState.DEAD
+    other = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    assert brief(other.run()) == ["not_my_vbucket"]
+    assert brief(laboratory.connect().open(b"tap:heir").send(takeover))[0] == "success"
 
 
 @pytest.mark.parametrize("acks", [0, ACK])

@@ -22,7 +22,7 @@ from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
 from upriver.node.users import Role
-from upriver.protocol.names import checked_name, made_up
+from upriver.protocol.names import checked_name, heir_by_open, made_up
 from upriver.protocol.producer import Producer
 from upriver.protocol.request_runs import REQUEST_BYTES
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
@@ -67,7 +67,7 @@ class StreamConnection(Pump):
             lambda: session.authorize(Role.ADMIN),
             # Only an open names somebody: who has no name cannot come back for what died for him, and nobody in his
             # place.
-            heir=name if speaks is OPENED else f"{name} at {self.created}",
+            heir=heir_by_open(name) if speaks is OPENED else f"{name} at {self.created}",
         )
 
     @property

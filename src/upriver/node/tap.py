@@ -22,7 +22,7 @@ from upriver.node.state import NodeState
 from upriver.node.tap_registry import RegistryWriter, TapRegistry
 from upriver.node.tap_sink import EngineTapSink
 from upriver.node.users import Role
-from upriver.protocol.names import NAME_BYTES_MAX, checked_name
+from upriver.protocol.names import NAME_BYTES_MAX, checked_name, heir_by_tap
 from upriver.protocol.tap_clients import TapClient, TapClients
 from upriver.protocol.tap_consumer import TapConsumer
 from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
@@ -254,7 +254,7 @@ class TapService:
             if plan.takeover:  # who makes vbuckets dead decides who is active
                 session.authorize(Role.ADMIN)
             name = self._name(request)
-            heir = f"tap:{name}"  # for whom vbuckets die that are handed over
+            heir = heir_by_tap(name)
             check_takeover(self.source, plan, heir)
             self._replace(session, name)
             known = self.clients.get(name)

@@ -10,6 +10,7 @@ from upriver.errors import InvalidArguments
 
 #: Room for what a mover calls itself, with the name of a host in it. Deployed servers take 200.
 NAME_BYTES_MAX: Final = 500
+_TAP: Final = "tap:"
 
 
 def checked_name(name: bytes) -> str:
@@ -30,3 +31,13 @@ def made_up(name: str) -> str:
     r"""A name that a node makes up and no peer can tell: a single backslash stands in those only before ``xff``."""
     assert name[0] not in "x\\"
     return f"\\{name}"
+
+
+def heir_by_tap(name: str) -> str:
+    """For whom a vbucket dies that is handed over to a TAP client of this name; it is kept on disk."""
+    return f"{_TAP}{name}"
+
+
+def heir_by_open(name: str) -> str:
+    """The same for a connection that was opened: it can call itself what it likes, and yet is no TAP client."""
+    return made_up(name) if name.startswith(_TAP) else name
