@@ -458,7 +458,7 @@ def drafts_trust_the_compared_log() -> list[Change]:
 @mutation
 def tap_counts_what_was_sent() -> list[Change]:
     """A TAP client that comes back gets what was not sent yet, not what it had not acknowledged."""
-    return [(TapStream, "position", property(lambda self: self._position_at(self.seqno)))]
+    return [(TapStream, "place", property(lambda self: self._place_at(self.seqno)))]
 
 
 # Evicted values.
