@@ -122,7 +122,9 @@ whatever the table below does not allow. What comes for a stream that is not, or
 moment, takes no more of a stream that was asked for before: what it wrote itself must be rolled back first, and no
 seqno need show it. Nor does one that is made dead or deleted. Except in a takeover, whose messages ask for themselves
 who the copy is, the node then closes the stream at once, at the producer too, under the opaque of the stream: so the
-mover knows although the source may be idle, and asks both sides anew. If the engine has no room the connection reads no
+mover knows although the source may be idle, and asks both sides anew. If the producer has not answered yet, *add stream*
+is answered with `ETMPFAIL`; and so it is if the producer's answer, be it a rollback, is to a request from a branch that
+the copy has left since. If the engine has no room the connection reads no
 more until there is. Processed bytes are acknowledged after a fifth of the window, or after five seconds.
 
 *Pending* and *active* are answered when they, and everything received before, are on disk. A copy becomes active only
@@ -151,7 +153,8 @@ overrule all this on a connection that is not opened for streams.
 
 A mover may also replicate: it adds streams that hand nothing over, until it is stopped. A stream that ends, because of
 a flush, a new branch or somebody who meddled with a copy, is asked for again after a pause of at most a second, once
-both sides have said who they are.
+both sides have said who they are. A stream that is refused for now (`ETMPFAIL`, `EBUSY`, `ENOMEM`) is asked for again in
+the same way, in a takeover too; one that gets no further for the mover's patience, a minute, is given up.
 
 If the destination cannot be reached a dead source stays dead. The new cluster map is pushed to both before the
 destination's *active* is passed on, so whoever sees the old stream end finds the new owner."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,10 +15,11 @@ from tests.client.contents import contents_of
 from tests.client.proxy import Proxy
 from upriver.client import Address, KvClient
 from upriver.client.mover import Mover, Step
-from upriver.errors import AuthenticationFailed, NotMyVbucket, UpriverError
+from upriver.errors import AuthenticationFailed, NotMyVbucket, TemporaryFailure, UpriverError
 from upriver.model import FailoverLog, VbucketState
 from upriver.model.vbucket import vbucket_of
 from upriver.node import EmbeddedNode, start
+from upriver.node.sink import EngineCopy, EngineSink
 from upriver.protocol.mover import Goal, Link, Phase
 
 DEADLINE_S = 60.0
@@ -379,6 +381,31 @@ def test_what_cannot_be_moved(guarded_node: EmbeddedNode) -> None:
         with pytest.raises(AuthenticationFailed):
             asyncio.run(Mover(first.address, wrong, [3]).carry_out())
         assert first.bucket.vbucket(3).state is VbucketState.ACTIVE
+
+
+@pytest.mark.parametrize("refusals", [3, 1_000_000])
+def test_a_stream_that_is_refused_for_now(refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for again, and given up when nothing else has happened for too long."""
+    with two() as nodes:
+        sink: EngineSink = nodes[1].node.state.streams.sink
+        opened, asked = sink.open, itertools.count(1)
+
+        def open_later(number: int) -> EngineCopy:
+            if next(asked) <= refusals:
+                raise TemporaryFailure("not yet", vbucket=number)
+            return opened(number)
+
+        monkeypatch.setattr(sink, "open", open_later)
+        patience_s = DEADLINE_S if refusals == 3 else 0.5
+        moving = Mover(nodes[0].address, nodes[1].address, [1], patience_s=patience_s).carry_out()
+        (step,) = asyncio.run(asyncio.wait_for(moving, DEADLINE_S))
+        if refusals == 3:
+            assert step.phase is Phase.MOVED
+        else:
+            assert not step.phase.over
+            assert step.reason.startswith("no progress for 0.5 s: no stream: ")
+            assert step.reason.endswith("not yet")
+            assert states(nodes, 1) == [VbucketState.ACTIVE, VbucketState.REPLICA]
 
 
 def test_the_synchronous_twin() -> None:

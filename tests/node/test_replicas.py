@@ -166,12 +166,45 @@ def test_a_copy_that_is_given_another_role_before_the_producer_answers_gets_no_s
     laboratory.settle()
     (answer,) = peer.take()
     assert isinstance(answer, Response)
-    assert (answer.opaque, answer.status) == (1, Status.KEY_ENOENT)
+    assert (answer.opaque, answer.status) == (1, Status.ETMPFAIL)
     assert peer.send(upr.StreamRequestResponse(log=LOG, opaque=request.opaque)) == []
     laboratory.bucket.vbucket(0).set_state(VbucketState.REPLICA)
     close, again = peer.send(upr.AddStream(opaque=2))
     assert isinstance(close, upr.CloseStream)
     assert isinstance(again, dcp.StreamRequest)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_copy_that_was_active_meanwhile_gets_no_stream_by_an_earlier_request(
+    laboratory: Laboratory, rolled_back: bool
+) -> None:
+    """Though the answers are read before anybody is told of its roles. It was flushed: its own writes have low seqnos,
+    and a rollback for the old branch would leave some of them standing as if the producer had them too."""
+    peer, opaque = opened(laboratory, "upr")
+    changes = (upr.Mutation(by_seqno=seqno, key=b"%d" % seqno) for seqno in range(1, 6))
+    peer.send(*of(opaque, upr.SnapshotMarker(), *changes, upr.StreamEnd()))
+    first = peer.send(upr.AddStream(opaque=2))[-1]
+    assert isinstance(first, dcp.StreamRequest)
+    peer.send(AnyResponse(opcode=0x53, opaque=first.opaque, status=Status.EINVAL))
+    (request,) = peer.send(upr.FailoverLogResponse(log=LOG, opaque=first.opaque))
+    assert isinstance(request, upr.StreamRequest)
+    assert request.start_seqno == 5
+    vbucket = laboratory.bucket.vbucket(0)
+    vbucket.set_state(VbucketState.ACTIVE)
+    vbucket.flush()
+    for seqno in range(1, 7):
+        vbucket.set(b"own %d" % seqno, b"")
+    vbucket.set_state(VbucketState.REPLICA)
+    own = vbucket.failover_log
+    if rolled_back:
+        peer.put(upr.RollbackRequired(seqno=4, opaque=request.opaque))
+    peer.put(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))
+    laboratory.settle()
+    (answer,) = peer.take()
+    assert isinstance(answer, Response)
+    assert (answer.opaque, answer.status) == (2, Status.ETMPFAIL)
+    assert vbucket.failover_log == own
+    assert vbucket.high_seqno == 6
 
 
 @pytest.mark.parametrize("state", [VbucketState.PENDING, VbucketState.REPLICA])

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 
 from tests.node.laboratory import Laboratory
 from tests.protocol.moving_world import MovingWorld
+from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState
-from upriver.protocol.mover import Announce, Goal, Link, Mover, Phase, Send, moved_map
+from upriver.node.sink import EngineCopy
+from upriver.protocol.mover import ATTEMPTS_MAX, Announce, Goal, Link, Mover, Phase, Send, moved_map
+from upriver.wire import dcp
 
 ACTIVE, DEAD, PENDING, REPLICA = VbucketState.ACTIVE, VbucketState.DEAD, VbucketState.PENDING, VbucketState.REPLICA
 
@@ -83,6 +86,46 @@ def test_a_destination_that_has_left_the_stream_is_noticed(goal: Goal) -> None:
     # It is begun again, and the mistake rolled back.
     assert world.move.phase is (Phase.STREAMING if goal is Goal.REPLICATE else Phase.MOVED)
     assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+
+
+@pytest.mark.parametrize("goal", [Goal.REPLICATE, Goal.TAKE_OVER])
+@pytest.mark.parametrize("told", [False, True])
+def test_a_stream_that_is_refused_for_now_is_asked_for_again(goal: Goal, told: bool) -> None:
+    """Somebody made the copy active while the source was asked, whether or not that is told before the answer comes."""
+    world = written(goal)
+    request = bytes([0x80, dcp.StreamRequest.declaration.opcode])
+    while not any(request in wire.to_node for wire in world.wires.values()):
+        assert world.step()
+    idle_branch(world)
+    while told and world.destination.scheduler.step():
+        pass
+    world.settle()
+    assert world.phases.count(Phase.RESTING) == 1
+    assert world.move.phase is (Phase.STREAMING if goal is Goal.REPLICATE else Phase.MOVED)
+    assert not world.move.refusal
+    assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+
+
+def test_a_refusal_for_now_counts_as_no_attempt() -> None:
+    world = written()
+    sink = world.destination.service.sink
+    opened, refusals = sink.open, 2 * ATTEMPTS_MAX
+
+    def open_later(number: int) -> EngineCopy:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            raise TemporaryFailure("not yet", vbucket=number)
+        return opened(number)
+
+    sink.open = open_later  # type: ignore[method-assign]
+    while world.move.phase is not Phase.RESTING:
+        assert world.step()
+    assert "not yet" in world.move.reason
+    assert world.move.refusal == world.move.reason
+    world.settle()
+    assert world.phases[-1:] == [Phase.MOVED]
+    assert world.phases.count(Phase.RESTING) == 2 * ATTEMPTS_MAX
 
 
 def idle_branch(world: MovingWorld) -> None:

@@ -174,15 +174,22 @@ def test_upr_without_a_log_is_refused() -> None:
         way.answered(refused(Status.KEY_ENOENT, opcode=0x54))
 
 
-@pytest.mark.parametrize("dialects", [("dcp",), ("upr",)])
-def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialects: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+@pytest.mark.parametrize(
+    "answer",
+    [accepted((7, 0)), dcp.RollbackRequired(seqno=4), refused(Status.ERANGE)],
+    ids=lambda answer: answer.title(),
+)
+def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialect: str, answer: Response) -> None:
+    """Whatever is answered is about the branch that it asked from. What it wrote is left to the next request."""
     copy = PaperCopy(0, StreamPosition.at(7, 5), log((7, 0)))
-    way = Negotiation(copy, 9, dialects=dialects)
+    way = Negotiation(copy, 9, end_seqno=20, dialects=(dialect,))
     if isinstance(way.first(), upr.FailoverLogRequest):
         way.answered(told((7, 0)))
     copy.position = StreamPosition.at(8, 6)
     with pytest.raises(TemporaryFailure, match="history of its own"):
-        way.answered(accepted((7, 0)))
+        way.answered(answer)
+    assert copy.told == []
 
 
 def test_an_end_whose_state_is_gone_is_left_out_on_upr() -> None:

@@ -18,6 +18,7 @@ class Moving:
         self.note = note
         self.links: dict[steps.Link, Link] = {}
         self._wanted: list[steps.Link] = []
+        self._rests = False
         self.begin(Goal.TAKE_OVER)
 
     def __str__(self) -> str:
@@ -54,7 +55,10 @@ class Moving:
         self._act()
 
     def connect(self) -> None:
-        """Those connections that are wanted come about, if their machine is there."""
+        """Those connections that are wanted come about, if their machine is there; and a rest is over."""
+        if self._rests:
+            self._rests = False
+            self.mover.rested(self.v)
         wanted, self._wanted = self._wanted, []
         for side in wanted:
             if self.machines[side].up:
@@ -85,7 +89,10 @@ class Moving:
     def _act(self) -> None:
         while actions := self.mover.actions():
             for action in actions:
-                assert not isinstance(action, steps.Announce | steps.Rest)  # there are no other nodes, and no replicas
+                assert not isinstance(action, steps.Announce)  # there are no other nodes
+                if isinstance(action, steps.Rest):
+                    self._rests = True
+                    continue
                 link = self.links.get(action.link)
                 if isinstance(action, steps.Connect):
                     if action.link not in self._wanted:

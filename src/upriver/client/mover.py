@@ -32,7 +32,7 @@ from upriver.protocol.mover import Goal, Link, Move, Phase
 
 PARALLEL: Final = 4
 RECEIVE_BYTES: Final = 512 * 1024
-#: How long replication pauses at most before it asks again for a stream that has ended.
+#: How long it pauses at most before it asks again for a stream that has ended, or was refused for now.
 REST_S_MAX: Final = 1.0
 #: Errors that the next attempt would only repeat.
 _HOPELESS: Final = (AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible)
@@ -203,17 +203,20 @@ class _Pair:
     def _left_s(self) -> float:
         """How long to wait for something to go on."""
         now = asyncio.get_running_loop().time()
-        streaming = all(move.phase is Phase.STREAMING for move in self.steps.moves.values() if not move.phase.over)
+        # A request that is refused again and again is passed on too, and leads nowhere.
+        going = [move for move in self.steps.moves.values() if not move.phase.over and not move.refusal]
+        streaming = all(move.phase is Phase.STREAMING for move in going)
         idle = self.owner.goal is Goal.REPLICATE and streaming  # nothing to pass on is no fault
-        if idle or self.steps.bytes_passed_on != self._passed_on:
-            self._passed_on, self._onward_at = self.steps.bytes_passed_on, now
+        if going and (idle or self.steps.bytes_passed_on != self._passed_on):
+            self._onward_at = now
+        self._passed_on = self.steps.bytes_passed_on
         return self._onward_at + self.owner.patience_s - now
 
     def _give_up(self) -> None:
         missing = "; ".join(f"the {link.value} cannot be reached: {why}" for link, why in self._missing.items())
         for move in self.steps.moves.values():
             if not move.phase.over:
-                why = missing or move.reason or move.phase.value
+                why = missing or move.refusal or move.reason or move.phase.value
                 move.reason = f"no progress for {self.owner.patience_s:g} s: {why}"
 
     async def close(self) -> None:
@@ -326,7 +329,7 @@ class _Pair:
             self._act()
 
     def _on_phase(self, move: Move) -> None:
-        if move.phase in _ONWARD:
+        if move.phase in _ONWARD and not move.refusal:
             self._onward_at = asyncio.get_running_loop().time()
             for backoff in self._backoffs.values():
                 backoff.reset()

@@ -195,9 +195,10 @@ class Consumer:
         try:
             stream.check_role()
         except StatusError as error:
-            accepted = stream.opaque not in self._asking
-            self._abandon(stream, error)
-            if accepted:
+            if stream.opaque in self._asking:  # whoever asks again may find it in a role in which it receives
+                self._abandon(stream, TemporaryFailure(error.detail, vbucket=vbucket))
+            else:
+                self._abandon(stream, error)
                 # Under the stream's own opaque, by which a mover knows that it is not closed for the sake of another.
                 self._send(upr.CloseStream(vbucket=vbucket, opaque=stream.opaque))
                 self._left.discard(vbucket)

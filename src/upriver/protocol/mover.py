@@ -29,7 +29,8 @@ If the destination cannot be reached a dead source stays dead: the other side ma
 active has sent nothing that could make the destination active, so there nothing needs to be undone.
 
 Replication goes on until it is stopped. A stream that ends, because the source was flushed or somebody meddled with
-either copy, is asked for again after a while, and again both sides are asked first.
+either copy, is asked for again after a while, and again both sides are asked first. So is one that is refused for now,
+whatever the goal; how often is up to whoever runs the mover.
 
 When the destination has answered *active* the mover pushes the new map to both before it passes the answer on, which
 ends the stream: who looks for the new owner then finds it.
@@ -130,12 +131,14 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Wait a while, longer each time, and say ``rested``: the stream of a vbucket has ended that shall go on."""
+    """Wait a while, longer each time, and say ``rested``: a stream that shall go on has ended or was refused."""
 
     vbucket: int
 
 
 Action = Connect | Disconnect | Send | Announce | Rest
+#: Refusals of a stream that may be another answer in a while.
+_FOR_NOW: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 #: Refusals of an open that would be the same next time.
 _FINAL: Final = frozenset({Status.AUTH_ERROR, Status.EACCESS, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 
@@ -149,6 +152,8 @@ class Move:
         self.phase = Phase.WAITING
         #: Why it failed, or what it is waiting for.
         self.reason = ""
+        #: Why its stream is refused for now; empty once one is accepted.
+        self.refusal = ""
         self.attempts = 0
         #: Who is what, as far as was answered since the connections stand; None for no such vbucket.
         self.states: dict[Link, VbucketState | None] = {}
@@ -267,6 +272,7 @@ class Mover:
             move.states.clear()
             move.held, move.told = b"", None
             move.announcement = b""
+            move.refusal = ""
 
     def received(self, link: Link, data: Buffer) -> None:
         """Bytes came: pass them on, except what is for the mover. They are only lent until the actions are taken."""
@@ -447,16 +453,22 @@ class Mover:
     # Streaming
 
     def _add_stream(self, move: Move) -> None:
-        move.attempts += 1
         self._begun = True
         self._set(move, Phase.STREAMING)
         flags = upr.AddStreamFlag.TAKEOVER if move.goal is Goal.TAKE_OVER else upr.AddStreamFlag(0)
 
         def answered(answer: Response) -> None:
             if isinstance(answer, upr.AddStreamResponse):
+                move.attempts += 1
+                move.refusal = ""
                 self._by_opaque[answer.stream_opaque] = move
             elif not move.phase.over:
-                self._fail(move, f"no stream: {answer.status.label} {getattr(answer, 'text', '')}".rstrip())
+                why = f"no stream: {answer.status.label} {getattr(answer, 'text', '')}".rstrip()
+                if answer.status in _FOR_NOW:
+                    move.refusal = why
+                    self._rest(move, why)
+                else:
+                    self._fail(move, why)
 
         self._ask(Link.DESTINATION, upr.AddStream(vbucket=move.vbucket, flags=flags), answered)
 
@@ -558,12 +570,15 @@ class Mover:
         if move.phase is Phase.ENDING:
             self._set(move, Phase.MOVED)
         elif move.goal is Goal.REPLICATE:
-            self._set(move, Phase.RESTING, f"the stream has ended: {reason}")
-            self._actions.append(Rest(move.vbucket))
+            self._rest(move, f"the stream has ended: {reason}")
         elif move.attempts >= ATTEMPTS_MAX:
             self._fail(move, f"the stream has ended: {reason}")
         else:
             self._ask_states(move)
+
+    def _rest(self, move: Move, reason: str) -> None:
+        self._set(move, Phase.RESTING, reason)
+        self._actions.append(Rest(move.vbucket))
 
     def rested(self, vbucket: int) -> None:
         """A while has passed: go on, unless the connections were lost meanwhile, for then all begins again anyway."""

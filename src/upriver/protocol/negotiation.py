@@ -55,6 +55,7 @@ class Negotiation:
 
     def answered(self, answer: Response) -> Request | FailoverLog:
         """The next request, or the producer's log if it has accepted; raises its refusal if nothing is left to try."""
+        self._check_unmoved()
         match answer:
             case upr.FailoverLogResponse():
                 return self._compare(failover_log(answer.log))
@@ -75,14 +76,15 @@ class Negotiation:
         text = getattr(answer, "text", "")
         raise StatusError.of(int(answer.status), text, vbucket=self.copy.number)
 
-    def _accepted(self, theirs: FailoverLog) -> FailoverLog:
-        """Both sides may have changed since: the copy if somebody made it active for a while, the log by a failover.
-
-        A place inside a snapshot is not safe under a log that was not compared.
-        """
-        position = self.copy.position
-        if position != self._asked_at:
+    def _check_unmoved(self) -> None:
+        """Whoever made the copy active for a while began a branch, and no answer to an earlier request is about that:
+        not even a rollback, below which its own writes may lie if it was flushed."""
+        if self.copy.position != self._asked_at:
             raise TemporaryFailure("this copy has written a history of its own meanwhile", vbucket=self.copy.number)
+
+    def _accepted(self, theirs: FailoverLog) -> FailoverLog:
+        """A place inside a snapshot is not safe under a log that was not compared: there may have been a failover."""
+        position = self.copy.position
         if not self.modern and theirs.newest != self._compared and position.whole_seqno != position.seqno:
             raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
         return theirs
