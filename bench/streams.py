@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from bench.engine_history import evict_everything
 from upriver.node import EmbeddedNode, start
-from upriver.protocol.turns import PIECE_BYTES
+from upriver.protocol.turns import TURN_BYTES
 from upriver.wire import Framer, Message, dcp, memcached
 from upriver.wire.framing import MEMCACHED
 
@@ -103,7 +103,7 @@ def fill(node: EmbeddedNode, vbuckets: int, changes: int, value: bytes) -> None:
 
 def frames(changes: int, value: bytes) -> list[bytes]:
     one = dcp.Mutation(by_seqno=1, key=KEY % 1, value=value).encode()
-    per_piece = max(1, PIECE_BYTES // len(one))
+    per_piece = max(1, TURN_BYTES // len(one))
     whole, rest = divmod(changes, per_piece)
     # Each in memory of its own: a stream does not send the same cache lines over and over either.
     return [one * per_piece for _ in range(whole)] + [one * rest] * bool(rest)

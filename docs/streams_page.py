@@ -82,15 +82,15 @@ are busy, and a change that a write has just made is sent in the same turn of th
 was answered. Nothing is read from the history before it can be sent: with `connection_buffer_size` not before the
 consumer has acknowledged enough bytes, and never before the socket has taken what was sent before. The last packet
 may exceed the window. A size of 0 lifts it and forgets what was not acknowledged. So a consumer that does not read
-costs no more than one piece of 1 MiB, however much is written meanwhile.
+costs no more than one piece of 512 KiB, however much is written meanwhile.
 
 What a filter looks at takes time too, whether it passes or not. So a turn also ends when filters have looked at 64 KiB,
 a few milliseconds, maybe without anything to send; the next one goes on there when the others have had theirs.
 
-Connections take turns too, a piece each. With `set_priority` *low* a piece is a quarter as large, with *high* twice
-as large, and so is the share beside others. With `backfill_order` *sequential* a connection finishes the backfill of
-one stream before it begins the next, in the order of the requests; live changes of streams that have caught up still
-go first."""
+Connections take turns too, of 1 MiB in two pieces. With `set_priority` *low* a turn is a quarter as large, with *high*
+twice as large, and so is the share beside others. With `backfill_order` *sequential* a connection finishes the
+backfill of one stream before it begins the next, in the order of the requests; live changes of streams that have caught
+up still go first."""
 
 _TAKEOVER = """\
 With the flag *takeover* a stream hands its vbucket over. It sends everything, tells the consumer to be *pending* and
@@ -122,10 +122,10 @@ whatever the table below does not allow. What comes for a stream that is not, or
 moment, takes no more of a stream that was asked for before: what it wrote itself must be rolled back first, and no
 seqno need show it. Nor does one that is made dead or deleted. Except in a takeover, whose messages ask for themselves
 who the copy is, the node then closes the stream at once, at the producer too, under the opaque of the stream: so the
-mover knows although the source may be idle, and asks both sides anew. If the producer has not answered yet, *add stream*
-is answered with `ETMPFAIL`; and so it is if the producer's answer, be it a rollback, is to a request from a branch that
-the copy has left since. If the engine has no room the connection reads no
-more until there is. Processed bytes are acknowledged after a fifth of the window, or after five seconds.
+mover knows although the source may be idle, and asks both sides anew. If the producer has not answered yet, *add
+stream* is answered with `ETMPFAIL`; and so it is if the producer's answer, be it a rollback, is to a request from a
+branch that the copy has left since. If the engine has no room the connection reads no more until there is. Processed
+bytes are acknowledged after a fifth of the window, or after five seconds.
 
 *Pending* and *active* are answered when they, and everything received before, are on disk. A copy becomes active only
 from pending: if somebody has made it something else meanwhile, that stands."""
@@ -153,8 +153,8 @@ overrule all this on a connection that is not opened for streams.
 
 A mover may also replicate: it adds streams that hand nothing over, until it is stopped. A stream that ends, because of
 a flush, a new branch or somebody who meddled with a copy, is asked for again after a pause of at most a second, once
-both sides have said who they are. A stream that is refused for now (`ETMPFAIL`, `EBUSY`, `ENOMEM`) is asked for again in
-the same way, in a takeover too; one that gets no further for the mover's patience, a minute, is given up.
+both sides have said who they are. A stream that is refused for now (`ETMPFAIL`, `EBUSY`, `ENOMEM`) is asked for again
+in the same way, in a takeover too; one that gets no further for the mover's patience, a minute, is given up.
 
 If the destination cannot be reached a dead source stays dead. The new cluster map is pushed to both before the
 destination's *active* is passed on, so whoever sees the old stream end finds the new owner."""

@@ -9,7 +9,7 @@ from upriver.model import VbucketState
 def contents(vbucket: Vbucket) -> dict[bytes, tuple[Any, ...]]:
     """Live items and tombstones with all they carry."""
     table, found = vbucket.table, {}
-    frames, _, _ = table.read(0, 2**63, 2**63, 10**9, keys_only=True)
+    frames, *_ = table.read(0, 2**63, 2**63, 10**9, keys_only=True)
     assert isinstance(frames, bytes)
     batch, _ = table.read_columns(0, 2**63, 2**63, 10**8, keys_only=True)
     for row in batch.to_pylist():

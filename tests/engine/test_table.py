@@ -93,7 +93,7 @@ def test_reading_goes_on_where_it_stopped(table: Any) -> None:
         table.set(b"key%d" % (i % 3000), b"value" * 20)
     found, position, reads = [], 0, 0
     while position < 5000:
-        frames, count, position = table.read(position, 5000, 5000, 4000)
+        frames, count, position, *_ = table.read(position, 5000, 5000, 4000)
         assert count == len(seqnos(frames)) > 0
         found += seqnos(frames)
         reads += 1
@@ -116,7 +116,7 @@ def test_many_changes_with_a_large_one_among_them(table: Any, limit: int, every:
     found: list[int] = []
     position = 0
     while position < 600:
-        frames, count, done = table.read(position, 600, 600, limit, 7, every)
+        frames, count, done, *_ = table.read(position, 600, 600, limit, 7, every)
         assert done > position
         assert count == len(seqnos(frames))
         assert count == 1 or len(frames) <= limit
@@ -175,7 +175,7 @@ def test_keys_only_and_prefix(table: Any) -> None:
     table.set(b"user:1", b"value", datatype=1)
     table.set(b"order:1", b"value")
     table.set(b"user:2", b"value")
-    frames, count, done = table.read(0, 3, 3, 10**6, keys_only=True, prefix=b"user:")
+    frames, count, done, *_ = table.read(0, 3, 3, 10**6, keys_only=True, prefix=b"user:")
     assert (count, done) == (2, 3)
     record = unpack(bytes(PREFIX.size) + frames)
     assert (record.change.key, record.change.value, record.change.datatype) == (b"user:1", b"", 0)
@@ -186,12 +186,31 @@ def test_keys_only_and_prefix(table: Any) -> None:
 def test_the_opaque_and_the_rest_of_a_lock_are_filled_in(table: Any, clock: Clock) -> None:
     table.set(b"k", b"v")
     table.locks[b"k"] = (99, clock.now + 12.5)
-    frames, _, _ = table.read(0, 1, 1, 10**6, 0xDEADBEEF)
+    frames, *_ = table.read(0, 1, 1, 10**6, 0xDEADBEEF)
     assert HEADER.unpack_from(frames)[7] == 0xDEADBEEF
     assert unpack(bytes(PREFIX.size) + frames).change.lock_time == 12
     assert table.read_columns(0, 1, 1, 10**6)[0]["lock_time"].to_pylist() == [12]
     clock.pass_by(13)
     assert unpack(bytes(PREFIX.size) + table.read(0, 1, 1, 10**6)[0]).change.lock_time == 0
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("limit", [1, 1000, 10**6])
+def test_a_read_tells_its_last_change_and_how_many_have_expired(table: Any, every: bool, limit: int) -> None:
+    """Also where what follows the last change is superseded, so that the range reaches further."""
+    for number in range(300):
+        if number % 7:
+            table.set(b"%d" % number, b"value")
+        else:
+            table.store(Event.EXPIRATION, b"%d" % number, b"", 0, 4321)
+    for _ in range(50):
+        table.set(b"again", b"value")
+    position = 0
+    while position < 350:
+        frames, _, position, last, expirations = table.read(position, 350, 350, limit, every=every)
+        assert last == seqnos(frames)[-1]
+        assert expirations == sum(not (seqno - 1) % 7 for seqno in seqnos(frames) if seqno <= 300)
+    assert table.read(300, 349, 350, limit)[3:] == (300, 0)
 
 
 def test_columns_hold_what_the_frames_hold(table: Any, clock: Clock) -> None:
@@ -200,7 +219,7 @@ def test_columns_hold_what_the_frames_hold(table: Any, clock: Clock) -> None:
     table.delete(b"gone")
     table.store(Event.EXPIRATION, b"old", b"", 0, 4321)
     batch, done = table.read_columns(0, 4, 4, 10**6)
-    frames, _, _ = table.read(0, 4, 4, 10**6)
+    frames, *_ = table.read(0, 4, 4, 10**6)
     assert done == 4
     offset = 0
     for change in changes_in(batch):
@@ -858,8 +877,9 @@ def test_reads_go_on_where_they_stopped_whatever_moved_meanwhile(backend: Module
             limit, every = chance.choice((300, 5000, 50_000)), chance.random() < 0.3
             rows, done = own.read_columns(position, high, high, limit, every)
             assert rows == model.read_columns(position, done, high, 10**9, every)[0]
-            frames, count, done = own.read(position, high, high, limit, 7, every)
-            assert (frames, count) == model.read(position, done, high, 10**9, 7, every)[:2]
+            frames, count, done, *of_last = own.read(position, high, high, limit, 7, every)
+            whole = model.read(position, done, high, 10**9, 7, every)
+            assert (frames, count, *of_last) == (*whole[:2], *whole[3:])
             position = done
             match chance.randrange(8):
                 case 0:

@@ -7,6 +7,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import Message
 
 
@@ -55,6 +56,26 @@ class Wire:
     def write(self, data: bytes | memoryview) -> None:
         self.written.append(data)
         self.pump.blocked = self.stuck
+
+
+def test_pieces_until_the_turn_is_over_and_no_more_than_the_transport_takes() -> None:
+    class Long(Source):
+        turn_bytes = len(b"onetwothree") + PIECE_BYTES // 2 - 1
+
+    laboratory = Laboratory()
+    pump = Long(laboratory)
+    wire = Wire(pump)
+    pump.pieces = [b"one", b"two", b"three", b"four"]
+    assert pump.pump(wire) == len(b"onetwothree")
+    assert wire.written == [b"one", b"two", b"three"]
+    laboratory.settle()
+    assert pump.runs == 1
+    wire.stuck = True
+    pump.pieces = [b"four", b"five"]
+    assert pump.pump(wire) == len(b"four")
+    assert pump.pieces == [b"five"]
+    laboratory.settle()
+    assert pump.runs == 1  # the transport says when it is empty
 
 
 def test_one_piece_in_a_turn_and_answers_before_it() -> None:

@@ -185,6 +185,28 @@ def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
     assert 0 < sink.written - first < 1.2 * PIECE_BYTES
 
 
+def test_a_higher_priority_has_a_larger_share() -> None:
+    turns = {}
+    for priority in (b"low", b"medium", b"high"):
+        laboratory, peer = stage()
+        peer.send(dcp.Control(key=b"set_priority", value=priority))
+        laboratory.write(0, *(b"%d" % number for number in range(2000)), value=b"v" * 2000)
+        peer.put(dcp.StreamRequest())
+        assert peer.session.stream is not None
+        turns[priority] = peer.session.stream.pump(Sink(lambda: None))
+    assert turns[b"low"] * 3 < turns[b"medium"] < turns[b"high"] / 1.5
+
+
+def test_a_piece_that_filters_have_looked_at_is_a_turn() -> None:
+    """They take far longer over it than it takes to be sent, and others wait for the end of the turn."""
+    laboratory, peer = stage()
+    peer.send(dcp.Control(key=b"key_filter", value=b"."))
+    laboratory.write(0, *(b"%d" % number for number in range(20)), value=b"v" * PIECE_BYTES)
+    peer.put(dcp.StreamRequest())
+    assert peer.session.stream is not None
+    assert PIECE_BYTES < peer.session.stream.pump(Sink(lambda: None)) < 1.2 * PIECE_BYTES
+
+
 def test_a_node_that_stops_ends_its_streams() -> None:
     with start(vbuckets=2) as node, StreamClient(node, b"x") as modern, StreamClient(node, b"y") as old:
         modern.send(*(dcp.StreamRequest(vbucket=vbucket, opaque=7 + vbucket) for vbucket in (0, 1)))

@@ -517,15 +517,3 @@ def test_a_live_change_does_not_wait_for_backfills_in_line() -> None:
     connection.produce()
     laboratory.write(0, b"live")
     assert b"live" in connection.produce()
-
-
-def test_a_higher_priority_has_a_larger_share() -> None:
-    pieces = {}
-    for priority in (b"low", b"medium", b"high"):
-        laboratory, peer = stage(*(b"%d" % number for number in range(2000)))
-        assert control(peer, b"set_priority", priority) is Status.SUCCESS
-        laboratory.write(0, *(b"%d" % number for number in range(2000)), value=b"v" * 2000)
-        peer.put(dcp.StreamRequest())
-        (connection,) = laboratory.service
-        pieces[priority] = len(connection.produce())
-    assert pieces[b"low"] * 3 < pieces[b"medium"] < pieces[b"high"] / 1.5

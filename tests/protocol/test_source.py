@@ -14,7 +14,9 @@ def test_the_engine_fits() -> None:
             "begins_checkpoint",
             "changes_read",
             "end_reason",
+            "expirations_read",
             "from_disk",
+            "last_read_seqno",
             "seqno",
             "snapshot",
         }

@@ -42,10 +42,10 @@ def decoded(data: bytes) -> list[Message]:
 
 
 TWINS = [
-    pytest.param(frames.as_sent, id="chosen"),
-    pytest.param(frames.plain_as_sent, id="plain"),
+    pytest.param(frames.expired_as_deleted, id="chosen"),
+    pytest.param(frames.plain_expired_as_deleted, id="plain"),
 ]
-Twin = Callable[[bytes, bool], tuple[bytes, int]]
+Twin = Callable[[bytes], bytes]
 Run = Callable[..., tuple[int, int, int]]
 
 
@@ -53,7 +53,7 @@ Run = Callable[..., tuple[int, int, int]]
 @given(changes=st.lists(CHANGES, max_size=12))
 def test_each_expiration_becomes_a_deletion_and_nothing_else_changes(rewrite: Twin, changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
-    for change, message in zip(changes, decoded(rewrite(data, False)[0]), strict=True):
+    for change, message in zip(changes, decoded(rewrite(data)), strict=True):
         if change.event is not Event.EXPIRATION:
             assert isinstance(message, dcp.Mutation | dcp.Deletion)
             assert message.encode() == frame(change)
@@ -68,21 +68,12 @@ def test_each_expiration_becomes_a_deletion_and_nothing_else_changes(rewrite: Tw
             change.key,
             change.value,
         )
-    for expirations in (True, False):
-        assert rewrite(data, expirations)[1] == (changes[-1].seqno if changes else 0)
-    assert rewrite(data, True)[0] is data
-
-
-@pytest.mark.parametrize("rewrite", TWINS)
-def test_frames_without_an_expiration_are_not_even_copied(rewrite: Twin) -> None:
-    data = frame(Change(vbucket=1, event=Event.MUTATION, seqno=5, key=b"k", value=b"v" * 100))
-    assert rewrite(data, False)[0] is data
 
 
 @given(changes=st.lists(CHANGES, max_size=12))
 def test_both_twins_agree_to_the_byte(changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
-    assert frames.as_sent(data, False) == frames.plain_as_sent(data, False)
+    assert frames.expired_as_deleted(data) == frames.plain_expired_as_deleted(data)
 
 
 @given(

@@ -441,21 +441,24 @@ cdef class Table:
         """Frames of the changes in (after, upto] that are visible at snapshot ``at``, or of every version."""
         cdef const uint8_t[::1] stored = block if block else None
         cdef double now = self.ledger.clock() if self.locks else 0
-        cdef uint64_t done
-        cdef size_t count, i, total = 0
+        cdef Reading got
+        cdef size_t i, total = 0
         cdef bytes out
         if not (keys_only or prefix or self.evicted or self.locks) and upto > after + FEW and max_bytes <= ROOM_MAX:
-            out = streamed_frames(self, max_bytes, after, upto, at, opaque, every, &count, &done)
-            if count or done >= upto:  # else the next one is larger than the room
-                return out, count, done
-        count = select(self, after, upto, at, max_bytes, every, prefix, &done)
+            out = streamed_frames(self, max_bytes, after, upto, at, opaque, every, &got)
+            if got.count or got.done >= upto:  # else the next one is larger than the room
+                return out, got.count, got.done, got.last, got.expirations
+        got.count = select(self, after, upto, at, max_bytes, every, prefix, &got.done)
         if not keys_only:
-            restore(self, count, stored)
-        for i in range(count):
+            restore(self, got.count, stored)
+        got.expirations = 0
+        for i in range(got.count):
             total += frame_size(picked[i], keys_only)
+            got.expirations += picked[i][R_OPCODE] == OPCODE_EXPIRATION
+        got.last = load_be64(picked[got.count - 1] + R_SEQNO) if got.count else after
         out = PyBytes_FromStringAndSize(NULL, total)
-        copy_frames(self, PyBytes_AS_STRING(out), count, opaque, keys_only, now)
-        return out, count, done
+        copy_frames(self, PyBytes_AS_STRING(out), got.count, opaque, keys_only, now)
+        return out, got.count, got.done, got.last, got.expirations
 
     def read_records(
         self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint keys_only=False, block=None,
@@ -492,13 +495,12 @@ cdef class Table:
         for even one record stays empty."""
         cdef const uint8_t[::1] stored = block if block else None
         cdef double now = self.ledger.clock() if self.locks else 0
+        cdef Reading got
         cdef uint64_t done
         cdef size_t count, size
         if not (keys_only or prefix or self.evicted or self.locks) and buffer.shape[0]:
-            size = stream_frames(
-                self, <char *>&buffer[0], buffer.shape[0], after, upto, at, opaque, every, &count, &done
-            )
-            return size, count, done
+            size = stream_frames(self, <char *>&buffer[0], buffer.shape[0], after, upto, at, opaque, every, &got)
+            return size, got.count, got.done
         count = select(self, after, upto, at, buffer.shape[0], every, prefix, &done)
         if not keys_only:
             restore(self, count, stored)
@@ -1889,21 +1891,30 @@ cdef inline void fetch_start(Table self, uint32_t i, uint32_t place) noexcept:
         fetch_first(chunk.data + place, chunk.data + chunk.used)
 
 
+cdef struct Reading:
+    # How many changes, how far their range is done, the seqno of the last, and how many are expirations.
+    size_t count
+    uint64_t done
+    uint64_t last
+    size_t expirations
+
+
 cdef size_t stream_frames(
     Table self, char *to, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every,
-    size_t *count, uint64_t *done
+    Reading *got
 ) noexcept:
     """Select and copy in one go, for the plain case: each record is touched once."""
     cdef uint32_t i = seek_chunk(self, after), place, size
     cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
-    cdef uint64_t superseded_by, seqno, last = after
+    cdef uint64_t superseded_by, seqno, passed = after
     cdef Chunk *chunk
     cdef const char *record
     cdef const char *following
     cdef char *start = to
     cdef uint32_t network_opaque
     store_be32(<char *>&network_opaque, opaque)
-    count[0] = 0
+    got.count = got.expirations = 0
+    got.last = after
     fetch_start(self, i, first)
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
@@ -1916,35 +1927,36 @@ cdef size_t stream_frames(
             fetch_ahead(record, chunk.data + chunk.used, following)
             seqno = load_be64(record + R_SEQNO)
             if seqno > upto:
-                done[0] = upto
+                got.done = upto
                 return to - start
             size = load_be32(record + R_BODY_LENGTH) + (R_EXTRAS - R_FRAME)
             place += align8(size + R_FRAME)
             superseded_by = load64(record)
             if every or not superseded_by or superseded_by > at:
                 if size > room:
-                    stop_reading(self, self.order[i - 1], record, last)
-                    done[0] = last
+                    stop_reading(self, self.order[i - 1], record, passed)
+                    got.done = passed
                     return to - start
                 memcpy(to, record + R_FRAME, size)
                 memcpy(to + R_OPAQUE - R_FRAME, &network_opaque, 4)
                 to += size
                 room -= size
-                count[0] += 1
-            last = seqno
-    done[0] = upto
+                got.count += 1
+                got.last = seqno
+                got.expirations += record[R_OPCODE] == OPCODE_EXPIRATION
+            passed = seqno
+    got.done = upto
     return to - start
 
 
 cdef bytes streamed_frames(
-    Table self, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every,
-    size_t *count, uint64_t *done
+    Table self, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every, Reading *got
 ):
     """The same into memory of its own, of which the part that stayed empty is given back."""
     cdef PyObject *taken = new_bytes(NULL, room)
     cdef char *to = PyBytes_AS_STRING(<bytes>taken)
     cdef bytes out
-    resize_bytes(&taken, stream_frames(self, to, room, after, upto, at, opaque, every, count, done))
+    resize_bytes(&taken, stream_frames(self, to, room, after, upto, at, opaque, every, got))
     out = <bytes>taken
     Py_DECREF(out)  # it was counted when it was made, and now again
     return out

@@ -116,6 +116,9 @@ class Cursor:
         self.from_disk = False
         self.ended: CursorEnd | None = None
         self.changes_read = 0
+        #: How many of them were expirations, and the seqno of the last; known where they are read as frames.
+        self.expirations_read = 0
+        self.last_read_seqno = start_seqno
         #: How much a filter has looked at: who reads many of them shall do something else now and then.
         self.bytes_filtered = 0
         self._looks_at_each = options.filtered
@@ -195,7 +198,7 @@ class Cursor:
         """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
         snapshot = self.snapshot if self.ended is None and self.snapshot is not None else self._announced()
         upto, block = self._source(snapshot)
-        frames, count, done = self.vbucket.table.read(
+        frames, count, done, last, expirations = self.vbucket.table.read(
             self.seqno,
             upto,
             snapshot.end,
@@ -207,7 +210,10 @@ class Cursor:
             block,
         )
         if self._looks_at_each:
-            frames, count, done = self._filtered(frames, max_bytes, done)
+            frames, count, done, last, expirations = self._filtered(frames, max_bytes, done)
+        if count:
+            self.last_read_seqno = last
+            self.expirations_read += expirations
         self._advance(done, count, snapshot)
         return frames
 
@@ -308,11 +314,12 @@ class Cursor:
             if done >= self.end_seqno:
                 self.end(CursorEnd.OK)
 
-    def _filtered(self, frames: bytes, max_bytes: int, done: int) -> tuple[bytes, int, int]:
-        """The frames that pass, until they are enough; how many, and the seqno up to which there are no others."""
+    def _filtered(self, frames: bytes, max_bytes: int, done: int) -> tuple[bytes, int, int, int, int]:
+        """The frames that pass, until they are enough: how many, the seqno up to which there are no others, that of
+        the last, and how many are expirations."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
         kept: list[bytes] = []
-        size = offset = seen = 0
+        size = offset = seen = last = expirations = 0
         while offset < len(frames):
             opcode, key_length, extras, datatype, body, seqno = _FRAME.unpack_from(frames, offset)
             key = offset + HEADER.size + extras
@@ -326,9 +333,11 @@ class Cursor:
                     break
                 kept.append(frame)
                 size += len(frame)
+                last = seqno
+                expirations += EVENTS[opcode] is Event.EXPIRATION
             seen, offset = seqno, end
         self.bytes_filtered += offset
-        return b"".join(kept), len(kept), done
+        return b"".join(kept), len(kept), done, last, expirations
 
     def _filtered_columns(self, batch: pa.RecordBatch, max_bytes: int, done: int) -> tuple[pa.RecordBatch, int]:
         """The same for rows."""

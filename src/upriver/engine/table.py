@@ -479,12 +479,12 @@ class Table:
         keys_only: bool = False,
         prefix: bytes = b"",
         block: bytes | memoryview | None = None,
-    ) -> tuple[bytes, int, int]:
+    ) -> tuple[bytes, int, int, int, int]:
         """Frames of the changes in (after, upto] that are visible at snapshot ``at``, or of every version.
 
-        Returns the frames, how many they are, and the seqno up to which the range is done. Evicted values
-        are taken from ``block``, the stored records around them. At least one record is returned if there
-        is one, however large.
+        Returns the frames, how many they are, the seqno up to which the range is done, that of the last change, and
+        how many are expirations. Evicted values are taken from ``block``, the stored records around them. At least one
+        record is returned if there is one, however large.
         """
         chosen, done = self._select(after, upto, at, max_bytes, every, prefix)
         frames = []
@@ -492,7 +492,9 @@ class Table:
             frame = bytearray(record[PREFIX.size :])
             struct.pack_into(">I", frame, OPAQUE_OFFSET, opaque)
             frames.append(bytes(frame))
-        return b"".join(frames), len(frames), done
+        last = chosen[-1].seqno if chosen else after
+        expirations = sum(frame[1] == OPCODES[Event.EXPIRATION] for frame in frames)
+        return b"".join(frames), len(frames), done, last, expirations
 
     def read_records(
         self,
@@ -522,7 +524,7 @@ class Table:
     ) -> tuple[int, int, int]:
         """The same as ``read`` into a buffer: (bytes used, how many frames, how far). A buffer that is too
         small for even one record stays empty."""
-        frames, count, done = self.read(after, upto, at, len(buffer), opaque, every, keys_only, prefix, block)
+        frames, count, done, *_ = self.read(after, upto, at, len(buffer), opaque, every, keys_only, prefix, block)
         if len(frames) > len(buffer):
             return 0, 0, after
         buffer[: len(frames)] = frames

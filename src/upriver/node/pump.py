@@ -1,8 +1,9 @@
 """How changes flow from the history to a peer, the same for every kind of streaming connection.
 
 Two things flow. Answers go out at once, before everything else. Changes are read from the history only when the
-transport's buffer is empty, one piece at a time, and the next piece waits for the event loop's next turn: so a consumer
-that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for the others. A stream
+transport's buffer is empty, one piece at a time, and after a few pieces the next one waits for the event loop's next
+turn: so a consumer that stops reading costs one piece of memory, and one that reads as fast as it can leaves room for
+the others. A stream
 that wakes up only takes note. If what some connection has received woke it, it sends in the same turn, when the
 requests are carried out: a live change is on its way before anything else is looked at. The first stream that was woken
 even goes before the answer, which is ready and as good as sent; the others come behind it, so that a writer does not
@@ -18,12 +19,12 @@ from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState, Timer
-from upriver.protocol.turns import PIECE_BYTES
+from upriver.protocol.turns import PIECE_BYTES, TURN_BYTES
 from upriver.wire import Message
 from upriver.wire.layout import Buffer
 
-#: What the system keeps of a connection before it has been put on its way: room for a piece, or it would be cut.
-UNSENT_BYTES: Final = PIECE_BYTES
+#: What the system keeps of a connection before it has been put on its way: room for a turn, or it would be cut.
+UNSENT_BYTES: Final = TURN_BYTES
 
 
 class Transport(Protocol):
@@ -86,6 +87,11 @@ class Pump(abc.ABC):
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
 
+    @property
+    def turn_bytes(self) -> int:
+        """After about so many bytes it is the others' turn; one piece it sends in any case."""
+        return 0
+
     @abc.abstractmethod
     def on_time(self, now: float) -> None:
         """A deadline has come."""
@@ -124,7 +130,7 @@ class Pump(abc.ABC):
             session.on_output()
 
     def pump(self, transport: Transport) -> int:
-        """Write one piece if the transport is empty; how many bytes."""
+        """Write a turn's pieces as long as the transport keeps nothing of them; how many bytes."""
         if not self._pumped:
             # Every byte that the transport keeps blocks us, until it has sent them all.
             self._pumped = True
@@ -136,11 +142,17 @@ class Pump(abc.ABC):
         data = self.produce()
         if answers:
             data = answers + data
-        if data:
+        written = 0
+        while data:
             transport.write(memoryview(data))  # asyncio cuts off what it could send, which shall not be a copy
-            if not self.blocked and self.has_output:
+            written += len(data)
+            if self.blocked or not self.has_output:
+                break
+            if self.turn_bytes - written < PIECE_BYTES // 2:  # pieces are never quite full
                 self.wake()
-        return len(data)
+                break
+            data = self.produce()
+        return written
 
     @property
     def choked(self) -> bool:

@@ -26,6 +26,7 @@ from upriver.protocol.names import checked_name, heir_by_open, made_up
 from upriver.protocol.producer import Producer
 from upriver.protocol.request_runs import REQUEST_BYTES
 from upriver.protocol.stream_dialects import OPENED, StreamDialect
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import AnyResponse, Message, dcp, upr_draft3
 from upriver.wire.codes import Magic
 from upriver.wire.detect import detect
@@ -122,7 +123,7 @@ class StreamConnection(Pump):
         """The next piece of the streams; empty if there is nothing to send, no window, or nothing has passed yet."""
         if self.session.closing:
             return b""
-        out = self.producer.produce(self.producer.piece_bytes)
+        out = self.producer.produce(min(PIECE_BYTES, self.producer.turn_bytes))
         if not out and self.producer.has_output:
             self.wake()  # filters have more to look at, when others had their turn
         return out
@@ -131,6 +132,11 @@ class StreamConnection(Pump):
     def has_output(self) -> bool:
         """May there be something to send?"""
         return self.producer.has_output
+
+    @property
+    def turn_bytes(self) -> int:
+        """Its share; but what filters look at for one piece takes a turn by itself."""
+        return 0 if self.producer.filtered_bytes else self.producer.turn_bytes
 
     @property
     def stream_count(self) -> int:

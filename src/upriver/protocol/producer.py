@@ -35,7 +35,7 @@ from upriver.protocol.request_runs import REQUEST_BYTES, plain_requests
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.stream_output import TAKEOVER, ProducerStream
-from upriver.protocol.turns import FILTERED_BYTES_MAX, PIECE_BYTES, Turns
+from upriver.protocol.turns import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, Turns
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.layout import Buffer
 
@@ -85,8 +85,10 @@ class Producer:
         self.controls = Controls()
         self.window = SendWindow()
         self.noops = NoopSender(now)
-        #: How much it sends at once: connections take turns, so a larger piece is a larger share.
-        self.piece_bytes = int(PIECE_BYTES * SHARES[self.controls["set_priority"]])
+        #: How much it may send in a turn: connections take turns, so this is its share.
+        self.turn_bytes = int(TURN_BYTES * SHARES[self.controls["set_priority"]])
+        #: What filters have looked at for the last piece.
+        self.filtered_bytes = 0
         #: One backfill is finished before the next begins.
         self.sequential = False
         self.streams: dict[int, ProducerStream] = {}
@@ -194,7 +196,7 @@ class Producer:
         self.controls.set(name, value)
         self._options_now.clear()
         if name == "set_priority":
-            self.piece_bytes = int(PIECE_BYTES * SHARES[value])
+            self.turn_bytes = int(TURN_BYTES * SHARES[value])
         elif name == "connection_buffer_size":
             self.window.resize(value)
         elif name == "backfill_order":
@@ -369,6 +371,7 @@ class Producer:
                 turns.again(stream, first=self.sequential and stream.backfilling)
             if not turns:
                 break
+        self.filtered_bytes = filtered
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _forget(self, stream: ProducerStream) -> None:

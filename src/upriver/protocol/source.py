@@ -35,6 +35,14 @@ class History(Protocol):
         """How many changes were read so far."""
 
     @property
+    def expirations_read(self) -> int:
+        """How many of those that were read as frames are expirations."""
+
+    @property
+    def last_read_seqno(self) -> int:
+        """The seqno of the last change that was read as a frame; where it began if none was."""
+
+    @property
     def bytes_filtered(self) -> int:
         """How many bytes a filter has looked at so far, whether they passed or not."""
 

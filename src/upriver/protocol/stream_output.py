@@ -24,7 +24,7 @@ from upriver.protocol.turns import FILTERED_BYTES_MAX
 from upriver.wire import Message, Response, dcp
 from upriver.wire.codes import Status
 from upriver.wire.columns import ChangeEncoder
-from upriver.wire.frames import as_sent
+from upriver.wire.frames import expired_as_deleted
 
 if TYPE_CHECKING:
     from upriver.protocol.producer import Producer
@@ -257,9 +257,12 @@ class ProducerStream:
 
     def _frames(self, max_bytes: int) -> bytes:
         """The store's own records are what the stream sends, or nearly so."""
-        out = self.history.read(max_bytes, self.opaque)
-        if out and not (self._expirations and self.history.snapshot):
-            out, self._last_change_seqno = as_sent(out, self._expirations)
+        history = self.history
+        expirations = history.expirations_read
+        out = history.read(max_bytes, self.opaque)
+        self._last_change_seqno = history.last_read_seqno
+        if history.expirations_read != expirations and not self._expirations:
+            return expired_as_deleted(out)
         return out
 
     def _encoded(self, encoder: ChangeEncoder, max_bytes: int) -> bytes:

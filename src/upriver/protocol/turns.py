@@ -7,11 +7,14 @@ that had more to send in its last one, so that nobody starves.
 from collections import deque
 from typing import Final, Generic, Protocol, TypeVar
 
-#: What a connection puts together at once, at most: with less, the turns cost more than the bytes that they move; with
-#: more, a live change waits longer, and what was made leaves the processor's cache before it is sent.
-PIECE_BYTES: Final = 1024 * 1024
+#: What a connection puts together at once, at most. The peer reads it while the next is made, and falls asleep when
+#: it has read everything, and what it costs to wake it is most of what sending costs: with less it would sleep more
+#: often, with more what was made leaves the processor's cache.
+PIECE_BYTES: Final = 512 * 1024
+#: What a connection sends in a turn: with less, turns cost more than the bytes that they move; with more, others wait.
+TURN_BYTES: Final = 1024 * 1024
 #: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
-TURN_BYTES_MIN: Final = 256 * 1024
+TURN_BYTES_MIN: Final = 512 * 1024
 #: What filters may look at in a turn of a connection, whether anything passes or not: a few milliseconds, after which
 #: others have theirs.
 FILTERED_BYTES_MAX: Final = 48 * 1024

@@ -39,20 +39,15 @@ cdef inline void store_u32(uint8_t *at, uint32_t number) noexcept nogil:
     at[0], at[1], at[2], at[3] = number >> 24, (number >> 16) & 0xFF, (number >> 8) & 0xFF, number & 0xFF
 
 
-def as_sent(bytes frames not None, bint expirations):
-    """The same frames, and the seqno of the last; without ``expirations`` a deletion stands in the place of each."""
+def expired_as_deleted(bytes frames not None):
+    """The same frames, with a deletion in the place of each expiration."""
     cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(frames)
-    cdef size_t length = PyBytes_GET_SIZE(frames), at = 0, last = 0, size, count = 0, rest
-    cdef uint64_t seqno
+    cdef size_t length = PyBytes_GET_SIZE(frames), at = 0, size, count = 0, rest
     cdef uint8_t *to
     cdef bytes out
     while at < length:
         count += data[at + OPCODE] == EXPIRATION
-        last = at
         at += HEADER + load_u32(data + at + BODY_LENGTH)
-    seqno = load_u64(data + last + SEQNO) if length else 0
-    if not count or expirations:
-        return frames, seqno
     out = PyBytes_FromStringAndSize(NULL, length - count * SHORTER)
     to = <uint8_t *> PyBytes_AS_STRING(out)
     at = 0
@@ -70,7 +65,7 @@ def as_sent(bytes frames not None, bint expirations):
             memcpy(to + HEADER + DELETION_EXTRAS, data + at + HEADER + EXPIRATION_EXTRAS, rest)
             to += size - SHORTER
         at += size
-    return out, seqno
+    return out
 
 
 cdef inline bint is_change(const uint8_t *frame, bint modern) noexcept nogil:

@@ -1,8 +1,8 @@
 """Runs of frames: what must be looked at, or changed, without an object for each of them.
 
-A store's frames are what a `dcp` stream sends, but for two things. Expirations go out as deletions unless the consumer
-has asked for them, and a stream must know the last seqno that it sent. Both are one walk over the headers, compiled
-where that is possible; frames without an expiration, nearly all of them, are handed back as they are.
+A store's frames are what a `dcp` stream sends, except that expirations go out as deletions unless the consumer has
+asked for them. Where there are some, which the store tells, that takes two walks over the headers, compiled where that
+is possible.
 
 A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow. Who only
 passes them on must just know where they end. A client whose rows are refused by the thousand, each with the same words,
@@ -37,18 +37,17 @@ _EXTRAS: Final = {
 }
 
 
-def plain_as_sent(frames: bytes, expirations: bool) -> tuple[bytes, int]:
-    """The same frames, and the seqno of the last; without ``expirations`` a deletion stands in the place of each."""
+def plain_expired_as_deleted(frames: bytes) -> bytes:
+    """The same frames, with a deletion in the place of each expiration."""
     kept: list[bytes] = []
-    at = begun = last = 0
+    at = begun = 0
     while at < len(frames):
         size = HEADER.size + _BODY_LENGTH.unpack_from(frames, at + BODY_LENGTH_OFFSET)[0]
-        (last,) = _SEQNO.unpack_from(frames, at + SEQNO_OFFSET)
-        if frames[at + 1] == OPCODES[Event.EXPIRATION] and not expirations:
+        if frames[at + 1] == OPCODES[Event.EXPIRATION]:
             kept += (frames[begun:at], _as_deletion(frames[at : at + size]))
             begun = at + size
         at += size
-    return b"".join((*kept, frames[begun:])) if kept else frames, last
+    return b"".join((*kept, frames[begun:]))
 
 
 def _as_deletion(frame: bytes) -> bytes:
@@ -116,9 +115,9 @@ def plain_alike_run(data: Buffer, at: int) -> tuple[int, list[int]]:
 
 
 try:
-    from upriver.wire._frames import alike_run, as_sent, change_run, changes_end
+    from upriver.wire._frames import alike_run, change_run, changes_end, expired_as_deleted
 except ImportError:  # built where there was no C compiler
-    as_sent, change_run, changes_end = plain_as_sent, plain_change_run, plain_changes_end
-    alike_run = plain_alike_run
+    alike_run, change_run, changes_end = plain_alike_run, plain_change_run, plain_changes_end
+    expired_as_deleted = plain_expired_as_deleted
 
-__all__ = ["alike_run", "as_sent", "change_run", "changes_end"]
+__all__ = ["alike_run", "change_run", "changes_end", "expired_as_deleted"]
