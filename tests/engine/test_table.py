@@ -6,6 +6,7 @@ import random
 import struct
 import subprocess
 import sys
+import tracemalloc
 from types import ModuleType
 from typing import Any
 
@@ -890,6 +891,80 @@ def test_reads_go_on_where_they_stopped_whatever_moved_meanwhile(backend: Module
                     own.truncate(back)
                     model.truncate(back)
                     position, high = min(position, back), back
+
+
+def test_where_a_copy_is_whole(table: Any) -> None:
+    table.set(b"a", b"")
+    table.set(b"b", b"")
+    assert table.whole_seqno == 2
+    table.active = False
+    table.snapshot_start, table.snapshot_end = 1, 3
+    assert table.whole_seqno == 1
+    table.snapshot_end = 2
+    assert table.whole_seqno == 2
+
+
+@pytest.mark.parametrize("later_key_bytes", [3, 16, 250])
+@pytest.mark.parametrize("later_value_bytes", [0, 100, 9000])
+def test_batches_hold_all_rows_whatever_the_first_made_expect(
+    backend: ModuleType, clock: Clock, later_key_bytes: int, later_value_bytes: int
+) -> None:
+    """Room for a batch is taken when its first rows are known; more, smaller or larger ones may follow."""
+    own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
+    for each in (own, model):
+        each.active = True
+        for i in range(700):
+            early = i < 70
+            key = (b"%03d" % i).ljust(16 if early else later_key_bytes, b".")
+            each.set(key, bytes(100 if early else later_value_bytes))
+        for i in range(0, 700, 13):
+            each.delete((b"%03d" % i).ljust(16 if i < 70 else later_key_bytes, b"."))
+        each.lock((b"%03d" % 650).ljust(later_key_bytes, b"."), 1, clock.now + 9)
+    high = own.high_seqno
+    for limit in (1, 20_000, 10**6):
+        for at, every in ((high, False), (high - 20, False), (high, True)):
+            position, rows = 0, []
+            while position < at:
+                batch, position = own.read_columns(position, at, at, limit, every)
+                batch.validate(full=True)
+                rows += batch.to_pylist()
+            assert rows == model.read_columns(0, at, at, 10**9, every)[0].to_pylist()
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_vbuckets_that_grow_alike_do_not_all_want_memory_at_once(clock: Clock) -> None:
+    """What is made ready ahead of the writers is little beside a thousand large chunks."""
+    ledger = compiled.Ledger(clock)
+    tables = [compiled.Table(number, ledger) for number in range(8)]
+    for table in tables:
+        table.active = True
+    grown = [0] * 10_000
+    for i, _ in enumerate(grown):
+        for table in tables:
+            before = table.memory_bytes
+            table.set(b"key%d" % (i % 100), bytes(200))
+            grown[i] += table.memory_bytes - before
+    assert max(grown) < 8 * 256 * 1024
+    for table in tables:
+        table.discard()
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_a_read_takes_no_more_memory_than_there_is_to_read(clock: Clock) -> None:
+    """A large block is mapped anew each time, and the kernel clears it: small vbuckets took four times as long."""
+    table = compiled.Table(0, compiled.Ledger(clock))
+    table.active = True
+    for i in range(200):
+        table.set(b"key%d" % i, bytes(128))
+    table.read(0, 200, 200, 1 << 20)
+    tracemalloc.start()
+    try:
+        frames, count, _ = table.read(0, 200, 200, 1 << 20)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 200
+    assert most < 2 * len(frames)
 
 
 @pytest.mark.skipif(compiled is None, reason="the compiled table was not built")

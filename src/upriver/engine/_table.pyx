@@ -104,7 +104,9 @@ cdef enum:
     RECORD_BYTES_MIN = 64
     DELETIONS_PART = 16
     INDEXED_AT_ONCE = 16
-    ROWS_AT_ONCE = 64  # of a batch: 64 records are some 14 KiB, half of the first cache
+    ROWS_AT_ONCE = 8  # of a batch: more records than that the processor cannot ask for at once
+    ROWS_FIRST = 64  # so many tell how large the others will be
+    PICKED_MAX = 1 << 30
     FEW = 64  # so few changes are measured before they are copied; for more, room is taken without looking
     ROOM_MAX = 4 * 1024 * 1024
 
@@ -117,7 +119,7 @@ cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
 # What a read has picked, in order. One for all tables: nothing else runs between picking and copying.
 cdef const char **picked = NULL
 cdef size_t picked_room = 0
-cdef size_t picked_key_bytes = 0, picked_value_bytes = 0
+cdef size_t picked_bytes = 0, picked_key_bytes = 0, picked_value_bytes = 0  # first of the whole records
 
 
 cdef class Ledger:
@@ -192,6 +194,11 @@ cdef class Table:
             zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
         drop_old_slots(self)
 
+    @property
+    def whole_seqno(self):
+        """The last seqno at which this copy was whole."""
+        return self.high_seqno if self.active or self.high_seqno == self.snapshot_end else self.snapshot_start
+
     # What clients do most.
 
     def get(self, bytes key not None):
@@ -199,6 +206,7 @@ cdef class Table:
         cdef double now = -1
         cdef char *record
         cdef Item item
+        fetch_chunks(self)
         self.check_active()
         self.ledger.gets += 1
         record = self.alive(key, &now)
@@ -408,7 +416,7 @@ cdef class Table:
         cdef Columns columns
         cdef uint64_t before = self.high_seqno
         cdef double now = -1
-        cdef Py_ssize_t count = 0
+        cdef size_t count = 0
         cdef Version version
         held = columns_of(batch, &columns)  # the memory that the pointers lead into
         version.ttl = ttl
@@ -516,10 +524,10 @@ cdef class Table:
         cdef const uint8_t[::1] stored = block if block else None
         cdef uint64_t done
         cdef double now = self.ledger.clock() if self.locks else 0
-        cdef size_t count = select(self, after, upto, at, min(max_bytes, <size_t>1 << 30), every, prefix, &done)
-        if not keys_only:
-            restore(self, count, stored)
-        return columns(self, count, keys_only, now), done
+        batch = columns(
+            self, after, upto, at, min(max_bytes, <size_t>PICKED_MAX), every, keys_only, prefix, stored, now, &done
+        )
+        return batch, done
 
     def first_evicted(self, uint64_t after, uint64_t upto):
         """The first seqno in (after, upto] whose value is on disk only, or 0."""
@@ -1113,21 +1121,22 @@ cdef int receive(Table self, Version *version, double *now) except -1:
     return 0
 
 
+# The contents of a batch's columns, of so many rows.
 cdef struct Columns:
-    Py_ssize_t rows
-    const uint16_t *vbucket
-    const uint8_t *event
-    const uint64_t *seqno
-    const uint64_t *rev_seqno
-    const uint64_t *cas
-    const uint32_t *flags
-    const uint32_t *expiry
-    const uint32_t *lock_time
-    const uint8_t *datatype
-    const int32_t *key_ends
-    const char *key
-    const int32_t *value_ends
-    const char *value
+    size_t rows
+    uint16_t *vbucket
+    uint8_t *event
+    uint64_t *seqno
+    uint64_t *rev_seqno
+    uint64_t *cas
+    uint32_t *flags
+    uint32_t *expiry
+    uint32_t *lock_time
+    uint8_t *datatype
+    uint32_t *key_ends
+    char *key
+    uint32_t *value_ends
+    char *value
 
 
 cdef list columns_of(batch, Columns *columns):
@@ -1135,7 +1144,7 @@ cdef list columns_of(batch, Columns *columns):
     cdef list held = []
     cdef size_t[11] numbers
     cdef size_t[11] contents
-    cdef Py_ssize_t place, rows = batch.num_rows
+    cdef Py_ssize_t place
     if not batch.schema.equals(CHANGES):
         raise InvalidArguments("a batch to apply has the columns of a batch of changes")
     try:
@@ -1151,20 +1160,20 @@ cdef list columns_of(batch, Columns *columns):
         width = 4 if place > 8 else column.type.bit_width // 8
         numbers[place] = address_of(parts[1], column.offset * width)
         contents[place] = address_of(parts[2], 0) if place > 8 else 0
-    columns.rows = rows
-    columns.vbucket = <const uint16_t *><uintptr_t>numbers[0]
-    columns.event = <const uint8_t *><uintptr_t>numbers[1]
-    columns.seqno = <const uint64_t *><uintptr_t>numbers[2]
-    columns.rev_seqno = <const uint64_t *><uintptr_t>numbers[3]
-    columns.cas = <const uint64_t *><uintptr_t>numbers[4]
-    columns.flags = <const uint32_t *><uintptr_t>numbers[5]
-    columns.expiry = <const uint32_t *><uintptr_t>numbers[6]
-    columns.lock_time = <const uint32_t *><uintptr_t>numbers[7]
-    columns.datatype = <const uint8_t *><uintptr_t>numbers[8]
-    columns.key_ends = <const int32_t *><uintptr_t>numbers[9]
-    columns.value_ends = <const int32_t *><uintptr_t>numbers[10]
-    columns.key = <const char *><uintptr_t>contents[9]
-    columns.value = <const char *><uintptr_t>contents[10]
+    columns.rows = batch.num_rows
+    columns.vbucket = <uint16_t *><uintptr_t>numbers[0]
+    columns.event = <uint8_t *><uintptr_t>numbers[1]
+    columns.seqno = <uint64_t *><uintptr_t>numbers[2]
+    columns.rev_seqno = <uint64_t *><uintptr_t>numbers[3]
+    columns.cas = <uint64_t *><uintptr_t>numbers[4]
+    columns.flags = <uint32_t *><uintptr_t>numbers[5]
+    columns.expiry = <uint32_t *><uintptr_t>numbers[6]
+    columns.lock_time = <uint32_t *><uintptr_t>numbers[7]
+    columns.datatype = <uint8_t *><uintptr_t>numbers[8]
+    columns.key_ends = <uint32_t *><uintptr_t>numbers[9]
+    columns.value_ends = <uint32_t *><uintptr_t>numbers[10]
+    columns.key = <char *><uintptr_t>contents[9]
+    columns.value = <char *><uintptr_t>contents[10]
     return held
 
 
@@ -1172,7 +1181,7 @@ cdef size_t address_of(part, size_t offset) except? 0:
     return 0 if part is None else <size_t>part.address + offset
 
 
-cdef inline void read_row(const Columns *columns, Py_ssize_t row, Version *version) noexcept:
+cdef inline void read_row(const Columns *columns, size_t row, Version *version) noexcept:
     version.event = columns.event[row]
     version.datatype = columns.datatype[row]
     version.seqno = columns.seqno[row]
@@ -1214,12 +1223,21 @@ cdef inline char *lookup_bytes(Table self, bytes key) noexcept:
     return self.lookup(start, size, hash_key(start, size, self.ledger.seed), &where)
 
 
+cdef inline void fetch_chunks(Table self) noexcept:
+    """Ask for the list of chunks of a small vbucket, of which there may be many, while its slot is still on its way."""
+    cdef const char *chunks = <const char *>self.chunks
+    cdef size_t offset, size = min(self.chunk_count * sizeof(Chunk), <size_t>512)
+    for offset in range(0, size, 64):
+        prefetch(chunks + offset)
+
+
 cdef inline void fetch_for_write(Table self, bytes key) noexcept:
     """Ask for the lines that a write will need, to have them by the time that the checks are done."""
     cdef uint64_t hashed = hash_key(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), self.ledger.seed)
     cdef Chunk *chunk
     cdef const char *end
     prefetch(&self.slots[hashed & self.mask])
+    fetch_chunks(self)
     if self.order_count:
         chunk = &self.chunks[self.order[self.order_count - 1]]
         end = chunk.data + chunk.used
@@ -1592,9 +1610,10 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
             if not chunk.used:
                 chunk.first_seqno = seqno
             return self.order[self.order_count - 1]
-    # An eighth of what is there already: little is left empty, and large vbuckets get large chunks.
+    # A small part of what is there already: little is left empty, and large vbuckets get large chunks. It is not the
+    # same part for all: a thousand vbuckets that grow alike would all want their next chunk at once, more than is ready.
     wanted = PIECE_MIN
-    while wanted < PIECE_MAX and <int64_t>wanted * 8 <= self.memory_bytes:
+    while wanted < PIECE_MAX and <int64_t>wanted * (8 + self.vbucket % 8) <= self.memory_bytes:
         wanted *= 2
     return new_chunk(self, size, wanted, seqno)
 
@@ -1687,6 +1706,16 @@ cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
     while place < chunk.used and load_be64(chunk.data + place + R_SEQNO) <= after:
         place += record_size(chunk.data + place)
     return place
+
+
+cdef size_t held_after(Table self, uint64_t after, size_t enough) noexcept:
+    """At most so many bytes the records beyond ``after`` fill; it looks no further than where they are enough."""
+    cdef uint32_t i = seek_chunk(self, after)
+    cdef size_t held = 0
+    while i < self.order_count and held < enough:
+        held += self.chunks[self.order[i]].used
+        i += 1
+    return held
 
 
 cdef inline void stop_reading(Table self, uint32_t number, const char *record, uint64_t last) noexcept:
@@ -1952,8 +1981,12 @@ cdef size_t stream_frames(
 cdef bytes streamed_frames(
     Table self, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every, Reading *got
 ):
-    """The same into memory of its own, of which the part that stayed empty is given back."""
-    cdef PyObject *taken = new_bytes(NULL, room)
+    """The same into memory of its own, of which the part that stayed empty is given back.
+
+    No more is taken than all records that follow would fill: the C library maps large blocks each time anew, and the
+    kernel would clear their pages for every read of a small vbucket.
+    """
+    cdef PyObject *taken = new_bytes(NULL, min(room, held_after(self, after, room)))
     cdef char *to = PyBytes_AS_STRING(<bytes>taken)
     cdef bytes out
     resize_bytes(&taken, stream_frames(self, to, room, after, upto, at, opaque, every, got))
@@ -2000,21 +2033,26 @@ cdef int pick(size_t count, const char *record) except -1:
 
 
 cdef size_t select(
-    Table self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every, bytes prefix, uint64_t *done
+    Table self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every, bytes prefix, uint64_t *done,
+    size_t taken=0, size_t most=PICKED_MAX
 ) except? 9999:
-    """Pick the visible records of (after, upto]; `done` says how far they reach."""
+    """Pick the visible records of (after, upto]; `done` says how far they reach.
+
+    Who picks in turns says how many bytes of ``max_bytes`` were taken before, and how many records it can use at most.
+    """
     cdef uint32_t i = seek_chunk(self, after), place, first
-    cdef size_t count = 0, total = 0, prefix_size = PyBytes_GET_SIZE(prefix)
+    cdef size_t count = 0, total = 0, key_total = 0, value_total = 0, prefix_size = PyBytes_GET_SIZE(prefix)
     cdef uint64_t superseded_by, seqno, last = after
     cdef uint32_t size, key_size
     cdef Chunk *chunk
     cdef const char *record
     cdef const char *following
-    global picked_key_bytes, picked_value_bytes
-    picked_key_bytes = picked_value_bytes = 0
+    cdef bint full = False
+    global picked_bytes, picked_key_bytes, picked_value_bytes
     first = seek_place(self, i, after) if i < self.order_count else 0
-    fetch_start(self, i, first)
-    while i < self.order_count:
+    if not taken:
+        fetch_start(self, i, first)
+    while i < self.order_count and not full:
         chunk = &self.chunks[self.order[i]]
         following = self.chunks[self.order[i + 1]].data if i + 1 < self.order_count else chunk.data
         place = first
@@ -2025,8 +2063,8 @@ cdef size_t select(
             place += record_size(record)
             seqno = load_be64(record + R_SEQNO)
             if seqno > upto:
-                done[0] = upto
-                return count
+                full, last = True, upto
+                break
             superseded_by = load64(record)
             if (every or not superseded_by or superseded_by > at) and (
                 not prefix_size or (
@@ -2035,10 +2073,10 @@ cdef size_t select(
                 )
             ):
                 size = full_size(record)
-                if count and total + size > max_bytes:
+                if count == most or (taken + total and taken + total + size > max_bytes):
                     stop_reading(self, self.order[i], record, last)
-                    done[0] = last
-                    return count
+                    full = True
+                    break
                 if count >= picked_room:
                     pick(count, record)
                 else:
@@ -2046,11 +2084,12 @@ cdef size_t select(
                 count += 1
                 total += size
                 key_size = load_be16(record + R_KEY_LENGTH)
-                picked_key_bytes += key_size
-                picked_value_bytes += load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
+                key_total += key_size
+                value_total += load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
             last = seqno
         i += 1
-    done[0] = upto
+    picked_bytes, picked_key_bytes, picked_value_bytes = total, key_total, value_total
+    done[0] = last if full else upto
     return count
 
 
@@ -2166,98 +2205,165 @@ cdef int restore(Table self, size_t count, const uint8_t[::1] block) except -1:
     return 0
 
 
-cdef object columns(Table self, size_t count, bint keys_only, double now):
-    """An Arrow batch of what was picked."""
-    cdef size_t i, key_total = picked_key_bytes, value_total = 0 if keys_only else picked_value_bytes
-    cdef size_t first = 0, last
-    cdef uint32_t key_size, value_size, key_end = 0, value_end = 0
-    cdef uint16_t vbucket = self.vbucket
-    cdef uint8_t opcode
-    cdef const char **rows = picked
-    cdef const char *record
-    cdef const char *key
-    # One piece of memory for all columns, each at a multiple of 64 bytes as Arrow likes it.
-    cdef size_t[13] sizes = [
-        count * 2, count, count * 8, count * 8, count * 8, count * 4, count * 4, count * 4, count,
-        count * 4 + 4, key_total, count * 4 + 4, value_total,
-    ]
-    cdef size_t[13] places
-    cdef size_t total = 0
-    for i in range(13):
-        places[i] = total
-        total += (sizes[i] + 63) & ~<size_t>63
-    cdef char *base
+cdef object columns(
+    Table self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every, bint keys_only, bytes prefix,
+    const uint8_t[::1] stored, double now, uint64_t *done
+):
+    """An Arrow batch of the visible records.
+
+    Some are picked and laid out in turns: while their rows are written, the next records are on their way from memory.
+    How many follow is not known then. There is room for as many as are likely after the first ones, and where it does
+    not suffice the batch ends early.
+    """
+    cdef size_t most = PICKED_MAX if keys_only or prefix or self.evicted else ROWS_FIRST
+    cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, done, 0, most), taken = picked_bytes
+    cdef size_t rows = count, key_bytes = picked_key_bytes, value_bytes = 0 if keys_only else picked_value_bytes
+    cdef uint64_t reached
+    cdef Columns to
+    cdef ChangeColumns *block
     cdef ArrowArray batch
-    cdef ChangeColumns *block = allocate_columns(total, &base)
-    if block == NULL:
-        raise MemoryError
-    cdef uint16_t *p_vbucket = <uint16_t *>(base + places[0])
-    cdef uint8_t *p_event = <uint8_t *>(base + places[1])
-    cdef uint64_t *p_seqno = <uint64_t *>(base + places[2])
-    cdef uint64_t *p_rev_seqno = <uint64_t *>(base + places[3])
-    cdef uint64_t *p_cas = <uint64_t *>(base + places[4])
-    cdef uint32_t *p_flags = <uint32_t *>(base + places[5])
-    cdef uint32_t *p_expiry = <uint32_t *>(base + places[6])
-    cdef uint32_t *p_lock = <uint32_t *>(base + places[7])
-    cdef uint8_t *p_datatype = <uint8_t *>(base + places[8])
-    cdef uint32_t *p_key_end = <uint32_t *>(base + places[9])
-    cdef char *p_key = base + places[10]
-    cdef uint32_t *p_value_end = <uint32_t *>(base + places[11])
-    cdef char *p_value = base + places[12]
-    p_key_end[0] = p_value_end[0] = 0
-    for i in range(count):
-        p_vbucket[i] = vbucket
-    memset(p_lock, 0, count * 4)
-    # Some rows at a time, first what has a fixed size: all pointers stay in registers, the records in the cache.
-    while first < count:
-        last = min(first + ROWS_AT_ONCE, count)
-        for i in range(first, last):
-            record = rows[i]
-            opcode = record[R_OPCODE]
-            p_event[i] = opcode - EVENT_OF_OPCODE
-            p_seqno[i] = load_be64(record + R_SEQNO)
-            p_rev_seqno[i] = load_be64(record + R_REV_SEQNO)
-            p_cas[i] = load_be64(record + R_CAS)
-            p_datatype[i] = <uint8_t>record[R_DATATYPE]
-            if opcode == OPCODE_MUTATION:
-                p_flags[i] = load_be32(record + R_FLAGS)
-                p_expiry[i] = load_be32(record + R_EXPIRY)
-            else:
-                p_flags[i] = 0
-                if opcode == OPCODE_DELETION:
-                    p_expiry[i] = load32(record + R_TIME)
-                else:
-                    p_expiry[i] = load_be32(record + R_DELETE_TIME)
-        for i in range(first, last):
-            record = rows[i]
-            key = record_key(record)
-            key_size = load_be16(record + R_KEY_LENGTH)
-            memcpy(p_key, key, key_size)
-            p_key += key_size
-            key_end += key_size
-            p_key_end[i + 1] = key_end
-            if not keys_only:
-                value_size = load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
-                memcpy(p_value, key + key_size, value_size)
-                p_value += value_size
-                value_end += value_size
-            p_value_end[i + 1] = value_end
-        first = last
-    if keys_only:
-        memset(p_datatype, 0, count)
-    if now:
-        for i in range(count):
-            p_lock[i] = lock_time_of(self, rows[i], now)
-    for i in range(9):
-        describe_column(block, <int>i, count, base + places[i], NULL)
-    describe_column(block, 9, count, base + places[9], base + places[10])
-    describe_column(block, 10, count, base + places[11], base + places[12])
-    describe_columns(block, &batch, count)
+    if not keys_only:
+        restore(self, count, stored)
+    if count == most:
+        value_bytes = min(max_bytes, taken + held_after(self, done[0], max_bytes))
+        rows = rows * value_bytes / taken * 5 / 4
+        key_bytes = key_bytes * value_bytes / taken * 5 / 4
+    block = lay_out(&to, rows, key_bytes, value_bytes)
+    try:
+        add_rows(self, &to, count, keys_only, now)
+        while count == most:
+            reached, most = done[0], ROWS_AT_ONCE
+            count = select(self, reached, upto, at, max_bytes, every, prefix, done, taken, most)
+            if to.rows + count > rows or to.key_ends[to.rows] + picked_key_bytes > key_bytes:
+                done[0] = reached
+                break
+            taken += picked_bytes
+            add_rows(self, &to, count, keys_only, now)
+    except:
+        free(block)
+        raise
+    describe(block, &to, &batch)
     try:
         return import_batch(<size_t>&batch, CHANGES)
     finally:
         if batch.release != NULL:  # Arrow did not take it
             batch.release(&batch)
+
+
+cdef ChangeColumns *lay_out(Columns *to, size_t rows, size_t key_bytes, size_t value_bytes) except NULL:
+    """One piece of memory for all columns, each at a multiple of 64 bytes as Arrow likes it; there are no rows yet."""
+    cdef size_t[13] sizes = [
+        rows * 2, rows, rows * 8, rows * 8, rows * 8, rows * 4, rows * 4, rows * 4, rows,
+        rows * 4 + 4, key_bytes, rows * 4 + 4, value_bytes,
+    ]
+    cdef size_t[13] places
+    cdef size_t i, total = 0
+    cdef char *base
+    cdef ChangeColumns *block
+    for i in range(13):
+        places[i] = total
+        total += (sizes[i] + 63) & ~<size_t>63
+    block = allocate_columns(total, &base)
+    if block == NULL:
+        raise MemoryError
+    to.rows = 0
+    to.vbucket = <uint16_t *>(base + places[0])
+    to.event = <uint8_t *>(base + places[1])
+    to.seqno = <uint64_t *>(base + places[2])
+    to.rev_seqno = <uint64_t *>(base + places[3])
+    to.cas = <uint64_t *>(base + places[4])
+    to.flags = <uint32_t *>(base + places[5])
+    to.expiry = <uint32_t *>(base + places[6])
+    to.lock_time = <uint32_t *>(base + places[7])
+    to.datatype = <uint8_t *>(base + places[8])
+    to.key_ends = <uint32_t *>(base + places[9])
+    to.key = base + places[10]
+    to.value_ends = <uint32_t *>(base + places[11])
+    to.value = base + places[12]
+    to.key_ends[0] = to.value_ends[0] = 0
+    return block
+
+
+cdef int add_rows(Table self, Columns *to, size_t count, bint keys_only, double now) except -1:
+    """Lay out what was picked behind the rows that are there."""
+    cdef size_t first = 0, last
+    while first < count:
+        last = min(first + ROWS_AT_ONCE, count)
+        add_some(self, to, picked + first, last - first, keys_only)
+        first = last
+    if now:
+        for first in range(count):
+            to.lock_time[to.rows - count + first] = lock_time_of(self, picked[first], now)
+    return 0
+
+
+cdef void add_some(Table self, Columns *to, const char **records, size_t count, bint keys_only) noexcept:
+    """First what has a fixed size: so all pointers stay in registers, and the records in the cache."""
+    cdef size_t i, first = to.rows
+    cdef uint16_t vbucket = self.vbucket
+    cdef uint8_t opcode
+    cdef const char *record
+    cdef const char *key
+    cdef uint16_t *p_vbucket = to.vbucket + first
+    cdef uint8_t *p_event = to.event + first
+    cdef uint64_t *p_seqno = to.seqno + first
+    cdef uint64_t *p_rev_seqno = to.rev_seqno + first
+    cdef uint64_t *p_cas = to.cas + first
+    cdef uint32_t *p_flags = to.flags + first
+    cdef uint32_t *p_expiry = to.expiry + first
+    cdef uint8_t *p_datatype = to.datatype + first
+    cdef uint32_t *p_key_end = to.key_ends + first + 1
+    cdef uint32_t *p_value_end = to.value_ends + first + 1
+    cdef uint32_t key_size, value_size, key_end = to.key_ends[first], value_end = to.value_ends[first]
+    cdef char *p_key = to.key
+    cdef char *p_value = to.value
+    for i in range(count):
+        p_vbucket[i] = vbucket
+    memset(to.lock_time + first, 0, count * 4)
+    for i in range(count):
+        record = records[i]
+        opcode = record[R_OPCODE]
+        p_event[i] = opcode - EVENT_OF_OPCODE
+        p_seqno[i] = load_be64(record + R_SEQNO)
+        p_rev_seqno[i] = load_be64(record + R_REV_SEQNO)
+        p_cas[i] = load_be64(record + R_CAS)
+        p_datatype[i] = 0 if keys_only else <uint8_t>record[R_DATATYPE]
+        if opcode == OPCODE_MUTATION:
+            p_flags[i] = load_be32(record + R_FLAGS)
+            p_expiry[i] = load_be32(record + R_EXPIRY)
+        else:
+            p_flags[i] = 0
+            if opcode == OPCODE_DELETION:
+                p_expiry[i] = load32(record + R_TIME)
+            else:
+                p_expiry[i] = load_be32(record + R_DELETE_TIME)
+    for i in range(count):
+        record = records[i]
+        key = record_key(record)
+        key_size = load_be16(record + R_KEY_LENGTH)
+        memcpy(p_key + key_end, key, key_size)
+        key_end += key_size
+        p_key_end[i] = key_end
+        if not keys_only:
+            value_size = load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
+            memcpy(p_value + value_end, key + key_size, value_size)
+            value_end += value_size
+        p_value_end[i] = value_end
+    to.rows += count
+
+
+cdef void describe(ChangeColumns *block, const Columns *columns, ArrowArray *batch) noexcept:
+    """Tell Arrow what stands where."""
+    cdef const void **fixed = [
+        columns.vbucket, columns.event, columns.seqno, columns.rev_seqno, columns.cas, columns.flags, columns.expiry,
+        columns.lock_time, columns.datatype,
+    ]
+    cdef int i
+    for i in range(9):
+        describe_column(block, i, columns.rows, <const char *>fixed[i], NULL)
+    describe_column(block, 9, columns.rows, <const char *>columns.key_ends, columns.key)
+    describe_column(block, 10, columns.rows, <const char *>columns.value_ends, columns.value)
+    describe_columns(block, batch, columns.rows)
 
 
 # Storage.

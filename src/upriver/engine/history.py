@@ -94,17 +94,20 @@ class Cursor:
     """A named place in a vbucket's history."""
 
     def __init__(self, vbucket: "Vbucket", name: str, start_seqno: int, end_seqno: int, options: Options) -> None:
+        table = vbucket.table
+        whole_seqno = table.whole_seqno
         if start_seqno > end_seqno:
             raise OutOfRange(f"start {start_seqno} lies beyond end {end_seqno}", vbucket=vbucket.number)
-        if start_seqno > vbucket.high_seqno:
+        if start_seqno > table.high_seqno:
             raise OutOfRange(
-                f"start {start_seqno} lies beyond the high seqno {vbucket.high_seqno}", vbucket=vbucket.number
+                f"start {start_seqno} lies beyond the high seqno {table.high_seqno}", vbucket=vbucket.number
             )
-        if 0 < start_seqno < vbucket.purge_seqno:
+        if 0 < start_seqno < table.purge_seqno:
             raise RollbackRequired("deletions in between were purged", vbucket=vbucket.number, seqno=0)
-        if options.exact_end and vbucket.whole_seqno >= end_seqno != vbucket.whole_at_or_below(end_seqno):
+        if options.exact_end and whole_seqno >= end_seqno != vbucket.whole_at_or_below(end_seqno):
             raise OutOfRange(f"the state at {end_seqno} is not retained", vbucket=vbucket.number)
         self.vbucket = vbucket
+        self.table = table
         self.name = name
         self.options = options
         #: Everything up to here was read.
@@ -122,7 +125,7 @@ class Cursor:
         #: How much a filter has looked at: who reads many of them shall do something else now and then.
         self.bytes_filtered = 0
         self._looks_at_each = options.filtered
-        self._first_end: int | None = vbucket.whole_seqno
+        self._first_end: int | None = whole_seqno
         if start_seqno == end_seqno:
             self.end(CursorEnd.OK)
 
@@ -178,19 +181,19 @@ class Cursor:
             end = not_beyond
         self._first_end = None
         self.snapshot = Snapshot(self.seqno, end)
-        self.from_disk = self.vbucket.table.first_evicted(self.seqno, end) != 0
+        self.from_disk = self.table.first_evicted(self.seqno, end) != 0
         return self.snapshot
 
     def _snapshot_end(self) -> int | None:
-        vbucket, options = self.vbucket, self.options
-        end = vbucket.whole_seqno
+        options = self.options
+        end = self.table.whole_seqno
         if options.persisted_only:
-            end = vbucket.whole_at_or_below(min(end, vbucket.persisted_seqno))
+            end = self.vbucket.whole_at_or_below(min(end, self.table.persisted_seqno))
         if self._first_end is not None and end < self._first_end:
             return None
         if options.exact_end and end >= self.end_seqno:
-            if vbucket.whole_at_or_below(self.end_seqno) != self.end_seqno:
-                raise OutOfRange(f"the state at {self.end_seqno} is not retained", vbucket=vbucket.number)
+            if self.vbucket.whole_at_or_below(self.end_seqno) != self.end_seqno:
+                raise OutOfRange(f"the state at {self.end_seqno} is not retained", vbucket=self.vbucket.number)
             return self.end_seqno
         return end
 
@@ -198,7 +201,7 @@ class Cursor:
         """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
         snapshot = self.snapshot if self.ended is None and self.snapshot is not None else self._announced()
         upto, block = self._source(snapshot)
-        frames, count, done, last, expirations = self.vbucket.table.read(
+        frames, count, done, last, expirations = self.table.read(
             self.seqno,
             upto,
             snapshot.end,
@@ -223,7 +226,7 @@ class Cursor:
             raise NotSupported("a filtered cursor reads no records")
         snapshot = self._announced()
         upto, block = self._source(snapshot)
-        records, count, done = self.vbucket.table.read_records(
+        records, count, done = self.table.read_records(
             self.seqno, upto, snapshot.end, max_bytes, self.options.keys_only, block
         )
         self._advance(done, count, snapshot)
@@ -238,7 +241,7 @@ class Cursor:
             raise NotSupported("a filtered cursor reads no buffers")
         snapshot = self._announced()
         upto, block = self._source(snapshot)
-        size, count, done = self.vbucket.table.read_into(
+        size, count, done = self.table.read_into(
             buffer,
             self.seqno,
             upto,
@@ -256,7 +259,7 @@ class Cursor:
         """The same as an Arrow batch of ``model.CHANGES``."""
         snapshot = self._announced()
         upto, block = self._source(snapshot)
-        batch, done = self.vbucket.table.read_columns(
+        batch, done = self.table.read_columns(
             self.seqno,
             upto,
             snapshot.end,
@@ -298,7 +301,7 @@ class Cursor:
         """How far the next read goes, and the stored block that holds values which memory does not."""
         if self.options.keys_only and self.options.value_filter is None:
             return snapshot.end, None
-        evicted = self.vbucket.table.first_evicted(self.seqno, snapshot.end)
+        evicted = self.table.first_evicted(self.seqno, snapshot.end)
         if not evicted:
             return snapshot.end, None
         if self.vbucket.read_block is None:

@@ -270,6 +270,11 @@ class Table:
         self._flushing_bytes = 0
         self._flushing_points = 0
 
+    @property
+    def whole_seqno(self) -> int:
+        """The last seqno at which this copy was whole."""
+        return self.high_seqno if self.active or self.high_seqno == self.snapshot_end else self.snapshot_start
+
     # What clients do most.
 
     def get(self, key: bytes) -> Item:

@@ -132,10 +132,7 @@ class Vbucket(KeyValue):
     @property
     def whole_seqno(self) -> int:
         """The last seqno at which this copy was whole."""
-        table = self.table
-        if self.state is VbucketState.ACTIVE or table.high_seqno == table.snapshot_end:
-            return table.high_seqno
-        return table.snapshot_start
+        return self.table.whole_seqno
 
     def rollback_for(self, position: StreamPosition) -> int | None:
         """Whither a consumer that stands at ``position`` must roll back first; None if it may go on."""
