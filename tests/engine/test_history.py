@@ -111,6 +111,14 @@ def test_exact_end_gives_the_version_that_was_current(vbucket: Vbucket) -> None:
         read(vbucket, 0, 3, exact_end=True)
 
 
+def test_a_cursor_starts_in_the_history(vbucket: Vbucket) -> None:
+    write(vbucket, b"a", b"b")
+    for start in (-1, 3):
+        with pytest.raises(OutOfRange):
+            vbucket.open_cursor("one", start)
+    assert not vbucket.cursors
+
+
 def test_history_gives_every_version(vbucket: Vbucket) -> None:
     write(vbucket, b"a", b"b", b"a", b"a")
     assert read(vbucket, history=True) == [(1, b"a"), (2, b"b"), (3, b"a"), (4, b"a")]

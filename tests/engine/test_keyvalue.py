@@ -378,3 +378,37 @@ def test_a_replica_expires_nothing(vbucket: Vbucket, clock: Clock) -> None:
     clock.pass_by(100)
     assert not vbucket.table.expire(b"k")
     assert vbucket.high_seqno == 1
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        lambda vbucket: vbucket.set(b"k", b"v", flags=-1),
+        lambda vbucket: vbucket.set(b"k", b"v", flags=2**32),
+        lambda vbucket: vbucket.set(b"k", b"v", expiry=-1),
+        lambda vbucket: vbucket.set(b"k", b"v", cas=-1),
+        lambda vbucket: vbucket.set(b"k", b"v", datatype=256),
+        lambda vbucket: vbucket.delete(b"k", cas=2**64),
+        lambda vbucket: vbucket.replace(b"k", b"v", flags=-1),
+        lambda vbucket: vbucket.add(b"other", b"v", expiry=2**32),
+        lambda vbucket: vbucket.touch(b"k", -1),
+        lambda vbucket: vbucket.increment(b"other", initial=1, expiry=-1),
+        lambda vbucket: vbucket.set_with_meta(b"k", b"v", cas=2**64, rev_seqno=9),
+        lambda vbucket: vbucket.delete_with_meta(b"k", cas=1, rev_seqno=2**64),
+        lambda vbucket: vbucket.scan(limit=-1),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(vbucket: Vbucket, impossible: Callable[[Vbucket], object]) -> None:
+    vbucket.set(b"k", b"1")
+    with pytest.raises(InvalidArguments):
+        impossible(vbucket)
+    assert (vbucket.get(b"k").value, vbucket.high_seqno) == (b"1", 1)
+
+
+def test_a_refused_write_leaves_the_lock(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", b"1")
+    held = vbucket.get_and_lock(b"k")
+    with pytest.raises(InvalidArguments):
+        vbucket.replace(b"k", b"2", flags=-1, cas=held.cas)
+    with pytest.raises(Locked):
+        vbucket.set(b"k", b"2")

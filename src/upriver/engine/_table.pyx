@@ -35,6 +35,7 @@ import_batch = pa.RecordBatch._import_from_c
 cdef extern from "Python.h":
     PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
+    uint64_t number_of "PyLong_AsUnsignedLongLong"(object) except? 0xFFFFFFFFFFFFFFFF
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -95,6 +96,7 @@ cdef enum:
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
     SLOTS_MIN = 16
     MOVED = 1  # a slot of the old index whose key stands in the new one
+    BYTE_MAX = 0xFF
     PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
     NEVER = 0xFFFFFFFF
     WROTE_ITSELF = 1
@@ -111,7 +113,8 @@ cdef enum:
     ROOM_MAX = 4 * 1024 * 1024
 
 cdef uint64_t LOCKED_CAS = 0xFFFFFFFFFFFFFFFF
-cdef uint64_t REV_SEQNO_MAX = 0xFFFFFFFFFFFFFFFF
+cdef uint64_t NUMBER_MAX = 0xFFFFFFFFFFFFFFFF
+cdef uint64_t REV_SEQNO_MAX = NUMBER_MAX
 cdef uint64_t SEQNO_MAX = ((<uint64_t>1) << 63) - 1
 cdef uint64_t FOLLOWED_CAS_MAX = <uint64_t>1 << 63
 cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
@@ -219,41 +222,42 @@ cdef class Table:
             item.cas = LOCKED_CAS
         return item
 
-    def set(
-        self, bytes key not None, bytes value not None, uint32_t flags=0, uint32_t expiry=0, uint64_t cas=0,
-        uint8_t datatype=0,
-    ):
+    def set(self, bytes key not None, bytes value not None, flags=0, expiry=0, cas=0, datatype=0):
         """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
         cdef double now
         cdef char *record
-        cdef uint64_t seqno = 0
+        cdef uint64_t seqno = 0, new_cas, old_cas = within(self, cas, NUMBER_MAX)
+        cdef uint32_t new_flags = within(self, flags, NEVER), new_expiry = within(self, expiry, NEVER)
+        cdef uint8_t new_datatype = within(self, datatype, BYTE_MAX)
         fetch_for_write(self, key)
         self.check_active()
         self.check_room(key, value, MUTATION)
         self.ledger.sets += 1
         now = self.ledger.clock()
-        if cas or self.locks:
+        if old_cas or self.locks:
             record = self.alive(key, &now)
-            self.check_cas(key, record, cas)
-        cas = self.write(MUTATION, key, value, flags, absolute(expiry, now), datatype, 0, 0, &seqno, 255, now)
-        return cas, seqno
+            self.check_cas(key, record, old_cas)
+        new_cas = self.write(
+            MUTATION, key, value, new_flags, absolute(new_expiry, now), new_datatype, 0, 0, &seqno, 255, now
+        )
+        return new_cas, seqno
 
-    def delete(self, bytes key not None, uint64_t cas=0):
+    def delete(self, bytes key not None, cas=0):
         """Leave a tombstone: (CAS, seqno)."""
         cdef double now = -1
         cdef char *record
-        cdef uint64_t seqno = 0
+        cdef uint64_t seqno = 0, new_cas, old_cas = within(self, cas, NUMBER_MAX)
         self.check_active()
         self.check_room(key, b"", DELETION)
         self.ledger.deletes += 1
         record = self.alive(key, &now)
         if record == NULL:
             raise KeyNotFound(vbucket=self.vbucket)
-        self.check_cas(key, record, cas)
+        self.check_cas(key, record, old_cas)
         if now < 0:
             now = self.ledger.clock()
-        cas = self.write(DELETION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
-        return cas, seqno
+        new_cas = self.write(DELETION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
+        return new_cas, seqno
 
     # What the other operations are made of.
 
@@ -263,18 +267,23 @@ cdef class Table:
         return None if record == NULL else make_item(self, record)
 
     def store(
-        self, uint8_t event, bytes key not None, bytes value not None, uint32_t flags=0, uint32_t expiry=0,
-        uint8_t datatype=0, uint64_t cas=0, uint64_t rev_seqno=0, uint64_t seqno=0, uint8_t ttl=255,
+        self, uint8_t event, bytes key not None, bytes value not None, flags=0, expiry=0, datatype=0, cas=0,
+        rev_seqno=0, uint64_t seqno=0, uint8_t ttl=255,
     ):
         """Append a change; what is 0 (CAS, revision, seqno) gets the next one. No checks but those of room.
 
         ``expiry`` is absolute, and of a deletion the second at which it happened.
         """
+        cdef uint32_t new_flags = within(self, flags, NEVER), new_expiry = within(self, expiry, NEVER)
+        cdef uint8_t new_datatype = within(self, datatype, BYTE_MAX)
+        cdef uint64_t new_cas = within(self, cas, NUMBER_MAX), revision = within(self, rev_seqno, NUMBER_MAX)
         self.check_room(key, value, event)
         if not MUTATION <= event <= EXPIRATION:
             raise ValueError(f"{event} is not a change of a key")
-        cas = self.write(event, key, value, flags, expiry, datatype, cas, rev_seqno, &seqno, ttl, self.ledger.clock())
-        return cas, seqno
+        new_cas = self.write(
+            event, key, value, new_flags, new_expiry, new_datatype, new_cas, revision, &seqno, ttl, self.ledger.clock()
+        )
+        return new_cas, seqno
 
     def next_rev_seqno(self, bytes key not None):
         """The revision that the next change of the key gets."""
@@ -925,6 +934,20 @@ cdef class Table:
 
 
 # Writing.
+
+cdef inline uint64_t within(Table self, number, uint64_t most) except? 0xFFFFFFFFFFFFFFFF:
+    """A number that a client gave, if it has so much room."""
+    cdef uint64_t given = 0
+    cdef bint fits
+    try:
+        given = number_of(number)
+        fits = given <= most
+    except OverflowError:
+        fits = False
+    if not fits:
+        raise InvalidArguments(f"{number} is not a number from 0 to {most}", vbucket=self.vbucket)
+    return given
+
 
 cdef int write_version(Table self, Version *version, double now) except -1:
     """Fill in what is 0 (CAS, revision, seqno), append the record and tell those who wait."""

@@ -98,9 +98,10 @@ class Cursor:
         whole_seqno = table.whole_seqno
         if start_seqno > end_seqno:
             raise OutOfRange(f"start {start_seqno} lies beyond end {end_seqno}", vbucket=vbucket.number)
-        if start_seqno > table.high_seqno:
+        if not 0 <= start_seqno <= table.high_seqno:
             raise OutOfRange(
-                f"start {start_seqno} lies beyond the high seqno {table.high_seqno}", vbucket=vbucket.number
+                f"start {start_seqno} does not lie between 0 and the high seqno {table.high_seqno}",
+                vbucket=vbucket.number,
             )
         if 0 < start_seqno < table.purge_seqno:
             raise RollbackRequired("deletions in between were purged", vbucket=vbucket.number, seqno=0)

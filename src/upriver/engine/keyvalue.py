@@ -179,6 +179,8 @@ class KeyValue:
 
     def scan(self, start: bytes = b"", limit: int = 1000) -> list[bytes]:
         """Live keys from ``start`` on, in order."""
+        if limit < 0:
+            raise InvalidArguments(f"there are no {limit} keys", vbucket=self.table.vbucket)
         self._check_active("scan")
         return self.scanned.page(start, limit)
 

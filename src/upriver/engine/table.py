@@ -295,6 +295,7 @@ class Table:
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
     ) -> tuple[int, int]:
         """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
+        self._check_numbers(flags, expiry, datatype, cas)
         self._check_active()
         self._check_room(key, value)
         self.ledger.sets += 1
@@ -304,6 +305,7 @@ class Table:
 
     def delete(self, key: bytes, cas: int = 0) -> tuple[int, int]:
         """Leave a tombstone: (CAS, seqno)."""
+        self._check_numbers(cas=cas)
         self._check_active()
         self._check_room(key, b"", Event.DELETION)
         self.ledger.deletes += 1
@@ -337,6 +339,7 @@ class Table:
 
         ``expiry`` is absolute, and of a deletion the second at which it happened.
         """
+        self._check_numbers(flags, expiry, datatype, cas, rev_seqno)
         self._check_room(key, value, event)
         return self._write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
 
@@ -767,6 +770,13 @@ class Table:
 
     def _absolute(self, expiry: int) -> int:
         return absolute(expiry, self.ledger.clock())
+
+    def _check_numbers(
+        self, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0, rev_seqno: int = 0
+    ) -> None:
+        for number, bits in ((flags, 32), (expiry, 32), (datatype, 8), (cas, 64), (rev_seqno, 64)):
+            if not 0 <= number < 1 << bits:
+                raise InvalidArguments(f"{number} is not a number from 0 to {(1 << bits) - 1}", vbucket=self.vbucket)
 
     def _check_room(self, key: bytes, value: bytes, event: int = Event.MUTATION) -> None:
         ledger = self.ledger
