@@ -8,8 +8,8 @@ from collections import deque
 from typing import Final, Generic, Protocol, TypeVar
 
 #: What a connection puts together at once, at most. The peer reads it while the next is made, and falls asleep when
-#: it has read everything, and what it costs to wake it is most of what sending costs: with less it would sleep more
-#: often, with more what was made leaves the processor's cache.
+#: it has read everything: with less it does so more often, and sending takes longer the more often it does; with more,
+#: what was made leaves the processor's cache.
 PIECE_BYTES: Final = 512 * 1024
 #: What a connection sends in a turn: with less, turns cost more than the bytes that they move; with more, others wait.
 TURN_BYTES: Final = 1024 * 1024
