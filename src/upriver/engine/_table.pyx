@@ -53,6 +53,7 @@ cdef extern from "_record.h" nogil:
     uint32_t full_size(const char *)
     uint32_t record_size(const char *)
     uint64_t hash_key(const char *, size_t, uint64_t)
+    void clean_registers()
     void prefetch(const void *)
     void prefetch_write(const void *)
     void fetch_ahead(const char *, const char *, const char *)
@@ -2245,6 +2246,7 @@ cdef object columns(
     cdef Columns to
     cdef ChangeColumns *block
     cdef ArrowArray batch
+    clean_registers()
     if not keys_only:
         restore(self, count, stored)
     if count == most:
