@@ -1085,3 +1085,28 @@ def test_the_smallest_keys_while_the_collector_runs(backend: ModuleType, clock: 
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(disturb)
     assert found == [[b"a%03d" % i for i in range(40)]] * 200
+
+
+def test_a_lock_is_that_of_the_newest_version_also_where_values_are_read_back(table: Any, clock: Clock) -> None:
+    for key, value in ((b"k", b"old"), (b"k", b"new"), (b"x", b"y")):
+        table.store(Event.MUTATION, key, value)
+    stored, _ = table.records(0, 3, 1 << 20)
+    table.persisted_seqno = table.checkpointed_seqno = 3
+    table.lock(b"k", table.find(b"k").cas, clock() + 10)
+    table.sweep(0, 0, 0, 0, 3)
+    assert table.evicted
+    batch, _ = table.read_columns(0, 3, 3, 1 << 20, True, block=stored)
+    assert batch.column("lock_time").to_pylist() == [0, 10, 0]
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_a_batch_has_no_more_room_than_its_range_can_fill(clock: Clock) -> None:
+    """Whoever keeps batches keeps their memory, and all columns of one lie in one piece of it."""
+    table = compiled.Table(0, compiled.Ledger(clock))
+    table.active = True
+    for number in range(5000):
+        table.set(b"key%05d" % number, b"value")
+    batch, _ = table.read_columns(1000, 1070, 5000, 1 << 20)
+    assert batch.num_rows == 70
+    first, last = batch.column("vbucket").buffers()[1], batch.column("value").buffers()[2]
+    assert last.address - first.address < 2 * batch.nbytes

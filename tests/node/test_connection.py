@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
+from tests.node.stream_client import StreamClient
 from upriver.node import connection as connection_module
 from upriver.node import server as server_module
 from upriver.node.connection import Connection
 from upriver.node.embedded import EmbeddedNode, start
+from upriver.node.streams import StreamConnection
 from upriver.node.users import Role, User
 from upriver.node.users_file import Users
 from upriver.wire import dcp
@@ -572,3 +574,19 @@ def test_a_live_change_goes_to_one_stream_before_the_answer_and_to_the_others_be
         writer.set(b"key", b"value")
         wait_until(lambda: len(writes) == 4)
     assert writes == ["stream", "answer", "stream", "stream"]
+
+
+def test_a_stream_that_fails_when_its_peer_reads_again_closes_the_connection(
+    upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vbucket = upriver_node.bucket.vbucket(0)
+    for number in range(1500):
+        upriver_node.call(vbucket.set, b"%d" % number, bytes(10_000))
+    with StreamClient(upriver_node, b"slow", receive_buffer_bytes=4096) as peer:
+        peer.send(dcp.StreamRequest(vbucket=0, opaque=7))
+        connection = only_connection(upriver_node)
+        wait_until(lambda: connection.session and connection.session.stream and connection.session.stream.blocked)
+        monkeypatch.setattr(StreamConnection, "produce", lambda self: b"" if self.session.closing else 1 // 0)
+        while peer.socket.recv(1 << 20):
+            pass
+    wait_until(lambda: connections(upriver_node) == 0)

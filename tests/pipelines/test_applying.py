@@ -11,6 +11,7 @@ from tests.pipelines.model import Cluster, Contents, converge, row, table, value
 from upriver.errors import TargetBehind
 from upriver.pipelines.applying import Applier, latest
 from upriver.pipelines.target import Ahead, Progress, Target, Work
+from upriver.spark.offsets import Offset, Place
 from upriver.spark.plan import Policy
 
 
@@ -156,6 +157,32 @@ def test_what_was_read_before_the_node_forgot_deletions_is_read_again(cluster: C
     vbucket.write("b", delete=False)
     vbucket.purge()
     applier.apply(table([row(0, 3, "mutation", b"b", value_of(3), branch=1)]), 2)
+    assert memory.held == cluster.contents
+
+
+def test_what_the_stream_has_passed_is_not_looked_at_any_more_though_a_filter_hides_it(cluster: Cluster) -> None:
+    vbucket = cluster.vbuckets[0]
+    vbucket.write("a", delete=False)
+    memory = Memory({}, Progress("q", 0, {0: Ahead(1, 5, 5)}))
+    applier = Applier(memory, cluster, "q")
+    applier.apply(table([]), 1, Offset([Place(0, 1, 4)]))
+    assert memory.progress().ahead
+    applier.apply(table([]), 2, Offset([Place(0, 1, 5)]))
+    assert not memory.progress().ahead
+    assert applier.counts.read_again == 0
+
+
+def test_what_was_read_of_a_vbucket_that_is_away_is_looked_at_when_it_is_back(cluster: Cluster) -> None:
+    memory = Memory({(0, b"a"): b"v"}, Progress("q", 0, {0: Ahead(1, 1, 1)}))
+    vbucket = cluster.vbuckets[0]
+    for key, delete in (("a", False), ("a", True), ("b", False)):
+        vbucket.write(key, delete=delete)
+    vbucket.purge()
+    applier = Applier(memory, cluster, "q")
+    away = cluster.vbuckets.pop(0)
+    applier.apply(table([row(0, 3, "mutation", b"b", value_of(3))]), 1)  # it was read before
+    cluster.vbuckets[0] = away
+    applier.settle()
     assert memory.held == cluster.contents
 
 

@@ -40,6 +40,16 @@ def test_nothing_new_gives_the_same_offset() -> None:
     assert next_offset(start, {0: SourceState(log((7, 0)), 5)}, EMIT) == start
 
 
+def test_no_batch_ends_where_deletions_are_forgotten_however_few_rows_it_may_have() -> None:
+    """It would start over with the next one, and end there again: a copy that was moved knows none up to its end."""
+    states = {0: SourceState(log((7, 0)), 2000, purge_seqno=1500), 1: SourceState(log((8, 0)), 2000)}
+    start, ends = Offset([Place(0), Place(1)]), []
+    while (end := next_offset(start, states, Rules(), rows_max=1000)) != start:
+        ends.append([place.seqno for place in end])
+        start = end
+    assert ends == [[1500, 500], [1750, 1250], [2000, 2000]]
+
+
 def test_a_start_at_0_takes_the_branch_that_there_is() -> None:
     end = next_offset(Offset([Place(0)]), {0: SourceState(log((7, 0)), 5)}, Rules())
     assert end == Offset([Place(0, 7, 5)])

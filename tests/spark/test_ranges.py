@@ -222,6 +222,19 @@ def test_a_server_of_others() -> None:
     assert [row["value"] for row in rows] == [b"long and long and long" * n for n in range(2, 11)] + [None]
 
 
+def test_a_filter_may_look_for_long_at_what_does_not_pass(
+    written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "STALL_S", 0.0)
+    node, uuid = written
+    settings = ReadOptions(key_filter="nothing like this").consumer_settings(("seqno",))
+    rows = RowMaker(("seqno",))
+    reader = RangeReader(Reading(Address.parse(node.address), settings, Rules("emit"), rows, 1000))
+    assert read(reader, [Range(Place(3, uuid), 12)]) == []
+    assert reader._trying_since is None  # nobody was asked again
+    reader.close()
+
+
 def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "STALL_S", 0.3)
 

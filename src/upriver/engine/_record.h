@@ -73,7 +73,7 @@ static inline uint64_t hash_key(const char *key, size_t size, uint64_t seed) {
  * is compiled for all processors of the kind, as this is, waits in vector instructions for what was there before: a row
  * of a batch takes half as long again. Who has much to do cleans up first; the lower halves stay. */
 static inline void clean_registers(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__AVX__) /* which cleans up by itself */
     if (__builtin_cpu_supports("avx")) __asm__ volatile("vzeroupper");
 #endif
 }

@@ -1732,11 +1732,11 @@ cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
     return place
 
 
-cdef size_t held_after(Table self, uint64_t after, size_t enough) noexcept:
-    """At most so many bytes the records beyond ``after`` fill; it looks no further than where they are enough."""
+cdef size_t held_between(Table self, uint64_t after, uint64_t upto, size_t enough) noexcept:
+    """At most so many bytes these records fill; it looks no further than where they are enough."""
     cdef uint32_t i = seek_chunk(self, after)
     cdef size_t held = 0
-    while i < self.order_count and held < enough:
+    while i < self.order_count and held < enough and self.chunks[self.order[i]].first_seqno <= upto:
         held += self.chunks[self.order[i]].used
         i += 1
     return held
@@ -1924,6 +1924,10 @@ cdef uint32_t lock_time_of(Table self, const char *record, double now) except? 9
     held = self.locks.get(key_of(record))
     if held is None or held[1] <= now:
         return 0
+    # A version that was read back from disk does not say that it is superseded.
+    newest = lookup_bytes(self, key_of(record))
+    if newest == NULL or load_be64(newest + R_SEQNO) != load_be64(record + R_SEQNO):
+        return 0
     return max(1, <uint32_t>(<double>held[1] - now))
 
 
@@ -2010,7 +2014,7 @@ cdef bytes streamed_frames(
     No more is taken than all records that follow would fill: the C library maps large blocks each time anew, and the
     kernel would clear their pages for every read of a small vbucket.
     """
-    cdef PyObject *taken = new_bytes(NULL, min(room, held_after(self, after, room)))
+    cdef PyObject *taken = new_bytes(NULL, min(room, held_between(self, after, upto, room)))
     cdef char *to = PyBytes_AS_STRING(<bytes>taken)
     cdef bytes out
     resize_bytes(&taken, stream_frames(self, to, room, after, upto, at, opaque, every, got))
@@ -2250,9 +2254,10 @@ cdef object columns(
     if not keys_only:
         restore(self, count, stored)
     if count == most:
-        value_bytes = min(max_bytes, taken + held_after(self, done[0], max_bytes))
-        rows = rows * value_bytes / taken * 5 / 4
-        key_bytes = key_bytes * value_bytes / taken * 5 / 4
+        value_bytes = min(max_bytes, taken + held_between(self, done[0], upto, max_bytes))
+        # No more than one for each seqno; what keeps batches shall not keep room in them.
+        rows = min(rows * value_bytes / taken * 5 / 4, count + (upto - done[0]))
+        key_bytes = key_bytes * rows / count * 5 / 4
     block = lay_out(&to, rows, key_bytes, value_bytes)
     try:
         add_rows(self, &to, count, keys_only, now)

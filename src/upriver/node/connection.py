@@ -154,8 +154,10 @@ class Connection(asyncio.BufferedProtocol):
                 self.session.stream.blocked = False
             self.session.resume()
             self._resuming = True
-            self.flush()
-            self._resuming = False
+            try:
+                (self.flush if self.session.stream is None else self.session.stream.run)()
+            finally:
+                self._resuming = False
 
     # Its own
 

@@ -24,12 +24,15 @@ import pyarrow.compute as pc
 
 from upriver.errors import TargetBehind
 from upriver.pipelines.target import Ahead, Progress, Source, Target, Work
+from upriver.spark.offsets import Offset
 from upriver.spark.rows import ROWS, unsigned
 
 #: Events that concern a whole vbucket.
 OF_VBUCKETS: Final = ("flush", "rollback", "reset")
 #: No row of Spark.
 NOTHING: Final = ROWS.empty_table()
+#: No batch is done.
+NOWHERE: Final = Offset(())
 
 
 @dataclass
@@ -67,38 +70,38 @@ class Applier:
         self._target.commit(Work(query=self._query, number=None, rows=NOTHING, clear_all=True))
         return Progress(self._query)
 
-    def apply(self, changes: pa.Table, number: int) -> None:
-        """One batch, whether it comes for the first time or again."""
+    def apply(self, changes: pa.Table, number: int, reached: Offset = NOWHERE) -> None:
+        """One batch, whether it comes for the first time or again; the batches before it have ended at ``reached``."""
         progress = self.begin(done=number - 1)
         if number <= progress.number:
             self.counts.replayed += 1
             return
         is_mark = pc.is_in(changes.column("event"), pa.array(OF_VBUCKETS))
         marks = changes.filter(is_mark)
-        ahead = dict(progress.ahead)
-        again = set(marks.column("vbucket").to_pylist()) | self._left(ahead)
+        ahead = _not_passed(progress.ahead, reached)
+        left, unseen = self._look(ahead)
+        again = set(marks.column("vbucket").to_pylist()) | left
         self._read_again(again, ahead)
         rows = changes.filter(pc.invert(is_mark))
         work = Work(
             query=self._query,
             number=number,
             rows=latest(_unknown(rows, ahead, again)),
-            ahead=_still_ahead(ahead, rows),
+            ahead=_still_ahead(ahead, rows) | {vbucket: ahead[vbucket] for vbucket in unseen},
         )
         self._target.commit(work)
         self.counts.undone += marks.num_rows
 
-    def settle(self) -> None:
+    def settle(self, reached: Offset = NOWHERE) -> None:
         """Look whether what was read is still true; for times when no batch comes."""
-        ahead = dict(self.begin().ahead)
-        self._read_again(self._left(ahead), ahead)
+        ahead = _not_passed(self.begin().ahead, reached)
+        left, _ = self._look(ahead)
+        self._read_again(left, ahead)
 
-    def _left(self, ahead: Mapping[int, Ahead]) -> set[int]:
-        """The vbuckets whose reads stand on nothing any more."""
-        if not ahead:
-            return set()
-        now = self._source.grounds(ahead)
-        return {number for number, read in ahead.items() if now.get(number, read.ground) != read.ground}
+    def _look(self, ahead: Mapping[int, Ahead]) -> tuple[set[int], set[int]]:
+        """The vbuckets whose reads stand on nothing any more, and those of which nobody can tell now."""
+        now = self._source.grounds(ahead) if ahead else {}
+        return {number for number, ground in now.items() if ground != ahead[number].ground}, ahead.keys() - now.keys()
 
     def _read_again(self, vbuckets: Collection[int], ahead: dict[int, Ahead]) -> None:
         """Replace these vbuckets, some at a time: each of them is whole after its transaction."""
@@ -138,6 +141,18 @@ def _unknown(rows: pa.Table, ahead: Mapping[int, Ahead], again: Collection[int])
             same = (vbuckets == number) & (uuids.astype(np.uint64) == read.vbucket_uuid)
             known |= same & (seqnos <= read.whole_seqno)
     return rows.filter(pa.array(~known))
+
+
+def _not_passed(ahead: Mapping[int, Ahead], reached: Offset) -> dict[int, Ahead]:
+    """Without what batches have passed: rows alone do not tell it, because filters leave some out."""
+    places = reached.places
+    return {
+        number: read
+        for number, read in ahead.items()
+        if (place := places.get(number)) is None
+        or place.vbucket_uuid != read.vbucket_uuid
+        or place.seqno < read.until_seqno
+    }
 
 
 def _still_ahead(ahead: Mapping[int, Ahead], rows: pa.Table) -> dict[int, Ahead]:

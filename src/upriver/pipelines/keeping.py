@@ -15,6 +15,7 @@ from upriver.pipelines.options import PipelineOptions
 from upriver.pipelines.pipeline import Pipeline
 from upriver.pipelines.rereading import NodeReader
 from upriver.pipelines.target import Target
+from upriver.spark.offsets import Offset
 from upriver.spark.options import ReadOptions
 
 _QUERY: Final = "query"
@@ -59,15 +60,19 @@ class Keeping(Pipeline):
     def apply(self, found: pa.Table, batch_number: int) -> None:
         """Bring one batch to the target."""
         assert self._applier is not None, "the pipeline is not open"
-        self._applier.apply(found, batch_number)
+        self._applier.apply(found, batch_number, self._reached())
 
     def idle(self) -> None:
         """Look whether what was read from the nodes is still true."""
         if self._applier is not None and self._working.acquire(blocking=False):
             try:
-                self._applier.settle()
+                self._applier.settle(self._reached())
             finally:
                 self._working.release()
+
+    def _reached(self) -> Offset:
+        assert self.directory is not None
+        return RunDirectory(self.directory).reached()
 
     def counts(self) -> dict[str, int]:
         """Changes, what was undone, and how often vbuckets were read again, since the first start."""

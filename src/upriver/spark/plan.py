@@ -156,7 +156,12 @@ def next_offset(
         bases[place.vbucket] = base
         end = state.high_seqno if target is None else min(state.high_seqno, target.get(place.vbucket, 0))
         ends[place.vbucket] = max(end, base.seqno)
+    wanted = dict(ends)
     _share(bases, ends, rows_max)
+    for vbucket, end in wanted.items():
+        # Who stops where deletions are forgotten starts over, and would stop there again, for ever. A copy that was
+        # filled from nothing knows none up to where it was filled.
+        ends[vbucket] = max(ends[vbucket], min(end, states[vbucket].purge_seqno))
     return Offset(_ended(place, bases.get(place.vbucket), ends.get(place.vbucket, 0)) for place in start)
 
 

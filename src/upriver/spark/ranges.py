@@ -53,7 +53,8 @@ RECEIVE_BYTES: Final = 2 * 1024 * 1024
 LOG: Final = logging.getLogger("upriver.spark")
 #: A range that nobody gives is asked for again for so long, then its task fails.
 RETRY_S: Final = 60.0
-#: Whoever says nothing for so long, though a range is not at its end, is asked again over another connection.
+#: Whoever says nothing for so long, though a range is not at its end, is asked again over another connection. Filters
+#: may look for longer at what does not pass.
 STALL_S: Final = 120.0
 
 
@@ -317,8 +318,10 @@ class RangeReader:
 
     async def _arrival(self) -> None:
         """Until something comes. A connection on which nothing does is cut, so that nobody waits for ever."""
+        settings = self._reading.settings
+        filtered = settings.key_filter is not None or settings.value_filter is not None
         try:
-            async with asyncio.timeout(STALL_S):
+            async with asyncio.timeout(None if filtered else STALL_S):
                 await self._arrived.wait()
         except TimeoutError:
             for feed in {self._asked_of[number] for number in self._open}:

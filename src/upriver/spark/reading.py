@@ -161,6 +161,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         states = self._seen = self._view.states(before)
         if self._shall_wait(before, states):
             return start
+        if self._target is not None:  # nor does a fixed goal lie where deletions are forgotten by now
+            self._target |= {n: max(self._target.get(n, 0), state.purge_seqno) for n, state in states.items()}
         rows_max = self._rows_max(limit)
         after = next_offset(before, states, self.options.rules, rows_max=rows_max, target=self._target)
         return start if after == before else Offset((logged.places | after.places).values()).packed()
