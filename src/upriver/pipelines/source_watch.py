@@ -35,8 +35,10 @@ class SourceWatch:
 
     def __exit__(self, *_: object) -> None:
         self._watching.cancel()
-        self._loop.run(self._cluster.close())
-        self._loop.stop()
+        try:
+            self._loop.run(self._cluster.close())
+        finally:
+            self._loop.stop()
 
     async def _watch(self) -> None:
         while True:

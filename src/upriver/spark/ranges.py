@@ -243,7 +243,7 @@ class RangeReader:
         if feed is None or not feed.connection.is_open:
             settings = self._reading.settings
             if not exact:  # under a name of its own, since a node has one connection of each name
-                settings = dataclasses.replace(settings, exact_end=False, name=f"{settings.name}:current")
+                settings = dataclasses.replace(settings, exact_end=False, name=f"current:{settings.name}")
             feed = await open_feed(self._cluster, endpoint, settings, self._copies, self, RECEIVE_BYTES)
             self._feeds[endpoint, exact] = feed
         return feed
