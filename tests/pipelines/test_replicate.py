@@ -150,7 +150,7 @@ def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_
         assert held(target.address, ["k"]) == {"k": b"right"}
         assert job.counts()["repaired"] == 1
         kept = directory.read("repairs.json")
-        assert kept == {str(number): [before.vbucket_uuid, before.high_seqno]}
+        assert kept == {str(number): [before.vbucket_uuid, before.high_seqno, before.purge_seqno]}
         job.idle()  # nothing has changed: nothing is done
         assert job.counts()["repaired"] == 1
         offsets = directory.spark / "offsets"
