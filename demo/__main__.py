@@ -180,7 +180,7 @@ def report(
             follower.name,
             f"{last.rows:,}",
             f"{rates[-1]:,.0f}" if rates else "",
-            f"{changes:,} / {seconds:.1f} s",
+            f"{changes:,} / {seconds:.0f} s",
             str(last.restarts),
             str(last.counts.get("undone", 0)),
             str(len(wrong[target])),
