@@ -82,12 +82,12 @@ are busy, and a change that a write has just made is sent in the same turn of th
 was answered. Nothing is read from the history before it can be sent: with `connection_buffer_size` not before the
 consumer has acknowledged enough bytes, and never before the socket has taken what was sent before. The last packet
 may exceed the window. A size of 0 lifts it and forgets what was not acknowledged. So a consumer that does not read
-costs no more than one piece of 512 KiB, however much is written meanwhile.
+costs no more than one piece of 1 MiB, however much is written meanwhile.
 
 What a filter looks at takes time too, whether it passes or not. So a turn also ends when filters have looked at 64 KiB,
 a few milliseconds, maybe without anything to send; the next one goes on there when the others have had theirs.
 
-Connections take turns too, of 1 MiB in two pieces. With `set_priority` *low* a turn is a quarter as large, with *high*
+Connections take turns too, of 1 MiB. With `set_priority` *low* a turn is a quarter as large, with *high*
 twice as large, and so is the share beside others. With `backfill_order` *sequential* a connection finishes the
 backfill of one stream before it begins the next, in the order of the requests; live changes of streams that have caught
 up still go first."""

@@ -10,12 +10,11 @@ from typing import Final, Generic, Protocol, TypeVar
 #: What a connection puts together at once, at most. The peer reads it while the next is made, and falls asleep when
 #: it has read everything: with less it does so more often, and sending takes longer the more often it does; with more,
 #: what was made leaves the processor's cache.
-PIECE_BYTES: Final = 512 * 1024
+PIECE_BYTES: Final = 1024 * 1024
 #: What a connection sends in a turn: with less, turns cost more than the bytes that they move; with more, others wait.
 TURN_BYTES: Final = 1024 * 1024
-#: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends. Pieces
-#: are no larger now; only larger ones would be divided.
-TURN_BYTES_MIN: Final = 512 * 1024
+#: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
+TURN_BYTES_MIN: Final = 256 * 1024
 #: What filters may look at in a turn of a connection, whether anything passes or not: a few milliseconds, after which
 #: others have theirs.
 FILTERED_BYTES_MAX: Final = 48 * 1024
