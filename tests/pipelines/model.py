@@ -164,13 +164,16 @@ def converge(
     query, number = "first", 0
     offset = beginning = Offset(map(Place, range(vbuckets)))
 
+    def applier() -> Applier:
+        return Applier(target, cluster, query, lambda: offset)
+
     def run(end: Offset) -> None:
         nonlocal target
         while True:
             cluster.disturb(4 if target.is_fragile else 1)
             rows = [row for asked in ranges(offset, end) for row in cluster.rows(asked, rules)]
             try:
-                return Applier(target, cluster, query).apply(table(rows), number, offset)
+                return applier().apply(table(rows), number)
             except Crash:
                 target.close()
                 target = Fragile(opened(), choose)
@@ -193,6 +196,6 @@ def converge(
             offset, number = end, number + 1
         else:
             rest -= 1
-        Applier(target, cluster, query).settle(offset)
+        applier().settle()
     assert contents(target._target) == normal(cluster.contents)
     target.close()

@@ -164,10 +164,11 @@ def test_what_the_stream_has_passed_is_not_looked_at_any_more_though_a_filter_hi
     vbucket = cluster.vbuckets[0]
     vbucket.write("a", delete=False)
     memory = Memory({}, Progress("q", 0, {0: Ahead(1, 5, 5)}))
-    applier = Applier(memory, cluster, "q")
-    applier.apply(table([]), 1, Offset([Place(0, 1, 4)]))
+    reached = [Offset([Place(0, 1, 5)]), Offset([Place(0, 1, 4)])]
+    applier = Applier(memory, cluster, "q", reached.pop)
+    applier.apply(table([]), 1)
     assert memory.progress().ahead
-    applier.apply(table([]), 2, Offset([Place(0, 1, 5)]))
+    applier.apply(table([]), 2)
     assert not memory.progress().ahead
     assert applier.counts.read_again == 0
 

@@ -14,7 +14,7 @@ has batches behind it does not bring them again, so a target without them (someb
 put an old copy back) is refused as it is.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,9 +50,13 @@ class Applied:
 class Applier:
     """Applies the batches of one query to a target."""
 
-    def __init__(self, target: Target, source: Source, query: str) -> None:
-        """``query`` is a name that no other query has, and that this one has after each restart."""
+    def __init__(
+        self, target: Target, source: Source, query: str, reached: Callable[[], Offset] = lambda: NOWHERE
+    ) -> None:
+        """``query`` is a name that no other query has, and that this one has after each restart; ``reached`` tells
+        where the batches that are done have ended."""
         self._target = target
+        self._reached = reached
         self._source = source
         self._query = query
         self.counts = Applied()
@@ -70,15 +74,15 @@ class Applier:
         self._target.commit(Work(query=self._query, number=None, rows=NOTHING, clear_all=True))
         return Progress(self._query)
 
-    def apply(self, changes: pa.Table, number: int, reached: Offset = NOWHERE) -> None:
-        """One batch, whether it comes for the first time or again; the batches before it have ended at ``reached``."""
+    def apply(self, changes: pa.Table, number: int) -> None:
+        """One batch, whether it comes for the first time or again."""
         progress = self.begin(done=number - 1)
         if number <= progress.number:
             self.counts.replayed += 1
             return
         is_mark = pc.is_in(changes.column("event"), pa.array(OF_VBUCKETS))
         marks = changes.filter(is_mark)
-        ahead = _not_passed(progress.ahead, reached)
+        ahead = self._not_passed(progress.ahead)
         left, unseen = self._look(ahead)
         again = set(marks.column("vbucket").to_pylist()) | left
         self._read_again(again, ahead)
@@ -92,11 +96,22 @@ class Applier:
         self._target.commit(work)
         self.counts.undone += marks.num_rows
 
-    def settle(self, reached: Offset = NOWHERE) -> None:
+    def settle(self) -> None:
         """Look whether what was read is still true; for times when no batch comes."""
-        ahead = _not_passed(self.begin().ahead, reached)
+        ahead = self._not_passed(self.begin().ahead)
         left, _ = self._look(ahead)
         self._read_again(left, ahead)
+
+    def _not_passed(self, ahead: Mapping[int, Ahead]) -> dict[int, Ahead]:
+        """Without what batches have passed: rows alone do not tell it, because filters leave some out."""
+        places = self._reached().places if ahead else {}
+        return {
+            number: read
+            for number, read in ahead.items()
+            if (place := places.get(number)) is None
+            or place.vbucket_uuid != read.vbucket_uuid
+            or place.seqno < read.until_seqno
+        }
 
     def _look(self, ahead: Mapping[int, Ahead]) -> tuple[set[int], set[int]]:
         """The vbuckets whose reads stand on nothing any more, and those of which nobody can tell now."""
@@ -141,18 +156,6 @@ def _unknown(rows: pa.Table, ahead: Mapping[int, Ahead], again: Collection[int])
             same = (vbuckets == number) & (uuids.astype(np.uint64) == read.vbucket_uuid)
             known |= same & (seqnos <= read.whole_seqno)
     return rows.filter(pa.array(~known))
-
-
-def _not_passed(ahead: Mapping[int, Ahead], reached: Offset) -> dict[int, Ahead]:
-    """Without what batches have passed: rows alone do not tell it, because filters leave some out."""
-    places = reached.places
-    return {
-        number: read
-        for number, read in ahead.items()
-        if (place := places.get(number)) is None
-        or place.vbucket_uuid != read.vbucket_uuid
-        or place.seqno < read.until_seqno
-    }
 
 
 def _still_ahead(ahead: Mapping[int, Ahead], rows: pa.Table) -> dict[int, Ahead]:

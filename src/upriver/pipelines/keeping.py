@@ -15,7 +15,6 @@ from upriver.pipelines.options import PipelineOptions
 from upriver.pipelines.pipeline import Pipeline
 from upriver.pipelines.rereading import NodeReader
 from upriver.pipelines.target import Target
-from upriver.spark.offsets import Offset
 from upriver.spark.options import ReadOptions
 
 _QUERY: Final = "query"
@@ -53,26 +52,23 @@ class Keeping(Pipeline):
             self._let_go()
             self._kept = self.opened()
             self._nodes = NodeReader(ReadOptions.read(self.reader_options()))
-            self._applier = Applier(self._kept, self._nodes, query_of(directory))
-            batch = RunDirectory(directory).batch()
+            kept = RunDirectory(directory)
+            self._applier = Applier(self._kept, self._nodes, query_of(directory), kept.reached)
+            batch = kept.batch()
             self._applier.begin(done=-1 if batch is None else batch.done)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:
         """Bring one batch to the target."""
         assert self._applier is not None, "the pipeline is not open"
-        self._applier.apply(found, batch_number, self._reached())
+        self._applier.apply(found, batch_number)
 
     def idle(self) -> None:
         """Look whether what was read from the nodes is still true."""
         if self._applier is not None and self._working.acquire(blocking=False):
             try:
-                self._applier.settle(self._reached())
+                self._applier.settle()
             finally:
                 self._working.release()
-
-    def _reached(self) -> Offset:
-        assert self.directory is not None
-        return RunDirectory(self.directory).reached()
 
     def counts(self) -> dict[str, int]:
         """Changes, what was undone, and how often vbuckets were read again, since the first start."""

@@ -156,12 +156,7 @@ def next_offset(
         bases[place.vbucket] = base
         end = state.high_seqno if target is None else min(state.high_seqno, target.get(place.vbucket, 0))
         ends[place.vbucket] = max(end, base.seqno)
-    wanted = dict(ends)
-    _share(bases, ends, rows_max)
-    for vbucket, end in wanted.items():
-        # Who stops where deletions are forgotten starts over, and would stop there again, for ever. A copy that was
-        # filled from nothing knows none up to where it was filled.
-        ends[vbucket] = max(ends[vbucket], min(end, states[vbucket].purge_seqno))
+    _share(bases, ends, states, rows_max)
     return Offset(_ended(place, bases.get(place.vbucket), ends.get(place.vbucket, 0)) for place in start)
 
 
@@ -172,8 +167,14 @@ def _ended(place: Place, base: Place | None, end: int) -> Place:
     return base._replace(seqno=end)
 
 
-def _share(bases: Mapping[int, Place], ends: dict[int, int], rows_max: int | None) -> None:
-    """Let no batch have more rows than allowed: each vbucket gets its share, and whoever is behind moves."""
+def _share(
+    bases: Mapping[int, Place], ends: dict[int, int], states: Mapping[int, SourceState], rows_max: int | None
+) -> None:
+    """Let no batch have more rows than allowed: each vbucket gets its share, and whoever is behind moves.
+
+    But who stops where deletions are forgotten starts over, and would stop there again, for ever; and a copy that was
+    filled from nothing knows none up to where it was filled. So everybody gets as far as that.
+    """
     backlog = {vbucket: ends[vbucket] - base.seqno for vbucket, base in bases.items()}
     total = sum(backlog.values())
     if rows_max is None or total <= rows_max:
@@ -183,7 +184,7 @@ def _share(bases: Mapping[int, Place], ends: dict[int, int], rows_max: int | Non
     for vbucket in sorted(backlog, key=lambda vbucket: (-(rows_max * backlog[vbucket] % total), vbucket))[:left]:
         shares[vbucket] += 1
     for vbucket, share in shares.items():
-        ends[vbucket] = bases[vbucket].seqno + share
+        ends[vbucket] = max(bases[vbucket].seqno + share, min(ends[vbucket], states[vbucket].purge_seqno))
 
 
 def backlog_rows(start: Offset, states: Mapping[int, SourceState]) -> int:
