@@ -54,7 +54,7 @@ def into_buffer(parts: list[Vbucket]) -> int:
     for vbucket in parts:
         position, high = 0, vbucket.high_seqno
         while position < high:
-            _, found, position = vbucket.table.read_into(buffer, position, high, high)
+            _, found, position, *_ = vbucket.table.read_into(buffer, position, high, high)
             count += found
     return count
 

@@ -131,13 +131,14 @@ def test_reading_into_a_buffer(table: Any) -> None:
         table.set(b"key%d" % i, b"value%d" % i * 9)
     buffer, found, position = bytearray(5000), b"", 0
     while position < 1000:
-        size, count, position = table.read_into(buffer, position, 1000, 1000, 7)
+        size, count, position, last, expirations = table.read_into(buffer, position, 1000, 1000, 7)
         assert 0 < size <= 5000
-        assert count == len(seqnos(bytes(buffer[:size])))
+        read = seqnos(bytes(buffer[:size]))
+        assert (count, last, expirations) == (len(read), read[-1], 0)
         found += buffer[:size]
     assert found == table.read(0, 1000, 1000, 10**9, 7)[0]
-    assert table.read_into(bytearray(10), 0, 1000, 1000) == (0, 0, 0)
-    assert table.read_into(bytearray(10), 1000, 1000, 1000) == (0, 0, 1000)
+    assert table.read_into(bytearray(10), 0, 1000, 1000) == (0, 0, 0, 0, 0)
+    assert table.read_into(bytearray(10), 1000, 1000, 1000) == (0, 0, 1000, 1000, 0)
 
 
 def records_of(data: bytes) -> list[Record]:

@@ -11,7 +11,7 @@ from upriver.engine import Retention
 from upriver.errors import InvalidArguments
 from upriver.model import vbucket as model_vbucket
 from upriver.node import options as options_module
-from upriver.node.options import Entrance, NodeOptions, gather, is_loopback, parse_bytes, parse_listen, parse_ranges
+from upriver.node.options import Entrance, NodeOptions, gather, parse_bytes, parse_listen, parse_ranges
 from upriver.wire import DIALECTS, framing
 
 
@@ -216,24 +216,6 @@ def test_nothing_is_said_of_where_a_value_stands_in_a_call() -> None:
 def test_beyond_loopback_with_users_or_on_ones_own_responsibility() -> None:
     assert NodeOptions(host="0.0.0.0", users="users.json").host == "0.0.0.0"
     assert NodeOptions(host="0.0.0.0", insecure=True).insecure
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.9.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
-        ("", False),
-    ],
-)
-def test_loopback(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
 
 
 def test_further_addresses() -> None:

@@ -8,7 +8,7 @@ from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
 from upriver.protocol.turns import PIECE_BYTES
-from upriver.wire import Message
+from upriver.wire import Message, dcp
 
 
 class Source(Pump):
@@ -159,3 +159,23 @@ def test_a_stream_that_fails_ends_its_own_connection_and_nobody_elses(caplog: py
     pump.run()
     assert seen == [False, True]
     assert "could not be made" in caplog.text
+
+
+def test_what_a_transport_keeps_is_not_overwritten_by_what_others_send() -> None:
+    laboratory = Laboratory(vbuckets=1)
+    laboratory.bucket.create_vbuckets()
+    laboratory.write(0, b"first", b"second")
+    wires: list[Wire] = []
+    for peer in [laboratory.connect().open(name) for name in (b"slow", b"quick")]:
+        peer.put(dcp.StreamRequest(vbucket=0, opaque=len(wires) + 1))
+        peer.session.data_to_send()  # the answer would go out in one piece with the changes, which is a copy
+        assert isinstance(peer.session.stream, Pump)
+        wires.append(Wire(peer.session.stream))
+    slow, quick = wires
+    slow.stuck = True
+    slow.pump.pump(slow)
+    kept = b"".join(slow.written)
+    assert b"second" in kept
+    quick.pump.pump(quick)
+    assert b"second" in b"".join(quick.written)
+    assert b"".join(slow.written) == kept

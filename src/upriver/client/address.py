@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from upriver.errors import AddressError
+from upriver.loopback import is_loopback
 
 PORT: Final = 11210
 SCHEME: Final = "upriver"
@@ -40,7 +41,7 @@ class Endpoint:
     @property
     def is_loopback(self) -> bool:
         """Whether what is said to it stays on this machine."""
-        return self.host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", self.host) is not None
+        return is_loopback(self.host)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from upriver.client.address import Address, Endpoint
 from upriver.client.greeting import greet
 from upriver.client.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
+from upriver.loopback import do_not_pace
 from upriver.wire.codes import Status
 from upriver.wire.memcached import Feature, QuitQ
 from upriver.wire.message import Request
@@ -305,6 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
+        do_not_pace(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._buffer

@@ -469,11 +469,9 @@ cdef class Table:
         got.count = select(self, after, upto, at, max_bytes, every, prefix, &got.done)
         if not keys_only:
             restore(self, got.count, stored)
-        got.expirations = 0
+        look_over(&got, after)
         for i in range(got.count):
             total += frame_size(picked[i], keys_only)
-            got.expirations += picked[i][R_OPCODE] == OPCODE_EXPIRATION
-        got.last = load_be64(picked[got.count - 1] + R_SEQNO) if got.count else after
         out = PyBytes_FromStringAndSize(NULL, total)
         copy_frames(self, PyBytes_AS_STRING(out), got.count, opaque, keys_only, now)
         return out, got.count, got.done, got.last, got.expirations
@@ -509,22 +507,23 @@ cdef class Table:
         self, uint8_t[::1] buffer not None, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque=0,
         bint every=False, bint keys_only=False, bytes prefix=b"", block=None,
     ):
-        """The same as ``read`` into a buffer: (bytes used, how many frames, how far). A buffer that is too small
-        for even one record stays empty."""
+        """The same as ``read`` into a buffer: how many bytes of it, then as there. A buffer that is too small for
+        even one record stays empty."""
         cdef const uint8_t[::1] stored = block if block else None
         cdef double now = self.ledger.clock() if self.locks else 0
         cdef Reading got
-        cdef uint64_t done
-        cdef size_t count, size
+        cdef size_t size
         if not (keys_only or prefix or self.evicted or self.locks) and buffer.shape[0]:
             size = stream_frames(self, <char *>&buffer[0], buffer.shape[0], after, upto, at, opaque, every, &got)
-            return size, got.count, got.done
-        count = select(self, after, upto, at, buffer.shape[0], every, prefix, &done)
+            return size, got.count, got.done, got.last, got.expirations
+        got.count = select(self, after, upto, at, buffer.shape[0], every, prefix, &got.done)
         if not keys_only:
-            restore(self, count, stored)
-        if count == 1 and frame_size(picked[0], keys_only) > <size_t>buffer.shape[0]:
-            return 0, 0, after
-        return copy_frames(self, <char *>&buffer[0] if count else NULL, count, opaque, keys_only, now), count, done
+            restore(self, got.count, stored)
+        if got.count == 1 and frame_size(picked[0], keys_only) > <size_t>buffer.shape[0]:
+            return 0, 0, after, after, 0
+        look_over(&got, after)
+        size = copy_frames(self, <char *>&buffer[0] if got.count else NULL, got.count, opaque, keys_only, now)
+        return size, got.count, got.done, got.last, got.expirations
 
     def read_columns(
         self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every=False, bint keys_only=False,
@@ -2021,6 +2020,15 @@ cdef bytes streamed_frames(
     out = <bytes>taken
     Py_DECREF(out)  # it was counted when it was made, and now again
     return out
+
+
+cdef void look_over(Reading *got, uint64_t after) noexcept:
+    """What those that were picked are."""
+    cdef size_t i
+    got.expirations = 0
+    for i in range(got.count):
+        got.expirations += picked[i][R_OPCODE] == OPCODE_EXPIRATION
+    got.last = load_be64(picked[got.count - 1] + R_SEQNO) if got.count else after
 
 
 cdef size_t copy_frames(

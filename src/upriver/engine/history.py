@@ -238,11 +238,11 @@ class Cursor:
 
         Nothing is filled, and nothing advances, if the buffer is too small for the next change.
         """
-        if self.options.filtered:
+        if self._looks_at_each:
             raise NotSupported("a filtered cursor reads no buffers")
-        snapshot = self._announced()
+        snapshot = self.snapshot if self.ended is None and self.snapshot is not None else self._announced()
         upto, block = self._source(snapshot)
-        size, count, done = self.table.read_into(
+        size, count, done, last, expirations = self.table.read_into(
             buffer,
             self.seqno,
             upto,
@@ -253,6 +253,9 @@ class Cursor:
             self.options.key_prefix,
             block,
         )
+        if count:
+            self.last_read_seqno = last
+            self.expirations_read += expirations
         self._advance(done, count, snapshot)
         return size
 

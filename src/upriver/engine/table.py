@@ -529,14 +529,15 @@ class Table:
         keys_only: bool = False,
         prefix: bytes = b"",
         block: bytes | memoryview | None = None,
-    ) -> tuple[int, int, int]:
-        """The same as ``read`` into a buffer: (bytes used, how many frames, how far). A buffer that is too
-        small for even one record stays empty."""
-        frames, count, done, *_ = self.read(after, upto, at, len(buffer), opaque, every, keys_only, prefix, block)
+    ) -> tuple[int, int, int, int, int]:
+        """The same as ``read`` into a buffer: how many bytes of it, then as there. A buffer that is too small for
+        even one record stays empty."""
+        frames, *counts = self.read(after, upto, at, len(buffer), opaque, every, keys_only, prefix, block)
         if len(frames) > len(buffer):
-            return 0, 0, after
+            return 0, 0, after, after, 0
         buffer[: len(frames)] = frames
-        return len(frames), count, done
+        count, done, last, expirations = counts
+        return len(frames), count, done, last, expirations
 
     def read_columns(
         self,

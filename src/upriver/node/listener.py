@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from upriver.errors import CannotListen
+from upriver.loopback import do_not_pace
 
 #: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
 BACKLOG: Final = 4096
@@ -66,6 +67,7 @@ class Listener:
     async def _set_up(self, accepted: socket.socket) -> None:
         try:
             accepted.setblocking(False)
+            do_not_pace(accepted)
             await self._loop.connect_accepted_socket(self._factory, accepted)
         except Exception:
             self._log.exception("a connection could not be set up")

@@ -5,7 +5,6 @@ keys of the file bear the same names; the command line wins over the environment
 """
 
 import dataclasses
-import ipaddress
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
 from upriver.errors import InvalidArguments
+from upriver.loopback import is_loopback
 
 #: What the engine and the wire allow, written here again because importing them would cost every ``--help`` a second;
 #: a test holds the numbers together.
@@ -192,14 +192,6 @@ class NodeOptions:
             )
         yield "initial_vbuckets"
         parse_ranges(self.initial_vbuckets, self.vbuckets)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def parse_bytes(text: str | int) -> int:

@@ -79,8 +79,8 @@ class Pump(abc.ABC):
         """Take a message; False if it is none of a stream's."""
 
     @abc.abstractmethod
-    def produce(self) -> bytes:
-        """The next piece to send; empty if there is nothing, or no room for it."""
+    def produce(self) -> Buffer:
+        """The next piece to send; empty if there is nothing, or no room for it. It may stand in the node's outbox."""
 
     @property
     @abc.abstractmethod
@@ -146,7 +146,10 @@ class Pump(abc.ABC):
         while data:
             transport.write(memoryview(data))  # asyncio cuts off what it could send, which shall not be a copy
             written += len(data)
-            if self.blocked or not self.has_output:
+            if self.blocked:
+                self.node.outbox.let_go()  # what the transport keeps must stay as it is
+                break
+            if not self.has_output:
                 break
             if self.turn_bytes - written < PIECE_BYTES // 2:  # pieces are never quite full
                 self.wake()

@@ -17,6 +17,8 @@ from upriver.node.stream_health import StreamWatch
 from upriver.node.throttle import LoginThrottle
 from upriver.node.users import Role
 from upriver.node.users_file import Users
+from upriver.protocol.outbox import Outbox
+from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -144,6 +146,8 @@ class NodeState:
     unread: "Holdings[Connection]" = field(default_factory=lambda: Holdings())
     #: Gives back what such holders have left.
     heap: Heap = field(default_factory=lambda: Heap(4 * 2**20))
+    #: Where one connection after the other puts together what its streams send.
+    outbox: Outbox = field(default_factory=lambda: Outbox(PIECE_BYTES))
     #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
     woken: "list[Pump] | None" = None
     #: No more connections are taken.

@@ -119,14 +119,16 @@ class StreamConnection(Pump):
 
     # Going out
 
-    def produce(self) -> bytes:
+    def produce(self) -> Buffer:
         """The next piece of the streams; empty if there is nothing to send, no window, or nothing has passed yet."""
         if self.session.closing:
             return b""
-        out = self.producer.produce(min(PIECE_BYTES, self.producer.turn_bytes))
-        if not out and self.producer.has_output:
+        outbox = self.node.outbox
+        outbox.clear()  # whoever used it before may have failed half-way
+        self.producer.put(min(PIECE_BYTES, self.producer.turn_bytes), outbox)
+        if not outbox.size and self.producer.has_output:
             self.wake()  # filters have more to look at, when others had their turn
-        return out
+        return outbox.take()
 
     @property
     def has_output(self) -> bool:

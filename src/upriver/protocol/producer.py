@@ -31,6 +31,7 @@ from upriver.model.rollback import rollback_by_entry, rollback_by_snapshot
 from upriver.protocol.controls import Controls
 from upriver.protocol.flow_control import SendWindow
 from upriver.protocol.liveness import NoopSender, Verdict
+from upriver.protocol.outbox import Outbox
 from upriver.protocol.request_runs import REQUEST_BYTES, plain_requests
 from upriver.protocol.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
@@ -346,8 +347,15 @@ class Producer:
 
         Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
         """
-        pieces = [self.answers()] if self._answers else []
-        size = len(pieces[0]) if pieces else 0
+        outbox = Outbox(max_bytes)
+        self.put(max_bytes, outbox)
+        return bytes(outbox.take())
+
+    def put(self, max_bytes: int, outbox: Outbox) -> None:
+        """The same for those who send a lot: into an outbox, which was empty."""
+        if self._answers:
+            outbox.put(self.answers())
+        size = outbox.size
         window, turns = self.window, self._turns
         # Half of it is enough: to put another large piece behind the first would cost more than it brings.
         enough = max_bytes // 2 or 1
@@ -358,7 +366,7 @@ class Producer:
             if stream is None:
                 break
             share = turns.share(max_bytes - size)
-            sent = stream.turn(share if room is None or room > share else room, pieces)
+            sent = stream.turn(share if room is None or room > share else room, outbox)
             if room is not None:
                 window.sent(sent)
             self.bytes_sent_total += sent
@@ -372,7 +380,6 @@ class Producer:
             if not turns:
                 break
         self.filtered_bytes = filtered
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _forget(self, stream: ProducerStream) -> None:
         self._turns.remove(stream)

@@ -76,6 +76,9 @@ class History(Protocol):
     def read(self, max_bytes: int, opaque: int) -> bytes:
         """The next changes of the announced snapshot as `dcp` frames; at least one if there is one."""
 
+    def read_into(self, buffer: memoryview, opaque: int) -> int:
+        """The same into a buffer, how many bytes; nothing if it is too small for the next one. Not with filters."""
+
     def read_records(self, max_bytes: int) -> bytes:
         """The next changes of the announced snapshot as records: when each happened and how many hops it may make."""
 

@@ -17,6 +17,7 @@ from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.handover import Handover
+from upriver.protocol.outbox import Outbox
 from upriver.protocol.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
@@ -120,15 +121,14 @@ class ProducerStream:
         """It has ended, and its last message is sent."""
         return self.life.state is StreamState.ENDED and not self._control
 
-    def turn(self, max_bytes: int, pieces: list[bytes]) -> int:
+    def turn(self, max_bytes: int, outbox: Outbox) -> int:
         """Send messages and changes, about so many bytes, and at least one packet if there is one; how many they are.
 
-        They go behind the ``pieces`` of others, because to join each turn's first would copy everything twice. If
-        filters let little pass it ends before, maybe with nothing: there is more then.
+        If filters let little pass it ends before, maybe with nothing: there is more then.
         """
         self.has_more = True
         filtered_before = self.history.bytes_filtered if self.filters else 0
-        size = 0
+        before, size = outbox.size, 0
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
         enough = max_bytes // 2 or 1
         while size < enough:
@@ -136,9 +136,9 @@ class ProducerStream:
                 if not self._control and self.history.snapshot is None:
                     self._go_on()
                 if self._control:
-                    piece = self._take_control(max_bytes - size)
+                    self._put_control(max_bytes - size, outbox)
                 elif self.history.snapshot is not None:
-                    piece = self._changes(max_bytes - size)
+                    self._put_changes(max_bytes - size, outbox)
                 else:
                     self._wait()
                     break
@@ -146,8 +146,7 @@ class ProducerStream:
                 self.failure = str(error)
                 self._end(FAILED)
                 continue
-            pieces.append(piece)
-            size += len(piece)
+            size = outbox.size - before
             if self._just_goes_on and self.history.snapshot is None and not self._control:
                 # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
                 self._wait()
@@ -225,13 +224,16 @@ class ProducerStream:
             flags = _MEMORY | (_CHECKPOINT if self.history.begins_checkpoint else 0)
         return flags | self._flags_of_all
 
-    def _changes(self, max_bytes: int) -> bytes:
-        """The next changes of the announced snapshot; empty if a filter let nothing pass."""
+    def _put_changes(self, max_bytes: int, outbox: Outbox) -> None:
+        """The next changes of the announced snapshot; none if a filter let nothing pass."""
         history = self.history
         snapshot = history.snapshot
         assert snapshot is not None
         before = history.changes_read
-        out = self._frames(max_bytes) if self._encoder is None else self._encoded(self._encoder, max_bytes)
+        if self._encoder is not None:
+            self._put_encoded(self._encoder, max_bytes, outbox)
+        else:
+            self._put_frames(max_bytes, outbox)
         count = history.changes_read - before
         if count:
             self.life.move(StreamEvent.CHANGE)
@@ -242,7 +244,6 @@ class ProducerStream:
             self._last_change_seqno < snapshot.end or self.dialect.snapshot_end is not None
         ):
             self._complete(snapshot)
-        return out
 
     def _complete(self, snapshot: Snapshot) -> None:
         """The snapshot is sent: say so where the dialect does."""
@@ -255,22 +256,26 @@ class ProducerStream:
             self.life.move(StreamEvent.SNAPSHOT_END)
             self._queue(dialect.snapshot_end())
 
-    def _frames(self, max_bytes: int) -> bytes:
+    def _put_frames(self, max_bytes: int, outbox: Outbox) -> None:
         """The store's own records are what the stream sends, or nearly so."""
         history = self.history
         expirations = history.expirations_read
-        out = history.read(max_bytes, self.opaque)
+        room = outbox.room[:max_bytes]
+        count = 0 if self.filters else history.read_into(room, self.opaque)
+        # What has no room, or must be looked at first, is made by itself.
+        apart = history.read(max_bytes, self.opaque) if not count and history.snapshot is not None else b""
         self._last_change_seqno = history.last_read_seqno
         if history.expirations_read != expirations and not self._expirations:
-            return expired_as_deleted(out)
-        return out
+            apart, count = expired_as_deleted(apart or bytes(room[:count])), 0
+        outbox.filled(count)
+        if apart:
+            outbox.put(apart)
 
-    def _encoded(self, encoder: ChangeEncoder, max_bytes: int) -> bytes:
+    def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, outbox: Outbox) -> None:
         batch = self.history.read_columns(max_bytes)
-        if not batch.num_rows:
-            return b""
-        self._last_change_seqno = batch["seqno"][-1].as_py()
-        return bytes(encoder.encode(batch))
+        if batch.num_rows:
+            self._last_change_seqno = batch["seqno"][-1].as_py()
+            outbox.put(memoryview(encoder.encode(batch)).cast("B"))
 
     @property
     def _sends_frames(self) -> bool:
@@ -347,15 +352,12 @@ class ProducerStream:
     def _queue(self, message: Message) -> None:
         self._control.append(self.dialect.addressed(message, self.vbucket.number, self.opaque))
 
-    def _take_control(self, max_bytes: int) -> bytes:
+    def _put_control(self, max_bytes: int, outbox: Outbox) -> None:
         control = self._control
-        first = control.pop(0)
-        if not control:
-            return first
-        out = bytearray(first)
-        while control and len(out) + len(control[0]) <= max_bytes:
-            out += control.pop(0)
-        return bytes(out)
+        limit = outbox.size + max_bytes
+        outbox.put(control.pop(0))
+        while control and outbox.size + len(control[0]) <= limit:
+            outbox.put(control.pop(0))
 
     def _wait(self) -> None:
         """Nothing to send: wake up when the history goes on."""

@@ -1,0 +1,51 @@
+"""One piece of memory for what is sent, which is never overwritten while somebody holds on to it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.protocol.outbox import Outbox
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(0, 40))
+def test_everything_is_taken_in_its_order(parts: list[bytes], room_bytes: int) -> None:
+    outbox = Outbox(room_bytes)
+    for part in parts:
+        if len(part) <= len(outbox.room):
+            outbox.room[: len(part)] = part
+            outbox.filled(len(part))
+        else:
+            outbox.put(part)
+    assert outbox.size == sum(map(len, parts))
+    assert outbox.take() == b"".join(parts)
+    assert outbox.size == 0
+
+
+def test_what_was_taken_is_overwritten_unless_somebody_holds_on_to_it() -> None:
+    outbox = Outbox(10)
+    outbox.put(b"first")
+    first = outbox.take()
+    outbox.put(b"other")
+    assert bytes(first) == b"other"
+    second = outbox.take()
+    outbox.let_go()
+    outbox.put(b"third")
+    assert (bytes(second), bytes(outbox.take())) == (b"other", b"third")
+
+
+def test_what_is_too_large_has_memory_of_its_own_which_does_not_stay() -> None:
+    outbox = Outbox(10)
+    outbox.put(b"before ")
+    outbox.put(bytes(100))
+    large = outbox.take()
+    assert large == b"before " + bytes(100)
+    assert len(outbox.room) == 10
+    outbox.put(b"after")
+    assert large == b"before " + bytes(100)
+
+
+def test_what_was_left_half_way_is_forgotten() -> None:
+    outbox = Outbox(10)
+    outbox.put(b"half")
+    outbox.clear()
+    outbox.put(b"whole")
+    assert bytes(outbox.take()) == b"whole"
