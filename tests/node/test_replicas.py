@@ -294,3 +294,36 @@ def test_a_mover_neither_ends_nor_begins_the_reign_of_a_copy(
     assert isinstance(answer, Response)
     assert answer.status is Status.SUCCESS
     assert vbucket.state is wanted
+
+
+@pytest.mark.parametrize("flags", [dcp.OpenFlag.PRODUCER, dcp.OpenFlag(0)], ids=["source", "destination"])
+@pytest.mark.parametrize("created_again", [False, True])
+def test_a_mover_makes_nothing_active_in_the_place_of_what_was_deleted(
+    laboratory: Laboratory, flags: dcp.OpenFlag, created_again: bool
+) -> None:
+    """At the source it wanted to undo, at the destination to have confirmed, what somebody else has brought to an end:
+    an empty copy would be active beside whoever holds everything."""
+    peer = laboratory.connect().open(b"move", flags=flags)
+    laboratory.bucket.delete_vbucket(0)
+    if created_again:
+        laboratory.bucket.create_vbucket(0, VbucketState.REPLICA)
+    request = memcached.SetVbucket(vbucket=0, state=memcached.VbucketState.ACTIVE)
+    (answer,) = peer.send(request)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.KEY_EEXISTS
+    left = laboratory.bucket.existing(0)
+    assert (left is None) is not created_again
+    assert left is None or left.state is VbucketState.REPLICA
+    (answer,) = laboratory.connect("operator").send(request)
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+
+
+def test_a_mover_makes_a_source_active_again_that_died(laboratory: Laboratory) -> None:
+    peer = laboratory.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
+    laboratory.bucket.vbucket(1).set_state(VbucketState.DEAD, heir="move")
+    (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+    assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE

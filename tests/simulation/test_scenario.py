@@ -10,10 +10,18 @@ import pytest
 from tests.simulation.follower import Habits
 from tests.simulation.node import ALL
 from tests.simulation.scenario import Outcome, replay, run, shrink
-from tests.simulation.world import Plan, Script
+from tests.simulation.world import Action, Plan, Script
 
 SEEDS = 500
 CHUNK = 50
+
+#: The first of those that take over the first vbucket, to the second machine, gets on.
+TAKING_OVER: list[Action] = [
+    ("relay", 0, 0, "source", ALL, ALL, ALL),
+    ("disk", 0),
+    ("relay", 0, 0, "destination", ALL, ALL, ALL),
+    ("disk", 1),
+]
 
 #: Histories that once ended badly, made short: what a seed means changes whenever its author learns something.
 ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
@@ -62,6 +70,26 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("relay", 0, 0, "source", ALL, ALL, ALL),
             ("takeover", 0, 1, "mover"),
             ("mover", 0, 1, "replaced to undo"),
+        ],
+    ),
+    # Seed 7213: a mover that wants to undo has heard that the source is dead, and by the time it acts an empty copy
+    # stands there, because another mover was quicker and the source of no use any more.
+    "undo at a source that was deleted meanwhile": (
+        Plan(machines=3, keys=2),
+        [
+            ("connect", 2, 0),
+            ("move", 2, ALL, ALL, ALL),
+            ("takeover", 0, 1, "mover"),
+            ("takeover", 0, 2, "mover"),
+            *TAKING_OVER * 8,
+            ("mover", 0, 1, "replaced to undo"),
+            ("mover", 0, 1, "connect"),
+            ("relay", 0, 1, "source", ALL, ALL, ALL),
+            ("relay", 0, 1, "source", ALL, ALL, ALL),
+            ("relay", 0, 1, "destination", ALL, ALL, ALL),
+            ("relay", 0, 1, "destination", ALL, ALL, ALL),
+            ("relay", 0, 1, "source", ALL, ALL, ALL),
+            ("delete", 0, 0),
         ],
     ),
 }

@@ -41,29 +41,34 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     """Answered when the state is on disk: who was told that a vbucket is dead may rely on it."""
     node, state = session.node, model_state(request.state)
     vbucket = node.bucket.existing(request.vbucket)
+    _check_mover(session, vbucket, state)
     if vbucket is None:
         node.bucket.create_vbucket(request.vbucket, state)
     else:
-        _check_mover(session, vbucket, state)
         vbucket.set_state(state)
     return when_all_durable(session, request, success(request))
 
 
-def _check_mover(session: Session, vbucket: Vbucket, state: VbucketState) -> None:
+def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState) -> None:
     """What a mover has asked may be otherwise by now, and others may move the same vbucket.
 
-    It may take back only what was handed over under its own name. At the destination it confirms who is active, and
-    makes copies that wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An
-    operator, who has not opened the connection for streams, may know better.
+    It may take back only what was handed over under its own name: not what takes the place of a source that somebody
+    has deleted, because its heir has everything. At the destination it confirms who is active, and makes copies that
+    wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An operator, who has
+    not opened the connection for streams, may know better.
     """
-    stream, active = session.stream, vbucket.state is VbucketState.ACTIVE
-    producer = getattr(stream, "producer", None)
-    heir = vbucket.heir if state is VbucketState.ACTIVE else ""
-    if producer is not None and heir not in ("", producer.heir):
-        raise KeyExists(f"this copy died for {heir!r}: whoever that was may be active")
-    if isinstance(stream, ReplicaConnection) and active is not (state is VbucketState.ACTIVE):
-        why = f"this copy is {vbucket.state.value}: no mover makes it {state.value}"
-        raise KeyExists(f"{why}, an operator may on a connection of his own", vbucket=vbucket.number)
+    stream, now = session.stream, None if vbucket is None else vbucket.state
+    producer, activates = getattr(stream, "producer", None), state is VbucketState.ACTIVE
+    allowed = True
+    if producer is not None and activates:
+        allowed = now in (VbucketState.DEAD, VbucketState.ACTIVE)
+        if vbucket is not None and vbucket.heir not in ("", producer.heir):
+            raise KeyExists(f"this copy died for {vbucket.heir!r}: whoever that was may be active")
+    elif isinstance(stream, ReplicaConnection):
+        allowed = activates is (now is VbucketState.ACTIVE)
+    if not allowed:
+        why = f"this copy is {now.value if now else 'not there'}: no mover makes it {state.value}"
+        raise KeyExists(f"{why}, an operator may on a connection of his own")
 
 
 @command(DeleteVbucket, role=Role.ADMIN)
