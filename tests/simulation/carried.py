@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from tests.simulation.copies import unanswered
 from tests.simulation.node import ALL, Link, Machine
+from upriver.node.replicas import ReplicaConnection
 from upriver.protocol import mover as steps
 from upriver.protocol.mover import Goal, Mover
 
@@ -67,6 +69,13 @@ class Carried:
             if not self.machine.owns(number)
             and (number not in moves or moves[number].phase.over or moves[number].phase is steps.Phase.RESTING)
         ]
+
+    @property
+    def waiting(self) -> list[int]:
+        """The vbuckets whose request is not answered."""
+        beside = self._links.get(DESTINATION)
+        connection = None if beside is None else beside.session.stream
+        return unanswered(connection.replica.consumer) if isinstance(connection, ReplicaConnection) else []
 
     def receive(self, link: Link, data: bytes) -> None:
         """Bytes of one side have come."""

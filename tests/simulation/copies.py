@@ -4,11 +4,17 @@ from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
 from upriver.node.replicas import RETRY_S
-from upriver.protocol.consumer import ConsumerOptions
+from upriver.protocol.consumer import Consumer, ConsumerOptions
 from upriver.protocol.intake import Intake
 from upriver.protocol.replica import Replica
+from upriver.protocol.streams import StreamState
 from upriver.wire import Framer, Response, dcp, upr
 from upriver.wire.framing import MEMCACHED
+
+
+def unanswered(consumer: Consumer) -> list[int]:
+    """The vbuckets for whose stream the producer was asked, or for its log first, and has not been heard."""
+    return [number for number, stream in consumer.streams.items() if stream.life.state is StreamState.REQUESTED]
 
 
 class Copies:
@@ -23,6 +29,7 @@ class Copies:
         self.replica: Replica | None = None
         self._opaque = 0
         machine.on_fall = self._fall
+        machine.on_roles = self._tell_roles
 
     def __str__(self) -> str:
         return self.name
@@ -58,6 +65,11 @@ class Copies:
             for number in range(self.machine.vbuckets)
             if not self.machine.owns(number) and ((stream := streams.get(number)) is None or stream.life.ended)
         ]
+
+    @property
+    def waiting(self) -> list[int]:
+        """The vbuckets whose request is not answered."""
+        return [] if self.replica is None else unanswered(self.replica.consumer)
 
     def receive(self, link: Link, data: bytes) -> None:
         """Bytes of the source have come, in whatever pieces."""
@@ -103,6 +115,13 @@ class Copies:
         """Our own machine is down."""
         if self.link is not None:
             self.link.cut()
+
+    def _tell_roles(self, numbers: set[int]) -> None:
+        """Somebody gave our copies other roles, a turn ago."""
+        for number in sorted(numbers):
+            if self.replica is not None:
+                self.replica.role_taken(number)
+        self._pass_on()
 
     def attend(self) -> None:
         """Nobody has to look after a machine's own copies."""

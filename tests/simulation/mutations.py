@@ -19,6 +19,7 @@ from upriver.model import rollback as rules
 from upriver.node.source import EngineSource
 from upriver.protocol import negotiation as negotiations
 from upriver.protocol import producer as producers
+from upriver.protocol.consumer import Consumer
 from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.handover import Handover
 from upriver.protocol.mover import Goal, Mover
@@ -489,6 +490,28 @@ def upr_resumes_in_mid_snapshot() -> list[Change]:
         return entry, position.seqno if shared else 0
 
     return [(negotiations, "resume_by_entry", instead)]
+
+
+@mutation
+def answers_are_about_any_branch() -> list[Change]:
+    """A copy that was active for a moment takes the answer to what it had asked before."""
+    return [(negotiations.Negotiation, "_check_unmoved", lambda self: None)]
+
+
+@mutation
+def streams_outlive_an_interlude() -> list[Change]:
+    """A stream goes on into a copy that was active for a moment, behind what it wrote then."""
+
+    def state_only(self: ReceivingStream) -> bool:
+        return self.copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
+
+    return [(ReceivingStream, "_is_ours", property(state_only))]
+
+
+@mutation
+def roles_are_no_news() -> list[Change]:
+    """Whoever receives is not told that its copy has another role: it waits until its source says something."""
+    return [(Consumer, "role_taken", lambda self, vbucket: None)]
 
 
 @mutation

@@ -17,6 +17,7 @@ from upriver.model import VbucketState
 from upriver.node.cluster_config import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import Entrance
+from upriver.node.role_news import RoleNews
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamConnection, StreamService
@@ -101,6 +102,8 @@ class Machine:
         self.links: list[Link] = []
         #: Called when it goes down, whatever the reason: the connections that it made itself are gone too.
         self.on_fall: Callable[[], object] = lambda: None
+        #: Called when some copies took on a role, for what is received over those.
+        self.on_roles: Callable[[set[int]], object] = lambda _numbers: None
         self._duty: Iterator[None] | None = None
         self.start()
 
@@ -137,6 +140,7 @@ class Machine:
         )
         self.service = self.state.streams = StreamService(self.state)
         self.state.tap = TapService(self.state)
+        RoleNews(self.state, lambda numbers: self.on_roles(numbers))
         self.up = True
 
     def vbucket(self, number: int) -> Vbucket:

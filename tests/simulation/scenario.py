@@ -109,6 +109,8 @@ class Author:
         self.length = rng.randrange(6, 40)
         if seed % 10 == 2:  # not drawn with the others, for the histories of all other seeds stay what they were
             self.faults.append("delete")
+        elif seed % 10 == 3:
+            self.faults.append("interlude")
 
     def events(self) -> Iterator[Action]:
         if self.seed % 20 == 7:
@@ -117,6 +119,9 @@ class Author:
             yield from self._log_in_between()
         elif self.seed % 20 == 12:
             yield from self._deleted_under_streams()
+        elif self.seed % 20 == 3:
+            yield from self._past()
+            yield from self._interlude(0)
         if self.rng.random() < 0.7:
             yield from self._past()
         if self.rng.random() < 0.3:
@@ -138,6 +143,8 @@ class Author:
                 yield from self._relays() if self.world.moving and self.rng.random() < 0.6 else self._streams()
             else:
                 yield from self._fault()
+        if self.seed % 20 == 13:
+            yield from self._silent_interlude(self._vbucket())
 
     def _past(self) -> Iterator[Action]:
         """A common past: what follows happens to copies that hold something whole already."""
@@ -218,14 +225,17 @@ class Author:
                 yield ("mover", v, which, rng.choice(what))
             if rng.random() < 0.1:
                 yield ("write", world.owner[v], v, "set", rng.randrange(world.plan.keys))
+            if "interlude" in self.faults and rng.random() < 0.1:
+                n = world.machines.index(moving.machines[DESTINATION])
+                yield ("blink", n, v, rng.randrange(world.plan.keys))
 
     # Coincidences that chance alone seldom brings about.
 
-    def _some(self, n: int, count: int) -> Iterator[Action]:
+    def _some(self, n: int, count: int, v: int = 0) -> Iterator[Action]:
         """Writes that overwrite each other."""
         for _ in range(count):
             kind = self.rng.choice(("set", "set", "set", "delete"))
-            yield ("write", n, 0, kind, self.rng.randrange(self.world.plan.keys))
+            yield ("write", n, v, kind, self.rng.randrange(self.world.plan.keys))
 
     def _fed(self, f: int, n: int, packets: int) -> Iterator[Action]:
         """A follower asks a machine, and gets about so many packets."""
@@ -338,6 +348,72 @@ class Author:
         for f in others:
             for _ in range(rng.randint(1, 4)):
                 yield ("move", f, ALL, rng.choice((1, ALL)), ALL)
+
+    def _interlude(self, v: int) -> Iterator[Action]:
+        """A copy is something else for a moment while nobody has answered its request, or its question for a log."""
+        rng, world = self.rng, self.world
+        consumers, owner = len(world.consumers), world.owner[v]
+        others = [n for n in range(len(world.machines)) if n != owner]
+        waiting = [n for n in others if v in world.replicas[n].waiting]
+        n = rng.choice(waiting or others)
+        f = consumers + n
+        if not waiting:
+            if rng.random() < 0.5:
+                yield from self._fed(f, owner, ALL)
+            yield from self._some(owner, rng.randint(0, 2), v)
+            yield ("connect", f, owner if rng.random() < self.loyalty else rng.randrange(len(world.machines)))
+            if rng.random() < 0.3:  # on `upr` the log is known, and the request is next
+                yield ("move", f, ALL, 1, ALL)
+        # It is on its way still, or was read, or answered.
+        yield ("move", f, rng.choice((0, 30, ALL)), rng.choice((0, 1)), 0)
+        for _ in range(rng.choice((1, 1, 2))):
+            yield from rng.choice((self._usurped, self._usurped, self._replaced, self._given_away))(n, v)
+            if rng.random() < 0.3:
+                yield ("turn", n)
+        for _ in range(rng.randint(1, 4)):
+            yield ("move", f, ALL, rng.choice((1, ALL)), rng.choice(PIECES))
+
+    def _silent_interlude(self, v: int) -> Iterator[Action]:
+        """The same under a stream that stands, and then nobody writes any more: no source says that it is in vain."""
+        owner = self.world.owner[v]
+        n = self.rng.choice([n for n in range(len(self.world.machines)) if n != owner])
+        yield from self._fed(len(self.world.consumers) + n, owner, ALL)
+        yield from self.rng.choice((self._usurped, self._replaced))(n, v)
+
+    def _own_writes(self, n: int, v: int) -> Iterator[Action]:
+        """What an active copy does: nothing, or a branch of its own, which its disk may know and the others may not."""
+        rng = self.rng
+        if rng.random() < 0.2:
+            yield ("turn", n)
+        yield from self._some(n, rng.randint(0, 3), v)
+        if rng.random() < 0.3:
+            yield from self._some(self.world.owner[v], rng.randint(1, 3), v)
+        if rng.random() < 0.3:
+            yield ("disk", n)
+
+    def _usurped(self, n: int, v: int) -> Iterator[Action]:
+        """It is active beside the owner."""
+        yield ("usurp", n, v)
+        yield from self._own_writes(n, v)
+        if self.rng.random() < 0.2:
+            yield ("flush", v, n)
+            yield from self._own_writes(n, v)
+        yield ("reach", n)
+
+    def _given_away(self, n: int, v: int) -> Iterator[Action]:
+        """It is active instead of the owner, who is told, and then again."""
+        owner = self.world.owner[v]
+        yield ("promote", v, n, "told", "kept")
+        yield from self._own_writes(n, v)
+        yield ("promote", v, owner, "told", "kept")
+
+    def _replaced(self, n: int, v: int) -> Iterator[Action]:
+        """It is dead, perhaps for ever: then an empty copy takes its place."""
+        yield ("retire", n, v)
+        if self.rng.random() < 0.6:
+            yield ("disk", self.world.owner[v])
+            yield ("delete", n, v)
+        yield ("reach", n)
 
     def _deletion(self, v: int) -> Iterator[Action]:
         """A replica, or the source of a takeover that is nearly over, is of no use any more."""
@@ -496,6 +572,8 @@ class Author:
                 yield ("flush", v)
             case "delete":
                 yield from self._deletion(v)
+            case "interlude":
+                yield from self._interlude(v)
             case "purge" | "compact" | "evict":
                 if rng.random() < 0.8:
                     yield ("checkpoint", n)

@@ -27,9 +27,12 @@ FOUND = {
     "drafts-share-an-heir": 71,
     "drafts-skip-rollback": 47,
     "drafts-trust-the-compared-log": 109,
-    "tap-counts-what-was-sent": 1103,
+    "tap-counts-what-was-sent": 313,
     "evict-what-is-not-in-blocks": 27,
     "upr-resumes-in-mid-snapshot": 53,
+    "answers-are-about-any-branch": 23,
+    "streams-outlive-an-interlude": 13,
+    "roles-are-no-news": 13,
     "upr-first-marker-proves": 54,
 }
 

@@ -134,7 +134,18 @@ def test_a_script_is_replayed_exactly() -> None:
 def test_histories_are_worth_looking_at() -> None:
     """Were most events skipped, nothing would be tested: count what happened in some seeds."""
     lines = [line for seed in range(60) for line in run(seed).history]
-    happened = ("rolls back", "accepted", "state_changed", "[crash", "[promote", "-k", "!k", "[flush", "[maintain")
+    happened = (
+        "rolls back",
+        "accepted",
+        "state_changed",
+        "[crash",
+        "[promote",
+        "-k",
+        "!k",
+        "[flush",
+        "[maintain",
+        "[usurp",
+    )
     taken = (
         " alone]",
         ": moved",

@@ -291,8 +291,11 @@ class World:
         """Is it one of those between whom the vbucket is on its way?"""
         return any(machine in moving.machines.values() for moving in self.moving.get(v, ()))
 
-    def do_promote(self, v: int, n: int, old: str) -> None:
-        """An operator gives a vbucket to another copy; the old one is *down*, *told*, or *stale*: goes on unaware."""
+    def do_promote(self, v: int, n: int, old: str, receiver: str = "cut") -> None:
+        """An operator gives a vbucket to another copy; the old one is *down*, *told*, or *stale*: goes on unaware.
+
+        What has fed the new one is *cut* before, or *kept* and left to itself.
+        """
         machine, before = self.machines[n], self.owner[v]
         if not machine.up or n == before or machine.role(v) is ACTIVE:
             return
@@ -308,7 +311,8 @@ class World:
                 self.stale.add((before, v))
         self.owner[v] = n
         self._ordered.add((n, v))
-        self._lose_receiver(n)
+        if receiver == "cut":
+            self._lose_receiver(n)
         machine.vbucket(v).set_state(ACTIVE)
         self._watch(n, v)
         self._give_up(v, left)
@@ -425,6 +429,30 @@ class World:
                 continue
             machine.vbucket(v).set_state(REPLICA)
 
+    def do_usurp(self, n: int, v: int) -> None:
+        """By mistake a replica is made active beside the owner, until it is reached; what feeds it is not cut."""
+        machine = self.machines[n]
+        if machine.role(v) is REPLICA and self.owner[v] != n and v not in self.moving:
+            self.stale.add((n, v))
+            machine.vbucket(v).set_state(ACTIVE)
+
+    def do_blink(self, n: int, v: int, key: int) -> None:
+        """The same, and it is over before anybody has noticed, but for one write; also where a takeover goes to."""
+        machine = self.machines[n]
+        if machine.role(v) is REPLICA and self.owner[v] != n:
+            self.stale.add((n, v))
+            machine.vbucket(v).set_state(ACTIVE)
+            self._watch(n, v)
+            self.do_write(n, v, "set", key)
+            self._give_up_own(n, v)
+            self.stale.discard((n, v))
+            machine.vbucket(v).set_state(REPLICA)
+
+    def do_turn(self, n: int) -> None:
+        """A machine's event loop has a turn: whoever was to be told something is told."""
+        if self.machines[n].up:
+            self.machines[n].errands.run()
+
     def do_retire(self, n: int, v: int) -> None:
         """An operator has no use for a replica any more, and makes it dead."""
         machine = self.machines[n]
@@ -442,8 +470,13 @@ class World:
             machine.bucket.delete_vbucket(v)
             machine.bucket.create_vbucket(v, REPLICA)
 
-    def do_flush(self, v: int) -> None:
-        """Everything is deleted at once."""
+    def do_flush(self, v: int, n: int | None = None) -> None:
+        """Everything is deleted at once, at the owner or at one that is active beside it."""
+        if n is not None:
+            if (n, v) in self.stale and self.machines[n].role(v) is ACTIVE:
+                self._give_up_own(n, v)
+                self.machines[n].vbucket(v).flush()
+            return
         active = self._active(v)
         if active is not None:
             self._watch(self.owner[v], v)
@@ -551,6 +584,8 @@ class World:
         self.check()
         for v in range(self.plan.vbuckets):
             self._finish_move(v)
+        for n in range(len(self.machines)):
+            self._check_fed(n)
         for f in range(len(self.followers)):
             self.do_operator(f)
             for n in sorted(set(self.owner)):
@@ -592,6 +627,18 @@ class World:
             kept[str(taker)] = taker
         if kept:
             self.moving[v] = list(kept.values())
+
+    def _check_fed(self, n: int) -> None:
+        """A stream that still stands brings everything, though nobody cuts it and asks again."""
+        replica = self.replicas[n]
+        link = replica.link
+        self._drain(len(self.consumers) + n)
+        if link is None or not link.open:
+            return
+        for v in range(self.plan.vbuckets):
+            active = self._active(v)
+            if active is not None and link.machine is self.machines[self.owner[v]] and v not in replica.idle:
+                self._check_equal(n, v, active, ", fed by a stream that stands")
 
     def _catch_up(self, f: int, n: int) -> None:
         if f - len(self.consumers) == n:
@@ -652,11 +699,14 @@ class World:
     def _check_machines(self, v: int) -> None:
         active = self._active(v)
         assert active is not None
-        held = contents_of(active, self.keys[v])
-        for n, machine in enumerate(self.machines):
+        for n in range(len(self.machines)):
             if n != self.owner[v]:
-                copy = machine.vbucket(v)
-                # Who is still in its first snapshot, on `upr` perhaps for ever, has not heard of deletions either.
-                unheard_to = copy.purge_seqno if copy.whole_seqno else copy.high_seqno
-                who = f"{machine} vb{v} at {copy.high_seqno}"
-                check_same(contents_of(copy, self.keys[v]), held, who, active.purge_seqno, unheard_to)
+                self._check_equal(n, v, active)
+
+    def _check_equal(self, n: int, v: int, active: Vbucket, circumstance: str = "") -> None:
+        copy = self.machines[n].vbucket(v)
+        # Who is still in its first snapshot, on `upr` perhaps for ever, has not heard of deletions either.
+        unheard_to = copy.purge_seqno if copy.whole_seqno else copy.high_seqno
+        who = f"{self.machines[n]} vb{v} at {copy.high_seqno}{circumstance}"
+        held, expected = contents_of(copy, self.keys[v]), contents_of(active, self.keys[v])
+        check_same(held, expected, who, active.purge_seqno, unheard_to)
