@@ -4,7 +4,7 @@ import pytest
 
 from tests.protocol.paper_sink import PaperCopy
 from upriver.errors import PositionError, RollbackRequired, StatusError, TemporaryFailure
-from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
+from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.negotiation import Negotiation
 from upriver.wire import AnyResponse, Request, Response, dcp, memcached, upr
@@ -190,6 +190,24 @@ def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialec
     with pytest.raises(TemporaryFailure, match="history of its own"):
         way.answered(answer)
     assert copy.told == []
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr"])
+@pytest.mark.parametrize(
+    "answer",
+    [accepted((7, 0)), dcp.RollbackRequired(seqno=4), told((8, 0)), refused(Status.ERANGE)],
+    ids=lambda answer: answer.title(),
+)
+def test_a_copy_that_is_dead_meanwhile_keeps_what_it_has(dialect: str, answer: Response) -> None:
+    """It may be all that is left, and whoever made it dead relies on that, though he changed nothing else."""
+    copy = PaperCopy(0, StreamPosition.at(7, 5), log((7, 0)))
+    way = Negotiation(copy, 9, dialects=(dialect,))
+    way.first()
+    copy.state = VbucketState.DEAD
+    with pytest.raises(TemporaryFailure, match="dead by now"):
+        way.answered(answer)
+    assert copy.told == []
+    assert copy.failover_log == log((7, 0))
 
 
 def test_an_end_whose_state_is_gone_is_left_out_on_upr() -> None:

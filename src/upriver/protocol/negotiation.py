@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from upriver.errors import RollbackRequired, StatusError, TemporaryFailure
-from upriver.model import FailoverEntry, FailoverLog
+from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import resume_by_entry
 from upriver.protocol.sink import SinkVbucket
@@ -78,7 +78,9 @@ class Negotiation:
 
     def _check_unmoved(self) -> None:
         """Whoever made the copy active for a while began a branch, and no answer to an earlier request is about that:
-        not even a rollback, below which its own writes may lie if it was flushed."""
+        not even a rollback, below which its own writes may lie if it was flushed. And a dead copy keeps what it has."""
+        if self.copy.state is VbucketState.DEAD:
+            raise TemporaryFailure("this copy is dead by now and receives nothing", vbucket=self.copy.number)
         if self.copy.position != self._asked_at:
             raise TemporaryFailure("this copy has written a history of its own meanwhile", vbucket=self.copy.number)
 
