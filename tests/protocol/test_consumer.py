@@ -339,6 +339,26 @@ def test_states_are_answered_when_they_are_on_disk() -> None:
     assert stage.ended == [stream]
 
 
+@pytest.mark.parametrize("asked", [VbucketState.PENDING, VbucketState.ACTIVE])
+@pytest.mark.parametrize("now", [VbucketState.REPLICA, VbucketState.DEAD])
+def test_a_state_that_is_another_before_the_disk_knows_it_is_refused(asked: VbucketState, now: VbucketState) -> None:
+    """The source would die for a copy that does not wait for it, or its mover tell all of an owner who is none."""
+    stage = Stage()
+    stream = stage.open()
+    stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
+    if asked is VbucketState.ACTIVE:
+        stage.sink.reach_disk()
+        stage.sent()
+        stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.ACTIVE)))
+    stage.copies[0].state = now
+    outputs = stage.outputs
+    stage.sink.reach_disk()
+    assert stage.outputs == outputs + 1
+    assert status_of(stage.sent()) is Status.EINVAL
+    assert stage.ended == [stream]
+    assert stage.copies[0].closed
+
+
 def test_a_lost_connection_gets_no_late_answers() -> None:
     stage = Stage()
     stream, asking = stage.open(0), stage.add(1)

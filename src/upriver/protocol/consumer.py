@@ -341,6 +341,13 @@ class Consumer:
         def done() -> None:
             if stream.life.ended:
                 return
+            now = stream.copy.state
+            if now is not state:  # somebody has decided otherwise meanwhile, and the source must not rely on it
+                error = InvalidArguments(f"this copy is {now.value} by now, not {state.value}", vbucket=stream.vbucket)
+                self._refuse(message, error)
+                self._abandon(stream, error)
+                self._tell_output()
+                return
             if state is VbucketState.PENDING:
                 stream.pending_answered()
             self._send(AnyResponse(opcode=message.code, opaque=message.opaque))
