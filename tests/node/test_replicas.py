@@ -327,3 +327,19 @@ def test_a_mover_makes_a_source_active_again_that_died(laboratory: Laboratory) -
     assert isinstance(answer, Response)
     assert answer.status is Status.SUCCESS
     assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
+
+
+@pytest.mark.parametrize("now", [VbucketState.ACTIVE, VbucketState.DEAD])
+def test_a_stream_that_ends_well_under_a_copy_that_has_another_role_leaves_it(
+    laboratory: Laboratory, now: VbucketState
+) -> None:
+    """That nobody has told the connection yet is no reason to believe that the copy is whole, nor to keep it."""
+    peer, opaque = opened(laboratory, "upr")
+    peer.send(*of(opaque, upr.SnapshotMarker(), upr.Mutation(by_seqno=1, key=b"a", value=b"1", cas=5)))
+    vbucket = laboratory.bucket.vbucket(0)
+    vbucket.set_state(now)
+    peer.send(*of(opaque, upr.StreamEnd(reason=upr.EndReason.OK)))
+    assert not peer.closed
+    assert now is VbucketState.ACTIVE or vbucket.whole_seqno == 0
+    vbucket.set_state(VbucketState.REPLICA)
+    assert isinstance(peer.send(upr.AddStream(opaque=2))[-1], dcp.StreamRequest)

@@ -234,7 +234,7 @@ class ReceivingStream:
     def end(self, reason: "dcp.EndReason | upr.EndReason") -> None:
         """The producer has ended it."""
         self.life.move(StreamEvent.END)
-        if not self.modern and not int(reason):
+        if not self.modern and not int(reason) and self._is_ours:
             self._reach_end()
             self._complete()
         self._leave(reason.label)
@@ -269,7 +269,7 @@ class ReceivingStream:
     def _reach_end(self) -> None:
         """It was cut where we asked for it: that is where we stand, though the last change may lie before it."""
         position, end = self.position, self.end_seqno
-        if self._resumed_inside or end == NO_END or position.seqno >= end or not self._is_ours:
+        if self._resumed_inside or end == NO_END or position.seqno >= end:
             return
         snapshot = Snapshot(position.whole_seqno, NO_END)
         self.copy.begin_snapshot(snapshot, 0)
