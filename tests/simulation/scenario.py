@@ -227,7 +227,8 @@ class Author:
                 yield ("write", world.owner[v], v, "set", rng.randrange(world.plan.keys))
             if "interlude" in self.faults and rng.random() < 0.1:
                 n = world.machines.index(moving.machines[DESTINATION])
-                yield ("blink", n, v, rng.randrange(world.plan.keys))
+                blinks = rng.random() < 0.7
+                yield ("blink", n, v, rng.randrange(world.plan.keys)) if blinks else ("demote", n, v)
 
     # Coincidences that chance alone seldom brings about.
 

@@ -38,7 +38,8 @@ SIDES: Final = {"source": SOURCE, "destination": DESTINATION}
 #: Who takes over: a mover between two machines, or a machine by itself, in the third draft.
 Taker = Moving | DraftTakeover
 TAKERS: Final[dict[str, type[Moving] | type[DraftTakeover]]] = {"mover": Moving, "draft": DraftTakeover}
-ACTIVE, REPLICA, DEAD = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.DEAD
+ACTIVE, REPLICA = VbucketState.ACTIVE, VbucketState.REPLICA
+PENDING, DEAD = VbucketState.PENDING, VbucketState.DEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,6 +447,12 @@ class World:
             self.do_write(n, v, "set", key)
             self._give_up_own(n, v)
             self.stale.discard((n, v))
+            machine.vbucket(v).set_state(REPLICA)
+
+    def do_demote(self, n: int, v: int) -> None:
+        """Somebody makes a copy a replica that waits for a takeover, perhaps before its disk knows that it does."""
+        machine = self.machines[n]
+        if machine.role(v) is PENDING:
             machine.vbucket(v).set_state(REPLICA)
 
     def do_turn(self, n: int) -> None:
