@@ -48,6 +48,19 @@ def test_it_starts_in_a_second_and_says_when_it_is_ready_and_where() -> None:
     assert min(took) < 1 or min(own) < 1.5  # where others share the core, its own time grows, too
 
 
+def test_what_was_there_at_the_start_is_not_looked_through_for_garbage() -> None:
+    program = (
+        "import atexit, gc; from upriver.cli import main;"
+        "atexit.register(lambda: print(gc.get_freeze_count()));"
+        "main(['serve', '--port', '0', '--vbuckets', '1024'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "is served on" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert int(process.communicate(timeout=PATIENCE_S)[0]) > 10_000
+
+
 def test_it_needs_no_standard_output(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
