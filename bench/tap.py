@@ -7,6 +7,7 @@ line is the way from a write to its TAP mutation on another connection, beside a
 """
 
 import argparse
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 from bench.streams import (
+    CORES,
     KEY,
     connected,
     echoes,
@@ -71,7 +73,7 @@ def compare(value_size: int, vbuckets: int, items: int, rounds: int) -> None:
         fill(node, vbuckets, per_vbucket, value)
         raw = dump = stream = float("inf")
         for _ in range(rounds):
-            raw = min(raw, timed_sendall(pieces))
+            raw = min(raw, timed_sendall(pieces, paced=True))
             dump = min(dump, timed_dump(node, total))
             stream = min(stream, timed(node.port, changes * frame_size + vbuckets * (40 + 44), vbuckets))
     print(
@@ -111,6 +113,7 @@ def main() -> None:
         compare(value_size, vbuckets, items, options.rounds)
     serve = "-m", "upriver", "serve", "--port", "0", "--vbuckets", "1", "--log-level", "error"
     with other_process("-m", "bench.streams", "--echo", "raw") as raw_port, other_process(*serve) as node_port:
+        os.sched_setaffinity(0, CORES[:1])
         raw = sorted(echoes(raw_port))
         print_latency("a set to its TAP mutation elsewhere", sorted(deliveries(node_port)), raw)
 
