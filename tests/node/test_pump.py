@@ -7,6 +7,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
+from upriver.protocol.outbox import COPIED_BYTES
 from upriver.protocol.turns import PIECE_BYTES
 from upriver.wire import Message, dcp
 
@@ -164,7 +165,7 @@ def test_a_stream_that_fails_ends_its_own_connection_and_nobody_elses(caplog: py
 def test_what_a_transport_keeps_is_not_overwritten_by_what_others_send() -> None:
     laboratory = Laboratory(vbuckets=1)
     laboratory.bucket.create_vbuckets()
-    laboratory.write(0, b"first", b"second")
+    laboratory.write(0, b"first", b"second", value=bytes(COPIED_BYTES))
     wires: list[Wire] = []
     for peer in [laboratory.connect().open(name) for name in (b"slow", b"quick")]:
         peer.put(dcp.StreamRequest(vbucket=0, opaque=len(wires) + 1))
@@ -176,6 +177,7 @@ def test_what_a_transport_keeps_is_not_overwritten_by_what_others_send() -> None
     slow.pump.pump(slow)
     kept = b"".join(slow.written)
     assert b"second" in kept
+    assert isinstance(memoryview(slow.written[0]).obj, bytearray), "what is large is not copied"
     quick.pump.pump(quick)
     assert b"second" in b"".join(quick.written)
     assert b"".join(slow.written) == kept

@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.protocol.outbox import Outbox
+from upriver.protocol.outbox import COPIED_BYTES, Outbox
+
+LARGE = COPIED_BYTES + 1
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 40))
@@ -21,15 +23,23 @@ def test_everything_is_taken_in_its_order(parts: list[bytes], room_bytes: int) -
 
 
 def test_what_was_taken_is_overwritten_unless_somebody_holds_on_to_it() -> None:
-    outbox = Outbox(10)
-    outbox.put(b"first")
+    outbox = Outbox(LARGE)
+    outbox.put(b"1" * LARGE)
     first = outbox.take()
-    outbox.put(b"other")
-    assert bytes(first) == b"other"
+    outbox.put(b"2" * LARGE)
+    assert bytes(first) == b"2" * LARGE
     second = outbox.take()
     outbox.let_go()
-    outbox.put(b"third")
-    assert (bytes(second), bytes(outbox.take())) == (b"other", b"third")
+    outbox.put(b"3" * LARGE)
+    assert (bytes(second), bytes(outbox.take())) == (b"2" * LARGE, b"3" * LARGE)
+
+
+def test_what_is_small_is_copied_so_that_nobody_holds_on_to_all_the_memory() -> None:
+    outbox = Outbox(LARGE)
+    outbox.put(bytes(COPIED_BYTES))
+    assert isinstance(outbox.take(), bytes)
+    outbox.put(bytes(LARGE))
+    assert isinstance(outbox.take(), memoryview)
 
 
 def test_what_is_too_large_has_memory_of_its_own_which_does_not_stay() -> None:

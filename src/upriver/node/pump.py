@@ -80,7 +80,7 @@ class Pump(abc.ABC):
 
     @abc.abstractmethod
     def produce(self) -> Buffer:
-        """The next piece to send; empty if there is nothing, or no room for it. It may stand in the node's outbox."""
+        """The next piece to send; empty if there is nothing, or no room for it. A view stands in the node's outbox."""
 
     @property
     @abc.abstractmethod
@@ -147,7 +147,8 @@ class Pump(abc.ABC):
             transport.write(memoryview(data))  # asyncio cuts off what it could send, which shall not be a copy
             written += len(data)
             if self.blocked:
-                self.node.outbox.let_go()  # what the transport keeps must stay as it is
+                if isinstance(data, memoryview):
+                    self.node.outbox.let_go()  # what the transport keeps must stay as it is
                 break
             if not self.has_output:
                 break

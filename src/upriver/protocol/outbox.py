@@ -4,7 +4,12 @@ Bytes that each stream made by itself would be copied a second time when they ar
 piece is slow: the system clears its pages, and nothing of it is in the processor's cache when it is sent.
 """
 
+from typing import Final
+
 from upriver.wire.layout import Buffer
+
+#: So little is worth a copy: whoever holds on to it shall not hold on to all the memory.
+COPIED_BYTES: Final = 64 * 1024
 
 
 class Outbox:
@@ -41,14 +46,15 @@ class Outbox:
         """Forget what was put."""
         self.size = 0
 
-    def take(self) -> memoryview:
-        """All that was put. It is overwritten by what is put next, unless ``let_go`` comes before that."""
+    def take(self) -> bytes | memoryview:
+        """All that was put. If it is a view it is overwritten by what is put next, unless ``let_go`` comes before."""
         taken = self._memory[: self.size]
         self.size = 0
         if len(self._memory) > self._room_bytes:
             self.let_go()
-        return taken
+        return bytes(taken) if len(taken) <= COPIED_BYTES else taken
 
     def let_go(self) -> None:
         """Somebody holds on to what was taken: what comes next gets other memory."""
+        assert not self.size, "something was put since"
         self._memory = memoryview(bytearray(self._room_bytes))
