@@ -242,6 +242,17 @@ def test_a_write_that_fails_keeps_the_lock(vbucket: Vbucket) -> None:
     vbucket.set(b"n", b"3")
 
 
+def test_a_write_that_makes_no_sense_keeps_the_lock(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", b"1")
+    cas = vbucket.get_and_lock(b"k", 10).cas
+    with pytest.raises(TypeError):
+        vbucket.replace(b"k", "text", cas=cas)  # type: ignore[arg-type]
+    with pytest.raises(Locked):
+        vbucket.get_and_lock(b"k")
+    vbucket.replace(b"k", b"2", cas=cas)
+    assert vbucket.get(b"k").value == b"2"
+
+
 def test_whoever_waits_for_a_change_finds_it_unlocked(vbucket: Vbucket) -> None:
     vbucket.set(b"k", b"1")
     cas = vbucket.get_and_lock(b"k", 10).cas

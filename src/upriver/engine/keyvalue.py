@@ -20,7 +20,6 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
-    UpriverError,
 )
 from upriver.model import Event
 from upriver.model.record import TTL_MAX
@@ -233,13 +232,14 @@ class KeyValue:
 
     def _unlocking(self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int) -> tuple[int, int]:
         """Store over what is there. The lock goes with it, and stays if nothing is stored."""
-        lock = self.table.locks.pop(key, None)  # before, because whoever waits for changes reads at once
+        table = self.table
+        high_seqno = table.high_seqno
+        lock = table.locks.pop(key, None)  # before, because whoever waits for changes reads at once
         try:
-            return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype)
-        except UpriverError:
-            if lock is not None:
-                self.table.locks[key] = lock
-            raise
+            return table.store(Event.MUTATION, key, value, flags, expiry, datatype)
+        finally:
+            if lock is not None and table.high_seqno == high_seqno:
+                table.locks[key] = lock
 
     def _again(self, key: bytes, item: Item, expiry: int) -> tuple[int, int]:
         return self._unlocking(key, item.value, item.flags, expiry, item.datatype)
