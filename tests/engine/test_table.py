@@ -10,6 +10,7 @@ import tracemalloc
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,16 @@ def test_many_changes_with_a_large_one_among_them(table: Any, limit: int, every:
         found += seqnos(frames)
         position = done
     assert found == list(range(1 if every else 401, 601))
+
+
+def test_numbers_of_other_libraries_are_numbers_and_parts_of_numbers_are_none(table: Any) -> None:
+    table.set(b"key", b"", np.uint32(2**32 - 1), np.int64(0), np.uint64(0), np.uint8(1))
+    found = table.get(b"key")
+    assert (found.flags, found.datatype) == (2**32 - 1, 1)
+    with pytest.raises(InvalidArguments):
+        table.set(b"key", b"", np.int64(-1))
+    with pytest.raises(TypeError):
+        table.set(b"key", b"", 3.0)
 
 
 def test_reading_into_a_buffer(table: Any) -> None:

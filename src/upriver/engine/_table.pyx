@@ -36,6 +36,8 @@ cdef extern from "Python.h":
     PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
     uint64_t number_of "PyLong_AsUnsignedLongLong"(object) except? 0xFFFFFFFFFFFFFFFF
+    object index_of "PyNumber_Index"(object)
+    bint PyLong_Check(object)
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
@@ -940,7 +942,7 @@ cdef inline uint64_t within(Table self, number, uint64_t most) except? 0xFFFFFFF
     cdef uint64_t given = 0
     cdef bint fits
     try:
-        given = number_of(number)
+        given = number_of(number if PyLong_Check(number) else index_of(number))
         fits = given <= most
     except OverflowError:
         fits = False

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import heapq
 import math
+import operator
 import random
 import struct
 from bisect import bisect_right
@@ -776,7 +777,7 @@ class Table:
         self, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0, rev_seqno: int = 0
     ) -> None:
         for number, bits in ((flags, 32), (expiry, 32), (datatype, 8), (cas, 64), (rev_seqno, 64)):
-            if not 0 <= number < 1 << bits:
+            if not 0 <= operator.index(number) < 1 << bits:
                 raise InvalidArguments(f"{number} is not a number from 0 to {(1 << bits) - 1}", vbucket=self.vbucket)
 
     def _check_room(self, key: bytes, value: bytes, event: int = Event.MUTATION) -> None:
