@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from upriver.client import Address, KvClient
+from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.pipelines.repair import Mark, Repair
+from upriver.pipelines.repair import Repair
 from upriver.pipelines.replicate import ReplicateOptions, selection
+from upriver.pipelines.target import Ground
 
 Nodes = tuple[EmbeddedNode, EmbeddedNode]
 
@@ -59,10 +61,15 @@ def test_a_copy_is_forced_to_hold_what_its_source_holds(nodes: Nodes) -> None:
         assert await contents(nodes[1], KEYS) == await contents(nodes[0], KEYS) == expected
         assert work.keys == 5
         assert sorted(marks) == [0, 1, 2, 3]
-        assert await work.changed(marks) == []
-        assert await work.changed({2: Mark(marks[2].vbucket_uuid + 1, 0)}) == [2]
+        assert await work.grounds(marks) == {number: mark.ground for number, mark in marks.items()}
         nodes[0].call(setattr, nodes[0].bucket.vbucket(3).table, "purge_seqno", 1)  # a deletion was forgotten
-        assert await work.changed(marks) == [3]
+        nodes[0].call(nodes[0].bucket.vbucket(2).set_state, VbucketState.DEAD)
+        assert await work.grounds(marks) == {
+            0: marks[0].ground,
+            1: marks[1].ground,
+            3: Ground(marks[3].vbucket_uuid, 1),
+        }
+        nodes[0].call(nodes[0].bucket.vbucket(2).set_state, VbucketState.ACTIVE)
         again = repair(nodes)
         await again.run(range(4))
         assert again.keys == 0

@@ -18,6 +18,7 @@ from tests.pipelines.looks import changes, held, vbuckets
 from tests.pipelines.running import Running
 from upriver.client import KvClient, SyncKvClient
 from upriver.errors import OptionError, PipelineFailed
+from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines import run
 from upriver.pipelines.directory import RunDirectory
@@ -159,6 +160,19 @@ def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_
         place = Place.whole_at(number, before.vbucket_uuid, before.high_seqno)
         (offsets / "0").write_text("v1\n{}\n" + json.dumps(Offset([place]).packed()))
         (directory.spark / "commits" / "0").write_text("v1\n{}")
+        vbucket = source.bucket.vbucket(number)
+        source.call(vbucket.set_state, VbucketState.DEAD)
+        job.idle()  # the stream is whole up to there, but nobody can say what it stood on
+        assert directory.read("repairs.json") == kept
+        source.call(vbucket.set_state, VbucketState.ACTIVE)
+        with SyncKvClient(target.address) as b:
+            b.set_with_meta("k", b"lost", rev_seqno=99, cas=99)
+        source.call(setattr, vbucket.table, "purge_seqno", 1)  # a deletion was forgotten before the stream got there
+        job.idle()
+        assert held(target.address, ["k"]) == {"k": b"right"}
+        now = vbuckets(source.address)[number]
+        place = Place.whole_at(number, now.vbucket_uuid, now.high_seqno)
+        (offsets / "0").write_text("v1\n{}\n" + json.dumps(Offset([place]).packed()))
         job.idle()  # the stream is whole up to there
         assert directory.read("repairs.json") == {}
 

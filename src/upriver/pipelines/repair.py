@@ -10,8 +10,8 @@ so that what one side has lost comes back from the other.
 
 What was read may itself be lost by another failover before the stream has passed it; or a key that it held is deleted
 and the deletion forgotten, of which a stream from the beginning says nothing. So each repair leaves a *mark*, the
-ground that it was read on and the source's high seqno, and is done again if the ground is another one before the stream
-is proven whole up to that seqno.
+ground that it was read on and the source's high seqno, and is done again if the ground is another one when the stream
+is proven whole up to that seqno, or before. While nobody has the vbucket the mark stays.
 """
 
 import time
@@ -90,15 +90,14 @@ class Repair:
             await target.close()
         return marks
 
-    async def changed(self, marks: dict[int, Mark]) -> list[int]:
-        """Those marked vbuckets whose repairs stand on nothing any more."""
+    async def grounds(self, vbuckets: Iterable[int]) -> dict[int, Ground]:
+        """What a read of these vbuckets would stand on now; without those that nobody has at the moment."""
         cluster = Cluster(self._addresses[0])
         try:
-            states = await active_vbuckets(cluster, sorted(marks))
+            states = await active_vbuckets(cluster, sorted(vbuckets))
         finally:
             await cluster.close()
-        now = {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
-        return [number for number, ground in now.items() if ground != marks[number].ground]
+        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
 
     async def _groups(self, source: Cluster, numbers: list[int]) -> list[list[int]]:
         states = await active_vbuckets(source, numbers)

@@ -142,12 +142,14 @@ class Replicate(Pipeline):
         assert self.directory is not None
         directory = RunDirectory(self.directory)
         done = directory.reached().places
-        before = dict(self._marks)
-        for number, mark in before.items():
-            place = done.get(number)
-            if place is not None and place.vbucket_uuid == mark.vbucket_uuid and place.whole_seqno >= mark.high_seqno:
+        before, due = dict(self._marks), set(rolled_back)
+        # Asked for after it is known how far the stream is: what it has read stood on this ground, or one before it.
+        for number, ground in (await self._repair.grounds(before) if before else {}).items():
+            mark, place = before[number], done.get(number)
+            if ground != mark.ground:
+                due.add(number)
+            elif place is not None and place.vbucket_uuid == mark.vbucket_uuid and place.whole_seqno >= mark.high_seqno:
                 del self._marks[number]
-        due = rolled_back | set(await self._repair.changed(self._marks) if self._marks else ())
         if due:
             self._marks |= await self._repair.run(due)
         if self._marks != before:
