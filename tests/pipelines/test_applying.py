@@ -173,13 +173,16 @@ def test_what_the_stream_has_passed_is_not_looked_at_any_more_though_a_filter_hi
     assert applier.counts.read_again == 0
 
 
-def test_what_was_read_of_a_vbucket_that_is_away_is_looked_at_when_it_is_back(cluster: Cluster) -> None:
+@pytest.mark.parametrize("reached", [Offset([]), Offset([Place(0, 1, 3)])])
+def test_what_was_read_of_a_vbucket_that_is_away_is_looked_at_when_it_is_back(
+    cluster: Cluster, reached: Offset
+) -> None:
     memory = Memory({(0, b"a"): b"v"}, Progress("q", 0, {0: Ahead(1, 1, 1)}))
     vbucket = cluster.vbuckets[0]
     for key, delete in (("a", False), ("a", True), ("b", False)):
         vbucket.write(key, delete=delete)
     vbucket.purge()
-    applier = Applier(memory, cluster, "q")
+    applier = Applier(memory, cluster, "q", lambda: reached)
     away = cluster.vbuckets.pop(0)
     applier.apply(table([row(0, 3, "mutation", b"b", value_of(3))]), 1)  # it was read before
     cluster.vbuckets[0] = away

@@ -82,8 +82,7 @@ class Applier:
             return
         is_mark = pc.is_in(changes.column("event"), pa.array(OF_VBUCKETS))
         marks = changes.filter(is_mark)
-        ahead = self._not_passed(progress.ahead)
-        left, unseen = self._look(ahead)
+        ahead, left, unseen = self._look(progress.ahead)
         again = set(marks.column("vbucket").to_pylist()) | left
         self._read_again(again, ahead)
         rows = changes.filter(pc.invert(is_mark))
@@ -98,25 +97,31 @@ class Applier:
 
     def settle(self) -> None:
         """Look whether what was read is still true; for times when no batch comes."""
-        ahead = self._not_passed(self.begin().ahead)
-        left, _ = self._look(ahead)
+        ahead, left, _ = self._look(self.begin().ahead)
         self._read_again(left, ahead)
 
-    def _not_passed(self, ahead: Mapping[int, Ahead]) -> dict[int, Ahead]:
-        """Without what batches have passed: rows alone do not tell it, because filters leave some out."""
-        places = self._reached().places if ahead else {}
-        return {
+    def _look(self, ahead: Mapping[int, Ahead]) -> tuple[dict[int, Ahead], set[int], set[int]]:
+        """What is still ahead, the vbuckets whose reads stand on nothing any more, and those of which nobody can tell.
+
+        What batches have passed, on the ground of the read, is not ahead any more. Rows alone do not tell that, because
+        filters leave some out; nor do places alone, because nobody could say whether the ground was the same.
+        """
+        if not ahead:
+            return {}, set(), set()
+        places = self._reached().places
+        now = self._source.grounds(ahead)
+        left = {number for number, ground in now.items() if ground != ahead[number].ground}
+        unseen = ahead.keys() - now.keys()
+        still = {
             number: read
             for number, read in ahead.items()
-            if (place := places.get(number)) is None
+            if number in left
+            or number in unseen
+            or (place := places.get(number)) is None
             or place.vbucket_uuid != read.vbucket_uuid
             or place.seqno < read.until_seqno
         }
-
-    def _look(self, ahead: Mapping[int, Ahead]) -> tuple[set[int], set[int]]:
-        """The vbuckets whose reads stand on nothing any more, and those of which nobody can tell now."""
-        now = self._source.grounds(ahead) if ahead else {}
-        return {number for number, ground in now.items() if ground != ahead[number].ground}, ahead.keys() - now.keys()
+        return still, left, unseen
 
     def _read_again(self, vbuckets: Collection[int], ahead: dict[int, Ahead]) -> None:
         """Replace these vbuckets, some at a time: each of them is whole after its transaction."""
