@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 #: Nothing is kept longer than asked for: the history says when to compact and to purge.
 RETENTION = Retention(history_s=0, history_bytes=0, tombstone_s=0)
-#: More bytes than anybody sends.
-ALL: Final = 2**30
+#: More bytes than anybody sends; a producer sets so much memory aside whenever it is asked for them.
+ALL: Final = 2**20
 Duty = Literal["expire", "purge", "compact", "evict"]
 
 
