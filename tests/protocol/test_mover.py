@@ -362,6 +362,70 @@ def test_what_the_destination_may_have_handed_on_is_not_undone(state: VbucketSta
     assert world.states() == (DEAD, state)
 
 
+def turn_round(world: MovingWorld, goal: Goal) -> None:
+    """Whoever was the destination is the source of another mover."""
+    for link in Link:
+        world.cut(link)
+    world.nodes = {Link.SOURCE: world.destination, Link.DESTINATION: world.source}
+    world.mover = Mover("b->a", [0], goal)
+    world.mover.start()
+
+
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
+@pytest.mark.parametrize("heir", ["a->c", ""])
+def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Goal, heir: str) -> None:
+    """The source was given up long ago and does not know it; its successor died, and nobody has its writes yet."""
+    world = written(Goal.REPLICATE)
+    world.settle()
+    successor = world.destination.bucket.vbucket(0)
+    successor.set_state(ACTIVE)
+    world.destination.write(0, b"acknowledged")
+    successor.set_state(DEAD, heir=heir)
+    for link in Link:
+        world.cut(link)
+    world.mover = Mover("a->b", [0], goal)
+    world.mover.start()
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert "holds what the source does not" in world.move.reason
+    assert world.states() == (ACTIVE, DEAD)
+    assert successor.heir == heir
+    assert b"acknowledged" in world.contents(Link.DESTINATION)
+
+
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
+@pytest.mark.parametrize("more", [False, True])
+def test_a_dead_destination_is_fed_by_whoever_shares_all_of_it(goal: Goal, more: bool) -> None:
+    """The source was promoted from its replica, and may know its branch but not how that ended."""
+    world = written(Goal.REPLICATE)
+    world.settle()
+    if more:
+        for link in Link:
+            world.cut(link)
+        world.source.write(0, b"acknowledged")
+    world.source.bucket.vbucket(0).set_state(DEAD)
+    world.destination.bucket.vbucket(0).set_state(ACTIVE)
+    turn_round(world, goal)
+    world.settle()
+    if more:
+        assert world.move.phase is Phase.FAILED
+        assert b"acknowledged" in world.contents(Link.DESTINATION)
+    else:
+        assert world.move.phase is (Phase.MOVED if goal is Goal.TAKE_OVER else Phase.STREAMING)
+
+
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
+def test_what_was_taken_over_may_come_back(goal: Goal) -> None:
+    world = written()
+    world.settle()
+    assert world.states() == (DEAD, ACTIVE)
+    world.destination.write(0, b"newer")
+    turn_round(world, goal)
+    world.settle()
+    assert world.states() == ((DEAD, ACTIVE) if goal is Goal.TAKE_OVER else (ACTIVE, REPLICA))
+    assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
+
+
 def test_a_takeover_that_has_not_killed_the_source_needs_nobody_to_be_undone() -> None:
     world = written()
     world.reachable[Link.DESTINATION] = False

@@ -49,6 +49,7 @@ def test_whose_answer_it_is() -> None:
         upr.AddStreamResponse(stream_opaque=5).encode(),
         AnyResponse(opcode=0x50).encode(),
         memcached.GetVbucketResponse(state=memcached.VbucketState.DEAD).encode(),
+        memcached.GetAllVbucketSeqnosResponse().encode(),
     ):
         assert is_for_mover(answer)
     for other in (AnyResponse(opcode=0x5B).encode(), AnyResponse(opcode=0x53).encode(), dcp.StreamRequest().encode()):

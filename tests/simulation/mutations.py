@@ -375,6 +375,12 @@ def replication_takes_over() -> list[Change]:
 
 
 @mutation
+def feed_whoever_is_dead() -> list[Change]:
+    """A mover makes a dead copy a replica whatever it holds: who was given up rolls back what a takeover has left."""
+    return [(Mover, "_when_nothing_is_lost", lambda self, move, then: then())]
+
+
+@mutation
 def forget_the_heir() -> list[Change]:
     """A source does not remember for whom it died: another takeover goes on with it."""
     set_state = Vbucket.set_state

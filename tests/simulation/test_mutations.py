@@ -22,6 +22,7 @@ FOUND = {
     "purge-past-open-streams": 274,
     "compact-announced-snapshots": 35,
     "undo-without-asking": 37,
+    "feed-whoever-is-dead": 38,
     "forget-the-heir": 71,
     "who-was-demoted-becomes-active": 857,
     "drafts-share-an-heir": 71,

@@ -92,6 +92,34 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("delete", 0, 0),
         ],
     ),
+    # The first machine is given up and comes back unaware, while its successor is dead for an heir who has not heard of
+    # its last write: a mover that still carries the first to the second must not roll that back.
+    "a dead copy is fed by whom it succeeded": (
+        Plan(machines=3, keys=2, carried=True),
+        [
+            ("write", 0, 0, "set", 0),
+            ("connect", 1, 0),
+            *[("move", 1, ALL, ALL, ALL)] * 3,
+            ("disk", 0),
+            ("promote", 0, 1, "down"),
+            ("takeover", 0, 2, "mover"),
+            *[
+                ("relay", 0, 0, "source", ALL, ALL, ALL),
+                ("disk", 1),
+                ("relay", 0, 0, "destination", ALL, ALL, ALL),
+                ("disk", 2),
+            ]
+            * 6,
+            ("write", 1, 0, "set", 1),
+            ("disk", 1),
+            ("relay", 0, 0, "source", ALL, ALL, ALL),
+            ("disk", 1),
+            ("mover", 0, 0, "source"),
+            ("start", 0, "alone"),
+            ("connect", 1, 0),
+            *[("move", 1, ALL, ALL, ALL), ("disk", 1), ("turn", 1)] * 4,
+        ],
+    ),
 }
 
 

@@ -15,7 +15,9 @@ which name, and lets no other mover go on with the takeover or undo it.) Then fo
 source        destination  what is done
 ============  ===========  =============================================================
 whatever      active       it is taken over: have that confirmed from disk, push the map
-active        not active   take over; or, if it shall be undone, nothing is left to do
+active        not active   take over; or, if it shall be undone, nothing is left to do. A
+                           dead destination may be all that another takeover has left: it
+                           is fed only if the source holds everything that it does
 dead          pending      a takeover was interrupted: go on with it, or undo it, the
                            destination first: replica there, then active here
 dead          other        undone if that is wanted and the destination was never active
@@ -41,14 +43,16 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from upriver.errors import WireError
-from upriver.model import VbucketState
+from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.protocol.relay import Cutter, decoded, is_for_mover
 from upriver.wire import Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
 from upriver.wire.layout import Buffer
+
+T = TypeVar("T")
 
 #: A takeover that breaks off for a reason other than a lost connection is begun so often.
 ATTEMPTS_MAX: Final = 3
@@ -372,7 +376,7 @@ class Mover:
         # The destination is pending, on disk, before the source dies: who is not has nothing to do with its death.
         interrupted = source is VbucketState.DEAD and destination is VbucketState.PENDING
         if taken and source is VbucketState.ACTIVE:
-            self._fail(move, "both nodes are active: make one of them dead, whichever has no newer writes")
+            self._fail(move, "both nodes are active: make one of them a replica, whichever has no newer writes")
         elif taken and move.goal is Goal.REPLICATE:
             self._fail(move, "the destination is active: it does not receive")
         elif taken:
@@ -395,7 +399,8 @@ class Mover:
             if answer.status is Status.SUCCESS:
                 then()
             else:
-                self._fail(move, f"the {link.value} does not become {state.value}: {answer.status.label}")
+                why = f"{answer.status.label} {getattr(answer, 'text', '')}".rstrip()
+                self._fail(move, f"the {link.value} does not become {state.value}: {why}")
 
         request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState[state.name])
         self._ask(link, request, answered)
@@ -414,26 +419,78 @@ class Mover:
         if destination not in (VbucketState.REPLICA, VbucketState.DEAD):
             then()  # not there, or still waiting for the source
             return
-        logs: dict[Link, list[int]] = {}
+
+        def compare(logs: dict[Link, FailoverLog]) -> None:
+            if logs[Link.SOURCE].index(logs[Link.DESTINATION].newest.vbucket_uuid) is not None:
+                then()
+            else:
+                why = f"the destination is {destination.value} and was active since, or fed by somebody who was"
+                self._fail(move, f"{why}: find out who is, and move the vbucket from there")
+
+        self._ask_logs(move, compare)
+
+    def _when_nothing_is_lost(self, move: Move, then: Callable[[], object]) -> None:
+        """A dead destination may be all that is left of what was written, and a source that is active need not know
+        that it was given up long ago: it must share everything that the dead copy holds."""
+
+        def compare(logs: dict[Link, FailoverLog], seqnos: dict[Link, int]) -> None:
+            place = logs[Link.SOURCE].index(logs[Link.DESTINATION].newest.vbucket_uuid)
+            shared = 0 if place is None else logs[Link.SOURCE].upper(place, seqnos[Link.SOURCE])
+            if shared >= seqnos[Link.DESTINATION]:
+                then()
+            else:
+                why = "the destination is dead and holds what the source does not, perhaps all that a takeover has left"
+                self._fail(move, f"{why}: find out who owns the vbucket; make the copy a replica if nobody needs it")
+
+        self._ask_logs(move, lambda logs: self._ask_seqnos(move, lambda seqnos: compare(logs, seqnos)))
+
+    def _ask_logs(self, move: Move, then: Callable[[dict[Link, FailoverLog]], object]) -> None:
+        def read(answer: Response) -> FailoverLog | None:
+            if not isinstance(answer, memcached.GetFailoverLogResponse) or not answer.log:
+                return None
+            return FailoverLog(tuple(FailoverEntry(entry.vbucket_uuid, entry.seqno) for entry in answer.log))
+
+        requests = {link: memcached.GetFailoverLog(vbucket=move.vbucket) for link in Link}
+        self._ask_both(move, requests, read, "failover log", then)
+
+    def _ask_seqnos(self, move: Move, then: Callable[[dict[Link, int]], object]) -> None:
+        """How far an active source and a dead destination are."""
+
+        def read(answer: Response) -> int | None:
+            found = answer.seqnos if isinstance(answer, memcached.GetAllVbucketSeqnosResponse) else ()
+            return next((each.seqno for each in found if each.vbucket == move.vbucket), None)
+
+        requests = {
+            Link.SOURCE: memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.ACTIVE),
+            Link.DESTINATION: memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.DEAD),
+        }
+        self._ask_both(move, requests, read, "high seqno", then)
+
+    def _ask_both(
+        self,
+        move: Move,
+        requests: Mapping[Link, Request],
+        read: Callable[[Response], T | None],
+        what: str,
+        then: Callable[[dict[Link, T]], object],
+    ) -> None:
+        """Ask both sides for something, and go on when both have told it."""
+        told: dict[Link, T] = {}
 
         def heard(link: Link) -> Callable[[Response], object]:
             def take(answer: Response) -> None:
-                if not isinstance(answer, memcached.GetFailoverLogResponse):
-                    self._fail(move, f"the {link.value} does not tell its failover log: {answer.status.label}")
+                found = read(answer)
+                if found is None:
+                    self._fail(move, f"the {link.value} does not tell its {what}: {answer.status.label}")
                     return
-                logs[link] = [entry.vbucket_uuid for entry in answer.log]
-                if len(logs) < len(Link):
-                    return
-                if logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
-                    then()
-                else:
-                    why = f"the destination is {destination.value} and was active since, or fed by somebody who was"
-                    self._fail(move, f"{why}: find out who is, and move the vbucket from there")
+                told[link] = found
+                if len(told) == len(Link):
+                    then(told)
 
             return take
 
-        for link in Link:
-            self._ask(link, memcached.GetFailoverLog(vbucket=move.vbucket), heard(link))
+        for link, request in requests.items():
+            self._ask(link, request, heard(link))
 
     def _revive(self, move: Move) -> None:
         self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._set(move, Phase.UNDONE))
@@ -442,8 +499,13 @@ class Mover:
         self._set(move, Phase.PREPARING)
         if destination in (VbucketState.REPLICA, VbucketState.PENDING):
             self._add_stream(move)
+        elif destination is VbucketState.DEAD:
+            self._when_nothing_is_lost(move, lambda: self._make_replica(move))
         else:
-            self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, lambda: self._add_stream(move))
+            self._make_replica(move)
+
+    def _make_replica(self, move: Move) -> None:
+        self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, lambda: self._add_stream(move))
 
     def _confirm(self, move: Move) -> None:
         """Active it says. Once more, because this is answered only when it is on disk."""

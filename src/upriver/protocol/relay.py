@@ -23,6 +23,7 @@ ASKED: Final = frozenset(
         memcached.GetVbucket,
         memcached.SetVbucket,
         memcached.GetFailoverLog,
+        memcached.GetAllVbucketSeqnos,
         memcached.SetClusterConfig,
     )
 )
