@@ -347,7 +347,7 @@ class Producer:
 
         Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
         """
-        outbox = Outbox(max_bytes)
+        outbox = Outbox(min(max_bytes, PIECE_BYTES))
         self.put(max_bytes, outbox)
         return bytes(outbox.take())
 
