@@ -431,11 +431,12 @@ class Mover:
 
     def _when_nothing_is_lost(self, move: Move, then: Callable[[], object]) -> None:
         """A dead destination may be all that is left of what was written, and a source that is active need not know
-        that it was given up long ago: it must know the branch of the dead copy and share all that is there."""
+        that it was given up long ago: it must share everything that the dead copy holds."""
 
         def compare(logs: dict[Link, FailoverLog], seqnos: dict[Link, int]) -> None:
             place = logs[Link.SOURCE].index(logs[Link.DESTINATION].newest.vbucket_uuid)
-            if place is not None and logs[Link.SOURCE].upper(place, seqnos[Link.SOURCE]) >= seqnos[Link.DESTINATION]:
+            shared = 0 if place is None else logs[Link.SOURCE].upper(place, seqnos[Link.SOURCE])
+            if shared >= seqnos[Link.DESTINATION]:
                 then()
             else:
                 why = "the destination is dead and holds what the source does not, perhaps all that a takeover has left"
