@@ -138,7 +138,7 @@ who they are; to open the name has closed whatever an earlier connection had beg
 | source | destination | what is done |
 |---|---|---|
 | any | active | it is taken over: have that confirmed from disk, push the new map |
-| active | not active | take over; nothing if it shall be undone. Fail if the destination is dead and holds what the source does not |
+| active | not active | take over; nothing if it shall be undone |
 | dead | pending | go on with the interrupted takeover; or undo it: replica there, then active here |
 | dead | other | undo it if that is wanted; else fail, for somebody else may have taken it over |
 | other | not active | fail: the source does not own it |
@@ -146,8 +146,8 @@ who they are; to open the name has closed whatever an earlier connection had beg
 
 Takeovers that broke off while the source was active may have left other pending copies. So the source remembers, on
 disk with its death, the name of the connection that it died for: a takeover of the dead copy under another name is
-refused, and so is a mover of another name that wants to undo it, and any that wants to undo what an operator made dead. Movers
-between the same two nodes must bear one name, and those between other nodes another. What a mover has asked may be otherwise a moment later, when others move the same
+refused, and so is a mover of another name that wants to undo it. Movers between the same two nodes must bear one name,
+and those between other nodes another. What a mover has asked may be otherwise a moment later, when others move the same
 vbucket: at the destination it is refused to make an active copy a replica, or another one active. An operator may
 overrule all this on a connection that is not opened for streams.
 

@@ -64,8 +64,7 @@ def test_what_fails(run: Run, node: EmbeddedNode) -> None:
 
 def test_undo(run: Run, node: EmbeddedNode) -> None:
     with start(vbuckets=8, initial_vbuckets="none") as other:
-        heir = f"upriver-mover:2:{other.address}"
-        node.call(lambda: node.bucket.vbucket(2).set_state(VbucketState.DEAD, heir=heir))
+        node.call(node.bucket.vbucket(2).set_state, VbucketState.DEAD)
         other.call(other.bucket.create_vbucket, 2, VbucketState.PENDING)
         result = run("move", "2", "--to", other.address, "--undo")
         assert (result.exit_code, result.stderr) == (0, "1 undone\n")

@@ -426,21 +426,6 @@ def test_what_was_taken_over_may_come_back(goal: Goal) -> None:
     assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
 
 
-@pytest.mark.parametrize("destination", [None, PENDING, REPLICA])
-def test_what_an_operator_made_dead_is_not_undone(destination: VbucketState | None) -> None:
-    """It takes the place of a source that was moved elsewhere and is of no use: whoever owns the vbucket is active."""
-    world = written(Goal.UNDO, count=0)
-    world.source.bucket.vbucket(0).set_state(DEAD)
-    if destination is not None:
-        world.destination.bucket.create_vbucket(0, destination)
-        log = world.source.bucket.vbucket(0).failover_log
-        world.destination.bucket.vbucket(0).replace_failover_log(log)  # both are fed by the owner
-    world.settle()
-    assert world.states()[0] is DEAD
-    assert world.move.phase is Phase.FAILED
-    assert "died for no takeover" in world.move.reason
-
-
 def test_a_takeover_that_has_not_killed_the_source_needs_nobody_to_be_undone() -> None:
     world = written()
     world.reachable[Link.DESTINATION] = False

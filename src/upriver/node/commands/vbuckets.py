@@ -52,19 +52,18 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
 def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState) -> None:
     """What a mover has asked may be otherwise by now, and others may move the same vbucket.
 
-    It may take back only what died for its own name: not what an operator made dead, nor what takes the place of a
-    source that somebody has deleted, because the one who has everything may be active. At the destination it confirms
-    who is active, and makes copies that wait in vain replicas; who has become active, or is so no more, has to do with
-    somebody else. An operator, who has not opened the connection for streams, may know better.
+    It may take back only what was handed over under its own name: not what takes the place of a source that somebody
+    has deleted, because its heir has everything. At the destination it confirms who is active, and makes copies that
+    wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An operator, who has
+    not opened the connection for streams, may know better.
     """
     stream, now = session.stream, None if vbucket is None else vbucket.state
     producer, activates = getattr(stream, "producer", None), state is VbucketState.ACTIVE
     allowed = True
     if producer is not None and activates:
         allowed = now in (VbucketState.DEAD, VbucketState.ACTIVE)
-        if vbucket is not None and now is VbucketState.DEAD and vbucket.heir != producer.heir:
-            whom = repr(vbucket.heir) if vbucket.heir else "no takeover"
-            raise KeyExists(f"this copy died for {whom}: somebody else may be active, find out before you make it so")
+        if vbucket is not None and vbucket.heir not in ("", producer.heir):
+            raise KeyExists(f"this copy died for {vbucket.heir!r}: whoever that was may be active")
     elif isinstance(stream, ReplicaConnection):
         allowed = activates is (now is VbucketState.ACTIVE)
     if not allowed:
