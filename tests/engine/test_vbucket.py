@@ -249,6 +249,11 @@ def test_nothing_below_the_floor_is_restored(bucket: Bucket) -> None:
     assert vbucket.high_seqno == 0
 
 
+def test_a_copy_filled_from_0_inherits_a_purge_seqno_whatever_start_is_printed(replica: Vbucket) -> None:
+    replica.begin_snapshot(1, 10)  # as deployed servers print it: the first seqno that follows
+    assert replica.purge_seqno == 10
+
+
 def test_a_copy_filled_from_0_inherits_a_purge_seqno(replica: Vbucket) -> None:
     replica.begin_snapshot(0, 10)
     assert replica.purge_seqno == 10

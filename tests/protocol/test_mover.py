@@ -415,11 +415,12 @@ def test_a_dead_destination_is_fed_by_whoever_shares_all_of_it(goal: Goal, more:
 
 
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
-def test_what_was_taken_over_may_come_back(goal: Goal) -> None:
-    world = written()
+@pytest.mark.parametrize(("count", "newer"), [(20, [b"newer"]), (20, []), (0, [b"newer"]), (0, [])])
+def test_what_was_taken_over_may_come_back(goal: Goal, count: int, newer: list[bytes]) -> None:
+    world = written(count=count)
     world.settle()
     assert world.states() == (DEAD, ACTIVE)
-    world.destination.write(0, b"newer")
+    world.destination.write(0, *newer)
     turn_round(world, goal)
     world.settle()
     assert world.states() == ((DEAD, ACTIVE) if goal is Goal.TAKE_OVER else (ACTIVE, REPLICA))

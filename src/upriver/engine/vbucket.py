@@ -202,7 +202,7 @@ class Vbucket(KeyValue):
                 position = self.position.announced(Snapshot(start, end))
             except PositionError as error:
                 raise OutOfOrder(self.number, end, str(error)) from None
-            if self.high_seqno == 0 and start == 0:
+            if self.high_seqno == 0:  # whatever start it prints: some servers print the first seqno that they send
                 # Filled from nothing, it never heard of the deletions before the end of this snapshot.
                 self.table.purge_seqno = end if purge_seqno is None else purge_seqno
                 self.journal.change(self.number)

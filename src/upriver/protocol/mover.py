@@ -43,16 +43,14 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from upriver.errors import WireError
-from upriver.model import FailoverEntry, FailoverLog, VbucketState
+from upriver.model import VbucketState
 from upriver.protocol.relay import Cutter, decoded, is_for_mover
 from upriver.wire import Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
 from upriver.wire.layout import Buffer
-
-T = TypeVar("T")
 
 #: A takeover that breaks off for a reason other than a lost connection is begun so often.
 ATTEMPTS_MAX: Final = 3
@@ -198,6 +196,8 @@ class Mover:
         self._opaque = 0
         #: Questions to the destination that came up in the middle of a change: they go behind it.
         self._behind: list[bytes] = []
+        #: Who waits for the answer that tells how far the dead copies are.
+        self._dead_asked: list[tuple[Move, Callable[[int], object]]] = []
         #: Takeovers by the opaque of their stream.
         self._by_opaque: dict[int, Move] = {}
         #: The opaques of streams that the destination has left: what the source says of them is no news.
@@ -271,6 +271,7 @@ class Mover:
         self._behind.clear()
         self._by_opaque.clear()
         self._left.clear()
+        self._dead_asked.clear()
         self._begun = False
         for move in self._unfinished():
             move.states.clear()
@@ -420,77 +421,73 @@ class Mover:
             then()  # not there, or still waiting for the source
             return
 
-        def compare(logs: dict[Link, FailoverLog]) -> None:
-            if logs[Link.SOURCE].index(logs[Link.DESTINATION].newest.vbucket_uuid) is not None:
-                then()
-            else:
-                why = f"the destination is {destination.value} and was active since, or fed by somebody who was"
-                self._fail(move, f"{why}: find out who is, and move the vbucket from there")
+        logs: dict[Link, list[int]] = {}
 
-        self._ask_logs(move, compare)
+        def heard(link: Link) -> Callable[[Response], object]:
+            def take(answer: Response) -> None:
+                if not isinstance(answer, memcached.GetFailoverLogResponse):
+                    self._fail(move, f"the {link.value} does not tell its failover log: {answer.status.label}")
+                    return
+                logs[link] = [entry.vbucket_uuid for entry in answer.log]
+                if len(logs) < len(Link):
+                    return
+                if logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
+                    then()
+                else:
+                    why = f"the destination is {destination.value} and was active since, or fed by somebody who was"
+                    self._fail(move, f"{why}: find out who is, and move the vbucket from there")
+
+            return take
+
+        for link in Link:
+            self._ask(link, memcached.GetFailoverLog(vbucket=move.vbucket), heard(link))
 
     def _when_nothing_is_lost(self, move: Move, then: Callable[[], object]) -> None:
         """A dead destination may be all that is left of what was written, and a source that is active need not know
         that it was given up long ago: it must share everything that the dead copy holds."""
 
-        def compare(logs: dict[Link, FailoverLog], seqnos: dict[Link, int]) -> None:
-            place = logs[Link.SOURCE].index(logs[Link.DESTINATION].newest.vbucket_uuid)
-            shared = 0 if place is None else logs[Link.SOURCE].upper(place, seqnos[Link.SOURCE])
-            if shared >= seqnos[Link.DESTINATION]:
+        def heard_log(answer: Response) -> None:
+            if isinstance(answer, memcached.GetFailoverLogResponse) and answer.log:
+                newest = answer.log[0].vbucket_uuid
+                self._ask_dead(move, lambda held: ask_source(newest, held) if held else then())
+            else:
+                self._fail(move, f"the destination does not tell its failover log: {answer.status.label}")
+
+        def ask_source(vbucket_uuid: int, held: int) -> None:
+            request = memcached.ObserveSeqno(vbucket=move.vbucket, vbucket_uuid=vbucket_uuid)
+            self._ask(Link.SOURCE, request, lambda answer: compare(answer, held))
+
+        def compare(answer: Response, held: int) -> None:
+            shared = 0
+            if isinstance(answer, memcached.ObserveSeqnoResponse):
+                shared = answer.current_seqno if answer.last_seqno is None else answer.last_seqno
+            elif answer.status is not Status.KEY_ENOENT:  # which says that it does not know that branch
+                self._fail(move, f"the source does not tell its high seqno: {answer.status.label}")
+                return
+            if shared >= held:
                 then()
             else:
                 why = "the destination is dead and holds what the source does not, perhaps all that a takeover has left"
                 self._fail(move, f"{why}: find out who owns the vbucket; make the copy a replica if nobody needs it")
 
-        self._ask_logs(move, lambda logs: self._ask_seqnos(move, lambda seqnos: compare(logs, seqnos)))
+        self._ask(Link.DESTINATION, memcached.GetFailoverLog(vbucket=move.vbucket), heard_log)
 
-    def _ask_logs(self, move: Move, then: Callable[[dict[Link, FailoverLog]], object]) -> None:
-        def read(answer: Response) -> FailoverLog | None:
-            if not isinstance(answer, memcached.GetFailoverLogResponse) or not answer.log:
-                return None
-            return FailoverLog(tuple(FailoverEntry(entry.vbucket_uuid, entry.seqno) for entry in answer.log))
+    def _ask_dead(self, move: Move, then: Callable[[int], object]) -> None:
+        """How far a dead copy is. One answer tells it of all of them: who asks meanwhile waits for the same."""
+        self._dead_asked.append((move, then))
+        if len(self._dead_asked) == 1:
+            request = memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.DEAD)
+            self._ask(Link.DESTINATION, request, self._heard_dead)
 
-        requests = {link: memcached.GetFailoverLog(vbucket=move.vbucket) for link in Link}
-        self._ask_both(move, requests, read, "failover log", then)
-
-    def _ask_seqnos(self, move: Move, then: Callable[[dict[Link, int]], object]) -> None:
-        """How far an active source and a dead destination are."""
-
-        def read(answer: Response) -> int | None:
-            found = answer.seqnos if isinstance(answer, memcached.GetAllVbucketSeqnosResponse) else ()
-            return next((each.seqno for each in found if each.vbucket == move.vbucket), None)
-
-        requests = {
-            Link.SOURCE: memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.ACTIVE),
-            Link.DESTINATION: memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.DEAD),
-        }
-        self._ask_both(move, requests, read, "high seqno", then)
-
-    def _ask_both(
-        self,
-        move: Move,
-        requests: Mapping[Link, Request],
-        read: Callable[[Response], T | None],
-        what: str,
-        then: Callable[[dict[Link, T]], object],
-    ) -> None:
-        """Ask both sides for something, and go on when both have told it."""
-        told: dict[Link, T] = {}
-
-        def heard(link: Link) -> Callable[[Response], object]:
-            def take(answer: Response) -> None:
-                found = read(answer)
-                if found is None:
-                    self._fail(move, f"the {link.value} does not tell its {what}: {answer.status.label}")
-                    return
-                told[link] = found
-                if len(told) == len(Link):
-                    then(told)
-
-            return take
-
-        for link, request in requests.items():
-            self._ask(link, request, heard(link))
+    def _heard_dead(self, answer: Response) -> None:
+        asked, self._dead_asked = self._dead_asked, []
+        seqnos = answer.seqnos if isinstance(answer, memcached.GetAllVbucketSeqnosResponse) else ()
+        found = {each.vbucket: each.seqno for each in seqnos}
+        for move, then in asked:
+            if move.vbucket in found:
+                then(found[move.vbucket])
+            else:
+                self._fail(move, f"the destination does not tell its high seqno: {answer.status.label}")
 
     def _revive(self, move: Move) -> None:
         self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._set(move, Phase.UNDONE))

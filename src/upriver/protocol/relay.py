@@ -24,6 +24,7 @@ ASKED: Final = frozenset(
         memcached.SetVbucket,
         memcached.GetFailoverLog,
         memcached.GetAllVbucketSeqnos,
+        memcached.ObserveSeqno,
         memcached.SetClusterConfig,
     )
 )
