@@ -19,8 +19,10 @@ from upriver.errors import AuthenticationFailed, NotMyVbucket, TemporaryFailure,
 from upriver.model import FailoverLog, VbucketState
 from upriver.model.vbucket import vbucket_of
 from upriver.node import EmbeddedNode, start
+from upriver.node.session import Session
 from upriver.node.sink import EngineCopy, EngineSink
 from upriver.protocol.mover import Goal, Link, Phase
+from upriver.wire.memcached import GetAllVbucketSeqnos
 
 DEADLINE_S = 60.0
 VBUCKETS = 4
@@ -406,6 +408,23 @@ def test_a_stream_that_is_refused_for_now(refusals: int, monkeypatch: pytest.Mon
             assert step.reason.startswith("no progress for 0.5 s: no stream: ")
             assert step.reason.endswith("not yet")
             assert states(nodes, 1) == [VbucketState.ACTIVE, VbucketState.REPLICA]
+
+
+def test_a_node_that_hangs_up_at_a_question_is_given_up_and_not_asked_without_a_pause() -> None:
+    with two() as nodes:
+        state, asked = nodes[1].node.state, []
+
+        def hang_up(session: Session, request: GetAllVbucketSeqnos) -> None:
+            asked.append(request)
+            session.closing = True
+
+        state.commands = {**state.commands, GetAllVbucketSeqnos: (hang_up, None)}
+        nodes[1].call(nodes[1].bucket.create_vbucket, 1, VbucketState.DEAD)
+        moving = Mover(nodes[0].address, nodes[1].address, [1], patience_s=1).carry_out()
+        (step,) = asyncio.run(asyncio.wait_for(moving, DEADLINE_S))
+        assert not step.phase.over
+        assert 1 <= len(asked) < 50
+        assert states(nodes, 1) == [VbucketState.ACTIVE, VbucketState.DEAD]
 
 
 def test_the_synchronous_twin() -> None:

@@ -36,8 +36,8 @@ RECEIVE_BYTES: Final = 512 * 1024
 REST_S_MAX: Final = 1.0
 #: Errors that the next attempt would only repeat.
 _HOPELESS: Final = (AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible)
-#: What says that a vbucket is further than before.
-_ONWARD: Final = frozenset(Phase) - {Phase.WAITING, Phase.ASKING, Phase.RESTING}
+#: What says that a vbucket is further than before. Who only asks and prepares may be cut off in it again and again.
+_ONWARD: Final = frozenset(Phase) - {Phase.WAITING, Phase.ASKING, Phase.PREPARING, Phase.RESTING}
 
 
 @dataclass(frozen=True, slots=True)
