@@ -249,6 +249,20 @@ def test_nothing_below_the_floor_is_restored(bucket: Bucket) -> None:
     assert vbucket.high_seqno == 0
 
 
+def test_a_marker_that_begins_before_what_was_whole_shows_nobody_a_mixture(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 10)
+    replica.apply(change(10, b"a"))
+    replica.begin_snapshot(10, 50)
+    replica.apply(change(20, b"b"))
+    replica.apply(change(50, b"k"))  # an older version of it was left out
+    replica.begin_snapshot(49, 80)
+    assert replica.whole_seqno == 10
+    assert [(each.end, [found.key for found in each]) for each in replica.changes()] == [(10, [b"a"])]
+    replica.apply(change(80, b"z"))
+    assert replica.whole_seqno == 80
+    assert [found.key for each in replica.changes() for found in each] == [b"a", b"b", b"k", b"z"]
+
+
 def test_a_copy_filled_from_0_inherits_a_purge_seqno_whatever_start_is_printed(replica: Vbucket) -> None:
     replica.begin_snapshot(1, 10)  # as deployed servers print it: the first seqno that follows
     assert replica.purge_seqno == 10

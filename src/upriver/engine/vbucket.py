@@ -210,7 +210,12 @@ class Vbucket(KeyValue):
                 self.streamable = True
                 self.journal.change(self.number)
                 self.on_role(self.number)
-            self.table.snapshot_start = position.snapshot.start
+            start = position.snapshot.start
+            if start < self.position.whole_seqno:
+                # The marker begins before the state that was whole. Until it ends, what was whole there is what counts:
+                # between whole states lie mixtures, and nobody may be shown one.
+                start = self.whole.at_or_below(start, self.floor_seqno)
+            self.table.snapshot_start = start
             self.table.snapshot_end = position.snapshot.end
             self.table.touch()
             self._complete()
