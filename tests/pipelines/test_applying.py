@@ -173,6 +173,19 @@ def test_what_the_stream_has_passed_is_not_looked_at_any_more_though_a_filter_hi
     assert applier.counts.read_again == 0
 
 
+def test_what_the_stream_has_passed_is_noted_while_no_batch_comes(cluster: Cluster) -> None:
+    vbucket = cluster.vbuckets[0]
+    vbucket.write("a", delete=False)
+    memory = Memory({}, Progress("q", 0, {0: Ahead(1, 1, 1)}))
+    applier = Applier(memory, cluster, "q", lambda: Offset([Place(0, 1, 1)]))
+    applier.settle()
+    assert memory.progress() == Progress("q", 0)
+    vbucket.write("a", delete=True)
+    vbucket.purge()
+    applier.settle()
+    assert applier.counts.read_again == 0
+
+
 @pytest.mark.parametrize("reached", [Offset([]), Offset([Place(0, 1, 3)])])
 def test_what_was_read_of_a_vbucket_that_is_away_is_looked_at_when_it_is_back(
     cluster: Cluster, reached: Offset

@@ -200,7 +200,7 @@ class Cursor:
 
     def read(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> bytes:
         """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
-        snapshot = self.snapshot if self.ended is None and self.snapshot is not None else self._announced()
+        snapshot = self._announced()
         upto, block = self._source(snapshot)
         frames, count, done, last, expirations = self.table.read(
             self.seqno,
@@ -240,7 +240,7 @@ class Cursor:
         """
         if self._looks_at_each:
             raise NotSupported("a filtered cursor reads no buffers")
-        snapshot = self.snapshot if self.ended is None and self.snapshot is not None else self._announced()
+        snapshot = self._announced()
         upto, block = self._source(snapshot)
         size, count, done, last, expirations = self.table.read_into(
             buffer,
@@ -297,7 +297,8 @@ class Cursor:
             raise CursorEnded(self.name, self.ended)
 
     def _announced(self) -> Snapshot:
-        self._check()
+        if self.ended is not None:  # asked here, because live changes are read one at a time
+            self._check()
         assert self.snapshot is not None, "next_snapshot comes before read"
         return self.snapshot
 

@@ -97,7 +97,10 @@ class Applier:
 
     def settle(self) -> None:
         """Look whether what was read is still true; for times when no batch comes."""
-        ahead, left, _ = self._look(self.begin().ahead)
+        kept = self.begin().ahead
+        ahead, left, _ = self._look(kept)
+        if ahead != kept:  # noted, so that it is neither asked for nor read again when deletions are forgotten later
+            self._target.commit(Work(query=self._query, number=None, rows=NOTHING, ahead=ahead))
         self._read_again(left, ahead)
 
     def _look(self, ahead: Mapping[int, Ahead]) -> tuple[dict[int, Ahead], set[int], set[int]]:
