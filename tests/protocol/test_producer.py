@@ -236,6 +236,18 @@ def test_close_with_a_stream_end_if_that_was_agreed_on() -> None:
     assert brief(peer.send(upr.CloseStream())) == ["success"]
 
 
+def test_the_end_of_a_stream_that_the_consumer_closes_counts_in_the_window() -> None:
+    laboratory, peer = stage(b"a")
+    control(peer, b"send_stream_end_on_client_close_stream")
+    control(peer, b"connection_buffer_size", b"1000")
+    ask(peer)
+    (connection,) = laboratory.service
+    assert connection.producer is not None
+    before = connection.producer.window.unacked_bytes
+    _, end = peer.send(upr.CloseStream())
+    assert connection.producer.window.unacked_bytes == before + len(end.encode())
+
+
 def test_a_stream_that_is_closed_while_it_waits_for_a_window_ends_once() -> None:
     _, peer = stage(*(b"%03d" % n for n in range(50)))
     control(peer, b"send_stream_end_on_client_close_stream")

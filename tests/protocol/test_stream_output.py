@@ -682,10 +682,11 @@ def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: boo
     assert peer.laboratory.bucket.vbucket(0).heir == "other"
 
 
-@pytest.mark.parametrize("way", ["key_filter", "value_filter", "keys_only", "open flag"])
+@pytest.mark.parametrize("way", ["key_filter", "value_filter", "keys_only", "no value", "notifier"])
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
 def test_nothing_is_left_out_of_a_takeover(dialect: str, way: str) -> None:
-    laboratory, peer = stage(b"a", flags=1 | (dcp.OpenFlag.NO_VALUE if way == "open flag" else 0))
+    opened = {"no value": dcp.OpenFlag.NO_VALUE, "notifier": dcp.OpenFlag.NOTIFIER}
+    laboratory, peer = stage(b"a", flags=1 | opened.get(way, 0))
     values = {"key_filter": b"^a", "value_filter": b'{"field": "a", "equals": 1}', "keys_only": b"true"}
     if way in values:
         control(peer, way.encode(), values[way])

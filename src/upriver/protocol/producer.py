@@ -47,6 +47,7 @@ GROUP_ID_BYTES_MAX: Final = 250
 
 # Plain numbers: combinations of flags are slow to make, and a connection may ask for a thousand streams at once.
 _NO_VALUE: Final = int(dcp.OpenFlag.NO_VALUE)
+_NOTIFIER: Final = int(dcp.OpenFlag.NOTIFIER)
 _DISK_ONLY: Final = int(dcp.StreamFlag.DISK_ONLY)
 _TO_LATEST: Final = int(dcp.StreamFlag.TO_LATEST)
 _ACTIVE_ONLY: Final = int(dcp.StreamFlag.ACTIVE_ONLY)
@@ -217,7 +218,9 @@ class Producer:
         self._forget(stream)
         self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
         told = self.controls["send_stream_end_on_client_close_stream"]
-        self._answers.append(stream.close("closed" if told else ""))
+        end = stream.close("closed" if told else "")
+        self.window.sent(len(end))  # a packet of the stream, which the consumer acknowledges like all others
+        self._answers.append(end)
 
     # Stream requests: the order of the checks is a rule (docs/semantics.md)
 
@@ -263,10 +266,10 @@ class Producer:
             raise NotMyVbucket(
                 f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
             )
-        if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & _NO_VALUE:
+        if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & (_NO_VALUE | _NOTIFIER):
             raise InvalidArguments(
-                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flag"
-                " that leaves values out",
+                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flags"
+                " that leave values out or only notify",
                 vbucket=vbucket.number,
             )
         if any(stream.takeover and stream.opaque == opaque for stream in self.streams.values()):
