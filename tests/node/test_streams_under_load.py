@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
 
-from upriver.wire import Framer, dcp, memcached
+from tests.node.probes import wait_until
+from upriver.protocol.stream_dialects import STREAM_DIALECTS, put_opaque
+from upriver.wire import Framer, Message, dcp, memcached, upr
 from upriver.wire.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 
@@ -126,22 +129,82 @@ def delays_beside_the_backfill(reader: socket.socket) -> list[float]:
 
 
 def resident_bytes(pid: int) -> int:
-    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
 
 
+SLEEPERS, QUOTA_MIB = 5, 40
+
+
+def sleeping(port: int, stack: contextlib.ExitStack) -> None:
+    """Consumers of every dialect that bytes can tell, and one with a window: they ask for all and read nothing."""
+    opened: dict[str, list[Message]] = {
+        "dcp": [dcp.Open(name=b"dcp", flags=dcp.OpenFlag.PRODUCER)],
+        "window": [
+            dcp.Open(name=b"window", flags=dcp.OpenFlag.PRODUCER),
+            dcp.Control(key=b"connection_buffer_size", value=b"100000"),
+        ],
+        "upr": [upr.Open(name=b"upr", flags=upr.OpenFlag.PRODUCER)],
+        "upr_draft2": [],
+        "upr_draft3": [],
+    }
+    assert len(opened) == SLEEPERS
+    for number, (name, messages) in enumerate(opened.items()):
+        peer = stack.enter_context(connected(port, receive_buffer_bytes=4096))
+        for vbucket in (LIVE, BACKFILL):
+            request = STREAM_DIALECTS["dcp" if name == "window" else name].request(vbucket=vbucket)  # type: ignore[call-arg]
+            put_opaque(request, 2 * number + vbucket)
+            messages = [*messages, request]
+        peer.sendall(b"".join(message.encode() for message in messages))
+
+
+def statistics_of(port: int, group: bytes) -> dict[str, str]:
+    with connected(port) as peer:
+        peer.sendall(memcached.Stat(key=group).encode())
+        framer = Framer(MEMCACHED)
+        out: dict[str, str] = {}
+        while True:
+            while (packet := framer.next_packet()) is None:
+                framer.feed(peer.recv(65536))
+            answer = memcached.memcached.decode(packet)
+            assert isinstance(answer, memcached.StatResponse)
+            if not answer.key:
+                return out
+            out[answer.key.decode()] = answer.value.decode()
+
+
+def has_left_values_on_disk(port: int) -> bool:
+    numbers = statistics_of(port, b"")
+    return float(numbers["ep_resident_items_rate"]) < 80 and int(numbers["mem_used"]) < QUOTA_MIB * 2**20
+
+
+def all_have_begun(port: int) -> bool:
+    """Every consumer has been sent something."""
+    seqnos = {**statistics_of(port, b"dcp"), **statistics_of(port, b"upr")}
+    begun = {name.split(":stream_")[0] for name, seqno in seqnos.items() if "_last_sent_" in name and seqno != "0"}
+    return len(begun) == SLEEPERS
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to ask")
-def test_a_consumer_that_stops_reading_costs_little_however_many_changes_arrive() -> None:
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_consumers_that_stop_reading_cost_little_however_many_changes_arrive(place: str, tmp_path: Path) -> None:
+    """Nor is what lies on disk, because there is no memory for it, fetched before they read."""
     taken = {}
-    for consumers in (0, 4):
-        with served() as (port, pid), contextlib.ExitStack() as stack:
-            for number in range(consumers):
-                peer = stack.enter_context(connected(port, receive_buffer_bytes=4096))
-                name = b"sleeper %d" % number
-                peer.sendall(dcp.Open(name=name, flags=dcp.OpenFlag.PRODUCER).encode())
+    for sleepers in (False, True):
+        options: tuple[str, ...] = ()
+        if place == "disk":
+            options = ("--data", str(tmp_path / f"{sleepers}"), "--memory-quota", f"{QUOTA_MIB}MiB")
+            with served(*options[:2]) as (port, _):
+                fill(port, BACKFILL, 30_000, b"v" * 2000)
+        with served(*options) as (port, pid), contextlib.ExitStack() as stack:
+            if place == "disk":
+                wait_until(partial(has_left_values_on_disk, port), "values were left on disk")
+            if sleepers:
+                sleeping(port, stack)
+            if place == "memory":
                 for vbucket in (LIVE, BACKFILL):
-                    peer.sendall(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket).encode())
-            for vbucket in (LIVE, BACKFILL):
-                fill(port, vbucket, 20_000, b"v" * 2000)
-            taken[consumers] = resident_bytes(pid)
-    assert taken[4] - taken[0] < 32 * 2**20
+                    fill(port, vbucket, 20_000, b"v" * 2000)
+            if sleepers:
+                wait_until(partial(all_have_begun, port), "something was sent to everybody")
+            taken[sleepers] = resident_bytes(pid)
+    assert taken[True] - taken[False] < 32 * 2**20

@@ -175,6 +175,15 @@ def test_a_marker_that_ends_before_where_we_stand_is_refused() -> None:
     assert copy.told == []
 
 
+def test_a_marker_that_ends_before_it_starts_is_refused() -> None:
+    stream, copy = opened(StreamPosition.at(7, 4))
+    with pytest.raises(OutOfRange):
+        stream.marker(9, 7, 1)
+    assert copy.told == []
+    stream.marker(8, 7, 1)  # the first seqno of nothing, where starts are inclusive
+    assert stream.position.snapshot == Snapshot(4, 7)
+
+
 def test_the_bounds_that_are_kept_in_mid_snapshot() -> None:
     """The start is not later than what was whole, and the larger end counts."""
     stream, _ = opened(StreamPosition(7, 5, Snapshot(2, 9)))
@@ -283,6 +292,21 @@ def test_a_takeover(modern: bool) -> None:
     assert stream.life.state.value == StreamState.ACTIVATING.value
     stream.end(dcp.EndReason.OK)
     assert stream.life.ended
+
+
+def test_nobody_becomes_active_in_the_middle_of_a_snapshot() -> None:
+    """What was announced and has not come would be missing for good."""
+    stream, copy = opened()
+    stream.handed_over(VbucketState.PENDING)
+    copy.state = VbucketState.PENDING
+    stream.pending_answered()
+    stream.marker(0, 5, 1)
+    stream.run(changes(2, 3), 0)
+    with pytest.raises(OutOfRange, match="ends at 5"):
+        stream.handed_over(VbucketState.ACTIVE)
+    stream.run(changes(5), 0)
+    stream.handed_over(VbucketState.ACTIVE)
+    assert stream.life.state is StreamState.ACTIVATING
 
 
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD])

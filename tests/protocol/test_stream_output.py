@@ -706,6 +706,15 @@ def test_the_answers_of_a_takeover_are_its_own() -> None:
     assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=8)) == ["success", "state pending"]
 
 
+def test_a_takeover_out_of_range_is_refused_for_that_first() -> None:
+    laboratory, peer = stage(b"a")
+    laboratory.bucket.create_vbucket(1)
+    ask(peer, flags=dcp.StreamFlag.TAKEOVER)
+    assert brief(ask(peer, vbucket=1, start=2, end=1, flags=dcp.StreamFlag.TAKEOVER)) == ["erange"]
+    control(peer, b"keys_only", b"true")
+    assert brief(ask(peer, vbucket=1, start=2, end=1, flags=dcp.StreamFlag.TAKEOVER, opaque=8)) == ["erange"]
+
+
 def test_answers_that_nobody_waits_for_do_nothing() -> None:
     laboratory, peer = stage(b"a")
     messages = ask(peer)

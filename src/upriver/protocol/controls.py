@@ -4,6 +4,7 @@ A setting counts for the streams that are asked for after it; those of the conne
 What a filter means only the store knows, so the producer has it look at one before it is taken.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -23,14 +24,14 @@ def _size(value: str) -> int:
     return int(value)
 
 
+#: Plain decimals: Python's float takes more than anybody means.
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+
+
 def _seconds(value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0.1 <= seconds <= 86_400:
+    if not _DECIMAL.fullmatch(value) or not 0.1 <= float(value) <= 86_400:
         raise InvalidArguments(f"{value!r} is no number of seconds from 0.1 to 86400")
-    return seconds
+    return float(value)
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:

@@ -236,14 +236,14 @@ class Producer:
             self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
         if takeover:
-            self._check_hands_over(vbucket, request.opaque)
+            self._check_heir(vbucket)
         if dialect.by_snapshot and not (
             request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
         ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
-            self._check_free(dialect, request)
+            self._check_free(dialect, request, takeover=takeover)
         else:
             position = _checked_position(dialect, request)
-            self._check_free(dialect, request)
+            self._check_free(dialect, request, takeover=takeover)
             back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
             if back is not None:
                 return dialect.rollback(back)
@@ -260,27 +260,31 @@ class Producer:
         self.ready(stream)
         return None
 
-    def _check_hands_over(self, vbucket: SourceVbucket, opaque: int) -> None:
-        """One heir gets all of it, or nothing; and its answers must tell which takeover they belong to."""
+    def _check_heir(self, vbucket: SourceVbucket) -> None:
         if vbucket.heir not in ("", self.heir):
             raise NotMyVbucket(
                 f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
             )
-        if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & (_NO_VALUE | _NOTIFIER):
-            raise InvalidArguments(
-                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flags"
-                " that leave values out or only notify",
-                vbucket=vbucket.number,
-            )
-        if any(stream.takeover and stream.opaque == opaque for stream in self.streams.values()):
-            raise KeyExists(f"there is a takeover with the opaque {opaque} already", vbucket=vbucket.number)
 
-    def _check_free(self, dialect: StreamDialect, request: _StreamRequest) -> None:
+    def _check_free(self, dialect: StreamDialect, request: _StreamRequest, *, takeover: bool) -> None:
         """One stream for a vbucket; and where only the request id tells streams apart, one for a request id."""
         if request.vbucket in self.streams:
             raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
         if dialect.by_request_id and any(stream.opaque == request.request_id for stream in self.streams.values()):
             raise KeyExists(f"there is a stream with the request id {request.request_id} already")
+        if takeover:
+            self._check_hands_over(request)
+
+    def _check_hands_over(self, request: _StreamRequest) -> None:
+        """The heir gets all of it, or nothing; and its answers must tell which takeover they belong to."""
+        if any(stream.takeover and stream.opaque == request.opaque for stream in self.streams.values()):
+            raise KeyExists(f"there is a takeover with the opaque {request.opaque} already", vbucket=request.vbucket)
+        if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & (_NO_VALUE | _NOTIFIER):
+            raise InvalidArguments(
+                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flags"
+                " that leave values out or only notify",
+                vbucket=request.vbucket,
+            )
 
     def open_history(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> History:
         """A place in a vbucket's history, named for this connection."""

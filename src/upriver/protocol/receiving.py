@@ -102,6 +102,8 @@ class ReceivingStream:
         self._check_ours()
         if end > SEQNO_MAX:
             raise OutOfRange(f"no snapshot ends at {end}", vbucket=self.vbucket)
+        if start > end + 1:  # one beyond it is how an empty one is printed by those whose starts are inclusive
+            raise OutOfRange(f"no snapshot reaches from {start} to {end}", vbucket=self.vbucket)
         if self._starts_inclusive and start:
             start -= 1
         try:
@@ -214,6 +216,7 @@ class ReceivingStream:
         if state is VbucketState.PENDING and now is not VbucketState.ACTIVE:
             self.life.move(StreamEvent.SET_PENDING)
         elif state is VbucketState.ACTIVE and now is VbucketState.PENDING:
+            self._check_whole()
             self.life.move(StreamEvent.SET_ACTIVE)
         elif state in (VbucketState.PENDING, VbucketState.ACTIVE):
             # Somebody has decided otherwise meanwhile, and the source may be active again because of that.
@@ -223,6 +226,16 @@ class ReceivingStream:
         if not self.modern:
             self._resumed_inside = False
             self._complete()
+
+    def _check_whole(self) -> None:
+        """Whose snapshots have bounds must have kept them: an active copy that is a mixture would be everybody's."""
+        position = self.position
+        if self.modern and position.whole_seqno != position.seqno:
+            raise OutOfRange(
+                f"the vbucket is handed over at {position.seqno}, in the middle of a snapshot that ends at"
+                f" {position.snapshot.end}",
+                vbucket=self.vbucket,
+            )
 
     def pending_answered(self) -> None:
         """The producer knows that we are pending."""
