@@ -47,7 +47,7 @@ DIFFERENCES = (
         "dcp_06_errors",
         "q",
         7,
-        ("- 0x53 einval", "+ 0x53 success, log [0]", "+ stream end 0"),
+        ("- 0x53 einval", "+ 0x53 success, log [0]", "+ stream 0", "+ stream end 0"),
         "A stream request of 40 bytes is `upr`, which that server no longer spoke; from 0 to 0 it ends at once "
         "(docs/semantics.md).",
     ),

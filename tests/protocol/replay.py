@@ -7,7 +7,8 @@ of text.
 
 A snapshot may be cut in pieces at will, and its start may be printed as the last seqno before it or as the first in it.
 So markers are no lines of their own. All changes up to the next message of another kind are one *run*; of its markers
-counts which flags they had and where the last one ends.
+counts which flags they had and where the last one ends. Where the first marker of a stream starts counts as printed,
+and the others start behind the last change: any other start is a line. Of opaques counts whose request they echo.
 """
 
 import difflib
@@ -90,7 +91,8 @@ class Conversation:
                 waiting = asked.get((message.code, message.opaque))
                 vbucket = waiting.pop(0) if waiting else None
             by_vbucket[self.name, vbucket].append(message)
-        out = {place: list(normalised(messages)) for place, messages in by_vbucket.items()}
+        requests = [opaque for opcode, opaque in self.asked if opcode == dcp.StreamRequest.declaration.opcode]
+        out = {place: list(normalised(messages, requests)) for place, messages in by_vbucket.items()}
         if self.closed:
             out[self.name, None] = [*out.get((self.name, None), []), "closed"]
         return out
@@ -101,24 +103,47 @@ class Conversation:
         return [entry.vbucket_uuid for log in logs for entry in log]
 
 
-def normalised(messages: list[Message]) -> Iterator[str]:
+#: What carries the opaque of the request that it answers to.
+OF_STREAMS = (
+    dcp.SnapshotMarker,
+    upr.SnapshotMarker,
+    *(dcp.Mutation, dcp.Deletion, dcp.Expiration, upr.Mutation, upr.Deletion, upr.Expiration),
+    *(upr.Flush, upr.SetVbucketState, dcp.StreamEnd, upr.StreamEnd),
+)
+
+
+def normalised(messages: list[Message], requests: list[int]) -> Iterator[str]:
+    """Messages of a vbucket as lines; ``requests`` are the opaques of the streams that were asked for."""
     flags: set[str] = set()
     end: int | None = None
     in_run = False
+    stream: int | None = None
+    #: Of the stream; None before its first marker.
+    last_seqno: int | None = None
     for message in messages:
+        if isinstance(message, OF_STREAMS) and message.opaque != stream:
+            stream = message.opaque
+            yield f"stream {requests.index(stream)}" if stream in requests else "a stream that nobody asked for"
         match message:
             case dcp.SnapshotMarker():
                 flags.add(f"0x{int(message.flags):x}")
                 end, in_run = message.end_seqno, True
+                if last_seqno is None:
+                    yield f"from {message.start_seqno}"
+                    last_seqno = message.start_seqno
+                elif message.start_seqno < last_seqno:  # read as exclusive: one more is the same place
+                    yield f"back to {message.start_seqno}"
             case upr.SnapshotMarker():
                 in_run = True
             case _ if (line := change_line(message)) is not None:
                 yield line
-                in_run = True
+                in_run, last_seqno = True, message.by_seqno  # type: ignore[attr-defined]
             case _:
                 if in_run and end is not None:
                     yield f"whole at {end}, flags {' '.join(sorted(flags))}"
                 flags, end, in_run = set(), None, False
+                if isinstance(message, Response | dcp.StreamEnd | upr.StreamEnd):
+                    last_seqno = None
                 yield control_line(message)
     if in_run and end is not None:
         yield f"whole at {end}, flags {' '.join(sorted(flags))}"

@@ -515,6 +515,27 @@ def test_backfills_take_turns_or_follow_each_other(order: str) -> None:
         assert set(runs[:5]) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_nor_does_the_first_change_of_who_had_everything(late: bool) -> None:
+    """Neither that of a vbucket which was empty, nor if others were busy already when it asked."""
+    laboratory = Laboratory(vbuckets=4)
+    laboratory.bucket.create_vbuckets()
+    laboratory.write(1, *(b"%d" % number for number in range(1200)), value=b"v" * 4000)
+    peer = laboratory.connect().open()
+    control(peer, b"backfill_order", b"sequential")
+    (connection,) = laboratory.service
+    if late:
+        peer.put(dcp.StreamRequest(vbucket=1, opaque=1))
+        connection.produce()
+        peer.put(dcp.StreamRequest(vbucket=0, opaque=0))
+    else:
+        ask(peer, vbucket=0)
+        peer.put(dcp.StreamRequest(vbucket=1, opaque=1))
+    connection.produce()
+    laboratory.write(0, b"live")
+    assert b"live" in bytes(connection.produce())
+
+
 def test_a_live_change_does_not_wait_for_backfills_in_line() -> None:
     laboratory = Laboratory(vbuckets=4)
     laboratory.bucket.create_vbuckets()

@@ -82,8 +82,9 @@ class Holder:
                 self._complete()
             self.start, self.end = whole, UNKNOWN_END
             return
-        if start != self.seqno:
-            raise Violation(f"a snapshot begins at {start}, but {self.seqno} was the last change")
+        expected = whole if first else self.seqno
+        if start != expected:
+            raise Violation(f"a snapshot begins at {start}, but {expected} was the last whole state")
         if end <= start:
             raise Violation(f"a snapshot from {start} to {end} is empty")
         if whole < self.seqno:

@@ -10,17 +10,26 @@ from typing import Any, Final, NamedTuple
 
 from upriver.errors import InvalidArguments
 
+#: Enough for any filter that somebody writes; what is longer would cost the node more than it tells.
+VALUE_BYTES_MAX: Final = 64 * 1024
+_SHOWN_CHARACTERS: Final = 80
+
+
+def _shown(text: str) -> str:
+    """As much of what was sent as fits into a refusal."""
+    return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}…"
+
 
 def _flag(value: str) -> bool:
     if value not in ("true", "false"):
-        raise InvalidArguments(f"{value!r} is not true or false")
+        raise InvalidArguments(f"{_shown(value)} is not true or false")
     return value == "true"
 
 
 def _size(value: str) -> int:
     # The length first: a number of a megabyte of digits is not worth converting.
     if not value.isascii() or not value.isdigit() or len(value) > 10 or int(value) >= 2**32:
-        raise InvalidArguments(f"{value!r} is no number of bytes")
+        raise InvalidArguments(f"{_shown(value)} is no number of bytes")
     return int(value)
 
 
@@ -30,14 +39,14 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 def _seconds(value: str) -> float:
     if not _DECIMAL.fullmatch(value) or not 0.1 <= float(value) <= 86_400:
-        raise InvalidArguments(f"{value!r} is no number of seconds from 0.1 to 86400")
+        raise InvalidArguments(f"{_shown(value)} is no number of seconds from 0.1 to 86400")
     return float(value)
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value not in allowed:
-            raise InvalidArguments(f"{value!r} is none of {', '.join(allowed)}")
+            raise InvalidArguments(f"{_shown(value)} is none of {', '.join(allowed)}")
         return value
 
     return check
@@ -88,12 +97,14 @@ class Controls:
 
     def read(self, name: bytes, value: bytes) -> tuple[str, Any]:
         """The setting that a message names; refuses what is unknown or makes no sense."""
+        if len(value) > VALUE_BYTES_MAX:
+            raise InvalidArguments(f"a control has at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
         try:
             text, given = name.decode(), value.decode()
         except UnicodeDecodeError:
             raise InvalidArguments("a control is text") from None
         if text not in CONTROLS:
-            raise InvalidArguments(f"there is no control {text!r}; known are {', '.join(CONTROLS)}")
+            raise InvalidArguments(f"there is no control {_shown(text)}; known are {', '.join(CONTROLS)}")
         return text, CONTROLS[text].read(given)
 
     def set(self, name: str, value: Any) -> None:

@@ -93,6 +93,11 @@ class ProducerStream:
         #: It is called back for what is new only, not for what was there.
         self._deaf = False
         self._snapshots = 0
+        #: Who had everything when it asked has no backfill: whatever comes is live.
+        self._was_behind = self.start_seqno < vbucket.high_seqno
+        #: Who was cut off in the middle of a snapshot is whole at its start only. The first marker says so, as deployed
+        #: servers do: whoever keeps a marker's bounds as they are, and is cut off again, must not lose that.
+        self._whole_seqno = _whole_seqno(request)
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
@@ -114,7 +119,9 @@ class ProducerStream:
     @property
     def backfilling(self) -> bool:
         """Its first snapshot, which holds all that was there when it was asked for, is not sent to its end."""
-        return not self._snapshots or (self._snapshots == 1 and self.history.snapshot is not None)
+        return self._was_behind and (
+            not self._snapshots or (self._snapshots == 1 and self.history.snapshot is not None)
+        )
 
     @property
     def finished(self) -> bool:
@@ -213,6 +220,8 @@ class ProducerStream:
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)
         self._snapshots += 1
+        if self._snapshots == 1 and self._whole_seqno < snapshot.start:
+            snapshot = Snapshot(self._whole_seqno, snapshot.end)
         self._control.append(self._marker(snapshot, self._marker_flags))
         self._markers_unacked += self.takeover and self.dialect.marker_answer is not None
 
@@ -377,3 +386,11 @@ class ProducerStream:
 
     def _wake(self) -> None:
         self.connection.ready(self)
+
+
+def _whole_seqno(request: Any) -> int:
+    """Up to where the consumer has everything, if its request has the bounds of a snapshot."""
+    start: int = request.start_seqno
+    if getattr(request, "snapshot_end", start) == start:
+        return start
+    return request.snapshot_start  # type: ignore[no-any-return]
