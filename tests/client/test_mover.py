@@ -253,19 +253,25 @@ def test_a_dead_source_stays_dead_while_the_destination_cannot_be_asked() -> Non
         assert first.bucket.vbucket(1).state is VbucketState.DEAD
 
 
-@pytest.mark.parametrize("follows", [False, True])
-def test_what_was_moved_on_is_not_undone(follows: bool) -> None:
-    """To a third node: whoever undid the first move would make the vbucket active twice."""
+@pytest.mark.parametrize("goal", [Goal.UNDO, Goal.TAKE_OVER])
+@pytest.mark.parametrize("left", ["dead", "replica", "pending", "deleted"])
+def test_what_was_moved_on_is_neither_undone_nor_moved_again(left: str, goal: Goal) -> None:
+    """To a third node: whoever undid the first move, or went on with it, would make the vbucket active twice.
+
+    The second node may have deleted what is left, or have begun to take it back.
+    """
     with two() as (first, second), start(vbuckets=VBUCKETS, initial_vbuckets="none") as third:
         push_map([first, second, third], [0] * VBUCKETS, rev=1)
         for source, destination in ((first, second), (second, third)):
             (step,) = asyncio.run(Mover(source.address, destination.address, [1]).carry_out())
             assert step.phase is Phase.MOVED
-        if follows:
-            second.call(second.bucket.vbucket(1).set_state, VbucketState.REPLICA)
-        (step,) = asyncio.run(Mover(first.address, second.address, [1], Goal.UNDO).carry_out())
+        if left == "deleted":
+            second.call(second.bucket.delete_vbucket, 1)
+        else:
+            second.call(second.bucket.vbucket(1).set_state, VbucketState[left.upper()])
+        (step,) = asyncio.run(Mover(first.address, second.address, [1], goal).carry_out())
         assert step.phase is Phase.FAILED
-        assert "was active since" in step.reason
+        assert "since" in step.reason or "handed it on" in step.reason or "may be active" in step.reason
         assert first.bucket.vbucket(1).state is VbucketState.DEAD
         assert third.bucket.vbucket(1).state is VbucketState.ACTIVE
 

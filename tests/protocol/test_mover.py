@@ -298,7 +298,12 @@ def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: G
     owner = Laboratory(vbuckets=4)
     candidate, world.nodes[Link.DESTINATION] = world.destination, owner
     if killed:
-        owner.bucket.create_vbucket(0, PENDING)
+        world.mover = Mover("a->c", [0], Goal.REPLICATE)
+        world.mover.start()
+        world.settle()
+        for link in Link:
+            world.cut(link)
+        owner.bucket.vbucket(0).set_state(PENDING)
         world.source.bucket.vbucket(0).set_state(DEAD)
     world.mover = Mover("a->c", [0])
     world.mover.start()

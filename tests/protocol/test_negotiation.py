@@ -3,7 +3,7 @@
 import pytest
 
 from tests.protocol.paper_sink import PaperCopy
-from upriver.errors import PositionError, RollbackRequired, StatusError, TemporaryFailure
+from upriver.errors import InvalidArguments, PositionError, RollbackRequired, StatusError, TemporaryFailure
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.protocol.negotiation import Negotiation
@@ -48,6 +48,16 @@ def test_dcp_asks_with_the_bounds_of_its_snapshot() -> None:
     assert (request.start_seqno, request.end_seqno, request.snapshot_start, request.snapshot_end) == (5, 100, 2, 9)
     assert (request.vbucket, request.opaque, request.vbucket_uuid, int(request.flags)) == (3, 77, 7, 1)
     assert way.answered(accepted((8, 4), (7, 0))) == log((8, 4), (7, 0))
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_an_answer_to_another_question_is_refused(modern: bool) -> None:
+    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    way = Negotiation(copy, 1, dialects=("dcp" if modern else "upr",))
+    way.first()
+    with pytest.raises(InvalidArguments):
+        way.answered(told((9, 0)) if modern else accepted((9, 0)))
+    assert copy.told == []
 
 
 def test_it_rolls_back_as_told_and_asks_again() -> None:

@@ -359,7 +359,10 @@ def undo_without_asking() -> list[Change]:
         known = destination if move.goal is not Goal.UNDO else None
         decide(self, move, source, known)
 
-    return [(Mover, "_decide", instead)]
+    def unasked(self: Mover, move: Any, destination: Any, then: Callable[[], object]) -> None:
+        then()
+
+    return [(Mover, "_decide", instead), (Mover, "_when_never_active", unasked)]
 
 
 @mutation

@@ -20,13 +20,14 @@ active        not active   take over; or, if it shall be undone, nothing is left
                            is fed only if the source holds everything that it does
 dead          pending      a takeover was interrupted: go on with it, or undo it, the
                            destination first: replica there, then active here
-dead          other        undone if that is wanted and the destination was never active
-                           since, by its failover log; else failed, for somebody else may
+dead          other copy   undone if that is wanted; else failed, for somebody else may
                            have taken it over
+dead          no copy      failed: there is nobody who knows whether it was handed on
 other         not active   the source does not own the vbucket: failed
 active        active       somebody else has meddled: failed, and nothing is touched
 ============  ===========  =============================================================
 
+What a source died for is gone on with, or undone, only if the destination was never active since, by its failover log.
 If the destination cannot be reached a dead source stays dead: the other side may be active. A source that is still
 active has sent nothing that could make the destination active, so there nothing needs to be undone.
 
@@ -388,8 +389,10 @@ class Mover:
             self._when_never_active(
                 move, destination, lambda: self._demote(move, destination, lambda: self._revive(move))
             )
-        elif source is VbucketState.ACTIVE or (interrupted and move.goal is Goal.TAKE_OVER):
+        elif source is VbucketState.ACTIVE:
             self._prepare(move, destination)
+        elif interrupted and move.goal is Goal.TAKE_OVER:
+            self._when_never_active(move, destination, lambda: self._prepare(move, destination))
         elif source is VbucketState.DEAD:
             self._fail(move, "the source is dead and the destination not pending: whoever took it over may be active")
         else:
@@ -416,9 +419,11 @@ class Mover:
 
     def _when_never_active(self, move: Move, destination: VbucketState | None, then: Callable[[], object]) -> None:
         """Who becomes active begins a branch: one that the source does not know means that there were writes behind it,
-        which the destination may have handed on to a third."""
-        if destination not in (VbucketState.REPLICA, VbucketState.DEAD):
-            then()  # not there, or still waiting for the source
+        which the destination may have handed on to a third. That third may be moving it back right now, so this holds
+        for a pending copy too; and of a copy that is not there any more nobody can tell."""
+        if destination is None:
+            why = "the source is dead and the destination has no such vbucket any more: it may have handed it on"
+            self._fail(move, f"{why}; if nobody is active, make the source active")
             return
 
         logs: dict[Link, list[int]] = {}
@@ -431,7 +436,7 @@ class Mover:
                 logs[link] = [entry.vbucket_uuid for entry in answer.log]
                 if len(logs) < len(Link):
                     return
-                if logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
+                if logs[Link.DESTINATION] and logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
                     then()
                 else:
                     why = f"the destination is {destination.value} and was active since, or fed by somebody who was"

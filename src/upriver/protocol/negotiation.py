@@ -12,7 +12,7 @@ branch is still the producer's newest, otherwise from where it was last whole.
 from collections.abc import Sequence
 from typing import Final
 
-from upriver.errors import RollbackRequired, StatusError, TemporaryFailure
+from upriver.errors import InvalidArguments, RollbackRequired, StatusError, TemporaryFailure
 from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import resume_by_entry
@@ -46,6 +46,8 @@ class Negotiation:
         self._entry = FailoverEntry(0, 0)
         #: The producer's newest entry when the logs were compared.
         self._compared: FailoverEntry | None = None
+        #: The opcode of the last request.
+        self._asked = upr.FailoverLogRequest.declaration.opcode
         #: Where the copy stood when it was asked for.
         self._asked_at = copy.position
 
@@ -56,6 +58,8 @@ class Negotiation:
     def answered(self, answer: Response) -> Request | FailoverLog:
         """The next request, or the producer's log if it has accepted; raises its refusal if nothing is left to try."""
         self._check_unmoved()
+        if answer.code != self._asked:
+            raise InvalidArguments("the producer has answered what nobody asked", vbucket=self.copy.number)
         match answer:
             case upr.FailoverLogResponse():
                 return self._compare(failover_log(answer.log))
@@ -92,9 +96,11 @@ class Negotiation:
         return theirs
 
     def _ask_for_log(self) -> Request:
+        self._asked = upr.FailoverLogRequest.declaration.opcode
         return upr.FailoverLogRequest(vbucket=self.copy.number, opaque=self.opaque)
 
     def _ask(self) -> Request:
+        self._asked = upr.StreamRequest.declaration.opcode  # and that of `dcp`
         position = self._asked_at = self.copy.position
         if not self.modern:
             return upr.StreamRequest(
