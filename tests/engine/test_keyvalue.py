@@ -2,13 +2,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, Vbucket
-from upriver.engine.table import LOCKED_CAS
+from upriver.engine.keyvalue import JSON
+from upriver.engine.table import LOCKED_CAS, VALUE_BYTES_MAX
 from upriver.errors import (
     InvalidArguments,
     KeyExists,
@@ -22,6 +24,7 @@ from upriver.errors import (
     TooBig,
 )
 from upriver.model import Event, VbucketState
+from upriver.model.compression import SNAPPY
 
 
 @pytest.fixture
@@ -101,6 +104,40 @@ def test_append_and_prepend_keep_flags_and_expiry(vbucket: Vbucket, clock: Clock
     vbucket.prepend(b"k", b"a")
     item = vbucket.get(b"k")
     assert (item.value, item.flags, item.expiry) == (b"abc", 3, int(clock.now) + 100)
+
+
+def snappy(value: bytes) -> bytes:
+    return bytes(pa.Codec("snappy").compress(value))
+
+
+def test_what_is_joined_is_neither_compressed_nor_json(vbucket: Vbucket) -> None:
+    long = b'{"a": "%s"}' % (b"x" * 1000)
+    vbucket.set(b"k", snappy(long), datatype=SNAPPY | JSON | 4)
+    vbucket.append(b"k", b" behind")
+    vbucket.prepend(b"k", b"before ")
+    item = vbucket.get(b"k")
+    assert (item.value, item.datatype) == (b"before " + long + b" behind", 4)
+
+
+def test_what_only_claims_to_be_compressed_is_joined_as_it_is(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", b"\xff" * 8, datatype=SNAPPY)
+    vbucket.append(b"k", b"x")
+    item = vbucket.get(b"k")
+    assert (item.value, item.datatype) == (b"\xff" * 8 + b"x", 0)
+
+
+def test_what_is_joined_is_no_longer_than_a_value(vbucket: Vbucket) -> None:
+    vbucket.set(b"k", snappy(bytes(VALUE_BYTES_MAX)), datatype=SNAPPY)
+    with pytest.raises(TooBig):
+        vbucket.append(b"k", b"x")
+    assert vbucket.get(b"k").datatype == SNAPPY
+
+
+def test_a_compressed_number_is_counted(vbucket: Vbucket) -> None:
+    vbucket.set(b"n", snappy(b"41"), datatype=SNAPPY | JSON)
+    assert vbucket.increment(b"n")[0] == 42
+    item = vbucket.get(b"n")
+    assert (item.value, item.datatype) == (b"42", JSON)
 
 
 def test_counters(vbucket: Vbucket) -> None:
@@ -404,6 +441,12 @@ def test_a_replica_expires_nothing(vbucket: Vbucket, clock: Clock) -> None:
         lambda vbucket: vbucket.add(b"other", b"v", expiry=2**32),
         lambda vbucket: vbucket.touch(b"k", -1),
         lambda vbucket: vbucket.increment(b"other", initial=1, expiry=-1),
+        lambda vbucket: vbucket.increment(b"other", initial=-1),
+        lambda vbucket: vbucket.decrement(b"other", initial=2**64),
+        lambda vbucket: vbucket.increment(b"k", -1),
+        lambda vbucket: vbucket.increment(b"k", 2**64),
+        lambda vbucket: vbucket.decrement(b"k", -1),
+        lambda vbucket: vbucket.decrement(b"k", 2**64),
         lambda vbucket: vbucket.set_with_meta(b"k", b"v", cas=2**64, rev_seqno=9),
         lambda vbucket: vbucket.delete_with_meta(b"k", cas=1, rev_seqno=2**64),
         lambda vbucket: vbucket.scan(limit=-1),

@@ -20,12 +20,16 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
+    WireError,
 )
 from upriver.model import Event
+from upriver.model.compression import SNAPPY, inflated
 from upriver.model.record import TTL_MAX
 
 LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30
+#: The bit of the datatype that says: this is JSON.
+JSON: Final = 0x01
 
 
 class Rank(NamedTuple):
@@ -49,6 +53,16 @@ class Rank(NamedTuple):
         if item.event != Event.MUTATION:
             return cls(item.rev_seqno, item.cas, deleted=True)
         return cls(item.rev_seqno, item.cas, item.expiry, item.flags, False, item.datatype, item.value)
+
+
+def plain(value: bytes, datatype: int) -> bytes:
+    """The value without its compression; if whoever stored it claimed one wrongly, these bytes are the value."""
+    if not datatype & SNAPPY:
+        return value
+    try:
+        return inflated(value)
+    except WireError:
+        return value
 
 
 class KeyValue:
@@ -88,13 +102,13 @@ class KeyValue:
         self, key: bytes, delta: int = 1, initial: int | None = None, expiry: int = 0, cas: int = 0
     ) -> tuple[int, int, int]:
         """Add to a decimal number of 64 bits, which wraps around: (number, CAS, seqno)."""
-        return self._count("increment", key, delta, initial, expiry, cas)
+        return self._count("increment", key, 1, delta, initial, expiry, cas)
 
     def decrement(
         self, key: bytes, delta: int = 1, initial: int | None = None, expiry: int = 0, cas: int = 0
     ) -> tuple[int, int, int]:
         """Take from a decimal number, which stops at 0: (number, CAS, seqno)."""
-        return self._count("decrement", key, -delta, initial, expiry, cas)
+        return self._count("decrement", key, -1, delta, initial, expiry, cas)
 
     def touch(self, key: bytes, expiry: int) -> tuple[int, int]:
         """Give the item another expiry."""
@@ -249,24 +263,27 @@ class KeyValue:
         if item is None:
             raise NotStored(vbucket=self.table.vbucket)
         self._writable(key, item, cas)
-        value = before + item.value + behind
-        return self._unlocking(key, value, item.flags, item.expiry, item.datatype)
+        value = before + plain(item.value, item.datatype) + behind
+        # It is compressed no longer, and need not be JSON: that is what a writer says, and nobody said it of the whole.
+        return self._unlocking(key, value, item.flags, item.expiry, item.datatype & ~(SNAPPY | JSON))
 
     def _count(
-        self, operation: str, key: bytes, delta: int, initial: int | None, expiry: int, cas: int
+        self, operation: str, key: bytes, sign: int, delta: int, initial: int | None, expiry: int, cas: int
     ) -> tuple[int, int, int]:
+        if not 0 <= delta < 2**64 or not 0 <= (initial or 0) < 2**64:
+            raise InvalidArguments("a counter and its steps are numbers of 64 bits", vbucket=self.table.vbucket)
         item = self._begin(operation, key)
         if item is None:
             if initial is None or cas:
                 raise KeyNotFound(vbucket=self.table.vbucket)
-            number = initial % 2**64
-            return number, *self.table.store(Event.MUTATION, key, b"%d" % number, expiry=self.absolute(expiry))
+            return initial, *self.table.store(Event.MUTATION, key, b"%d" % initial, expiry=self.absolute(expiry))
         self._writable(key, item, cas)
-        digits = item.value.rstrip(b" ")  # memcached fills up a number with spaces that has become shorter
+        # Memcached fills up a number with spaces that has become shorter.
+        digits = plain(item.value, item.datatype).rstrip(b" ")
         if not (digits.isdigit() and len(digits) <= 20 and int(digits) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
-        number = max(0, int(digits) + delta) % 2**64
-        return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype)
+        number = max(0, int(digits) + sign * delta) % 2**64
+        return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype & ~SNAPPY)
 
     def _resolve(self, operation: str, key: bytes, theirs: "Rank", expected_cas: int, force: bool) -> None:
         """Conflict resolution: the version of the higher rank wins."""

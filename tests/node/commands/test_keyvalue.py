@@ -476,6 +476,15 @@ def test_data_types_are_kept_and_shown_to_who_knows_them(rig: Rig) -> None:
     assert json.ask(Get(key=b"k")).datatype == 0
 
 
+def test_what_is_joined_is_not_called_json(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.hello(Feature.JSON)
+    for request in (Append(key=b"k", value=b"x", datatype=1), Prepend(key=b"k", value=b"x")):
+        peer.ask(Set(key=b"k", value=b"{}", datatype=1))
+        peer.ask(request)
+        assert peer.ask(Get(key=b"k")).datatype == 0
+
+
 # Locks
 
 
