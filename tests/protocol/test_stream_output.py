@@ -258,6 +258,14 @@ def test_a_filter_on_values() -> None:
     assert mutation.value == b""  # type: ignore[attr-defined]
 
 
+def test_a_filter_on_values_that_are_null() -> None:
+    laboratory, peer = stage()
+    for key, value in ((b"a", b'{"x": null}'), (b"b", b'{"x": 0}'), (b"c", b"{}")):
+        laboratory.bucket.vbucket(0).set(key, value)
+    assert control(peer, b"value_filter", b'{"field": "x", "equals": null}') is Status.SUCCESS
+    assert brief(ask(peer)) == ["success", "(0,3]", "a@1", "advanced 3"]
+
+
 @pytest.mark.parametrize("asks", [ask, ask_upr])
 def test_a_filter_looks_into_values_that_are_compressed(asks: Callable[[Peer], list[Message]]) -> None:
     laboratory, peer = stage()

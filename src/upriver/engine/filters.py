@@ -1,11 +1,15 @@
 """Which changes a stream wants: by key prefix, by key pattern in linear time, by a field of a JSON value.
 
 A filter never looks at time or order, so a filtered stream is a filtered view of the full one. Deletions
-have no value: a value filter lets them pass, because the key that they end may have been sent.
+have no value: a value filter lets them pass, because the key that they end may have been sent. It also lets pass
+what is nested too deep to be looked at, at some hundreds of levels: who asked can look at it, and could not at what is
+left out.
 """
 
 import json
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,6 +20,10 @@ from upriver.model import Event
 from upriver.model.compression import SNAPPY, inflated
 
 PATTERN_BYTES_MAX: Final = 4096
+#: What a field is compared with has at most so many levels, whatever the documents have.
+WANTED_LEVELS_MAX: Final = 100
+#: Not asked for: null is something to ask for.
+_UNSAID: Final = object()
 
 
 @dataclass(frozen=True)
@@ -49,30 +57,36 @@ class KeyPattern:
 
 @dataclass(frozen=True)
 class ValueFilter:
-    """A field of a JSON object, named by its path, equals something or contains it."""
+    """A field of a JSON object, named by its path, equals something or contains it.
+
+    A field that is null equals null; one that is not there does not.
+    """
 
     path: tuple[str, ...]
-    equals: Any = None
-    contains: Any = None
+    equals: Any = _UNSAID
+    contains: Any = _UNSAID
 
     def __post_init__(self) -> None:
-        if not self.path or (self.equals is None) == (self.contains is None):
+        if not self.path or (self.equals is _UNSAID) == (self.contains is _UNSAID):
             raise InvalidArguments("a value filter names a field and either what it equals or what it contains")
         if isinstance(self.contains, list | dict):
-            raise InvalidArguments("what a field contains is a text, a number, true or false")
+            raise InvalidArguments("what a field contains is a text, a number, true, false or null")
+        _check(self.contains if self.equals is _UNSAID else self.equals)
 
     def passes(self, event: int, value: bytes, datatype: int = 0) -> bool:
         if event != Event.MUTATION:
             return True
         try:
-            found = json.loads(inflated(value) if datatype & SNAPPY else value)
-        except (ValueError, RecursionError, WireError):
+            found = read_json(inflated(value) if datatype & SNAPPY else value)
+        except RecursionError:
+            return True
+        except (ValueError, WireError):
             return False
         for name in self.path:
             if not isinstance(found, dict) or name not in found:
                 return False
             found = found[name]
-        if self.equals is not None:
+        if self.equals is not _UNSAID:
             return _equal(found, self.equals)
         if isinstance(found, str):
             return isinstance(self.contains, str) and self.contains in found
@@ -81,6 +95,40 @@ class ValueFilter:
         return isinstance(found, dict) and self.contains in found
 
 
+def read_json(document: bytes | str) -> Any:
+    """What a document says, with numbers of any length; those that Python takes for no integers become decimals."""
+    try:
+        return json.loads(document)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # more digits than Python converts
+        return json.loads(document, parse_int=Decimal)
+
+
+def _check(wanted: Any, levels: int = WANTED_LEVELS_MAX) -> None:
+    """Refuse what no field of a JSON document can be compared with."""
+    if not levels:
+        raise InvalidArguments(f"a value filter has at most {WANTED_LEVELS_MAX} levels")
+    if isinstance(wanted, list):
+        for each in wanted:
+            _check(each, levels - 1)
+    elif isinstance(wanted, dict):
+        for each in wanted.values():
+            _check(each, levels - 1)
+    elif not isinstance(wanted, str | int | float | Decimal | None) or (
+        isinstance(wanted, float) and not math.isfinite(wanted)
+    ):
+        raise InvalidArguments(f"JSON has no {wanted!r}")
+
+
 def _equal(found: Any, wanted: Any) -> bool:
     """As JSON has it: 1.0 is the number 1, and true is none, though Python takes it for 1."""
+    if isinstance(wanted, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == wanted.keys()
+            and all(_equal(found[name], each) for name, each in wanted.items())
+        )
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(_equal, found, wanted))
     return isinstance(found, bool) is isinstance(wanted, bool) and bool(found == wanted)

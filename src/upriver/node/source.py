@@ -4,13 +4,13 @@ Callbacks reach the protocol in the thread that runs the sessions, whoever cause
 by the flusher's thread and takes the way over the scheduler.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from upriver.engine import Cursor, CursorEnd, KeyPattern, Options, Vbucket
 from upriver.engine import ValueFilter as EngineValueFilter
+from upriver.engine.filters import read_json
 from upriver.errors import InvalidArguments
 from upriver.model import Snapshot, VbucketState
 from upriver.node.state import NodeState
@@ -126,7 +126,7 @@ def engine_options(options: StreamOptions) -> Options:
 def value_filter(text: str) -> EngineValueFilter:
     """The filter that a control's value describes."""
     try:
-        given = json.loads(text)
+        given = read_json(text)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not set(given) <= {"field", "equals", "contains"}:
@@ -134,4 +134,4 @@ def value_filter(text: str) -> EngineValueFilter:
     field = given.get("field")
     if not isinstance(field, str) or not field:
         raise InvalidArguments(f"a value filter names a field: {_FILTER_FORM}")
-    return EngineValueFilter(tuple(field.split(".")), given.get("equals"), given.get("contains"))
+    return EngineValueFilter(tuple(field.split(".")), **{name: given[name] for name in given if name != "field"})

@@ -64,7 +64,8 @@ class Control(NamedTuple):
 _PRIORITY: Final = "its share beside other connections: a quarter with *low*, twice as much with *high*"
 _ORDER: Final = "whether backfills take turns or each is finished before the next begins; live changes wait for neither"
 _VALUE_FILTER: Final = (
-    'a field of a JSON value, also of a compressed one: `{"field": "a.b", "equals": 1}`, or `"contains"`'
+    'a field of a JSON value, also of a compressed one: `{"field": "a.b", "equals": 1}`, or `"contains"`; '
+    "a field that is not there is not `null`"
 )
 
 #: Every setting by name.

@@ -124,8 +124,8 @@ def as_vbuckets(value: str) -> tuple[int, ...] | None:
 def as_value_filter(value: str) -> str:
     """A condition on values."""
     try:
-        given = json.loads(value)
-    except ValueError:
+        given = json.loads(value, parse_int=str)  # the node decides what a number is, however long
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not isinstance(given.get("field"), str):
         raise ValueError('JSON such as {"field": "a.b", "equals": 1}')
