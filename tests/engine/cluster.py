@@ -79,7 +79,7 @@ class Stream:
                 self.awake = False
                 self.cursor.subscribe(self.wake)
                 return self.awake
-            self.follower.marker(self.announced)
+            self.follower.marker(self.source.printed(self.announced))
             return True
         for change in changes_in(self.cursor.read_columns(1)):
             self.follower.receive(change)
@@ -124,7 +124,7 @@ class Ranges:
                 self._snapshots = None
                 return False
             self._changes = self._read(self._snapshot)
-            self.follower.marker(Snapshot(self._snapshot.start, self._snapshot.end))
+            self.follower.marker(self.source.printed(Snapshot(self._snapshot.start, self._snapshot.end)))
             return True
         change = next(self._changes, None)
         if change is not None:
@@ -171,6 +171,8 @@ class Copy:
         self.stream: Stream | Ranges | None = None
         self.wants = Options()
         self.owner = self.down = False
+        #: What its markers print as start, counted from the last seqno before the snapshot.
+        self.prints = 0
         self.bucket = self._open()
         self.bucket.create_vbucket(0, VbucketState.REPLICA)
         self.bucket.flusher.step()
@@ -189,6 +191,10 @@ class Copy:
     @property
     def role(self) -> str:
         return "down" if self.down else self.vbucket.state.value
+
+    def printed(self, snapshot: Snapshot) -> Snapshot:
+        """The marker: not everybody prints the start as we do."""
+        return Snapshot(min(max(0, snapshot.start + self.prints), snapshot.end), snapshot.end)
 
     def crash(self) -> None:
         self.bucket.abandon()
@@ -354,6 +360,10 @@ class Cluster:
         self.values += 1
         if self.nodes[n].role == "active":
             self.nodes[n].vbucket.set(b"key%d" % key, b"%d" % self.values)
+
+    def do_print(self, n: int, start: int) -> None:
+        """start: 0 as we do, 1 the first seqno that is sent, less than 0 where a snapshot began that is long whole."""
+        self.nodes[n].prints = start
 
     def do_delete(self, n: int, key: int) -> None:
         node = self.nodes[n]
@@ -576,6 +586,8 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
         script.append(event)
         cluster.apply(event)
 
+    for n in range(nodes):
+        do("print", n, rng.choice((0, 0, 0, 1, 1, -1, -3)))
     if rng.random() < 0.7:
         # A common past: what follows then happens to copies that hold something whole already.
         for key in range(keys + 1):

@@ -10,7 +10,7 @@ from tests.engine.conftest import Clock
 
 #: Minimal histories, each of which loses or keeps a key if one rule of docs/semantics.md is left out.
 #: The events are those of ``Cluster``: set and delete (node, key), connect (follower, node, mode, tries),
-#: deliver (follower, count), promote (node, what becomes of the old one), and so on.
+#: deliver (follower, count), promote (node, what becomes of the old one), print (node, which start), and so on.
 TRACES = {
     "a promotion in mid-snapshot branches at the kept start": """\
 set 0 2, connect 1 0 1 9, deliver 1 9, set 0 0, set 0 1, set 0 0, deliver 1 2, promote 1 0, set 1 1, back 0 0""",
@@ -35,6 +35,12 @@ crash 0, set 0 2, connect 1 0 0 9, crash 1, connect 1 0 0 9""",
     "a copy filled from 0 inherits a purge seqno": """\
 set 0 0, connect 4 0 0 9, deliver 4 9, cut 4, delete 0 0, set 0 1, set 0 1, purge 0 0
 connect 1 0 0 9, deliver 1 9, promote 1 0, connect 4 1 0 9, deliver 4 9""",
+    "the same if the marker prints the first seqno that is sent": """\
+print 0 1, set 0 0, connect 4 0 0 9, deliver 4 9, cut 4, delete 0 0, set 0 1, set 0 1, purge 0 0
+connect 1 0 0 9, deliver 1 9, promote 1 0, connect 4 1 0 9, deliver 4 9""",
+    "a marker that begins before a whole state makes no mixture whole": """\
+print 0 -1, set 0 0, set 0 1, persist 0, set 0 0, connect 1 0 0 9, deliver 1 9, set 0 2, deliver 1 1
+connect 4 1 0 9, deliver 4 3, crash 0, connect 4 0 0 9, deliver 4 9""",
     "a receiver keeps the larger end": """\
 set 0 0, set 0 1, set 0 2, set 0 0, connect 1 0 1 9, deliver 1 2, cut 1, set 0 1, connect 1 0 1 9
 deliver 1 2, connect 4 0 1 9, deliver 4 9, promote 1 0, connect 4 1 1 9, deliver 4 9""",
