@@ -23,7 +23,10 @@ def test_a_pattern_cannot_take_exponential_time() -> None:
     assert time.process_time() - began < 0.5
 
 
-@pytest.mark.parametrize("pattern", ["(", "a" * 5000, r"(?=a)"])
+MUCH_OF_LITTLE = "|".join(f"a[ab]{{{count}}}c" for count in range(100, 150))
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * 5000, r"(?=a)", MUCH_OF_LITTLE])
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidArguments):
         KeyPattern(pattern)

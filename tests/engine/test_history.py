@@ -329,6 +329,22 @@ def test_only_a_later_snapshot_may_end_before_everything(vbucket: Vbucket) -> No
     assert late.next_snapshot(not_beyond=4) == Snapshot(3, 8)
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_pattern_that_takes_long_looks_at_few_keys_in_one_read(vbucket: Vbucket, rows: bool) -> None:
+    """It takes linear time, but many steps for each byte: others want their turn in between."""
+    keys = [b"%03d" % number + b"ab" * 100 for number in range(100)]
+    write(vbucket, *keys)
+    cursor = vbucket.open_cursor("c", options=Options(key_pattern=KeyPattern("a[ab]{150}b$")))
+    cursor.next_snapshot()
+    counts = []
+    while cursor.snapshot is not None:
+        before = cursor.changes_read
+        (cursor.read_columns if rows else cursor.read)()
+        counts.append(cursor.changes_read - before)
+    assert sum(counts) == 100
+    assert max(counts) <= 8
+
+
 @pytest.mark.parametrize("keys_only", [False, True])
 def test_a_filtered_cursor_reads_as_little_as_it_is_asked_for(vbucket: Vbucket, keys_only: bool) -> None:
     for number in range(2000):

@@ -20,6 +20,10 @@ from upriver.model import Event
 from upriver.model.compression import SNAPPY, inflated
 
 PATTERN_BYTES_MAX: Final = 4096
+#: Repetitions make much of a short pattern: so large may RE2's program for it be, which is what a byte of a key costs.
+PROGRAM_SIZE_MAX: Final = 2000
+#: So many steps of such a program take as long as other filters need for a byte, where it is at its worst.
+_STEPS_A_BYTE: Final = 5
 #: What a field is compared with has at most so many levels, whatever the documents have.
 WANTED_LEVELS_MAX: Final = 100
 #: Not asked for: null is something to ask for.
@@ -43,6 +47,11 @@ class KeyPattern:
         except re2.error as error:
             why = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else error
             raise InvalidArguments(f"the key pattern {self.pattern!r} is none: {why}") from None
+        if self._compiled.programsize > PROGRAM_SIZE_MAX:
+            raise InvalidArguments(
+                f"the key pattern {self.pattern!r} has {self._compiled.programsize} steps, more than {PROGRAM_SIZE_MAX}:"
+                " it would keep a node busy; repeat less in it"
+            )
 
     @cached_property
     def _compiled(self) -> Any:
@@ -50,6 +59,11 @@ class KeyPattern:
         options.encoding = re2.Options.Encoding.LATIN1  # keys are bytes, not text
         options.log_errors = False
         return re2.compile(self.pattern.encode("utf-8"), options)
+
+    @cached_property
+    def weight(self) -> int:
+        """How many bytes of a value a byte of a key is worth, by the time that it may take."""
+        return int(self._compiled.programsize) // _STEPS_A_BYTE
 
     def passes(self, key: bytes) -> bool:
         return self._compiled.search(key) is not None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 256 * 1024
 #: So much a filter looks at in one read, however little passes and however little was asked for: a millisecond or two.
+#: A byte of a key counts as many times as its pattern weighs.
 FILTERED_BYTES: Final = 32 * 1024
 
 #: opcode, key length, extras length, datatype, body length, by_seqno: what a filter must know of a frame.
@@ -326,9 +327,13 @@ class Cursor:
         """The frames that pass, until they are enough: how many, the seqno up to which there are no others, that of
         the last, and how many are expirations."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
+        weight = 0 if pattern is None else pattern.weight
         kept: list[bytes] = []
-        size = offset = seen = last = expirations = 0
+        size = offset = spent = seen = last = expirations = 0
         while offset < len(frames):
+            if spent >= FILTERED_BYTES:
+                done = seen
+                break
             opcode, key_length, extras, datatype, body, seqno = _FRAME.unpack_from(frames, offset)
             key = offset + HEADER.size + extras
             value, end = key + key_length, offset + HEADER.size + body
@@ -343,17 +348,22 @@ class Cursor:
                 size += len(frame)
                 last = seqno
                 expirations += EVENTS[opcode] is Event.EXPIRATION
+            spent += end - offset + weight * key_length
             seen, offset = seqno, end
-        self.bytes_filtered += offset
+        self.bytes_filtered += spent
         return b"".join(kept), len(kept), done, last, expirations
 
     def _filtered_columns(self, batch: pa.RecordBatch, max_bytes: int, done: int) -> tuple[pa.RecordBatch, int]:
         """The same for rows."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
+        weight = 0 if pattern is None else pattern.weight
         rows = array("q")
-        size = 0
+        size = spent = 0
         events, keys, values, datatypes = (batch[name].to_pylist() for name in ("event", "key", "value", "datatype"))
         for row, key in enumerate(keys):
+            if spent >= FILTERED_BYTES:
+                done = batch["seqno"][row - 1].as_py()
+                break
             length = _ROW_BYTES + len(key) + len(values[row])
             if (pattern is None or pattern.passes(key)) and (
                 wanted is None or wanted.passes(events[row], values[row], datatypes[row])
@@ -363,7 +373,8 @@ class Cursor:
                     break
                 rows.append(row)
                 size += length
-            self.bytes_filtered += length
+            spent += length + weight * len(key)
+        self.bytes_filtered += spent
         # Arrays are made of buffers: to make one of a list, Arrow wants to know all that pandas has.
         batch = batch.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)]))
         return _rows_without_values(batch) if keys_only else batch, done
