@@ -49,8 +49,8 @@ class KeyPattern:
             raise InvalidArguments(f"the key pattern {self.pattern!r} is none: {why}") from None
         if self._compiled.programsize > PROGRAM_SIZE_MAX:
             raise InvalidArguments(
-                f"the key pattern {self.pattern!r} has {self._compiled.programsize} steps, more than {PROGRAM_SIZE_MAX}:"
-                " it would keep a node busy; repeat less in it"
+                f"the key pattern {self.pattern!r} has {self._compiled.programsize} steps, more than {PROGRAM_SIZE_MAX}"
+                ": it would keep a node busy; repeat less in it"
             )
 
     @cached_property
