@@ -398,6 +398,94 @@ def test_history_is_kept_until_it_is_both_old_and_large(quick_disk: Path, clock:
     bucket.close()
 
 
+def figures(bucket: Bucket) -> list[tuple[object, ...]]:
+    """What statistics and streams tell of each vbucket."""
+    told: list[tuple[object, ...]] = []
+    for vbucket, known in zip(bucket, bucket.vbucket_statistics(), strict=True):
+        seqnos = (known.high_seqno, known.persisted_seqno, known.purge_seqno, known.floor_seqno)
+        sizes = (known.items, known.tombstones, known.history_bytes, known.memory_bytes)
+        contents = {change.key: change.value for snapshot in vbucket.changes() for change in snapshot}
+        told.append((known.state, seqnos, sizes, contents, history(vbucket)))
+    return told
+
+
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_what_was_dropped_stays_dropped_over_a_restart(quick_disk: Path, clock: Clock, cleanly: bool) -> None:
+    limits = {"history_s": 100, "history_bytes": 5000}
+    bucket = opened(quick_disk, clock, **limits)
+    for vbucket in bucket:
+        for number in range(3000):
+            vbucket.set(b"key%d" % (number % 300), b"%d" % number * 20)
+    checkpoint(bucket)
+    clock.pass_by(200)
+    do(bucket, "compact")
+    for vbucket in bucket:
+        vbucket.set(b"key0", b"newest")
+    bucket.flusher.drain()
+    before, floors = figures(bucket), [vbucket.floor_seqno for vbucket in bucket]
+    assert floors == [3000, 3000]
+    bucket.close() if cleanly else bucket.abandon()
+
+    bucket = opened(quick_disk, clock, **limits)
+    assert [vbucket.floor_seqno for vbucket in bucket] == floors
+    assert bucket.ledger.history_bytes > 100_000, "the disk had not followed yet"
+    largest = 0
+    held = bucket.ledger.history_bytes
+    for _ in bucket.maintenance.sweep():
+        largest, held = max(largest, held - bucket.ledger.history_bytes), bucket.ledger.history_bytes
+    assert 0 < largest <= CHUNK_BYTES
+    assert figures(bucket) == before
+    assert do(bucket, "sweep") == 0, "once is enough"
+    replica = bucket.vbucket(0)
+    replica.set_state(VbucketState.REPLICA)
+    assert replica.roll_back(2999) == 0, "no state below the floor can be restored"
+    bucket.close()
+
+
+def test_what_comes_back_by_a_restart_leaves_the_disk_too(quick_disk: Path, clock: Clock) -> None:
+    """Nobody writes any more: what was garbage before counts again."""
+    limits = {"history_s": 100, "history_bytes": 5000}
+    bucket = opened(quick_disk, clock, **limits)
+    vbucket = bucket.vbucket(0)
+    for number in range(20_000):
+        vbucket.set(b"key%d" % (number % 100), b"x" * 100)
+    checkpoint(bucket)
+    clock.pass_by(200)
+    do(bucket, "compact")
+    assert bucket.flusher.compacting
+    while bucket.journal.changed:
+        bucket.flusher.step()  # the new floor is on disk, a slice of the rewriting perhaps too
+    bucket.abandon()
+    bucket = opened(quick_disk, clock, **limits)
+    bucket.maintenance.run_all()
+    bucket.flusher.drain()
+    assert sum(len(block.records) for block in bucket.storage.blocks(0)) < 100_000
+    assert len(history(bucket.vbucket(0))) == 100
+    bucket.close()
+
+
+def test_a_cursor_in_the_way_of_a_sweep_keeps_what_it_needs_until_it_is_gone(quick_disk: Path, clock: Clock) -> None:
+    limits = {"history_s": 100, "history_bytes": 5000}
+    bucket = opened(quick_disk, clock, **limits)
+    for number in range(3000):
+        bucket.vbucket(0).set(b"key", b"%d" % number)
+    checkpoint(bucket)
+    clock.pass_by(200)
+    do(bucket, "compact")
+    bucket.close()
+
+    bucket = opened(quick_disk, clock, **limits)
+    vbucket = bucket.vbucket(0)
+    cursor = vbucket.open_cursor("slow", 1000, 3000, Options(history=True))
+    do(bucket, "sweep")
+    assert history(vbucket) == list(range(1000, 3001)), "what it has read is gone, the rest is there"
+    assert do(bucket, "sweep") == 0, "in vain"
+    cursor.end(CursorEnd.CLOSED)
+    bucket.maintenance.run_all()
+    assert history(vbucket) == [3000]
+    bucket.close()
+
+
 @pytest.mark.parametrize("cause", ["deletion", "clock"])
 def test_a_time_in_the_future_does_not_stop_compaction(quick_disk: Path, clock: Clock, cause: str) -> None:
     bucket = opened(quick_disk, clock, history_s=10, history_bytes=5000)

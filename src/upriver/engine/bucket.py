@@ -352,6 +352,7 @@ class Bucket:
             self._load_records()
             for number, description in descriptions.items():
                 self.vbucket(number).restored(description)
+                self.maintenance.loaded(self.vbucket(number))
         except CorruptData as error:
             raise CorruptData(self.storage.path, error.why) from None
         except (KeyError, TypeError, ValueError, IndexError) as error:

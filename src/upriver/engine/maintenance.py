@@ -11,6 +11,9 @@ moves the floor above them, for a version that outlived its tombstone would come
 start. Neither passes what an open cursor still needs, unless history grows beyond twice its limit, or beyond
 its share of the quota while memory is short: then compaction ends the cursor as too slow. Only what stands in
 blocks on disk is dropped or evicted, so the disk can always replace what memory lost.
+
+Below its floor a vbucket may hold what was dropped before: the disk follows later, so a restart brings it back, and a
+cursor may have been in the way. Such vbuckets are remembered and swept again.
 """
 
 import math
@@ -69,6 +72,8 @@ class Maintenance:
         self.longest_step_s = 0.0
         self.evicted_bytes = 0
         self._garbage: dict[int, int] = {}
+        #: Vbuckets that may hold versions superseded at or below their floor, and up to where those are gone.
+        self._unswept: dict[Vbucket, int] = {}
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._purged_s = -PURGE_INTERVAL_S_MAX
@@ -108,7 +113,7 @@ class Maintenance:
 
     def _rounds(self) -> Iterator[bool]:
         while True:
-            for duty in (self._expire_if_due, self._purge_if_due, self.compact, self.evict):
+            for duty in (self._expire_if_due, self._purge_if_due, self.sweep, self.compact, self.evict):
                 for _ in duty():
                     yield True
             yield False
@@ -245,8 +250,20 @@ class Maintenance:
                 limit = vbucket.table.seqno_before(cutoff, limit)
                 yield
             limit = self._unpinned(vbucket, limit)
-            # If memory is short a sweep up to the same floor may have been left off halfway.
-            if limit > vbucket.floor_seqno - short and self._raise_floor(vbucket, limit):
+            if limit > vbucket.floor_seqno and self._raise_floor(vbucket, limit):
+                yield from self._sweep(vbucket)
+
+    def loaded(self, vbucket: Vbucket) -> None:
+        """All of it came from disk, which may not have followed up to its floor."""
+        if vbucket.floor_seqno:
+            self._unswept[vbucket] = 0
+
+    def sweep(self) -> Iterator[None]:
+        """Drop what still stands below the floors, as far as no cursor needs it."""
+        for vbucket, swept in list(self._unswept.items()):
+            if vbucket.removed or vbucket.floor_seqno <= swept or not vbucket.table.history_bytes:
+                self._unswept.pop(vbucket, None)
+            elif self._droppable(vbucket, vbucket.floor_seqno) > swept:
                 yield from self._sweep(vbucket)
 
     def _limit(self, vbucket: Vbucket) -> int:
@@ -289,13 +306,20 @@ class Maintenance:
         with vbucket.journal.lock:
             if floor > self._limit(vbucket):  # rolled back meanwhile
                 return False
-            vbucket.floor_seqno = max(vbucket.floor_seqno, floor)
+            before = vbucket.floor_seqno
+            self._unswept[vbucket] = min(before, self._unswept.get(vbucket, before))
+            vbucket.floor_seqno = max(before, floor)
             vbucket.table.purge_seqno = max(vbucket.table.purge_seqno, purge_to)
             vbucket.journal.change(vbucket.number)
         return True
 
+    def _droppable(self, vbucket: Vbucket, floor: int) -> int:
+        """Versions superseded at or below this are needed by nobody."""
+        return min([floor, *map(self._pinned, vbucket.cursors.values())])
+
     def _sweep(self, vbucket: Vbucket, purge_to: int = 0, purge_before: int = 0) -> Iterator[None]:
         table, position, floor = vbucket.table, 0, vbucket.floor_seqno
+        swept = floor
         history, tombstones = table.history_bytes, table.tombstones
         try:
             while True:
@@ -304,14 +328,15 @@ class Maintenance:
                         return
                     # A cursor that was opened since the last step reads what is left, and all of that.
                     purge_to = min(purge_to, self._slowest(vbucket))
-                    drop_to = min([floor, *map(self._pinned, vbucket.cursors.values())])
-                    position, _ = table.sweep(position, drop_to, purge_to, purge_before, 0)
+                    swept = min(swept, self._droppable(vbucket, floor))
+                    position, _ = table.sweep(position, swept, purge_to, purge_before, 0)
                 yield
                 if not position or position > floor:
                     break
         finally:
             freed = max(0, history - table.history_bytes) + 100 * max(0, tombstones - table.tombstones)
             self._note_garbage(vbucket, freed)
+        self._unswept[vbucket] = swept  # the next look forgets it, if that was all
         vbucket.purged_seqno = max(vbucket.purged_seqno, purge_to)
         if purge_to:
             vbucket.journal.change(vbucket.number)
@@ -393,5 +418,6 @@ class Maintenance:
                     return
 
     def _relief_round(self) -> Iterator[None]:
+        yield from self.sweep()
         yield from self.compact()
         yield from self.evict()
