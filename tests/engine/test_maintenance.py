@@ -398,6 +398,57 @@ def test_history_is_kept_until_it_is_both_old_and_large(quick_disk: Path, clock:
     bucket.close()
 
 
+def test_history_is_dropped_where_so_little_is_written_that_no_checkpoint_comes(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=100, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+    for number in range(20_000):
+        vbucket.set(b"key%d" % (number % 100), b"x" * 100)
+    bucket.flusher.drain()
+    clock.pass_by(50)
+    bucket.maintain(10)
+    assert not bucket.flusher.checkpointing, "nothing is old enough"
+    clock.pass_by(60)
+    for _ in range(2):
+        bucket.maintain(10)
+        bucket.flusher.drain()
+    assert len(history(vbucket)) == 100
+    assert list(bucket.storage.groups()) == []
+    assert sum(len(block.records) for block in bucket.storage.blocks(0)) < 100_000
+    bucket.close()
+
+
+def checkpoints_for_history(bucket: Bucket, clock: Clock, seconds: int) -> int:
+    """How many are asked for while there is a write each second."""
+    asked = 0
+    for _ in range(seconds):
+        bucket.vbucket(0).set(b"key", b"x" * 100)
+        bucket.flusher.drain()
+        clock.pass_by(1)
+        bucket.maintain(10)
+        asked += bucket.flusher.checkpointing
+        bucket.flusher.drain()
+    return asked
+
+
+def test_old_history_is_moved_into_blocks_each_minute_at_most(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=1, history_bytes=1000)
+    assert checkpoints_for_history(bucket, clock, 200) == 4
+    bucket.close()
+
+
+def test_history_that_a_cursor_needs_is_not_moved_into_blocks_to_be_dropped(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=1, history_bytes=10_000)
+    vbucket = bucket.vbucket(0)
+    for _ in range(60):
+        vbucket.set(b"key", b"x" * 100)
+    checkpoint(bucket)
+    cursor = vbucket.open_cursor("slow", 10, options=Options(history=True))
+    assert checkpoints_for_history(bucket, clock, 30) == 0
+    assert vbucket.table.history_bytes > 10_000
+    assert cursor.ended is None
+    bucket.close()
+
+
 def figures(bucket: Bucket) -> list[tuple[object, ...]]:
     """What statistics and streams tell of each vbucket."""
     told: list[tuple[object, ...]] = []

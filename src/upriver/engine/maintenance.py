@@ -46,6 +46,8 @@ LOOK_AGAIN_S: Final = 0.05
 #: Tombstones are looked for so often within their time, and at least each minute.
 PURGES: Final = 100
 PURGE_INTERVAL_S_MAX: Final = 60.0
+#: Where little is written old history is moved into blocks so often at most: many small blocks are dear.
+BLOCKS_INTERVAL_S: Final = 60.0
 #: Later than any time that a record can have.
 ANY_TIME: Final = 2**32
 
@@ -77,6 +79,7 @@ class Maintenance:
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._purged_s = -PURGE_INTERVAL_S_MAX
+        self._moved_s = -BLOCKS_INTERVAL_S
         #: Where each open stream stood when tombstones were last looked for.
         self._looked_at: WeakKeyDictionary[Cursor, int] = WeakKeyDictionary()
         self._duties = self._rounds()
@@ -107,7 +110,7 @@ class Maintenance:
     def run_all(self) -> None:
         """One whole round of every duty, due or not, however long it takes."""
         self._duties = self._rounds()
-        self.ledger.due_s, self._purged_s = 0.0, -PURGE_INTERVAL_S_MAX
+        self.ledger.due_s, self._purged_s, self._moved_s = 0.0, -PURGE_INTERVAL_S_MAX, -BLOCKS_INTERVAL_S
         while next(self._duties):
             pass
 
@@ -240,18 +243,30 @@ class Maintenance:
             self._request_blocks()
         elif ledger.history_bytes <= retention.history_bytes:
             return
-        cutoff = int(ledger.clock() - retention.history_s)
+        cutoff, wants_blocks = int(ledger.clock() - retention.history_s), False
         for vbucket in sorted(self.vbuckets(), key=lambda v: -v.table.history_bytes):
             short = short and ledger.memory_bytes > ledger.quota_bytes * LOW_WATER
             if not (short or ledger.history_bytes > retention.history_bytes) or not vbucket.table.history_bytes:
-                return
-            limit = self._limit(vbucket)
+                break
+            limit = old = self._limit(vbucket)
             if not short:
-                limit = vbucket.table.seqno_before(cutoff, limit)
+                old = vbucket.table.seqno_before(cutoff, vbucket.whole_seqno)
+                limit = min(limit, old)
                 yield
             limit = self._unpinned(vbucket, limit)
+            # Neither too new nor pinned: it waits for a checkpoint, which does not come where little is written.
+            wants_blocks |= limit == vbucket.table.checkpointed_seqno < old
             if limit > vbucket.floor_seqno and self._raise_floor(vbucket, limit):
                 yield from self._sweep(vbucket)
+        if wants_blocks and ledger.history_bytes > retention.history_bytes:
+            self._move_old()
+
+    def _move_old(self) -> None:
+        """Make blocks of what is in groups only, unless that was done just now."""
+        now = self.ledger.clock()
+        if self.flusher.storage.keeps_records and not self._moved_s <= now < self._moved_s + BLOCKS_INTERVAL_S:
+            self._moved_s = now
+            self.flusher.request_checkpoint()
 
     def loaded(self, vbucket: Vbucket) -> None:
         """All of it came from disk, which may not have followed up to its floor."""
