@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import resource
@@ -139,11 +140,94 @@ def test_a_newer_format_is_refused(path: Path) -> None:
 def test_a_file_that_was_cut_off(path: Path, clock: Clock, size: int) -> None:
     fill(path, clock)
     os.truncate(path / DATA_FILE, size)
-    if size:
-        with pytest.raises(CorruptData):
-            LmdbStorage(path)
-    else:
-        LmdbStorage(path).close()  # nothing but an empty file: as after a stop during the very first start
+    with pytest.raises(CorruptData):
+        LmdbStorage(path)
+
+
+def lose(path: Path, how: str) -> None:
+    (path / DATA_FILE).unlink()
+    if how == "empty":
+        (path / DATA_FILE).touch()
+    if how == "another":
+        with lmdb.open(str(path), max_dbs=9) as env:
+            env.open_db(b"facts")
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "another"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_store_that_is_gone_is_not_taken_for_a_new_one(path: Path, clock: Clock, how: str, copied: bool) -> None:
+    fill(path, clock)
+    if copied:
+        with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+            bucket.backup(path.parent / "copy")
+        path = path.parent / "copy"
+    signature = (path / LOCK_FILE).read_text()
+    lose(path, how)
+    for _ in range(2):  # nor the second time
+        with pytest.raises(CorruptData) as caught:
+            Bucket.open(path, vbuckets=2, clock=clock, background=False)
+        assert signature.split()[-1] in str(caught.value)
+        assert "restore the directory from a backup, or empty it" in str(caught.value)
+    assert (path / DATA_FILE).exists() == (how != "missing")
+    shutil.rmtree(path)
+    Bucket.open(path, vbuckets=2, clock=clock, background=False).close()
+
+
+@pytest.mark.parametrize("step", ["lock", "data", "tables", "facts"])
+def test_a_stop_during_the_very_first_start_leaves_nothing_that_is_refused(
+    path: Path, clock: Clock, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        if step in ("lock", "data"):
+            patched.setattr(LmdbStorage, "_open_environment", stop)
+        else:
+            patched.setattr(LmdbStorage, "_write" if step == "tables" else "_sign", stop)
+        with pytest.raises(Stopped):
+            Bucket.open(path, vbuckets=2, initial=[0], clock=clock, background=False)
+    if step == "data":
+        (path / DATA_FILE).touch()
+    assert (path / LOCK_FILE).read_bytes() == b"", "signed only when the store is on disk"
+    with Bucket.open(path, vbuckets=2, initial=[0], clock=clock, background=False) as bucket:
+        assert bucket.numbers() == [0]
+        assert (path / LOCK_FILE).read_text() == f"upriver store {bucket.store}\n"
+
+
+def test_a_lock_file_of_an_older_version_is_signed(path: Path, clock: Clock) -> None:
+    fill(path, clock)
+    os.truncate(path / LOCK_FILE, 0)
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+        assert bucket.vbucket(0).get(b"late").value == b"in a group"
+        assert bucket.store in (path / LOCK_FILE).read_text()
+
+
+def test_a_lock_file_that_cannot_be_signed_is_signed_later(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        bucket = Bucket.open(path, vbuckets=2, initial=[0], clock=clock, background=False)
+    assert (path / LOCK_FILE).read_bytes() == b""
+    bucket.vbucket(0).set(b"k", b"v")
+    bucket.flusher.step()
+    assert bucket.store in (path / LOCK_FILE).read_text()
+    bucket.close()
+
+
+def test_a_restored_copy_signs_with_its_own_name(path: Path, clock: Clock) -> None:
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+        bucket.backup(path.parent / "copy")
+    with Bucket.open(path.parent / "copy", vbuckets=2, clock=clock, background=False) as copy:
+        assert copy.store != bucket.store
+        assert (path.parent / "copy" / LOCK_FILE).read_text() == f"upriver store {copy.store}\n"
 
 
 def test_a_group_of_a_number_that_is_there_replaces_it(path: Path) -> None:

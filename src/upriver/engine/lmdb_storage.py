@@ -13,7 +13,9 @@ pages. Only the flusher writes. If it is the head of a commit that cannot be wri
 up; the file is opened anew then, at a moment at which nobody reads.
 
 A directory of ours holds ``upriver.lock``, whose lock keeps a second process out and whose presence tells a
-damaged store from somebody else's files.
+damaged store from somebody else's files. It is signed with the name of the store as soon as that is on disk, and never
+before: so a signed one without a store has lost it, while one without a signature may stand where a store was about to
+begin, or has been written to by older versions only.
 """
 
 import fcntl
@@ -54,6 +56,8 @@ _TABLES: Final = 4
 #: Up to this format facts and descriptions had no checksum.
 _BARE_FORMAT: Final = 2
 _ADVICE: Final = "restore the directory from a backup"
+_SIGNATURE: Final = b"upriver store "
+_SIGNATURE_BYTES_MAX: Final = 256
 #: What LMDB raises on reading pages that are not what they should be.
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -83,6 +87,7 @@ class LmdbStorage(Storage):
         self._closed = False
         self._lock = self._occupy()
         try:
+            self._signed = os.pread(self._lock, _SIGNATURE_BYTES_MAX, 0)
             self._env = self._open()
             self._facts = self._check_format()
         except BaseException:
@@ -140,6 +145,7 @@ class LmdbStorage(Storage):
             self._look_for_life()
             raise StorageError(self.path, f"cannot write: {error}") from error
         self._facts.update(batch.facts)
+        self._sign()
 
     def backup(self, path: str) -> None:
         self._check_open()
@@ -151,8 +157,9 @@ class LmdbStorage(Storage):
             with self._held():
                 self._env.copy(path, compact=True)
             self._mark_as_copy(path)
-            (target / LOCK_FILE).touch()
             _sync(target / DATA_FILE)
+            (target / LOCK_FILE).write_bytes(self._signature())
+            _sync(target / LOCK_FILE)
             _sync(target)
         except (lmdb.Error, OSError) as error:
             raise StorageError(path, f"cannot write the backup: {error}") from error
@@ -201,7 +208,10 @@ class LmdbStorage(Storage):
 
     def _open(self) -> lmdb.Environment:
         data = Path(self.path, DATA_FILE)
-        if data.exists() and 0 < data.stat().st_size < _META_BYTES_MIN:
+        size = data.stat().st_size if data.exists() else 0
+        if not size:
+            self._check_unsigned(f"{DATA_FILE} is {'empty' if data.exists() else 'missing'}")
+        elif size < _META_BYTES_MIN:
             raise CorruptData(self.path, f"{DATA_FILE} is cut off: {_ADVICE}")
         try:
             if data.exists():
@@ -233,6 +243,7 @@ class LmdbStorage(Storage):
             if stored is None:
                 if tables > _TABLES:
                     raise ForeignData(self.path, f"{DATA_FILE} belongs to somebody else")
+                self._check_unsigned(f"{DATA_FILE} holds no store")
                 return {}
             facts = self._known_facts(stored)
             while facts["format"] < FORMAT:
@@ -274,6 +285,32 @@ class LmdbStorage(Storage):
         except OSError as error:
             raise StorageError(self.path, f"cannot be upgraded: {error}") from error
         return facts
+
+    # The name in the lock file.
+
+    def _signature(self) -> bytes:
+        """What the lock file of this store holds; nothing while there is no store."""
+        name = self._facts.get("store")
+        return b"%b%b\n" % (_SIGNATURE, name.encode()) if name else b""
+
+    def _sign(self) -> None:
+        """Say who is here, now that a commit has succeeded; data that a signed file speaks of must be found again."""
+        signature = self._signature()
+        if signature in (b"", self._signed):
+            return
+        with suppress(OSError):  # the next commit tries again
+            _sync(Path(self.path))
+            os.pwrite(self._lock, signature, 0)
+            os.ftruncate(self._lock, len(signature))
+            os.fsync(self._lock)
+            self._signed = signature
+
+    def _check_unsigned(self, why: str) -> None:
+        """Nothing is here: it may begin only where nothing was."""
+        if self._signed:
+            name = self._signed.removeprefix(_SIGNATURE).strip().decode(errors="replace")
+            lost = f"{why}, but {LOCK_FILE} says that store {name} was here"
+            raise CorruptData(self.path, f"{lost}: {_ADVICE}, or empty it to begin a new store")
 
     # Dying and coming back.
 
