@@ -554,13 +554,17 @@ def test_a_closed_bucket_takes_no_writes_and_lets_its_directory_alone(
     bucket.create_vbuckets()
     bucket.vbucket(0).set(b"k", b"v")
     bucket.flusher.step()
-    bucket.close() if cleanly else bucket.abandon()
+    if cleanly:
+        bucket.close()
+    else:
+        bucket.vbucket(0).set(b"k", b"lost")
+        bucket.abandon()
     with pytest.raises(TemporaryFailure, match="the bucket is closed"):
         bucket.vbucket(0).set(b"k", b"lost")
-    bucket.delete_vbucket(1)  # something that would have to be written
     with opened(path, clock) as successor:
-        with pytest.raises(StorageError, match="is closed"):
-            bucket.sync()
+        if not cleanly:
+            with pytest.raises(StorageError, match="is closed"):
+                bucket.sync()
         with pytest.raises(StorageError, match="is closed"):
             bucket.storage.backup(str(tmp_path / "backup"))
         bucket.abandon()
@@ -568,6 +572,40 @@ def test_a_closed_bucket_takes_no_writes_and_lets_its_directory_alone(
             opened(path, clock)
         assert successor.vbucket(0).get(b"k").value == b"v"
         assert successor.numbers() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("cleanly", [True, False])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_nothing_happens_to_the_vbuckets_of_a_closed_bucket(
+    path: Path, clock: Clock, on_disk: bool, cleanly: bool
+) -> None:
+    bucket = opened(path if on_disk else None, clock)
+    vbucket, copy = bucket.create_vbucket(0), bucket.create_vbucket(1, VbucketState.REPLICA)
+    vbucket.set(b"k", b"v")
+    copy.begin_snapshot(0, 1)
+    copy.apply(Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"k"))
+    bucket.flusher.drain()
+    before = digest(bucket)
+    bucket.close() if cleanly else bucket.abandon()
+    for refused in (
+        bucket.flush,
+        vbucket.flush,
+        lambda: bucket.create_vbucket(2),
+        bucket.create_vbuckets,
+        lambda: bucket.delete_vbucket(0),
+        lambda: vbucket.set_state(VbucketState.REPLICA),
+        lambda: copy.set_state(VbucketState.ACTIVE),
+        lambda: copy.replace_failover_log(vbucket.failover_log),
+        lambda: copy.roll_back(0),
+        copy.clear,
+        copy.start_over,
+        lambda: copy.begin_snapshot(1, 2),
+        lambda: copy.receive(Event.MUTATION, b"k"),
+    ):
+        with pytest.raises(TemporaryFailure, match="the bucket is closed"):
+            refused()
+    assert bucket.numbers() == [0, 1]
+    assert digest(bucket) == before
 
 
 def test_history_beyond_the_limits_is_dropped_from_disk_too(path: Path, clock: Clock) -> None:

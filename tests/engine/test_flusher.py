@@ -628,6 +628,27 @@ def test_an_active_vbucket_is_not_cleared() -> None:
 # A failing disk, and those who wait.
 
 
+def test_a_flush_is_a_write_that_a_full_disk_refuses(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    bucket.vbucket(0).set(b"k", b"v")
+    log = bucket.vbucket(0).failover_log
+    disk.full = True
+    with pytest.raises(StorageError):
+        bucket.flusher.step()
+    for flush in (bucket.flush, bucket.vbucket(0).flush):
+        with pytest.raises(TemporaryFailure, match="No space left") as caught:
+            flush()
+        assert caught.value.vbucket == 0
+    assert bucket.vbucket(0).get(b"k").value == b"v"
+    assert bucket.vbucket(0).failover_log == log
+    disk.full = False
+    bucket.flusher.step()
+    bucket.flush()
+    assert bucket.statistics().items == 0
+    bucket.close()
+
+
 def test_whoever_waits_hears_of_a_full_disk(disk: FullDisk, clock: Clock) -> None:
     bucket = Bucket(disk, vbuckets=1, clock=clock, ack="disk")
     vbucket = bucket.create_vbucket(0)

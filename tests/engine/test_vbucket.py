@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket
-from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, TemporaryFailure
+from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, OutOfRange, TemporaryFailure
 from upriver.model import (
     Change,
     Event,
@@ -237,6 +237,14 @@ def test_rollback_above_everything_changes_nothing_unless_in_mid_snapshot(replic
     replica.begin_snapshot(5, 9)
     replica.apply(change(7, b"j"))
     assert replica.roll_back(7) == 5
+
+
+def test_there_is_no_state_before_nothing(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 5)
+    replica.apply(change(5, b"k"))
+    with pytest.raises(OutOfRange):
+        replica.roll_back(-1)
+    assert held(replica) == {b"k": b""}
 
 
 def test_nothing_below_the_floor_is_restored(bucket: Bucket) -> None:

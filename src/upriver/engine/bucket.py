@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from upriver.engine.backend import Ledger, Table, replay, stored_value
 from upriver.engine.flusher import CAS_MARGIN, CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.history import CursorEnd
-from upriver.engine.journal import Journal
+from upriver.engine.journal import CLOSED, Journal
 from upriver.engine.lmdb_storage import LmdbStorage, cut
 from upriver.engine.maintenance import Maintenance, Retention
 from upriver.engine.memory_storage import MemoryStorage
@@ -177,6 +177,7 @@ class Bucket:
         """A new, empty vbucket."""
         if not 0 <= number < len(self._vbuckets):
             raise NotMyVbucket(vbucket=number)
+        self.journal.check_open(number)
         if self._vbuckets[number] is not None:
             raise KeyExists("the vbucket is there already", vbucket=number)
         vbucket = self._new(number)
@@ -206,7 +207,7 @@ class Bucket:
         vbucket.end_cursors(CursorEnd.STATE_CHANGED)
 
     def flush(self) -> None:
-        """Empty every active vbucket."""
+        """Empty every active vbucket; a write as any other, refused while the disk takes none."""
         mark = new_uuid()
         for vbucket in self:
             if vbucket.state is VbucketState.ACTIVE:
@@ -306,7 +307,8 @@ class Bucket:
 
     def _let_go(self) -> None:
         self._closed = True
-        self.ledger.refusal = "the bucket is closed"  # a write that nobody will store is none
+        self.journal.closed = True
+        self.ledger.refusal = CLOSED  # a write that nobody will store is none
         self.storage.close()
 
     # Loading.

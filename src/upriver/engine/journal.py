@@ -8,8 +8,12 @@ beside it.
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from upriver.engine.waiting import WaitingRoom
+from upriver.errors import TemporaryFailure
+
+CLOSED: Final = "the bucket is closed"
 
 
 class Journal:
@@ -25,6 +29,13 @@ class Journal:
         self.watched: set[int] = set()
         self.waiting = WaitingRoom(self.lock)
         self.wake: Callable[[], object] | None = None
+        #: Nobody stores what happens from now on.
+        self.closed = False
+
+    def check_open(self, vbucket: int) -> None:
+        """Refuse to change a vbucket of which the disk would not hear."""
+        if self.closed:
+            raise TemporaryFailure(CLOSED, vbucket=vbucket)
 
     def change(self, vbucket: int) -> None:
         """The vbucket's description is another now."""

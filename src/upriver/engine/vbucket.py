@@ -31,6 +31,7 @@ from upriver.errors import (
     KeyExists,
     NotMyVbucket,
     OutOfOrder,
+    OutOfRange,
     PositionError,
     TemporaryFailure,
     UpriverError,
@@ -147,7 +148,7 @@ class Vbucket(KeyValue):
         already and may be had by anybody gets an heir the same way; who has another one is refused.
         """
         with self.journal.lock:
-            self._check_here()
+            self._check_changeable()
             if state is self.state and heir in ("", self.heir):
                 return
             if state is self.state and self.heir:
@@ -338,7 +339,7 @@ class Vbucket(KeyValue):
         Whoever we stream to knows us by the old log, and what comes now may belong to another branch: they ask again.
         """
         with self.journal.lock:
-            self._check_here()
+            self._check_changeable()
             if self.state is VbucketState.ACTIVE:
                 raise KeyExists("an active vbucket keeps its own failover log", vbucket=self.number)
             if log == self.failover_log:
@@ -351,9 +352,11 @@ class Vbucket(KeyValue):
     def roll_back(self, seqno: int) -> int:
         """Restore the newest whole state at or below ``seqno`` and return where that is; 0 is empty."""
         with self.journal.lock:
-            self._check_here()
+            self._check_changeable()
             if self.state is VbucketState.ACTIVE:
                 raise KeyExists("an active vbucket does not roll back", vbucket=self.number)
+            if seqno < 0:
+                raise OutOfRange(f"there is no state {seqno} to go back to", vbucket=self.number)
             if seqno >= self.high_seqno and self.whole_seqno == self.high_seqno:
                 return self.high_seqno
             state = self.whole.at_or_below(seqno, self.floor_seqno)
@@ -393,7 +396,7 @@ class Vbucket(KeyValue):
         """Whoever waits for what it wrote when it was active is to be called: a flush of its own it was not."""
         if self.state is VbucketState.ACTIVE:
             raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
-        self._check_here()
+        self._check_changeable()
         self._clear()
         return self.journal.waiting.undone(self.table, 0)
 
@@ -405,6 +408,8 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             if self.state is not VbucketState.ACTIVE:
                 raise NotMyVbucket(vbucket=self.number)
+            if refusal := self.table.ledger.refusal:
+                raise TemporaryFailure(refusal, vbucket=self.number)
             self.flush_ttl = ttl
             self.flush_marks.append(mark or new_uuid())
             self._clear()
@@ -422,13 +427,17 @@ class Vbucket(KeyValue):
         if self.removed:
             raise NotMyVbucket(vbucket=self.number)
 
+    def _check_changeable(self) -> None:
+        self._check_here()
+        self.journal.check_open(self.number)
+
     def _check_streamable(self) -> None:
         self._check_here()
         if self.state is not VbucketState.ACTIVE and not self.streamable:
             raise TemporaryFailure("there is nothing to stream yet", vbucket=self.number)
 
     def _check_receiving(self, seqno: int) -> None:
-        self._check_here()
+        self._check_changeable()
         if self.state is VbucketState.ACTIVE:
             raise OutOfOrder(self.number, seqno, "an active vbucket writes its own history")
 

@@ -400,6 +400,28 @@ def test_flush_with_a_delay(rig: Rig) -> None:
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
 
 
+def test_a_flush_is_refused_as_other_writes_are_while_the_disk_takes_none(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.ask(Set(key=b"a"))
+    rig.bucket.ledger.refusal = "the disk does not take writes"
+    peer.refused(Flush(), Status.ETMPFAIL)
+    assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
+    assert rig.node.counters.flushes == 0
+
+
+def test_a_flush_that_was_put_off_is_tried_until_the_disk_takes_it(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.send(Set(key=b"a"), Flush(expiration=10))
+    rig.bucket.ledger.refusal = "the disk does not take writes"
+    rig.time.pass_by(10)
+    rig.time.pass_by(60)
+    assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
+    rig.bucket.ledger.refusal = ""
+    rig.time.pass_by(1)
+    peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
+    assert rig.node.counters.flushes == 1
+
+
 def test_flush_at_a_moment(rig: Rig) -> None:
     peer = rig.peer()
     peer.send(Set(key=b"a"), FlushQ(expiration=int(rig.time.now) + 10))

@@ -41,6 +41,8 @@ from upriver.wire.memcached import (
     Touch,
 )
 
+#: After what time a flush that was put off is tried again where the disk takes no writes.
+FLUSH_RETRY_S: Final = 1.0
 #: An increment with this expiration does not create the number.
 NO_CREATE: Final = 0xFFFFFFFF
 QUIET_MISS: Final = (GetQ, GetKQ, GatQ)
@@ -227,12 +229,19 @@ def flush(session: Session, request: Flush) -> Answer:
         node.bucket.flush()
         node.counters.flushes += 1
 
+    def run_later() -> None:
+        try:
+            run()
+        except TemporaryFailure as error:  # it was promised
+            node.log.warning("a flush that was put off is tried again: %s", error)
+            node.flush_timer = node.scheduler.later(FLUSH_RETRY_S, run_later)
+
     answer = None if isinstance(request, FlushQ) else success(request)
     wait_s: float = request.expiration or 0
     if wait_s > RELATIVE_EXPIRY_S_MAX:
         wait_s = max(0.0, wait_s - node.clock())
     if wait_s:
-        node.flush_timer = node.scheduler.later(wait_s, run)
+        node.flush_timer = node.scheduler.later(wait_s, run_later)
         return answer
     session.charge(len(node.bucket))
     run()
