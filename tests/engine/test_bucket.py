@@ -262,6 +262,17 @@ def test_cas_is_not_given_twice_by_crashes_before_the_first_flush(path: Path, cl
     assert seen == sorted(set(seen))
 
 
+def test_cas_of_a_new_bucket_grows_over_a_crash_before_the_first_flush(path: Path, clock: Clock) -> None:
+    seen = []
+    for _ in range(3):
+        bucket = opened(path, clock, initial=[0])
+        clock.pass_by(10)
+        seen.append(bucket.vbucket(0).set(b"k", b"lost")[0])
+        bucket.abandon()
+        clock.pass_by(-5000)
+    assert seen == sorted(set(seen))
+
+
 def test_who_opens_many_small_groups_looks_at_the_cuts_only_where_one_ends(
     path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

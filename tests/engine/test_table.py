@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -836,6 +837,28 @@ def test_keys_are_found_while_the_index_grows(table: Any) -> None:
             assert set(table.live_keys()) == held.keys()
             assert table.random_key() in held or not held
     assert {key: table.get(key).value for key in held} == held
+
+
+@pytest.mark.parametrize(("written", "kept"), [(100, 100), (300, 300), (5000, 3)])
+def test_a_random_key_is_each_with_the_same_chance(table: Any, written: int, kept: int) -> None:
+    """Eight standard deviations from the mean nothing is ever seen."""
+    for i in range(written):
+        table.set(b"key%d" % i, b"")
+    for i in range(kept, written):
+        table.delete(b"key%d" % i)
+    found = Counter(table.random_key() for _ in range(150 * kept))
+    assert found.keys() == {b"key%d" % i for i in range(kept)}
+    assert all(abs(count - 150) < 8 * 150**0.5 for count in found.values())
+
+
+def test_no_random_key_among_the_expired(table: Any, clock: Clock) -> None:
+    assert table.random_key() is None
+    for i in range(100):
+        table.set(b"key%d" % i, b"", expiry=10)
+    clock.pass_by(11)
+    assert table.random_key() is None
+    table.set(b"k", b"")
+    assert {table.random_key() for _ in range(20)} == {b"k"}
 
 
 def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock: Clock) -> None:

@@ -98,6 +98,7 @@ cdef enum:
     TTL_MAX = 255
     EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
     SLOTS_MIN = 16
+    RANDOM_TRIES = 256  # beyond them all slots are looked at
     MOVED = 1  # a slot of the old index whose key stands in the new one
     BYTE_MAX = 0xFF
     PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
@@ -379,16 +380,25 @@ cdef class Table:
         return record != NULL and is_live(record, self.ledger.clock() if live_expiry(record) else 0)
 
     def random_key(self):
-        """The key of some live item."""
+        """The key of some live item, of each with the same chance."""
         cdef double now = self.ledger.clock()
-        cdef uint64_t count = slot_count(self), i
-        cdef uint64_t start = random.randrange(count)
+        cdef uint64_t count = slot_count(self), i, live = 0
         cdef char *record
-        for i in range(count):
-            record = record_in(self, (start + i) % count)
+        cdef char *chosen = NULL
+        if not self.items:
+            return None
+        # The next one behind an empty slot would be found the oftener the more of those there are before it.
+        for i in range(RANDOM_TRIES):
+            record = record_in(self, random.randrange(count))
             if record != NULL and is_live(record, now):
                 return key_of(record)
-        return None
+        for i in range(count):  # few of the slots lead to a live one: look at all
+            record = record_in(self, i)
+            if record != NULL and is_live(record, now):
+                live += 1
+                if random.randrange(live) == 0:
+                    chosen = record
+        return None if chosen == NULL else key_of(chosen)
 
     # What other nodes send.
 

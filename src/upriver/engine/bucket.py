@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 from upriver.engine.backend import Ledger, Table, replay, stored_value
-from upriver.engine.flusher import CAS_MARGIN, CHECKPOINT_BYTES, SLICE_BYTES, Flusher
+from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.history import CursorEnd
 from upriver.engine.journal import CLOSED, Journal
 from upriver.engine.lmdb_storage import LmdbStorage, cut
@@ -434,6 +434,6 @@ class Bucket:
             description["cuts"] = self.flusher.cuts.get(number, [])
             descriptions[number] = description
         # Also for a crash before the first flush: what that takes had CAS values, which must not be given again.
-        cas = self.ledger.last_cas + CAS_MARGIN
+        cas = self.flusher.cas_after_crash
         facts = {"vbuckets": vbuckets, "clean": False, "cas": cas, "store": self.store, "copy": False}
         self.storage.commit(Batch(descriptions=descriptions, facts=facts))

@@ -45,7 +45,7 @@ CHECKPOINT_GROUPS: Final = 50_000
 SLICE_BYTES: Final = 2 * 2**20
 #: A commit that carries a slice should not take longer; if one does, the next slices are smaller.
 SLICE_S: Final = 0.05
-#: How far ahead of the last CAS a restart after a crash begins: some 17 s, should the clock have gone back.
+#: How far ahead of clock and last CAS a restart after a crash begins, should the clock have gone back: some 17 s.
 CAS_MARGIN: Final = 2**34
 RETRY_S: Final = 0.5
 #: How many groups a batch drops at most, and how many cuts a vbucket has before a checkpoint makes an end of them.
@@ -184,6 +184,11 @@ class Flusher:
         since = self._dirty_since if self._writing_since is None else self._writing_since
         return 0.0 if since is None else max(0.0, self.ledger.clock() - since)
 
+    @property
+    def cas_after_crash(self) -> int:
+        """Where CAS values go on if nothing more is stored: above all that are given meanwhile."""
+        return max(self.ledger.last_cas, int(self.ledger.clock() * 1e9)) + CAS_MARGIN
+
     # Work.
 
     def step(self) -> bool:
@@ -290,7 +295,7 @@ class Flusher:
             for number in changed | set(gathered.checkpointed):
                 batch.descriptions[number] = self._description(gathered, number)
             if batch.group is not None:
-                batch.facts["cas"] = self.ledger.last_cas + CAS_MARGIN
+                batch.facts["cas"] = self.cas_after_crash
                 batch.facts["clean"] = False
         return True
 

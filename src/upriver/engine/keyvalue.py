@@ -198,7 +198,7 @@ class KeyValue:
         return self.scanned.page(start, limit)
 
     def random_key(self) -> bytes:
-        """Some live key."""
+        """Some live key, each with the same chance."""
         self._check_active("random_key")
         key = self.table.random_key()
         if key is None:

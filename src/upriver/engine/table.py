@@ -404,7 +404,7 @@ class Table:
         return entry is not None and entry.event == Event.MUTATION and not self._is_expired(entry)
 
     def random_key(self) -> bytes | None:
-        """The key of some live item."""
+        """The key of some live item, of each with the same chance."""
         keys = self.live_keys()
         return random.choice(keys) if keys else None
 
