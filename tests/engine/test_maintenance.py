@@ -454,7 +454,7 @@ def figures(bucket: Bucket) -> list[tuple[object, ...]]:
     told: list[tuple[object, ...]] = []
     for vbucket, known in zip(bucket, bucket.vbucket_statistics(), strict=True):
         seqnos = (known.high_seqno, known.persisted_seqno, known.purge_seqno, known.floor_seqno)
-        sizes = (known.items, known.tombstones, known.history_bytes, known.memory_bytes)
+        sizes = (known.items, known.tombstones, known.history_bytes)
         contents = {change.key: change.value for snapshot in vbucket.changes() for change in snapshot}
         told.append((known.state, seqnos, sizes, contents, history(vbucket)))
     return told
@@ -480,12 +480,14 @@ def test_what_was_dropped_stays_dropped_over_a_restart(quick_disk: Path, clock: 
     bucket = opened(quick_disk, clock, **limits)
     assert [vbucket.floor_seqno for vbucket in bucket] == floors
     assert bucket.ledger.history_bytes > 100_000, "the disk had not followed yet"
-    largest = 0
-    held = bucket.ledger.history_bytes
+    loaded_bytes = bucket.statistics().memory_bytes
+    largest, held = 0, bucket.ledger.history_bytes
     for _ in bucket.maintenance.sweep():
         largest, held = max(largest, held - bucket.ledger.history_bytes), bucket.ledger.history_bytes
     assert 0 < largest <= CHUNK_BYTES
     assert figures(bucket) == before
+    # Memory is taken in chunks and the index grows in steps, so it is not the same to the byte.
+    assert bucket.statistics().memory_bytes < loaded_bytes / 2
     assert do(bucket, "sweep") == 0, "once is enough"
     replica = bucket.vbucket(0)
     replica.set_state(VbucketState.REPLICA)

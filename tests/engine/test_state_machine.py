@@ -599,6 +599,20 @@ class CopyMachine(RuleBasedStateMachine):
             self.bucket.flusher.request_compaction(vbucket)
 
     @rule()
+    def sweep(self) -> None:
+        """Whatever was dropped before, and came back by a restart or was spared for a cursor, goes."""
+        for _ in self.bucket.maintenance.sweep():
+            pass
+        for vbucket in self.bucket:
+            if not vbucket.cursors:
+                later: dict[bytes, int] = {}
+                high = vbucket.high_seqno
+                versions, _ = vbucket.table.read_columns(0, high, high, 10**9, every=True, keys_only=True)
+                for version in reversed(versions.to_pylist()):
+                    assert later.get(version["key"], high + 1) > vbucket.floor_seqno
+                    later[version["key"]] = version["seqno"]
+
+    @rule()
     def evict(self) -> None:
         for vbucket in self.bucket:
             position = 0
