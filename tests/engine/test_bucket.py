@@ -330,6 +330,24 @@ def test_the_queue_to_disk_is_bounded(path: Path, clock: Clock) -> None:
         vbucket.set(b"k", b"v")
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+def test_revisions_go_on_after_a_flush_and_a_restart(path: Path, clock: Clock, crashes: bool) -> None:
+    bucket = opened(path, clock, initial=[0])
+    for value in (b"1", b"2", b"3"):
+        bucket.vbucket(0).set(b"k", value)
+    bucket.close()
+    bucket = opened(path, clock)  # what was loaded counts too
+    bucket.flush()
+    bucket.flusher.step()
+    if crashes:
+        bucket.abandon()
+    else:
+        bucket.close()
+    with opened(path, clock) as bucket:
+        bucket.vbucket(0).set(b"k", b"since")
+        assert bucket.vbucket(0).get(b"k").rev_seqno == 4
+
+
 def test_flush_empties_all_active_vbuckets_durably(path: Path, clock: Clock) -> None:
     bucket = opened(path, clock)
     bucket.create_vbuckets()

@@ -429,9 +429,16 @@ class CopyMachine(RuleBasedStateMachine):
             expected = 0
         assert vbucket.roll_back(to) == expected
         if expected == 0:
-            model.clear()
+            self.cleared(vbucket, model)
         else:
             model.truncate(expected)
+
+    def cleared(self, vbucket: Vbucket, model: Model) -> None:
+        """Revisions go on above all that there were, also above those that were undone if the engine remembers them."""
+        seen = max((version.rev_seqno for version in model.newest().values()), default=0)
+        assert vbucket.table.deleted_rev_seqno >= max(seen, model.deleted_rev)
+        model.deleted_rev = vbucket.table.deleted_rev_seqno
+        model.clear()
 
     @rule(number=VBUCKETS, uuid=st.integers(1, 2**48 - 1))
     def take_over_a_log(self, number: int, uuid: int) -> None:
@@ -443,11 +450,12 @@ class CopyMachine(RuleBasedStateMachine):
     def flush(self, number: int) -> None:
         """Of its own, or that of the producer, whose log follows later."""
         vbucket, model = self.pair(number)
-        model.clear()
         if self.refused(vbucket, model, (vbucket.flush,)):
             vbucket.clear()
+            self.cleared(vbucket, model)
             return
         vbucket.flush()
+        self.cleared(vbucket, model)
         model.log = [(self.log(vbucket)[0][0], 0)]
 
     # The disk and the clock.

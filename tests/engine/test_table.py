@@ -496,6 +496,7 @@ STEPS = st.one_of(
     st.tuples(st.just("lock"), KEYS, st.integers(1, 20)),
     st.tuples(st.just("pass"), st.integers(1, 9)),
     st.tuples(st.just("truncate"), st.integers(0, 12)),
+    st.tuples(st.just("clear")),
     st.tuples(st.just("sweep"), st.integers(0, 20), st.integers(0, 20), st.integers(0, 20)),
     st.tuples(st.just("flush")),
     st.tuples(st.just("retain"), st.integers(0, 20)),
@@ -509,7 +510,7 @@ COUNTS: tuple[str, ...] = (
     "evicted_items",
     "history_bytes",
 )
-COUNTS += ("pending_bytes", "purge_seqno", "deleted_rev_seqno")
+COUNTS += ("pending_bytes", "purge_seqno", "deleted_rev_seqno", "highest_rev_seqno")
 
 
 class Twin:

@@ -1,5 +1,6 @@
 import dataclasses
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -300,6 +301,30 @@ def test_flush_starts_over_under_a_new_log(bucket: Bucket) -> None:
     vbucket.set_state(VbucketState.REPLICA)
     with pytest.raises(NotMyVbucket):
         vbucket.flush()
+
+
+def test_revisions_go_on_after_a_flush(bucket: Bucket) -> None:
+    """What was written elsewhere before must not win over what is written here since."""
+    vbucket = bucket.vbucket(0)
+    for value in (b"1", b"2", b"3"):
+        vbucket.set(b"k", value)
+    vbucket.flush()
+    vbucket.set(b"k", b"since")
+    assert vbucket.get(b"k").rev_seqno == 4
+    with pytest.raises(KeyExists, match="our version wins"):
+        vbucket.set_with_meta(b"k", b"before", cas=2**62, rev_seqno=3)
+    assert vbucket.get(b"k").value == b"since"
+
+
+@pytest.mark.parametrize("clear", [Vbucket.clear, Vbucket.start_over, lambda replica: replica.roll_back(0)])
+def test_revisions_go_on_in_a_copy_that_was_cleared(replica: Vbucket, clear: Callable[[Vbucket], object]) -> None:
+    replica.begin_snapshot(0, 2)
+    replica.apply(change(1, b"j", cas=5, rev_seqno=9))
+    replica.apply_batch(change_batch([change(2, b"k", cas=6, rev_seqno=7)]))
+    clear(replica)
+    replica.set_state(VbucketState.ACTIVE)
+    replica.set(b"k", b"since")
+    assert replica.get(b"k").rev_seqno == 10
 
 
 def test_a_replica_that_never_heard_anything_has_nothing_to_stream(replica: Vbucket) -> None:

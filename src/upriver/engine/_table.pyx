@@ -709,6 +709,7 @@ cdef class Table:
         """Forget everything but the revisions, which must go on growing."""
         self.truncate(0)
         self.purge_seqno = 0
+        self.deleted_rev_seqno = max(self.deleted_rev_seqno, self.highest_rev_seqno)
 
     def discard(self):
         """The vbucket is no more: forget everything and give back all memory, the index too."""
@@ -1459,7 +1460,7 @@ cdef inline void supersede(Table self, uint64_t slot, char *old, uint64_t seqno)
 cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t size) noexcept:
     """The record that stands at the chunk's end now belongs to it."""
     cdef uint32_t expiry = live_expiry(record), time = load32(record + R_TIME)
-    cdef uint64_t rev_seqno
+    cdef uint64_t rev_seqno = load_be64(record + R_REV_SEQNO)
     chunk.used += size
     self.high_seqno = chunk.last_seqno = load_be64(record + R_SEQNO)
     if time > chunk.last_time:
@@ -1468,9 +1469,10 @@ cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t si
         chunk.min_expiry = expiry
         if expiry < self.ledger.due_s:
             self.ledger.due_s = expiry
+    if rev_seqno > self.highest_rev_seqno:
+        self.highest_rev_seqno = rev_seqno
     if <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
         chunk.tombstones += 1
-        rev_seqno = load_be64(record + R_REV_SEQNO)
         if rev_seqno > self.deleted_rev_seqno:
             self.deleted_rev_seqno = rev_seqno
     count_current(self, record, 1)

@@ -247,7 +247,10 @@ class Table:
         #: Snapshot ends that were received whole since the last ``collect``.
         self.whole_seqnos: list[int] = []
         self.purge_seqno = 0
+        #: What any key had that is gone: a new one may be its return, and must win over the versions of it elsewhere.
         self.deleted_rev_seqno = 0
+        #: What any key has or had; when all are dropped at once it becomes the one above.
+        self.highest_rev_seqno = 0
         self.items = 0
         self.tombstones = 0
         #: Live items whose value is on disk only, and how many versions in all are.
@@ -654,6 +657,7 @@ class Table:
         """Forget everything but the revisions, which must go on growing."""
         self.truncate(0)
         self.purge_seqno = 0
+        self.deleted_rev_seqno = max(self.deleted_rev_seqno, self.highest_rev_seqno)
 
     def discard(self) -> None:
         """The vbucket is no more: forget everything and give back all memory, the index too."""
@@ -867,7 +871,8 @@ class Table:
             self._account(old)
         if entry.event == Event.MUTATION and entry.expiry:
             self.ledger.expect(entry.expiry)
-        elif entry.event != Event.MUTATION:
+        self.highest_rev_seqno = max(self.highest_rev_seqno, entry.rev_seqno)
+        if entry.event != Event.MUTATION:
             self.deleted_rev_seqno = max(self.deleted_rev_seqno, entry.rev_seqno)
         self._index[entry.key] = entry
         self._records.append(entry)
