@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
+    OutOfMemory,
     TemporaryFailure,
     TooBig,
 )
@@ -320,7 +322,7 @@ def test_conflict_resolution(vbucket: Vbucket, theirs: dict[str, Any], wins: boo
         with pytest.raises(KeyExists):
             vbucket.set_with_meta(b"k", b"theirs", **theirs)
         vbucket.set_with_meta(b"k", b"theirs", force=True, **theirs)
-    item = vbucket.get_meta(b"k")
+    item = vbucket.get(b"k")
     assert (item.value, item.rev_seqno, item.cas) == (b"theirs", theirs["rev_seqno"], theirs["cas"])
 
 
@@ -362,7 +364,8 @@ def test_two_that_are_told_of_each_others_version_end_with_the_same(one: dict[st
             vbucket = bucket.create_vbucket(number)
             for version in order:
                 take(vbucket, version)
-            item = vbucket.get_meta(b"k")
+            item = vbucket.table.find(b"k")
+            assert item is not None
             shown = (item.expiry, item.flags, item.datatype, item.value) if item.event == Event.MUTATION else None
             ends.append((item.rev_seqno, item.cas, shown))
         assert ends[0] == ends[1]
@@ -466,3 +469,119 @@ def test_a_refused_write_leaves_the_lock(vbucket: Vbucket) -> None:
         vbucket.replace(b"k", b"2", flags=-1, cas=held.cas)
     with pytest.raises(Locked):
         vbucket.set(b"k", b"2")
+
+
+#: What there is to be said of an item that is past its time, by who cannot write.
+ASKING: list[Callable[[Vbucket], object]] = [
+    lambda v: v.get(b"k"),
+    lambda v: v.get_meta(b"k"),
+    lambda v: v.get_and_lock(b"k"),
+    lambda v: v.get_and_touch(b"k", 0),
+    lambda v: v.touch(b"k", 0),
+    lambda v: v.unlock(b"k", 1),
+    lambda v: v.replace(b"k", b"w"),
+    lambda v: v.increment(b"k"),
+]
+WRITING: list[Callable[[Vbucket], object]] = [
+    lambda v: v.set(b"k", b""),
+    lambda v: v.add(b"k", b""),
+    lambda v: v.set_with_meta(b"k", b"", cas=1, rev_seqno=9),
+    lambda v: v.delete_with_meta(b"k", cas=1, rev_seqno=9, force=True),
+]
+
+
+@pytest.mark.parametrize("limit", ["the queue", "the quota", "a failed write", "a closed bucket"])
+def test_without_room_an_expiration_waits_but_the_item_is_gone(bucket: Bucket, clock: Clock, limit: str) -> None:
+    vbucket, ledger = bucket.vbucket(0), bucket.ledger
+    vbucket.set(b"k", b"1", expiry=10)
+    clock.pass_by(10)
+    if limit == "the queue":
+        ledger.queue_bytes_max = ledger.pending_bytes
+    elif limit == "the quota":
+        ledger.quota_bytes = ledger.memory_bytes // 2
+    elif limit == "a failed write":
+        ledger.refusal = "not now"
+    else:
+        bucket.close()
+    for ask in ASKING:
+        with pytest.raises(KeyNotFound):
+            ask(vbucket)
+    assert (vbucket.newest(b"k"), vbucket.scan()) == (None, [])
+    for write in WRITING:
+        with pytest.raises((TemporaryFailure, OutOfMemory)):
+            write(vbucket)
+    bucket.maintenance.run_all()
+    assert (vbucket.high_seqno, ledger.expirations) == (1, 0)
+    ledger.queue_bytes_max = ledger.quota_bytes = 0
+    ledger.refusal = ""
+    with pytest.raises(KeyNotFound):
+        vbucket.get(b"k")
+    assert (vbucket.high_seqno, ledger.expirations) == (2, 1)
+    assert vbucket.get_meta(b"k").event == Event.EXPIRATION
+
+
+def test_expirations_may_take_the_reserve_of_deletions(bucket: Bucket, clock: Clock) -> None:
+    """In the end they make room."""
+    vbucket, ledger = bucket.vbucket(0), bucket.ledger
+    vbucket.set(b"k", b"1", expiry=10)
+    clock.pass_by(10)
+    ledger.quota_bytes = ledger.memory_bytes
+    with pytest.raises(KeyNotFound):
+        vbucket.get(b"k")
+    assert ledger.expirations == 1
+
+
+def test_a_lock_does_not_outlive_an_item_whose_expiration_waits(bucket: Bucket, clock: Clock) -> None:
+    vbucket, ledger = bucket.vbucket(0), bucket.ledger
+    vbucket.set(b"k", b"1", expiry=5)
+    vbucket.get_and_lock(b"k", 20)
+    clock.pass_by(5)
+    ledger.refusal = "not now"
+    with pytest.raises(KeyNotFound):
+        vbucket.get(b"k")
+    ledger.refusal = ""
+    vbucket.set(b"k", b"2")
+    assert vbucket.get(b"k").rev_seqno == 3
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda v: v.get_meta(b"k"),
+        lambda v: v.newest(b"k"),
+        lambda v: suppressed(KeyExists, v.add, b"k", b"w"),
+        lambda v: v.replace(b"k", b"w"),
+        lambda v: suppressed(NotLocked, v.unlock, b"k", 1),
+        lambda v: v.delete(b"k"),
+        lambda v: v.set_with_meta(b"k", b"w", cas=2**62, rev_seqno=1),
+        lambda v: suppressed(KeyExists, v.set_with_meta, b"k", b"w", cas=1, rev_seqno=1),
+        lambda v: v.set_with_meta(b"k", b"w", cas=v.get_meta(b"k").cas, rev_seqno=1, force=True),
+        lambda v: v.delete_with_meta(b"k", cas=1, rev_seqno=2),
+    ],
+)
+def test_no_value_is_read_from_disk_for_nothing(bucket: Bucket, operation: Callable[[Vbucket], object]) -> None:
+    vbucket = bucket.vbucket(0)
+    vbucket.set(b"k", b"v")
+    bucket.flusher.step()
+    vbucket.table.sweep(0, 0, 0, 0, 1)
+    assert vbucket.table.evicted == 1
+    vbucket.table.fetch = Mock(return_value=b"v")
+    operation(vbucket)
+    vbucket.table.fetch.assert_not_called()
+
+
+def test_a_value_on_disk_decides_between_versions_that_are_otherwise_the_same(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    cas, _ = vbucket.set(b"k", b"v")
+    bucket.flusher.step()
+    vbucket.table.sweep(0, 0, 0, 0, 1)
+    vbucket.table.fetch = Mock(return_value=b"v")
+    with pytest.raises(KeyExists):
+        vbucket.set_with_meta(b"k", b"u", cas=cas, rev_seqno=1)
+    vbucket.set_with_meta(b"k", b"w", cas=cas, rev_seqno=1)
+    assert vbucket.get(b"k").value == b"w"
+
+
+def suppressed(error: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    with suppress(error):
+        call(*arguments, **options)

@@ -490,13 +490,14 @@ STEPS = st.one_of(
     st.tuples(st.just("set"), KEYS, st.binary(max_size=40), st.integers(0, 9), st.sampled_from([0, 0, 5, 2**31])),
     st.tuples(st.just("delete"), KEYS),
     st.tuples(st.just("get"), KEYS),
-    st.tuples(st.just("find"), KEYS),
+    st.tuples(st.just("find"), KEYS, st.booleans()),
     st.tuples(st.just("expire"), KEYS),
     st.tuples(st.just("store"), st.integers(1, 3), KEYS, st.binary(max_size=9), st.just(0), st.integers(0, 99)),
     st.tuples(st.just("lock"), KEYS, st.integers(1, 20)),
     st.tuples(st.just("pass"), st.integers(1, 9)),
     st.tuples(st.just("truncate"), st.integers(0, 12)),
     st.tuples(st.just("clear")),
+    st.tuples(st.just("refuse"), st.sampled_from(["", "not now"])),
     st.tuples(st.just("sweep"), st.integers(0, 20), st.integers(0, 20), st.integers(0, 20)),
     st.tuples(st.just("flush")),
     st.tuples(st.just("retain"), st.integers(0, 20)),
@@ -536,6 +537,9 @@ class Twin:
 
     def do_lock(self, key: bytes, seconds: int) -> None:
         self.table.locks[key] = (7, self.clock.now + seconds)
+
+    def do_refuse(self, why: str) -> None:
+        self.ledger.refusal = why
 
     def do_truncate(self, back: int) -> None:
         self.table.truncate(max(0, self.table.high_seqno - back))

@@ -43,6 +43,7 @@ cdef class Ledger:
     cdef list dirty
     cdef uint64_t seed
     cdef uint64_t take_cas(self, double now)
+    cpdef bint may_expire(self)
 
 
 cdef class Item:

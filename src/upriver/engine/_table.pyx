@@ -160,6 +160,13 @@ cdef class Ledger:
         if when < self.due_s:
             self.due_s = when
 
+    cpdef bint may_expire(self):
+        """Whether there is room for an expiration."""
+        return (
+            not self.refusal and not 0 < self.queue_bytes_max <= self.pending_bytes
+            and not 0 < with_reserve(self.quota_bytes) <= self.memory_bytes
+        )
+
     def take_dirty(self):
         """The tables with changes that wait for the disk, each once."""
         cdef list tables = self.dirty
@@ -209,7 +216,7 @@ cdef class Table:
     # What clients do most.
 
     def get(self, bytes key not None):
-        """The item; an expired one turns into an expiration here."""
+        """The item; an expired one turns into an expiration here, if there is room."""
         cdef double now = -1
         cdef char *record
         cdef Item item
@@ -221,7 +228,7 @@ cdef class Table:
             self.ledger.get_misses += 1
             raise KeyNotFound(vbucket=self.vbucket)
         record[R_MARKS] |= MARK_REFERENCED
-        item = make_item(self, record)
+        item = make_item(self, record, True)
         if self.locks and lock_of(self, key) is not None:
             item.cas = LOCKED_CAS
         return item
@@ -265,10 +272,10 @@ cdef class Table:
 
     # What the other operations are made of.
 
-    def find(self, bytes key not None):
+    def find(self, bytes key not None, bint value=True):
         """The newest version of the key, tombstone or not, expired or not."""
         cdef char *record = lookup_bytes(self, key)
-        return None if record == NULL else make_item(self, record)
+        return None if record == NULL else make_item(self, record, value)
 
     def store(
         self, uint8_t event, bytes key not None, bytes value not None, flags=0, expiry=0, datatype=0, cas=0,
@@ -294,7 +301,7 @@ cdef class Table:
         return revision_after(self, lookup_bytes(self, key))
 
     def expire(self, bytes key not None):
-        """Turn an item that is past its time into an expiration, once."""
+        """Whether an item is past its time; it is turned into an expiration, once, if there is room."""
         return bool(self.active and expire_if_due(self, key, -1))
 
     def expired(self, uint64_t after):
@@ -807,7 +814,7 @@ cdef class Table:
 
     cdef int check_limits(self, uint8_t event) except -1:
         cdef Ledger ledger = self.ledger
-        cdef int64_t reserve
+        cdef int64_t limit
         if ledger.refusal:
             raise TemporaryFailure(ledger.refusal, vbucket=self.vbucket)
         if 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
@@ -815,8 +822,8 @@ cdef class Table:
         if 0 < ledger.quota_bytes <= ledger.memory_bytes:
             soon = ledger.relief is not None and ledger.relief()
             # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
-            reserve = 0 if event == MUTATION else ledger.quota_bytes // DELETIONS_PART
-            if ledger.quota_bytes + reserve <= ledger.memory_bytes:
+            limit = ledger.quota_bytes if event == MUTATION else with_reserve(ledger.quota_bytes)
+            if limit <= ledger.memory_bytes:
                 if soon:
                     raise TemporaryFailure("memory is full until more is on disk", vbucket=self.vbucket)
                 raise OutOfMemory(vbucket=self.vbucket)
@@ -1003,6 +1010,11 @@ cdef uint32_t absolute(uint32_t expiry, double now) noexcept:
         return expiry
     when = expiry + floor(now)
     return NEVER if when >= NEVER else <uint32_t>when
+
+
+cdef inline int64_t with_reserve(int64_t quota_bytes) noexcept:
+    """What memory may hold with the deletions, which make room in the end."""
+    return quota_bytes + quota_bytes / DELETIONS_PART
 
 
 cdef inline void follow(Ledger ledger, uint64_t cas) noexcept:
@@ -1874,7 +1886,7 @@ cdef inline void move_slot(Table self, const char *record, uint64_t slot) noexce
 
 # Items, locks and expiry.
 
-cdef Item make_item(Table self, char *record):
+cdef Item make_item(Table self, char *record, bint value):
     cdef Item item = Item.__new__(Item)
     cdef uint8_t opcode = record[R_OPCODE]
     cdef uint32_t key_end = <uint32_t>R_EXTRAS + <uint8_t>record[R_EXTRAS_LENGTH] + load_be16(record + R_KEY_LENGTH)
@@ -1891,7 +1903,9 @@ cdef Item make_item(Table self, char *record):
         item.expiry = item.time
     else:
         item.expiry = load_be32(record + R_DELETE_TIME)
-    if not record[R_MARKS] & MARK_EVICTED:
+    if not value:
+        item.value = b""
+    elif not record[R_MARKS] & MARK_EVICTED:
         item.value = PyBytes_FromStringAndSize(
             record + key_end, load_be32(record + R_BODY_LENGTH) + R_EXTRAS - key_end
         )
@@ -1911,7 +1925,7 @@ cdef object lock_of(Table self, bytes key):
 
 
 cdef bint expire_if_due(Table self, bytes key, double now) except -1:
-    """Write the expiration of an item that is past its time; True if it was."""
+    """Write the expiration of an item that is past its time, if there is room; True if it was past it."""
     cdef char *record = lookup_bytes(self, key)
     cdef uint32_t expiry
     cdef uint64_t seqno = 0
@@ -1924,9 +1938,10 @@ cdef bint expire_if_due(Table self, bytes key, double now) except -1:
         now = self.ledger.clock()
     if expiry > now:
         return False
-    self.ledger.expirations += 1
-    self.locks.pop(key, None)
-    self.write(EXPIRATION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
+    if self.ledger.may_expire():
+        self.ledger.expirations += 1
+        self.locks.pop(key, None)
+        self.write(EXPIRATION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
     return True
 
 

@@ -2,7 +2,7 @@
 
 The three that clients use most are the table's own and cost one call; the others are made of ``find`` and
 ``store``. A write is answered with (CAS, seqno). Every operation turns an expired item that it meets into an
-expiration first, so nobody ever sees one.
+expiration first, or leaves that for later if there is no room, so nobody ever sees one.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
+    TemporaryFailure,
     WireError,
 )
 from upriver.model import Event
@@ -79,7 +80,7 @@ class KeyValue:
 
     def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> tuple[int, int]:
         """Store the value if the key is not there."""
-        if self._begin("add", key) is not None:
+        if self._begin("add", key, value=False) is not None:
             raise KeyExists(vbucket=self.table.vbucket)
         return self.table.store(Event.MUTATION, key, value, flags, self.absolute(expiry), datatype)
 
@@ -87,7 +88,7 @@ class KeyValue:
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
     ) -> tuple[int, int]:
         """Store the value if the key is there."""
-        self._writable(key, self._present("replace", key), cas)
+        self._writable(key, self._present("replace", key, value=False), cas)
         return self._unlocking(key, value, flags, self.absolute(expiry), datatype)
 
     def append(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
@@ -139,7 +140,7 @@ class KeyValue:
 
     def unlock(self, key: bytes, cas: int) -> None:
         """Give the lock back before its time is over."""
-        self._present("unlock", key)
+        self._present("unlock", key, value=False)
         lock = self._lock(key)
         if lock is None:
             raise NotLocked(vbucket=self.table.vbucket)
@@ -148,9 +149,9 @@ class KeyValue:
         del self.table.locks[key]
 
     def get_meta(self, key: bytes) -> Item:
-        """The newest version of the key, tombstones included."""
-        self._begin("get_meta", key)
-        item = self.table.find(key)
+        """The newest version of the key, tombstones included, without its value."""
+        self._check_active("get_meta")
+        item = self.newest(key)
         if item is None:
             raise KeyNotFound(vbucket=self.table.vbucket)
         return item
@@ -205,6 +206,11 @@ class KeyValue:
             raise KeyNotFound(vbucket=self.table.vbucket)
         return key
 
+    def newest(self, key: bytes) -> Item | None:
+        """The newest version of the key, tombstones included, without its value; in whatever state the vbucket is."""
+        item, past = self._newest(key)
+        return None if past else item
+
     def absolute(self, expiry: int) -> int:
         """Memcached's rule: up to 30 days an expiry counts from now, above that from the epoch."""
         return absolute(expiry, self.table.ledger.clock())
@@ -214,16 +220,22 @@ class KeyValue:
             raise NotMyVbucket(vbucket=self.table.vbucket)
         self.operations[operation] += 1
 
-    def _begin(self, operation: str, key: bytes) -> Item | None:
+    def _begin(self, operation: str, key: bytes, value: bool = True) -> Item | None:
         """The live item, if there is one."""
         self._check_active(operation)
         if self.table.expire(key):
             return None
-        item = self.table.find(key)
+        item = self.table.find(key, value)
         return item if item is not None and item.event == Event.MUTATION else None
 
-    def _present(self, operation: str, key: bytes) -> Item:
-        item = self._begin(operation, key)
+    def _newest(self, key: bytes) -> tuple[Item | None, bool]:
+        """The newest version without its value, and whether it is past its time but there was no room to say so."""
+        past = self.table.expire(key)
+        item = self.table.find(key, value=False)
+        return item, past and item is not None and item.event == Event.MUTATION
+
+    def _present(self, operation: str, key: bytes, value: bool = True) -> Item:
+        item = self._begin(operation, key, value)
         if item is None:
             raise KeyNotFound(vbucket=self.table.vbucket)
         return item
@@ -287,17 +299,24 @@ class KeyValue:
 
     def _resolve(self, operation: str, key: bytes, theirs: "Rank", expected_cas: int, force: bool) -> None:
         """Conflict resolution: the version of the higher rank wins."""
-        self._begin(operation, key)
+        self._check_active(operation)
+        ours, past = self._newest(key)
         if not theirs.rev_seqno or not theirs.cas:
             raise InvalidArguments("a version from elsewhere has a revision and a CAS", vbucket=self.table.vbucket)
+        if past:
+            raise TemporaryFailure("there is no room for the expiration that decides", vbucket=self.table.vbucket)
         if self._lock(key) is not None:
             raise Locked(vbucket=self.table.vbucket)
-        ours = self.table.find(key)
         if expected_cas and ours is None:
             raise KeyNotFound(vbucket=self.table.vbucket)
         if ours is None:
             return
         if expected_cas and ours.cas != expected_cas:
             raise KeyExists(vbucket=self.table.vbucket)
-        if not force and theirs <= Rank.of(ours):
+        if force:
+            return
+        if (ours.rev_seqno, ours.cas) == theirs[:2]:  # then the value may have to decide
+            ours = self.table.find(key)
+            assert ours is not None
+        if theirs <= Rank.of(ours):
             raise KeyExists("our version wins", vbucket=self.table.vbucket)

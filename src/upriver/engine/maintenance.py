@@ -142,7 +142,7 @@ class Maintenance:
             for vbucket in self.vbuckets():
                 if vbucket.state is VbucketState.ACTIVE:
                     yield from self._expire(vbucket)
-                    if self._no_room():
+                    if not ledger.may_expire():
                         return
                 else:
                     vbucket.table.end_locks()  # those that came with changes end here too
@@ -157,17 +157,12 @@ class Maintenance:
         while True:
             keys, position = vbucket.table.expired(position)
             for key in keys:
-                if self._no_room():
+                if not self.ledger.may_expire():
                     return
                 vbucket.table.expire(key)
             yield
             if not position or position >= upto:
                 break
-
-    def _no_room(self) -> bool:
-        """An expiration is a write, and waits for the disk as the others do."""
-        ledger = self.ledger
-        return bool(ledger.refusal) or 0 < ledger.queue_bytes_max <= ledger.pending_bytes
 
     # Purge and compaction.
 

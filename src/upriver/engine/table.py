@@ -99,6 +99,11 @@ def absolute(expiry: int, now: float) -> int:
     return expiry
 
 
+def with_reserve(quota_bytes: int) -> int:
+    """What memory may hold with the deletions, which make room in the end."""
+    return quota_bytes + quota_bytes // DELETIONS_PART
+
+
 class Ledger:
     """What the vbuckets of a bucket share: the clock, the CAS, the budgets and the counts."""
 
@@ -139,6 +144,14 @@ class Ledger:
     def expect(self, when: float) -> None:
         """Something is due then, if not before."""
         self.due_s = min(self.due_s, when)
+
+    def may_expire(self) -> bool:
+        """Whether there is room for an expiration: it is a write, and waits for the disk as the others do.
+
+        Who meets an item that is past its time cannot be refused for that, so it is left for later then.
+        """
+        queue_full = 0 < self.queue_bytes_max <= self.pending_bytes
+        return not (self.refusal or queue_full or 0 < with_reserve(self.quota_bytes) <= self.memory_bytes)
 
     def take_dirty(self) -> "list[Table]":
         """The tables with changes that wait for the disk, each once."""
@@ -282,7 +295,7 @@ class Table:
     # What clients do most.
 
     def get(self, key: bytes) -> Item:
-        """The item; an expired one turns into an expiration here."""
+        """The item; an expired one turns into an expiration here, if there is room."""
         self._check_active()
         self.ledger.gets += 1
         entry = self._alive(key)
@@ -321,10 +334,13 @@ class Table:
 
     # What the other operations are made of.
 
-    def find(self, key: bytes) -> Item | None:
-        """The newest version of the key, tombstone or not, expired or not."""
+    def find(self, key: bytes, value: bool = True) -> Item | None:
+        """The newest version of the key, tombstone or not, expired or not.
+
+        Where only the rest of it is wanted nothing is read from disk: the ``value`` is left empty.
+        """
         entry = self._index.get(key)
-        return None if entry is None else self._item(entry)
+        return None if entry is None else self._item(entry, value)
 
     def store(
         self,
@@ -356,7 +372,7 @@ class Table:
         return min(REV_SEQNO_MAX, 1 + (old.rev_seqno if old is not None else self.deleted_rev_seqno))
 
     def expire(self, key: bytes) -> bool:
-        """Turn an item that is past its time into an expiration, once."""
+        """Whether an item is past its time; it is turned into an expiration, once, if there is room."""
         entry = self._index.get(key)
         if not self.active or entry is None or not self._is_expired(entry):
             return False
@@ -770,9 +786,10 @@ class Table:
         return entry.event == Event.MUTATION and 0 < entry.expiry <= self.ledger.clock()
 
     def _expire(self, entry: _Entry) -> None:
-        self.ledger.expirations += 1
-        self.locks.pop(entry.key, None)
-        self._write(Event.EXPIRATION, entry.key, b"", 0, 0, 0)
+        if self.ledger.may_expire():
+            self.ledger.expirations += 1
+            self.locks.pop(entry.key, None)
+            self._write(Event.EXPIRATION, entry.key, b"", 0, 0, 0)
 
     def _absolute(self, expiry: int) -> int:
         return absolute(expiry, self.ledger.clock())
@@ -797,8 +814,8 @@ class Table:
         if 0 < ledger.quota_bytes <= ledger.memory_bytes:
             soon = ledger.relief is not None and ledger.relief()
             # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
-            reserve = 0 if event == Event.MUTATION else ledger.quota_bytes // DELETIONS_PART
-            if ledger.quota_bytes + reserve <= ledger.memory_bytes:
+            limit = ledger.quota_bytes if event == Event.MUTATION else with_reserve(ledger.quota_bytes)
+            if limit <= ledger.memory_bytes:
                 if soon:
                     raise TemporaryFailure("memory is full until more is on disk", vbucket=self.vbucket)
                 raise OutOfMemory(vbucket=self.vbucket)
@@ -905,10 +922,10 @@ class Table:
         self.pending_bytes -= size
         self.ledger.pending_bytes -= size
 
-    def _item(self, entry: _Entry) -> Item:
+    def _item(self, entry: _Entry, value: bool = True) -> Item:
         return Item(
             entry.event,
-            self._value(entry),
+            self._value(entry) if value else b"",
             entry.flags,
             entry.expiry,
             entry.datatype,

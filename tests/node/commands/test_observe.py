@@ -57,6 +57,15 @@ def test_an_expired_key_is_deleted(rig: Rig) -> None:
     assert observed(peer, b"k")[0] is KeyState.LOGICALLY_DELETED
 
 
+def test_an_expired_key_is_not_there_while_its_expiration_cannot_be_written(rig: Rig) -> None:
+    peer = rig.peer()
+    peer.ask(Set(key=b"k", expiration=10))
+    rig.commit()
+    rig.time.pass_by(10)
+    rig.node.bucket.ledger.refusal = "not now"
+    assert observed(peer, b"k") == (KeyState.NOT_FOUND, 0)
+
+
 def test_many_keys_in_many_vbuckets(peer: Peer) -> None:
     stored = peer.ask(Set(key=b"b", vbucket=1))
     keys = (ObservedKey(vbucket=0, key=b"a"), ObservedKey(vbucket=1, key=b"b"), ObservedKey(vbucket=2, key=b"c"))

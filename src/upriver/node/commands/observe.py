@@ -45,8 +45,7 @@ def observe(session: Session, request: Observe) -> Answer:
 def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
     vbucket = living_vbucket(session, asked.vbucket)
     state, cas = KeyState.NOT_FOUND, 0
-    vbucket.table.expire(asked.key)
-    item = vbucket.table.find(asked.key)
+    item = vbucket.newest(asked.key)
     if item is not None:
         persisted = item.seqno <= vbucket.persisted_seqno
         if item.event == Event.MUTATION:
