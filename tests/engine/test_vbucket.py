@@ -387,6 +387,34 @@ def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, cloc
     replica.set(b"k", b"w")
 
 
+def test_whoever_waits_for_a_change_finds_the_lock_that_came_with_it(replica: Vbucket, clock: Clock) -> None:
+    """A copy passes on what it receives the moment that it comes."""
+    told: list[int] = []
+
+    def look() -> None:
+        told.extend(c.lock_time for c in changes_in(replica.table.read_columns(0, 9, 9, 2**20)[0]))
+        replica.when_changed(look)
+
+    replica.when_changed(look)
+    replica.begin_snapshot(0, 2)
+    assert told == []
+    replica.apply(change(1, b"k", cas=5, lock_time=20))
+    replica.apply(change(2, b"k", cas=6))
+    assert told == [20, 0]
+
+
+def test_a_received_change_that_finds_no_room_leaves_the_lock(replica: Vbucket, clock: Clock) -> None:
+    replica.begin_snapshot(0, 3)
+    replica.apply(change(1, b"k", cas=5, lock_time=20))
+    locks = dict(replica.table.locks)
+    replica.table.ledger.refusal = "full"
+    with pytest.raises(TemporaryFailure):
+        replica.apply(change(2, b"k", cas=6, lock_time=9))
+    with pytest.raises(TemporaryFailure):
+        replica.receive(Event.MUTATION, b"k")
+    assert replica.table.locks == locks
+
+
 def test_no_history_gets_to_the_end_of_all_seqnos(replica: Vbucket) -> None:
     """Whoever took such a change could not count on after it."""
     far = dataclasses.replace(change(2**63, b"k"), cas=5, rev_seqno=1)

@@ -89,7 +89,7 @@ class KeyValue:
     ) -> tuple[int, int]:
         """Store the value if the key is there."""
         self._writable(key, self._present("replace", key, value=False), cas)
-        return self._unlocking(key, value, flags, self.absolute(expiry), datatype)
+        return self._store(Event.MUTATION, key, value, flags, self.absolute(expiry), datatype)
 
     def append(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
         """Put more bytes behind the value."""
@@ -256,19 +256,27 @@ class KeyValue:
         elif cas and item.cas != cas:
             raise KeyExists(vbucket=self.table.vbucket)
 
-    def _unlocking(self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int) -> tuple[int, int]:
-        """Store over what is there. The lock goes with it, and stays if nothing is stored."""
+    def _store(
+        self, event: int, key: bytes, value: bytes, *rest: int, lock: tuple[int, float] | None = None
+    ) -> tuple[int, int]:
+        """Store over what is there. Its lock goes with it, for the one that comes along or none.
+
+        The locks change first, because whoever waits for changes reads at once; and back if nothing is stored.
+        """
         table = self.table
-        high_seqno = table.high_seqno
-        lock = table.locks.pop(key, None)  # before, because whoever waits for changes reads at once
+        high_seqno, before = table.high_seqno, table.locks.pop(key, None)
+        if lock is not None:
+            table.lock(key, *lock)
         try:
-            return table.store(Event.MUTATION, key, value, flags, expiry, datatype)
+            return table.store(event, key, value, *rest)
         finally:
-            if lock is not None and table.high_seqno == high_seqno:
-                table.locks[key] = lock
+            if table.high_seqno == high_seqno:
+                table.locks.pop(key, None)
+                if before is not None:
+                    table.locks[key] = before
 
     def _again(self, key: bytes, item: Item, expiry: int) -> tuple[int, int]:
-        return self._unlocking(key, item.value, item.flags, expiry, item.datatype)
+        return self._store(Event.MUTATION, key, item.value, item.flags, expiry, item.datatype)
 
     def _join(self, operation: str, key: bytes, before: bytes, behind: bytes, cas: int) -> tuple[int, int]:
         item = self._begin(operation, key)
@@ -277,7 +285,7 @@ class KeyValue:
         self._writable(key, item, cas)
         value = before + plain(item.value, item.datatype) + behind
         # It is compressed no longer, and need not be JSON: that is what a writer says, and nobody said it of the whole.
-        return self._unlocking(key, value, item.flags, item.expiry, item.datatype & ~(SNAPPY | JSON))
+        return self._store(Event.MUTATION, key, value, item.flags, item.expiry, item.datatype & ~(SNAPPY | JSON))
 
     def _count(
         self, operation: str, key: bytes, sign: int, delta: int, initial: int | None, expiry: int, cas: int
@@ -295,7 +303,9 @@ class KeyValue:
         if not (digits.isdigit() and len(digits) <= 20 and int(digits) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
         number = max(0, int(digits) + sign * delta) % 2**64
-        return number, *self._unlocking(key, b"%d" % number, item.flags, item.expiry, item.datatype & ~SNAPPY)
+        return number, *self._store(
+            Event.MUTATION, key, b"%d" % number, item.flags, item.expiry, item.datatype & ~SNAPPY
+        )
 
     def _resolve(self, operation: str, key: bytes, theirs: "Rank", expected_cas: int, force: bool) -> None:
         """Conflict resolution: the version of the higher rank wins."""

@@ -240,7 +240,10 @@ class Vbucket(KeyValue):
             self._check_order(change.seqno)
             if change.vbucket != self.number:
                 raise InvalidArguments(f"a change of vbucket {change.vbucket} is none here", vbucket=self.number)
-            self.table.store(
+            lock = None
+            if change.lock_time and change.event == Event.MUTATION:
+                lock = change.cas, self.table.ledger.clock() + change.lock_time
+            self._store(
                 change.event,
                 change.key,
                 change.value,
@@ -251,10 +254,8 @@ class Vbucket(KeyValue):
                 change.rev_seqno,
                 change.seqno,
                 ttl,
+                lock=lock,
             )
-            self.table.locks.pop(change.key, None)
-            if change.lock_time and change.event == Event.MUTATION:
-                self.table.lock(change.key, change.cas, self.table.ledger.clock() + change.lock_time)
             self._complete()
 
     def receive(
@@ -281,11 +282,10 @@ class Vbucket(KeyValue):
             self._check_receiving(seqno)
             rev_seqno = rev_seqno or self.table.next_rev_seqno(key)
             cas = cas or self.table.ledger.next_cas(self.table.ledger.clock())
-            self.table.locks.pop(key, None)
             before = self.table.snapshot_start, self.table.snapshot_end
             self._place(seqno)
             try:
-                self.table.store(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
+                self._store(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
             except UpriverError:  # no room: the bounds must not run ahead of what is there
                 self.table.snapshot_start, self.table.snapshot_end = before
                 raise
