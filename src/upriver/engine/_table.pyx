@@ -36,6 +36,8 @@ cdef extern from "Python.h":
     PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
     uint64_t number_of "PyLong_AsUnsignedLongLong"(object) except? 0xFFFFFFFFFFFFFFFF
+    uint64_t quick_number_of "PyLong_AsUnsignedLongLong"(object) noexcept
+    void PyErr_Clear()
     object index_of "PyNumber_Index"(object)
     bint PyLong_Check(object)
 
@@ -957,6 +959,17 @@ cdef class Table:
 
 cdef inline uint64_t within(Table self, number, uint64_t most) except? 0xFFFFFFFFFFFFFFFF:
     """A number that a client gave, if it has so much room."""
+    cdef uint64_t given
+    if PyLong_Check(number):
+        given = quick_number_of(number)
+        if given <= most and given != NUMBER_MAX:
+            return given
+        PyErr_Clear()
+    return checked_within(self, number, most)
+
+
+cdef uint64_t checked_within(Table self, number, uint64_t most) except? 0xFFFFFFFFFFFFFFFF:
+    """The same of a number that may be none, or too large."""
     cdef uint64_t given = 0
     cdef bint fits
     try:
