@@ -394,8 +394,11 @@ class CopyMachine(RuleBasedStateMachine):
 
     @rule(number=VBUCKETS, gap=st.integers(0, 4))
     def advance(self, number: int, gap: int) -> None:
-        """What stands up to there does not come."""
+        """What stands up to there does not come; of the snapshot under way, or of a new one."""
         vbucket, model = self.receiving(number)
+        if model.high == model.end:
+            vbucket.begin_snapshot(model.high, model.high + 2)
+            model.announced(model.high, model.high + 2, vbucket.floor_seqno)
         seqno = model.high + gap
         if model.high < seqno <= model.end:
             vbucket.advance(seqno)
