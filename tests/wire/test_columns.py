@@ -31,6 +31,7 @@ from upriver.wire import (
     upr_draft2,
 )
 from upriver.wire.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
+from upriver.wire.message import DraftMessage
 from upriver.wire.rows import field_column, row_layouts
 
 CODECS: list[ModuleType] = [plain_columns]
@@ -95,6 +96,10 @@ def reference(dialect: Dialect, data: bytes) -> tuple[list[Any], WireError | Non
             items.append(row_of(message) if is_change(message) else message)
     except WireError as error:
         return items, error
+
+
+def opaque_of(message: Any) -> int:
+    return int(message.request_id if isinstance(message, DraftMessage) else message.opaque)
 
 
 def is_change(message: Message) -> bool:
@@ -225,15 +230,42 @@ def test_both_codecs_encode_the_same_bytes_and_they_decode_to_the_changes(
     assert [item["value"] for item in items] == [b"" if keys_only else row.value for row in rows]
 
 
-@pytest.mark.parametrize("dialect", BINARY_HEADER, ids=lambda dialect: dialect.name)
-def test_encoding_is_what_the_message_layer_encodes(dialect: Dialect) -> None:
-    change = Change(
-        vbucket=7, event=Event.MUTATION, seqno=5, rev_seqno=2, cas=8, flags=3, expiry=4, key=b"k", value=b"v"
-    )
-    (packet,) = [bytes(ChangeEncoder(dialect, opaque=9, vbucket=7).encode(change_batch([change])))]
+@dialects
+@codecs
+@pytest.mark.parametrize("event", [Event.MUTATION, Event.DELETION, Event.EXPIRATION])
+def test_encoding_is_what_the_message_layer_encodes(dialect: Dialect, codec: ModuleType, event: Event) -> None:
+    value = b"v" if event is Event.MUTATION else b""
+    change = Change(vbucket=7, event=event, seqno=5, rev_seqno=2, cas=8, flags=3, expiry=4, key=b"k", value=value)
+    packet = bytes(ChangeEncoder(dialect, opaque=9, vbucket=7, codec=codec).encode(change_batch([change])))
     message: Any = dialect.decode(packet)
     assert message.encode() == packet
-    assert (message.opaque, message.vbucket, message.cas, message.key, message.value) == (9, 7, 8, b"k", b"v")
+    assert (opaque_of(message), message.cas, message.key, getattr(message, "value", b"")) == (9, 8, b"k", value)
+    assert getattr(message, "vbucket", 7) == 7
+    assert getattr(message, "by_seqno", 5) == 5
+    if event is Event.MUTATION:
+        assert (message.flags, message.expiration) == (3, 4)
+
+
+@dialects
+@codecs
+def test_no_message_is_made_for_each_change(
+    dialect: Dialect, codec: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that did so in a turn would keep everybody else waiting."""
+    encoder = ChangeEncoder(dialect, opaque=9, vbucket=7, codec=codec)
+    rows = [Change(vbucket=7, event=Event(1 + n % 3), seqno=n, key=b"k%d" % n) for n in range(9)]
+    made: list[Message] = []
+    for message in dialect.change_messages():
+        monkeypatch.setattr(message, "encode", made.append)
+    assert len(encoder.encode(change_batch(rows))) > 0
+    assert not made
+
+
+@codecs
+def test_the_short_drafts_cannot_tell_an_empty_key_from_none(codec: ModuleType) -> None:
+    encoder = ChangeEncoder(upr_draft2.upr_draft2, opaque=1, vbucket=1, codec=codec)
+    with pytest.raises(ValueError, match="row 0 cannot be a packet: event 2, a key of 0 bytes"):
+        encoder.encode(change_batch([Change(vbucket=1, event=Event.DELETION, seqno=1, key=b"")]))
 
 
 @codecs

@@ -1,9 +1,12 @@
 """The tables that drive the columnar codecs follow from the declarations."""
 
+from typing import Any
+
 import pytest
 
 from upriver.model import CHANGES, Event
-from upriver.wire import DIALECTS, dcp, tap
+from upriver.wire import DIALECTS, dcp, tap, upr_draft2
+from upriver.wire.framing import DRAFT, MEMCACHED
 from upriver.wire.rows import TRANSPORT, Place, field_column, row_layouts, row_templates
 
 
@@ -68,16 +71,32 @@ def test_places_are_as_wide_as_their_columns(name: str) -> None:
         }
 
 
-def test_a_template_is_the_message_with_nothing_in_it() -> None:
+def test_a_template_is_the_message_up_to_its_key() -> None:
     templates = row_templates(dcp.dcp, vbucket=7, expirations=True, delete_times=False, given={})
-    assert templates[Event.MUTATION].head == dcp.Mutation(vbucket=7, by_seqno=0, rev_seqno=0, key=b"").encode()
-    assert templates[Event.DELETION].head == dcp.Deletion(vbucket=7, by_seqno=0, rev_seqno=0, key=b"").encode()
+    example: dict[str, Any] = {"vbucket": 7, "by_seqno": 0, "rev_seqno": 0, "key": b"k"}
+    assert templates[Event.MUTATION].head + b"k" == dcp.Mutation(**example).encode()
+    assert templates[Event.DELETION].head + b"k" == dcp.Deletion(**example).encode()
     assert len(templates[Event.EXPIRATION].head) == 24 + 20
+
+
+def test_a_template_of_a_short_draft_begins_with_its_header_and_the_type() -> None:
+    templates = row_templates(upr_draft2.upr_draft2, vbucket=7, expirations=True, delete_times=False, given={})
+    mutation, deletion = templates[Event.MUTATION], templates[Event.DELETION]
+    assert mutation.head + b"k" == upr_draft2.Mutation(by_seqno=0, rev_seqno=0, key=b"k").encode()
+    assert mutation.layout.places["opaque"] == Place(4, 4)
+    assert mutation.layout.places["cas"] == Place(13, 8)
+    assert (mutation.tells_key_length, deletion.tells_key_length) == (True, False)
+    assert mutation.key_bytes_min == 1
+
+
+def test_both_headers_have_the_lengths_at_the_same_offsets() -> None:
+    assert DRAFT.at("key length") == MEMCACHED.at("key length")
+    assert DRAFT.length_offset == MEMCACHED.length_offset
 
 
 def test_a_dialect_without_expirations_sends_deletions() -> None:
     templates = row_templates(tap.tap, vbucket=7, expirations=True, delete_times=False, given={"ttl": 3})
     assert templates[Event.EXPIRATION] is templates[Event.DELETION]
-    decoded = tap.tap.decode(templates[Event.MUTATION].head)
+    decoded = tap.tap.decode(templates[Event.MUTATION].head + b"k")
     assert isinstance(decoded, tap.Mutation)
     assert decoded.ttl == 3

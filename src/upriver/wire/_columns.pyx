@@ -508,6 +508,10 @@ cdef struct Source:
 cdef struct Template:
     uint8_t head[HEAD_MAX]
     uint16_t head_length
+    uint16_t header_length
+    uint16_t opaque_place
+    uint8_t tells_key_length
+    uint8_t key_bytes_min
     uint8_t has_value
     uint8_t source_count
     Source sources[COLUMNS_MAX]
@@ -543,6 +547,10 @@ cdef int set_template(Template *own, template, batch) except -1:
     memset(own, 0, sizeof(Template))
     memcpy(own.head, &head[0], head.shape[0])
     own.head_length = head.shape[0]
+    own.header_length = template.framing.header_size
+    own.opaque_place = layout.places["opaque"].offset
+    own.tells_key_length = template.tells_key_length
+    own.key_bytes_min = template.key_bytes_min
     own.has_value = layout.has_value
     for name, place in layout.places.items():
         if name in batch.schema.names and (name != "vbucket" or template.vbucket_varies):
@@ -650,7 +658,7 @@ cdef Py_ssize_t measure(Py_ssize_t rows, Template *templates, uint8_t *known, co
     for i in range(rows):
         event = events[i]
         key = keys.offsets[i + 1] - keys.offsets[i]
-        if event >= 8 or not known[event] or key > 0xFFFF:
+        if event >= 8 or not known[event] or not templates[event].key_bytes_min <= key <= 0xFFFF:
             bad[0] = i
             return 0
         total += templates[event].head_length + key
@@ -678,9 +686,10 @@ cdef void write_packets(Py_ssize_t rows, Template *templates, const uint8_t *eve
             memcpy(out, template.head, HEAD_MAX)
         else:
             memcpy(out, template.head, template.head_length)
-        store16(out + 2, key)
-        store32(out + 8, template.head_length - HEADER + key + value)
-        store32(out + 12, opaque)
+        if template.tells_key_length:
+            store16(out + 2, key)
+        store32(out + 8, template.head_length - template.header_length + key + value)
+        store32(out + template.opaque_place, opaque)
         opaque += opaque_step
         for s in range(template.source_count):
             source = &template.sources[s]

@@ -212,18 +212,12 @@ class ChangeEncoder:
             raise ValueError(f"an opaque has 32 bits, {opaque} does not fit")
         self.dialect = dialect
         self.opaque = opaque
-        self._expirations = expirations
         self._keys_only = keys_only
         self._opaque_step = opaque_step
         self._codec = codec
-        if dialect.framing is not DRAFT:
-            self._templates = row_templates(
-                dialect,
-                vbucket=vbucket,
-                expirations=expirations,
-                delete_times=delete_times,
-                given=given,
-            )
+        self._templates = row_templates(
+            dialect, vbucket=vbucket, expirations=expirations, delete_times=delete_times, given=given
+        )
 
     def encode(self, batch: pa.RecordBatch) -> bytes | pa.Buffer:
         """The packets of the batch's changes, in one buffer."""
@@ -232,14 +226,6 @@ class ChangeEncoder:
         for name, column in zip(CHANGES.names, batch.columns, strict=True):
             if column.null_count:
                 raise ValueError(f"the column {name} has nulls; a change has none")
-        if self.dialect.framing is DRAFT:
-            return plain_columns.write_draft_rows(
-                batch,
-                self.dialect,
-                request_id=self.opaque,
-                keys_only=self._keys_only,
-                expirations=self._expirations,
-            )
         out = self._codec.write_rows(
             batch,
             self._templates,

@@ -16,7 +16,7 @@ from upriver.wire.codes import Magic
 from upriver.wire.dialect import Dialect
 from upriver.wire.framing import DRAFT, EXTRAS_LENGTH_AT, KEY_BYTES_MAX, KEY_LENGTH_AT, MEMCACHED, OPCODE_AT
 from upriver.wire.layout import Buffer
-from upriver.wire.message import DraftMessage, Message
+from upriver.wire.message import DraftMessage
 from upriver.wire.rows import RowLayout, RowTemplate, field_column
 
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -159,12 +159,14 @@ def write_rows(
     rows = batch.to_pydict()
     for index in range(batch.num_rows):
         template, key = templates.get(rows["event"][index]), rows["key"][index]
-        if template is None or len(key) > KEY_BYTES_MAX:
+        if template is None or not template.key_bytes_min <= len(key) <= KEY_BYTES_MAX:
             raise _no_packet(index, rows["event"][index], key)
         layout, packet = template.layout, bytearray(template.head)
         value = rows["value"][index] if layout.has_value and not keys_only else b""
-        _U16.pack_into(packet, KEY_LENGTH_AT, len(key))
-        _U32.pack_into(packet, MEMCACHED.length_offset, layout.fixed_length + len(key) + len(value))
+        framing = template.framing
+        if template.tells_key_length:
+            _U16.pack_into(packet, KEY_LENGTH_AT, len(key))
+        _U32.pack_into(packet, framing.length_offset, len(packet) - framing.header_size + len(key) + len(value))
         _U32.pack_into(packet, layout.places["opaque"].offset, (opaque + index * opaque_step) & 0xFFFFFFFF)
         for column, place in layout.places.items():
             if column in rows and (column != "vbucket" or template.vbucket_varies):
@@ -255,24 +257,3 @@ class DraftRowReader:
             return message.request_id
         names = [field.name for field in message.layout.fields if field_column(field.name) == column]
         return getattr(message, names[0]) if names else b"" if column == "value" else 0
-
-
-def write_draft_rows(
-    batch: pa.RecordBatch, dialect: Dialect, *, request_id: int, keys_only: bool, expirations: bool
-) -> bytes:
-    """The packets of a batch of changes in one of the 12-byte drafts."""
-    classes: dict[int, type[Message]] = {int(m.declaration.change or 0): m for m in dialect.change_messages()}
-    if not expirations:
-        classes[Event.EXPIRATION] = classes[Event.DELETION]
-    packets = []
-    for index, row in enumerate(batch.to_pylist()):
-        message = classes.get(row["event"])
-        if message is None or not 0 < len(row["key"]) <= KEY_BYTES_MAX:
-            raise _no_packet(index, row["event"], row["key"])
-        values = {
-            field.name: row[column]
-            for field in message.layout.fields
-            if (column := field_column(field.name)) is not None and not (keys_only and column == "value")
-        }
-        packets.append(message(request_id=request_id, **values).encode())  # type: ignore[call-arg]
-    return b"".join(packets)

@@ -14,8 +14,8 @@ import pyarrow as pa
 from upriver.model import CHANGES, Event
 from upriver.wire.dialect import Dialect
 from upriver.wire.fields import UInt
-from upriver.wire.framing import MEMCACHED
-from upriver.wire.message import Message
+from upriver.wire.framing import MEMCACHED, Framing
+from upriver.wire.message import Message, Request
 
 #: What a connection needs to know of a change beside the change itself. Only `tap` has the last two.
 TRANSPORT: Final = pa.schema(
@@ -29,7 +29,13 @@ TRANSPORT: Final = pa.schema(
 #: Columns whose field has another name in the texts.
 _FIELD_NAMES: Final = {"by_seqno": "seqno", "expiration": "expiry", "delete_time": "expiry"}
 #: Columns that stand in the header, by the header's own names.
-_HEADER_NAMES: Final = {"data type": "datatype", "vbucket": "vbucket", "opaque": "opaque", "cas": "cas"}
+_HEADER_NAMES: Final = {
+    "data type": "datatype",
+    "vbucket": "vbucket",
+    "opaque": "opaque",
+    "request id": "opaque",
+    "cas": "cas",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,10 @@ def field_column(field_name: str) -> str | None:
 
 @cache
 def row_layouts(dialect: Dialect) -> tuple[RowLayout, ...]:
-    """All layouts that a change of this dialect may have, inherited ones included."""
+    """All layouts that a change of this dialect may have, inherited ones included.
+
+    None for the 12-byte drafts: their changes are read message by message.
+    """
     if dialect.framing is not MEMCACHED:
         return ()
     found: dict[tuple[int, int, int], RowLayout] = {}
@@ -81,12 +90,12 @@ def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
     assert event is not None
     places = {
         _HEADER_NAMES[field.name]: Place(field.first, field.size)
-        for field in MEMCACHED.request_fields
+        for field in message.framing.request_fields
         if field.name in _HEADER_NAMES
     }
     counters: dict[str, Place] = {}
     for field, offset, size in layout.parts[fixed_length].offsets():
-        place = Place(MEMCACHED.header_size + offset, size)
+        place = Place(_body_start(message) + offset, size)
         column = field_column(field.name)
         if field.counts:
             counters[field.name] = place
@@ -109,6 +118,11 @@ def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
     )
 
 
+def _body_start(message: type[Message]) -> int:
+    """Where the fixed part begins: behind the header, and in the drafts behind the type."""
+    return message.framing.header_size + (message.declaration.type_code is not None)
+
+
 def _width(column: str) -> int:
     schema = CHANGES if column in CHANGES.names else TRANSPORT
     return int(schema.field(column).type.bit_width) // 8
@@ -116,12 +130,30 @@ def _width(column: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowTemplate:
-    """How to write the changes of one event: the first bytes of each packet, and what is patched into them."""
+    """How to write the changes of one event: the first bytes of each packet, and what is patched into them.
+
+    Both headers have the lengths of key and body at the same offsets.
+    """
 
     layout: RowLayout
     head: bytes
     #: A stream is of one vbucket, which stands in the head; requests of a client name that of each key.
     vbucket_varies: bool = False
+
+    @property
+    def framing(self) -> Framing:
+        """The header that the head begins with."""
+        return self.layout.message.framing
+
+    @property
+    def tells_key_length(self) -> bool:
+        """The drafts do so only where a value follows; elsewhere their key is simply the rest."""
+        return self.framing is MEMCACHED or self.layout.has_value
+
+    @property
+    def key_bytes_min(self) -> int:
+        """The drafts cannot tell an empty key from none."""
+        return 0 if self.framing is MEMCACHED else 1
 
 
 def row_templates(
@@ -143,8 +175,10 @@ def row_templates(
         values |= {name: value for name, value in given.items() if name in names}
         if event is Event.DELETION and not delete_times:
             values.pop("delete_time", None)
-        head = message(key=b"", vbucket=vbucket, **values).encode()  # type: ignore[call-arg]
-        templates[event] = RowTemplate(_row_layout(message, len(head) - MEMCACHED.header_size), head)
+        if issubclass(message, Request):
+            values["vbucket"] = vbucket
+        head = message(key=b"k", **values).encode()[:-1]  # type: ignore[call-arg]
+        templates[event] = RowTemplate(_row_layout(message, len(head) - _body_start(message)), head)
     if not expirations or Event.EXPIRATION not in templates:
         templates[Event.EXPIRATION] = templates[Event.DELETION]
     return templates
