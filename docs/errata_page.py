@@ -82,6 +82,12 @@ _DECISIONS = (
         "Framed as in `upr_draft2`; no lock time in a deletion; no flush.",
     ),
     (
+        "upr_draft1, upr_draft2, upr_draft3",
+        "A deletion and an expiration have an item expiration, drawn as 0; what is gone expires no more.",
+        "It is the second of the deletion, as where the metadata of a deleted key is asked for or given: so a copy "
+        "can keep its tombstones as long as the source.",
+    ),
+    (
         "upr, upr_draft2",
         "An expiration is a message of its own; early servers sent a deletion.",
         "Every UPR dialect sends an expiration. `tap` and plain `dcp` send a deletion.",

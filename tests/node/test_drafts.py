@@ -103,6 +103,19 @@ def test_a_stream_from_its_request_to_its_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTS)
+def test_deletions_and_expirations_say_when_as_the_metadata_of_the_key_does(name: str) -> None:
+    laboratory, peer = stage(name, b"gone")
+    vbucket = laboratory.bucket.vbucket(0)
+    vbucket.set(b"over", b"x", expiry=int(laboratory.clock()) + 5)
+    vbucket.delete(b"gone")
+    laboratory.pass_by(10)
+    laboratory.bucket.maintain(1.0)
+    said = {m.key: m.expiration for m in peer.send(request(name)) if hasattr(m, "expiration")}  # type: ignore[attr-defined]
+    assert said == {key: vbucket.get_meta(key).expiry for key in (b"gone", b"over")}
+    assert said == {b"gone": int(laboratory.clock()) - 10, b"over": int(laboratory.clock())}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
 def test_what_changes_say(name: str) -> None:
     laboratory, peer = stage(name)
     vbucket = laboratory.bucket.vbucket(0)

@@ -37,7 +37,7 @@ class Deletion(DraftMessage):
     by_seqno: U64  #: order inside the vbucket
     rev_seqno: U64 = 1  #: how often this key has changed
     flags: U32 = 0  #: the client's own 32 bits
-    expiration: U32 = 0  #: second of the epoch, 0 for never
+    expiration: U32 = 0  #: second of the deletion, as in the metadata of a deleted key
     lock_time: U32 = 0  #: seconds for which the item is still locked
     key: Key
 
