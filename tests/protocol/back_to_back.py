@@ -15,8 +15,9 @@ from upriver.protocol.intake import Intake
 from upriver.protocol.producer import Producer
 from upriver.protocol.receiving import ReceivingStream
 from upriver.protocol.replica import Replica
+from upriver.protocol.stream_dialects import OPENED, StreamDialect
 from upriver.protocol.stream_output import ProducerStream
-from upriver.wire import Framer, Message, Response, dcp, upr
+from upriver.wire import Dialect, Framer, Message, Response, dcp, upr
 from upriver.wire.framing import MEMCACHED
 
 #: Answers to the mover itself.
@@ -26,46 +27,55 @@ _TO_MOVER = (upr.AddStream.declaration.opcode, upr.CloseStream.declaration.opcod
 class Wires:
     """One pair of connections: what was sent and not delivered."""
 
+    #: What the producer hears.
+    wire: Dialect = dcp.dcp
+    speaks: tuple[StreamDialect, ...] = OPENED
+
     def __init__(self, world: "BackToBack", options: ConsumerOptions | None) -> None:
         self.world = world
         now = world.clock()
-        self.producer = Producer(EngineSource(world.source.node), "move", dcp.OpenFlag.PRODUCER, now)
+        source = EngineSource(world.source.node)
+        self.producer = Producer(source, "move", dcp.OpenFlag.PRODUCER, now, speaks=self.speaks)
         self.replica = Replica(EngineSink(world.destination.node), now, options)
         self.to_consumer = bytearray()
         self.to_producer = bytearray()
         #: What the mover was answered.
         self.answers: list[Message] = []
-        #: Everything that went to the replica, for tests that look at the messages themselves.
-        self.seen: list[Message] = []
         self._intake = Intake(self.replica)
-        self._watch = Framer(MEMCACHED)
         self._framer = Framer(MEMCACHED)
-        self._at_producer = Framer(MEMCACHED)
+        self._at_producer = Framer(self.wire.framing)
+        #: The replica has given the connections up, as it must.
+        self.given_up = False
 
     def collect(self) -> bool:
         """Let both sides put into the pipes what they have; False if that is nothing."""
         sent = self.producer.produce()
         self.to_consumer += sent
-        self._watch.feed(sent)
-        while packet := self._watch.next_packet():
-            self.seen.append(dcp.dcp.decode(packet))
         back = self.replica.data_to_send()
         self._framer.feed(back)
         while packet := self._framer.next_packet():
             if packet[0] == 0x81 and packet[1] in _TO_MOVER:
                 self.answers.append(dcp.dcp.decode(packet))
             else:
-                self.to_producer += packet
+                self.to_producer += self.outgoing(packet)
         return bool(sent or back)
 
     def deliver(self, to_consumer: int, to_producer: int) -> None:
         """Deliver so many bytes in each direction."""
         piece, self.to_consumer = bytes(self.to_consumer[:to_consumer]), self.to_consumer[to_consumer:]
-        self._intake.feed(piece, self.world.clock())
+        self.incoming(piece)
         piece, self.to_producer = bytes(self.to_producer[:to_producer]), self.to_producer[to_producer:]
         self._at_producer.feed(piece)
         while packet := self._at_producer.next_packet():
-            self.producer.receive(dcp.dcp.decode(packet), self.world.clock())
+            self.producer.receive(self.wire.decode(packet), self.world.clock())
+
+    def outgoing(self, packet: bytes) -> bytes:
+        """What goes over the wire for a packet of the replica."""
+        return packet
+
+    def incoming(self, piece: bytes) -> None:
+        """Give the replica what has come."""
+        self._intake.feed(piece, self.world.clock())
 
     def lose(self) -> None:
         """The connections are cut; what was on its way is lost."""
@@ -82,7 +92,11 @@ class BackToBack:
         self.destination = Laboratory(vbuckets=2)
         self.here: Vbucket = self.source.bucket.create_vbucket(0)
         self.there: Vbucket = self.destination.bucket.create_vbucket(0, VbucketState.REPLICA)
-        self.wires = Wires(self, options)
+        self.wires = self.connected()
+
+    def connected(self) -> Wires:
+        """A new pair of connections."""
+        return Wires(self, self.options)
 
     def clock(self) -> float:
         return self.source.clock()
@@ -108,7 +122,7 @@ class BackToBack:
     def cut(self) -> None:
         """Lose the connections and make new ones."""
         self.wires.lose()
-        self.wires = Wires(self, self.options)
+        self.wires = self.connected()
 
     # Time and bytes
 

@@ -1,13 +1,14 @@
 """A producer and a replica back to back: whatever happens and however bytes are cut, both end with the same contents.
 
-Every transition of the stream table is taken by both sides on the way, in `upr` and in `dcp`.
+Every transition of the stream table is taken by both sides on the way, in every dialect that has it.
 """
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.protocol.back_to_back import BackToBack, statuses
+from tests.protocol.back_to_back import BackToBack, Wires, statuses
+from tests.protocol.draft_wires import DraftWires
 from upriver.model import VbucketState
 from upriver.protocol.consumer import ConsumerOptions
 from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamLife, StreamState
@@ -17,6 +18,7 @@ OPTIONS = {
     "narrow": ConsumerOptions(window_bytes=150),
     "upr": ConsumerOptions(dialects=("upr",)),
 }
+DRAFTS = ("upr_draft1", "upr_draft2", "upr_draft3")
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 STEPS = st.one_of(
     st.tuples(st.just("write"), KEYS),
@@ -30,7 +32,14 @@ STEPS = st.one_of(
 
 
 class World(BackToBack):
-    """What can happen, by name."""
+    """What can happen, by name, between two that speak with some options or in a draft."""
+
+    def __init__(self, speaking: str) -> None:
+        self.draft = speaking if speaking in DRAFTS else ""
+        super().__init__(OPTIONS.get(speaking))
+
+    def connected(self) -> Wires:
+        return DraftWires(self, self.draft) if self.draft else super().connected()
 
     def write(self, key: bytes) -> None:
         self.here.set(key, b"%d" % self.here.high_seqno)
@@ -46,6 +55,8 @@ class World(BackToBack):
     def close(self) -> None:
         if 0 in self.wires.producer.streams and 0 in self.wires.replica.consumer.streams:
             self.close_stream()
+            if self.draft:  # they cannot close a stream: whoever wants no more of it leaves
+                self.cut()
 
     def branch(self) -> None:
         """The source goes on under a new uuid, as after a failover."""
@@ -62,16 +73,19 @@ class World(BackToBack):
         self.pass_by(6.0)
 
     def follow(self) -> None:
-        """Ask for a stream if there is none."""
+        """Ask for a stream if there is none, over new connections if need be."""
+        if self.wires.given_up:
+            self.cut()
         stream = self.wires.replica.consumer.streams.get(0)
         if stream is None or stream.life.ended:
             self.add_stream()
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=st.lists(STEPS, max_size=50), options=st.sampled_from(sorted(OPTIONS)))
-def test_a_replica_ends_with_what_its_source_holds(steps: list[tuple[str, ...]], options: str) -> None:
-    world = World(OPTIONS[options])
+@pytest.mark.parametrize("speaking", [*OPTIONS, *DRAFTS])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, min_size=12, max_size=50))
+def test_a_replica_ends_with_what_its_source_holds(speaking: str, steps: list[tuple[str, ...]]) -> None:
+    world = World(speaking)
     for name, *arguments in steps:
         world.follow()
         getattr(world, name)(*arguments)
@@ -90,10 +104,10 @@ def test_a_replica_ends_with_what_its_source_holds(steps: list[tuple[str, ...]],
 @given(
     writes=st.lists(KEYS, max_size=20),
     pieces=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), max_size=60),
-    options=st.sampled_from(sorted(OPTIONS)),
+    speaking=st.sampled_from(sorted(OPTIONS)),
 )
-def test_a_takeover_in_any_pieces(writes: list[bytes], pieces: list[tuple[int, int]], options: str) -> None:
-    world = World(OPTIONS[options])
+def test_a_takeover_in_any_pieces(writes: list[bytes], pieces: list[tuple[int, int]], speaking: str) -> None:
+    world = World(speaking)
     for key in writes:
         world.write(key)
     world.add_stream(takeover=True)
@@ -127,11 +141,11 @@ def moved_through(monkeypatch: pytest.MonkeyPatch) -> set[tuple[StreamState, Str
     return taken
 
 
-@pytest.mark.parametrize("options", ["dcp", "upr"])
-def test_the_ways_of_the_table(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("speaking", ["dcp", "upr"])
+def test_the_ways_of_the_table(speaking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replication, a flush, a close, a cut, a takeover with changes in between, and a refusal."""
     taken = moved_through(monkeypatch)
-    world = World(OPTIONS[options])
+    world = World(speaking)
     for last in ("flush", "close", "cut", "settle"):
         world.write(b"a")
         world.follow()
@@ -168,9 +182,38 @@ def test_the_ways_of_the_table(options: str, monkeypatch: pytest.MonkeyPatch) ->
     assert all(event in TRANSITIONS[state] for state, event in taken)
 
 
-@pytest.mark.parametrize("options", sorted(OPTIONS))
-def test_the_old_owner_goes_back_to_where_its_promoted_replica_branched(options: str) -> None:
-    world = World(OPTIONS[options])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_ways_of_the_table_that_only_drafts_take(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say where a stream begins and where a snapshot ends; the first has no flush, its stream just ends."""
+    taken = moved_through(monkeypatch)
+    world = World(draft)
+    for last in ("flush", "cut", "close", "settle"):
+        world.write(b"a")
+        world.follow()
+        world.settle()
+        world.write(b"b")
+        world.settle()
+        getattr(world, last)()
+        world.settle()
+    assert world.same()
+    expected = {
+        (StreamState.REQUESTED, StreamEvent.ACCEPT),
+        (StreamState.OPEN, StreamEvent.START),
+        (StreamState.OPEN, StreamEvent.MARKER),
+        (StreamState.SNAPSHOT, StreamEvent.CHANGE),
+        (StreamState.SNAPSHOT, StreamEvent.SNAPSHOT_END),
+        (StreamState.OPEN, StreamEvent.END),
+        (StreamState.OPEN, StreamEvent.CLOSE),
+        (StreamState.OPEN, StreamEvent.LOSE),
+    }
+    assert expected <= taken
+    assert ((StreamState.OPEN, StreamEvent.FLUSH) in taken) == (draft != "upr_draft1")
+    assert all(event in TRANSITIONS[state] for state, event in taken)
+
+
+@pytest.mark.parametrize("speaking", [*OPTIONS, *DRAFTS])
+def test_the_old_owner_goes_back_to_where_its_promoted_replica_branched(speaking: str) -> None:
+    world = World(speaking)
     for number in range(10):
         world.write(b"k%d" % number)
     world.follow()
@@ -183,7 +226,7 @@ def test_the_old_owner_goes_back_to_where_its_promoted_replica_branched(options:
     for key in (b"k1", b"lost"):  # nobody but the old owner ever sees these
         world.write(key)
     world.delete(b"k2")
-    if options == "upr":
+    if speaking == "upr":
         # Without bounds the replica knows only by the next marker, or the end, that it was whole.
         world.there.complete_snapshot()
     world.there.set_state(VbucketState.ACTIVE)
