@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import pytest
 
 from tests.client.contents import Mirror, contents_of, follow
@@ -20,6 +21,7 @@ from upriver.errors import (
     Unreachable,
 )
 from upriver.model import CHANGES, Change, Event, Snapshot, StreamPosition, VbucketState
+from upriver.model.compression import SNAPPY
 from upriver.node import EmbeddedNode, start
 
 DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3", "tap")
@@ -53,6 +55,21 @@ async def read(address: str, **settings: Any) -> tuple[Mirror, Consumer]:
         async for batch in consumer:
             await mirror.apply(batch)
     return mirror, consumer
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_was_stored_compressed_elsewhere_is_inflated(upriver_node: EmbeddedNode, dialect: str) -> None:
+    vbucket = upriver_node.bucket.vbucket(0)
+    upriver_node.call(vbucket.set, b"k", bytes(pa.Codec("snappy").compress(b"plain")), 0, 0, 0, SNAPPY | 1)
+    values: list[tuple[bytes, int]] = []
+
+    async def read_values() -> None:
+        async with Consumer(upriver_node.address, end="latest", dialect=dialect, name="reader") as consumer:
+            async for batch in consumer:
+                values.extend((change.value, change.datatype) for change in batch.changes())
+
+    run(read_values())
+    assert [(value, datatype & SNAPPY) for value, datatype in values] == [(b"plain", 0)]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import WireError
-from upriver.model.compression import INFLATED_BYTES_MAX, inflated
+from upriver.model import Change, Event, change_batch, changes_in
+from upriver.model.compression import INFLATED_BYTES_MAX, SNAPPY, inflated, inflated_batch, plain
 from upriver.wire.framing import VALUE_BYTES_MAX
 
 
@@ -39,3 +40,26 @@ def test_damage_is_told(value: bytes) -> None:
         inflated(value, 1 << 20)
     except WireError:
         return
+
+
+def test_a_batch_is_inflated_where_it_says_so() -> None:
+    rows = [
+        Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"a", value=deflated(b"x" * 100), datatype=SNAPPY | 1),
+        Change(vbucket=1, event=Event.MUTATION, seqno=2, key=b"b", value=deflated(b"kept as it is"), datatype=1),
+    ]
+    first, second = changes_in(inflated_batch(change_batch(rows)))
+    assert (first.value, first.datatype) == (b"x" * 100, 1)
+    assert second == rows[1]
+    untouched = change_batch(rows[1:])
+    assert inflated_batch(untouched) is untouched
+
+
+def test_who_claims_a_compression_wrongly_gets_his_bytes_back() -> None:
+    assert plain(deflated(b"x"), SNAPPY | 1) == b"x"
+    assert plain(b"\xff" * 8, SNAPPY) == b"\xff" * 8
+    assert plain(deflated(b"x"), 1) == deflated(b"x")
+    wrong = [Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"a", value=b"\xff" * 8, datatype=SNAPPY)]
+    with pytest.raises(WireError):
+        inflated_batch(change_batch(wrong))
+    (change,) = changes_in(inflated_batch(change_batch(wrong), plain))
+    assert (change.value, change.datatype) == (b"\xff" * 8, 0)

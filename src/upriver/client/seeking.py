@@ -22,7 +22,6 @@ from upriver.client.connection import Connection
 from upriver.client.copies import Copies
 from upriver.client.feed import RECEIVE_BYTES, Feed
 from upriver.client.handing_out import HandingOut
-from upriver.client.inflate import inflated_batch
 from upriver.client.placing import active_on, open_feed
 from upriver.client.ranges import Ranges
 from upriver.client.settings import ConsumerSettings
@@ -39,9 +38,9 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
+from upriver.model.compression import inflated_batch
 from upriver.protocol.receiving import ReceivingStream
 from upriver.wire import dcp
-from upriver.wire.memcached import Feature
 
 LOG: Final = logging.getLogger("upriver.client")
 #: Refusals of a stream that may be different next time.
@@ -127,7 +126,7 @@ class Seeking:
         on_done: Callable[[], object] | None = None,
     ) -> None:
         """Changes came."""
-        if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
+        if "value" in records.schema.names:  # a node sends what was stored compressed elsewhere as it came
             records = inflated_batch(records)
         progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
         if (

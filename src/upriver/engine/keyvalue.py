@@ -21,10 +21,9 @@ from upriver.errors import (
     NotMyVbucket,
     NotStored,
     TemporaryFailure,
-    WireError,
 )
 from upriver.model import Event
-from upriver.model.compression import SNAPPY, inflated
+from upriver.model.compression import SNAPPY, plain
 from upriver.model.record import TTL_MAX
 
 LOCK_TIME_S: Final = 15
@@ -54,16 +53,6 @@ class Rank(NamedTuple):
         if item.event != Event.MUTATION:
             return cls(item.rev_seqno, item.cas, deleted=True)
         return cls(item.rev_seqno, item.cas, item.expiry, item.flags, False, item.datatype, item.value)
-
-
-def plain(value: bytes, datatype: int) -> bytes:
-    """The value without its compression; if whoever stored it claimed one wrongly, these bytes are the value."""
-    if not datatype & SNAPPY:
-        return value
-    try:
-        return inflated(value)
-    except WireError:
-        return value
 
 
 class KeyValue:

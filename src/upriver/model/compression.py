@@ -1,8 +1,10 @@
 """Values that were compressed: inflated within a limit, because a few bytes can claim to be gigabytes."""
 
+from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from upriver.errors import WireError
 
@@ -24,6 +26,35 @@ def inflated(value: bytes, limit: int = INFLATED_BYTES_MAX) -> bytes:
         return bytes(_CODEC.decompress(value, size))
     except (OSError, pa.ArrowException) as error:
         raise WireError(0, "a value compressed with Snappy", str(error)) from None
+
+
+def plain(value: bytes, datatype: int = SNAPPY) -> bytes:
+    """The value without its compression; if whoever stored it claimed one wrongly, these bytes are the value."""
+    if not datatype & SNAPPY:
+        return value
+    try:
+        return inflated(value)
+    except WireError:
+        return value
+
+
+def inflated_batch(records: pa.RecordBatch, inflate: Callable[[bytes], bytes] = inflated) -> pa.RecordBatch:
+    """A batch of changes in which no value is compressed any more."""
+    if "datatype" not in records.schema.names:
+        return records
+    compressed = pc.bit_wise_and(records.column("datatype"), pa.scalar(SNAPPY, pa.uint8()))
+    if not pc.max(compressed).as_py():
+        return records
+    datatypes = records.column("datatype").to_pylist()
+    values = [
+        inflate(value) if datatype & SNAPPY else value
+        for datatype, value in zip(datatypes, records.column("value").to_pylist(), strict=True)
+    ]
+    datatypes = [datatype & ~SNAPPY for datatype in datatypes]
+    for name, column in (("value", pa.array(values, pa.binary())), ("datatype", pa.array(datatypes, pa.uint8()))):
+        place = records.schema.get_field_index(name)
+        records = records.set_column(place, records.schema.field(place), column)
+    return records
 
 
 def _announced_size(value: bytes) -> int:

@@ -41,6 +41,7 @@ cdef enum:
     KEY_BYTES_MAX = 250
     VALUE_BYTES_MAX = 1024 * 1024
     MUTATION_EXTRAS = 31
+    SNAPPY = 0x02
     # The uuid of the vbucket and the seqno, in the answer to a write.
     TOKEN = 16
     # A buffer for answers that has grown beyond this is given back after use.
@@ -423,6 +424,8 @@ cdef class FastPath:
             return True
         expiry = load_be32(record + R_EXPIRY)
         if record[R_MARKS] & MARK_EVICTED or expiry and expiry <= self.time() or self.locked(table, key, key_length):
+            return False
+        if record[R_DATATYPE] & ~self.datatypes & SNAPPY:  # which the session inflates
             return False
         self.ledger.gets += 1
         record[R_MARKS] |= MARK_REFERENCED

@@ -74,6 +74,8 @@ class StreamDialect:
     unknown_uuid_is_error: bool = False
     #: It sends what the store holds, byte for byte.
     sends_records: bool = False
+    #: A change tells its data type; elsewhere nobody could know that a value is compressed.
+    tells_datatype: bool = True
     #: Expirations are sent as such whether the consumer has asked for them or not.
     always_expires: bool = True
     #: The stream ends after its end seqno, not with the snapshot that holds it.
@@ -233,6 +235,7 @@ DRAFT3: Final = StreamDialect(
 
 DRAFT1: Final = StreamDialect(
     wire=upr_draft1.upr_draft1,
+    tells_datatype=False,
     request=upr_draft1.StreamRequest,
     failover_log_request=upr_draft1.FailoverLogRequest,
     accepted=lambda _, opaque: upr_draft1.Ok(request_id=opaque).encode(),
@@ -251,6 +254,7 @@ DRAFT1: Final = StreamDialect(
 
 DRAFT2: Final = StreamDialect(
     wire=upr_draft2.upr_draft2,
+    tells_datatype=False,
     request=DRAFT1.request,
     failover_log_request=DRAFT1.failover_log_request,
     accepted=DRAFT1.accepted,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
+from upriver.model.compression import inflated_batch, plain
 from upriver.model.position import NO_END
 from upriver.protocol.handover import Handover
 from upriver.protocol.outbox import Outbox
@@ -283,6 +284,8 @@ class ProducerStream:
     def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, outbox: Outbox) -> None:
         batch = self.history.read_columns(max_bytes)
         if batch.num_rows:
+            if not self.dialect.tells_datatype:
+                batch = inflated_batch(batch, plain)
             self._last_change_seqno = batch["seqno"][-1].as_py()
             outbox.put(memoryview(encoder.encode(batch)).cast("B"))
 

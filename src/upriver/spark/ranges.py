@@ -25,7 +25,6 @@ from upriver.client.batches import Flush, Run, VbucketEvent
 from upriver.client.cluster import Cluster
 from upriver.client.copies import Copies, Policy
 from upriver.client.feed import Feed
-from upriver.client.inflate import inflated_batch
 from upriver.client.inquiry import failover_logs
 from upriver.client.placing import active_on, open_feed
 from upriver.client.progress import Progress
@@ -41,11 +40,11 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
+from upriver.model.compression import inflated_batch
 from upriver.protocol.receiving import ReceivingStream
 from upriver.spark.plan import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
 from upriver.wire import dcp
-from upriver.wire.memcached import Feature
 
 T = TypeVar("T")
 #: How much is received at once: about what Spark likes to get as one batch.
@@ -360,7 +359,7 @@ class RangeReader:
         self._backoff.reset()
         self._trying_since = None
         self._stands.update((run.vbucket, run.position) for run in runs)
-        if Feature.SNAPPY in feed.connection.features and "value" in records.schema.names:
+        if "value" in records.schema.names:
             records = inflated_batch(records)
         for run in runs:
             self._tell_going_back(run.vbucket, run.position.snapshot.end)

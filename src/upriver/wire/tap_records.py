@@ -10,9 +10,8 @@ TAP has no way to agree on data types, so nobody could tell a compressed value f
 import struct
 from typing import Final, NamedTuple
 
-from upriver.errors import WireError
 from upriver.model import Event
-from upriver.model.compression import SNAPPY, inflated
+from upriver.model.compression import SNAPPY, plain
 from upriver.model.record import HEADER, MAGIC, MUTATION_EXTRAS, OPCODES, PREFIX
 
 MUTATION: Final = 0x41
@@ -116,10 +115,7 @@ def _inflated(record: bytes) -> bytes:
         return record
     fields = PREFIX.size + HEADER.size
     value = fields + extras + key_length
-    try:
-        found = inflated(record[value:])
-    except WireError:
-        found = record[value:]  # whoever stored it said so wrongly: this is the value
+    found = plain(record[value:])
     body = extras + key_length + len(found)
     header = HEADER.pack(magic, opcode, key_length, extras, datatype & ~SNAPPY, vbucket, body, opaque, cas)
     return record[: PREFIX.size] + header + record[fields:value] + found

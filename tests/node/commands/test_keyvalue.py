@@ -1,10 +1,12 @@
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tests.node.peer import ABSENT, Peer, Rig, assert_refusal, encoded
+from tests.node.peer import ABSENT, Peer, Rig, assert_refusal, encoded, open_rig
 from upriver.engine.table import RELATIVE_EXPIRY_S_MAX
 from upriver.errors import StorageError
+from upriver.model.compression import SNAPPY
 from upriver.wire import AnyResponse, Request
 from upriver.wire.codes import Status
 from upriver.wire.memcached import (
@@ -109,6 +111,20 @@ def test_get(peer: Peer) -> None:
     stored = peer.ask(Set(key=b"k", value=b"v", flags=0xDEADBEEF))
     answer = peer.ask(Get(key=b"k", opaque=0x01020304))
     assert answer == GetResponse(flags=0xDEADBEEF, value=b"v", cas=stored.cas, opaque=0x01020304)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_get_what_was_stored_compressed_elsewhere(compiled: bool) -> None:
+    """Nobody can agree on compression here, so nobody can be expected to inflate."""
+    rig = open_rig(compiled=compiled)
+    rig.bucket.vbucket(0).set(b"k", bytes(pa.Codec("snappy").compress(b"plain")), datatype=SNAPPY)
+    peer = rig.peer()
+    for request in (Get(key=b"k"), GetK(key=b"k"), Gat(key=b"k", expiration=100)):
+        (answer,) = peer.send(request)
+        assert isinstance(answer, GetResponse | GetKResponse | GatResponse)
+        assert answer.value == b"plain"
+        assert answer.datatype == 0
+    rig.bucket.close()
 
 
 def test_get_what_is_not_there(peer: Peer) -> None:

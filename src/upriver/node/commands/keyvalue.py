@@ -6,6 +6,7 @@ from upriver.engine import Vbucket
 from upriver.engine.backend import Item
 from upriver.engine.table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
+from upriver.model.compression import plain
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.node.users import Role
@@ -117,10 +118,10 @@ def get(session: Session, request: Get) -> Answer:
 
 
 def hit(session: Session, request: Request, item: Item) -> Response:
-    """The answer that shows an item."""
+    """The answer that shows an item, without a compression that the client has not agreed on."""
     values: dict[str, Any] = {
         "flags": item.flags,
-        "value": item.value,
+        "value": plain(item.value, item.datatype & ~session.datatypes),
         "cas": item.cas,
         "datatype": item.datatype & session.datatypes,
     }
