@@ -50,6 +50,7 @@ def test_a_batch_is_inflated_where_it_says_so() -> None:
     first, second = changes_in(inflated_batch(change_batch(rows)))
     assert (first.value, first.datatype) == (b"x" * 100, 1)
     assert second == rows[1]
+    assert list(changes_in(inflated_batch(change_batch([*rows, rows[0]]).slice(1, 1)))) == rows[1:]
     untouched = change_batch(rows[1:])
     assert inflated_batch(untouched) is untouched
 
