@@ -30,6 +30,8 @@ class DraftTakeover:
         self.over = False
         #: It claims that the destination owns the vbucket.
         self.moved = False
+        #: It never claims that the source does.
+        self.undone = False
         self._starts = machines[DESTINATION].starts
 
     def __str__(self) -> str:

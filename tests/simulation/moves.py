@@ -34,6 +34,11 @@ class Moving:
         """It claims that the destination owns the vbucket."""
         return self.mover.moves[self.v].phase is steps.Phase.MOVED
 
+    @property
+    def undone(self) -> bool:
+        """It claims that the source owns the vbucket."""
+        return self.mover.moves[self.v].phase is steps.Phase.UNDONE
+
     def begin(self, goal: Goal) -> None:
         """A new mover takes over from one that died, under the same name."""
         self.close()

@@ -16,13 +16,14 @@ from upriver.engine.maintenance import Maintenance
 from upriver.engine.whole import WholeStates
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
+from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.protocol import negotiation as negotiations
 from upriver.protocol import producer as producers
 from upriver.protocol.consumer import Consumer
 from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.handover import Handover
-from upriver.protocol.mover import Goal, Mover
+from upriver.protocol.mover import Goal, Mover, Phase
 from upriver.protocol.receiving import ReceivingStream
 from upriver.protocol.streams import StreamEvent
 from upriver.protocol.tap_stream import TapStream
@@ -342,6 +343,38 @@ def source_lives_on() -> list[Change]:
 def death_not_on_disk() -> list[Change]:
     """The destination is made active before the source's death is on disk."""
     return [(EngineSource, "when_durable", lambda self, callback: callback())]
+
+
+@mutation
+def source_does_not_await_its_death() -> list[Change]:
+    """The same, of the source alone."""
+
+    def die(self: Handover) -> None:
+        self._source.set_state(self._vbucket.number, VbucketState.DEAD, heir=self._heir)
+        self.dead = self.durable = True
+
+    return [(Handover, "die", die)]
+
+
+@mutation
+def destination_answers_before_disk() -> list[Change]:
+    """The destination says that it is active before its disk knows that, and all that it has received."""
+    set_state = EngineSink.set_state
+
+    def instead(self: EngineSink, number: int, state: VbucketState, done: Callable[[], object]) -> None:
+        if state is VbucketState.ACTIVE:
+            self._source.set_state(number, state)
+            done()
+        else:
+            set_state(self, number, state, done)
+
+    return [(EngineSink, "set_state", instead)]
+
+
+@mutation
+def mover_forgets_to_undo() -> list[Change]:
+    """A mover says undone, and the source stays dead."""
+    return [(Mover, "_revive", lambda self, move: self._set(move, Phase.UNDONE))]
 
 
 @mutation

@@ -125,6 +125,8 @@ class Author:
             yield from self._interlude(0)
         elif self.seed % 20 == 18:
             yield from self._given_up_feeds_the_dead()
+        elif self.seed % 20 == 16:
+            yield from self._power_fails_after_takeover()
         if self.rng.random() < 0.7:
             yield from self._past()
         if self.rng.random() < 0.3:
@@ -483,6 +485,34 @@ class Author:
         yield ("crash", source)
         yield ("start", source)
         yield from self._some(source, rng.randint(0, 2))
+
+    def _power_fails_after_takeover(self) -> Iterator[Action]:
+        """A takeover is over, or undone, and one of the two loses its power before its disk hears anything else."""
+        rng, world = self.rng, self.world
+        source = world.owner[0]
+        destination = rng.choice([n for n in range(len(world.machines)) if n != source])
+        yield from self._some(source, rng.randint(0, 3))
+        yield ("disk", source)
+        yield ("takeover", 0, destination, self._taker())
+        undone = rng.random() < 0.3
+        for turn in range(200):
+            if 0 not in world.moving:
+                break
+            dead = world.machines[source].role(0) is VbucketState.DEAD
+            if undone and dead and turn % 2:
+                yield ("mover", 0, 0, "undo")
+                undone = False
+            if not dead or rng.random() < 0.05:
+                yield ("disk", destination)
+            if rng.random() < 0.2:
+                yield ("disk", source)
+            yield ("mover", 0, 0, "connect")
+            yield ("relay", 0, 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
+            yield ("turn", destination)
+        for n in rng.sample((source, destination), rng.randint(1, 2)):
+            yield ("crash", n)
+            yield ("start", n, self._news())
+            yield from self._some(n, rng.randint(0, 2))
 
     def _taker(self) -> str:
         return self.rng.choice(("mover", "mover", "mover", "draft"))

@@ -22,6 +22,8 @@ FOUND = {
     "purge-past-open-streams": 274,
     "compact-announced-snapshots": 35,
     "undo-without-asking": 37,
+    "destination-answers-before-disk": 16,
+    "mover-forgets-to-undo": 36,
     "feed-whoever-is-dead": 38,
     "forget-the-heir": 71,
     "who-was-demoted-becomes-active": 857,
@@ -37,6 +39,12 @@ FOUND = {
     "upr-first-marker-proves": 54,
 }
 
+#: What must be seen also when one of the two loses its power after a takeover: where, and in which words.
+AFTERWARDS = {
+    "destination-answers-before-disk": (16, "was said to be active, and comes back pending"),
+    "source-does-not-await-its-death": (176, "has handed over, and comes back active beside"),
+}
+
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str) -> None:
@@ -45,6 +53,13 @@ def test_a_broken_rule_is_found(name: str) -> None:
         outcome = next((outcome for outcome in map(run, seeds) if outcome.problem), None)
         assert outcome is not None, f"{name} went unnoticed in {SEEDS} seeds: the simulation is too weak"
         assert run(outcome.seed).problem == outcome.problem, "a failure must come again"
+
+
+@pytest.mark.parametrize("name", AFTERWARDS)
+def test_what_a_takeover_has_made_of_a_copy_its_disk_knows(name: str) -> None:
+    found, words = AFTERWARDS[name]
+    with broken(name):
+        assert any(words in run(seed).problem for seed in chain([found], range(16, SEEDS, 20)))
 
 
 def test_a_failure_becomes_short_and_can_be_read() -> None:

@@ -75,6 +75,11 @@ class World:
         self.stale: set[tuple[int, int]] = set()
         #: Promotions that the operator ordered and that were not seen to be durable: what they lose is given up.
         self._ordered: set[tuple[int, int]] = set()
+        #: Copies that were replaced by an order, and perhaps have not heard of it or not written it: they may come back
+        #: active beside the owner. Nobody else may.
+        self._replaced: set[tuple[int, int]] = set()
+        #: Of whom a taker said that they are active: nobody says so before their disks know it.
+        self._confirmed: set[tuple[int, int]] = set()
         #: Under which uuid the owner of each vbucket was last seen writing.
         self._last_uuid = [0] * plan.vbuckets
         self._values = 0
@@ -275,9 +280,9 @@ class World:
             self.stale.discard((n, v))
             if self._takes_part(machine, v):
                 continue  # what the disk says counts until the mover has finished
+            self._check_come_back(n, v)
             if self.owner[v] == n:
-                if machine.role(v) is not ACTIVE:
-                    self._ordered.add((n, v))
+                if machine.role(v) is not ACTIVE:  # an order that its disk had not heard of is given again
                     machine.vbucket(v).set_state(ACTIVE)
             elif how == "alone":
                 if machine.role(v) is ACTIVE:  # somebody else is, and it has not heard of that
@@ -287,6 +292,15 @@ class World:
                 if machine.role(v) is ACTIVE:
                     self._give_up_own(n, v)
                 machine.vbucket(v).set_state(REPLICA)
+
+    def _check_come_back(self, n: int, v: int) -> None:
+        """What a takeover has made of a copy its disk knows."""
+        machine = self.machines[n]
+        owned, active = self.owner[v] == n, machine.role(v) is ACTIVE
+        if active and not owned and (n, v) not in self._replaced:
+            raise Violation(f"{machine} vb{v} has handed over, and comes back active beside node{self.owner[v]}")
+        if owned and not active and (n, v) in self._confirmed:
+            raise Violation(f"{machine} vb{v} was said to be active, and comes back {machine.vbucket(v).state.value}")
 
     def _takes_part(self, machine: Machine, v: int) -> bool:
         """Is it one of those between whom the vbucket is on its way?"""
@@ -312,6 +326,8 @@ class World:
                 self.stale.add((before, v))
         self.owner[v] = n
         self._ordered.add((n, v))
+        self._replaced.add((before, v))
+        self._confirmed.discard((before, v))
         if receiver == "cut":
             self._lose_receiver(n)
         machine.vbucket(v).set_state(ACTIVE)
@@ -354,6 +370,9 @@ class World:
         settled = all(machine.up and not machine.bucket.journal.changed for machine in machines.values())
         if settled and n != self.owner[v] and not any(number == v for _, number in self.stale):
             self._lose_receiver(n)
+            for number in (self.owner[v], n):
+                self._replaced.discard((number, v))
+                self._confirmed.discard((number, v))
             taker = TAKERS[by](v, machines, self.note)
             self.moving.setdefault(v, []).append(taker)
             taker.connect()
@@ -396,26 +415,38 @@ class World:
                 if destination.role(v) is ACTIVE:
                     self.owner[v] = self.machines.index(destination)
             if all(taker.over and all(machine.up for machine in taker.machines.values()) for taker in takers):
-                del self.moving[v]
-                for taker in takers:
-                    taker.close()
                 self._after_moves(v, takers)
 
     def _after_moves(self, v: int, takers: list[Taker]) -> None:
         """All sides can be reached and nobody is at work: the operator knows what to make of it."""
         source = takers[0].machines[SOURCE]
         destinations = [taker.machines[DESTINATION] for taker in takers]
-        taken = any(destination.role(v) is ACTIVE for destination in destinations)
         for taker, destination in zip(takers, destinations, strict=True):
-            if taker.moved and not taken and source.role(v) is not ACTIVE:
-                raise Violation(f"{taker} says moved, but {destination} is not active")
-            if destination.role(v) is not ACTIVE:
+            if taker.moved and destination.role(v) is not ACTIVE:
+                raise Violation(f"{taker} says moved, but {destination} is {destination.vbucket(v).state.value}")
+        undone = all(taker.undone for taker in takers)  # one that goes on after the others may make the source die
+        if undone and source.role(v) is not ACTIVE:
+            raise Violation(f"{takers[-1]} says undone, but {source} is {source.vbucket(v).state.value}")
+        taken = next((destination for destination in destinations if destination.role(v) is ACTIVE), None)
+        if taken is not None and not any(taker.moved for taker in takers):
+            # Nobody has said so, so he has it confirmed.
+            taken.write()
+            if not taken.up or taken.bucket.journal.changed:
+                return
+        del self.moving[v]
+        for taker in takers:
+            taker.close()
+        for destination in destinations:
+            if destination is not taken:
                 destination.vbucket(v).set_state(REPLICA)
-        if taken:
+        if taken is not None:
+            self._confirmed.add((self.owner[v], v))
             source.vbucket(v).set_state(REPLICA)
             return
         # One of them may have been active for a moment, before its power failed and nothing of that was on its disk.
         self.owner[v] = self.machines.index(source)
+        if undone:
+            self._confirmed.add((self.owner[v], v))
         if source.role(v) is not ACTIVE:
             source.vbucket(v).set_state(ACTIVE)
 
@@ -435,6 +466,7 @@ class World:
         machine = self.machines[n]
         if machine.role(v) is REPLICA and self.owner[v] != n and v not in self.moving:
             self.stale.add((n, v))
+            self._replaced.add((n, v))
             machine.vbucket(v).set_state(ACTIVE)
 
     def do_blink(self, n: int, v: int, key: int) -> None:
@@ -442,6 +474,7 @@ class World:
         machine = self.machines[n]
         if machine.role(v) is REPLICA and self.owner[v] != n:
             self.stale.add((n, v))
+            self._replaced.add((n, v))
             machine.vbucket(v).set_state(ACTIVE)
             self._watch(n, v)
             self.do_write(n, v, "set", key)
