@@ -27,6 +27,7 @@ from upriver.protocol.mover import Goal, Mover, Phase
 from upriver.protocol.receiving import ReceivingStream
 from upriver.protocol.streams import StreamEvent
 from upriver.protocol.tap_stream import TapStream
+from upriver.wire.framing import MEMCACHED
 
 #: Replaces one thing: (object or module, attribute, what stands there instead).
 Change = tuple[Any, str, Any]
@@ -555,6 +556,21 @@ def streams_outlive_an_interlude() -> list[Change]:
 def roles_are_no_news() -> list[Change]:
     """Whoever receives is not told that its copy has another role: it waits until its source says something."""
     return [(Consumer, "role_taken", lambda self, vbucket: None)]
+
+
+@mutation
+def datatype_lost() -> list[Change]:
+    """A copy takes every value for bytes of no special kind."""
+    apply_frames = Vbucket.apply_frames
+
+    def instead(self: Vbucket, frames: Any, *rest: Any) -> Any:
+        plain, at = bytearray(frames), 0
+        while at < len(plain):
+            plain[at + 5] = 0
+            at += MEMCACHED.header_size + int.from_bytes(plain[at + 8 : at + 12])
+        return apply_frames(self, bytes(plain), *rest)
+
+    return [(Vbucket, "apply_frames", instead)]
 
 
 @mutation

@@ -31,6 +31,7 @@ class Version:
     expiry: int
     cas: int
     rev_seqno: int
+    datatype: int
 
     def __str__(self) -> str:
         mark = {Event.MUTATION: "", Event.DELETION: "-", Event.EXPIRATION: "!"}[self.event]
@@ -45,16 +46,18 @@ Contents = dict[bytes, Version]
 
 
 def version(
-    seqno: int, event: int, key: bytes, value: bytes, flags: int, expiry: int, cas: int, rev_seqno: int
+    seqno: int, event: int, key: bytes, value: bytes, flags: int, expiry: int, cas: int, rev_seqno: int, datatype: int
 ) -> Version:
     """A version, without what a deletion does not say on every wire."""
     if event != Event.MUTATION:
-        flags = expiry = 0
-    return Version(seqno, Event(event), bytes(key), bytes(value), flags, expiry, cas, rev_seqno)
+        flags = expiry = datatype = 0
+    return Version(seqno, Event(event), bytes(key), bytes(value), flags, expiry, cas, rev_seqno, datatype)
 
 
 def of_item(key: bytes, item: Item) -> Version:
-    return version(item.seqno, item.event, key, item.value, item.flags, item.expiry, item.cas, item.rev_seqno)
+    return version(
+        item.seqno, item.event, key, item.value, item.flags, item.expiry, item.cas, item.rev_seqno, item.datatype
+    )
 
 
 def contents_of(vbucket: Vbucket, keys: list[bytes]) -> Contents:
@@ -67,8 +70,9 @@ def describe(contents: Contents) -> str:
     return "{" + " ".join(str(found) for _, found in sorted(contents.items())) + "}"
 
 
-def without_values(contents: Contents) -> Contents:
-    return {key: replace(found, value=b"") for key, found in contents.items()}
+def without(contents: Contents, **fields: bytes | int) -> Contents:
+    """The same, with these fields as if they were not told."""
+    return {key: replace(found, **fields) for key, found in contents.items()}  # type: ignore[arg-type]
 
 
 def live(contents: Contents) -> Contents:
@@ -139,7 +143,7 @@ class Truth:
                 branch.history.append(
                     version(
                         change.seqno, change.event, change.key, change.value,
-                        change.flags, change.expiry, change.cas, change.rev_seqno,
+                        change.flags, change.expiry, change.cas, change.rev_seqno, change.datatype,
                     )
                 )  # fmt: skip
             if last <= branch.high_seqno:
@@ -278,5 +282,5 @@ __all__ = [
     "describe",
     "live",
     "version",
-    "without_values",
+    "without",
 ]

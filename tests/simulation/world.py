@@ -24,7 +24,6 @@ from tests.simulation.truth import (
     contents_of,
     describe,
     of_item,
-    without_values,
 )
 from upriver.engine import Vbucket
 from upriver.errors import StatusError
@@ -165,7 +164,8 @@ class World:
                     vbucket.get(name)
                     return
                 case _:
-                    _, seqno = vbucket.set(name, value, self._values % 7, expiry)
+                    flags, datatype = self._values % 7, self._values % 2
+                    _, seqno = vbucket.set(name, value, flags, expiry, datatype=datatype)
         except StatusError as error:
             self.note(f"  refused: {type(error).__name__}")
             return
@@ -606,8 +606,8 @@ class World:
         assert holder.log is not None
         expected = self.truths[v].contents(holder.log, holder.seqno)
         check_same(
-            holder.held,
-            expected,
+            habits.as_told(holder.held),
+            habits.as_told(expected),
             f"{follower} vb{v}, whole at {holder.seqno}",
             unheard_to=holder.filled or holder.seqno,
         )
@@ -725,12 +725,9 @@ class World:
         for follower in self.consumers:
             holder, habits = follower.tracks[v].holder, follower.habits
             wanted = {key: found for key, found in held.items() if habits.key_filter.encode() in key}
-            got = holder.held
-            if habits.keys_only:
-                wanted, got = without_values(wanted), without_values(got)
             check_same(
-                got,
-                wanted,
+                habits.as_told(holder.held),
+                habits.as_told(wanted),
                 f"{follower} ({habits}) vb{v} at {holder.seqno}",
                 active.purge_seqno,
                 holder.filled or holder.seqno,
