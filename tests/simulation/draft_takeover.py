@@ -37,6 +37,11 @@ class DraftTakeover:
     def __str__(self) -> str:
         return f"draft takeover of vb{self.v} from {self.machines[SOURCE]} by {self.machines[DESTINATION]}"
 
+    @property
+    def name(self) -> str:
+        """It bears none that others could bear."""
+        return f"{self}"
+
     def connect(self) -> None:
         """Begin, once; later only look whether the destination is still the one that began."""
         source, destination = self.machines[SOURCE], self.machines[DESTINATION]

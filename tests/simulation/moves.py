@@ -12,17 +12,28 @@ SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 class Moving:
     """One mover and its connections; it may die and be replaced by one that knows nothing but the goal."""
 
-    def __init__(self, v: int, machines: dict[steps.Link, Machine], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        v: int,
+        machines: dict[steps.Link, Machine],
+        note: Callable[[str], None],
+        goal: Goal = Goal.TAKE_OVER,
+    ) -> None:
         self.v = v
         self.machines = machines
         self.note = note
         self.links: dict[steps.Link, Link] = {}
         self._wanted: list[steps.Link] = []
         self._rests = False
-        self.begin(Goal.TAKE_OVER)
+        self.begin(goal)
 
     def __str__(self) -> str:
         return f"mover of vb{self.v} from {self.machines[SOURCE]} to {self.machines[DESTINATION]}"
+
+    @property
+    def name(self) -> str:
+        """Whoever moves a vbucket to the same node bears the same name, as the client's movers do."""
+        return f"upriver-mover:{self.v}:{self.machines[DESTINATION]}"
 
     @property
     def over(self) -> bool:
@@ -42,9 +53,7 @@ class Moving:
     def begin(self, goal: Goal) -> None:
         """A new mover takes over from one that died, under the same name."""
         self.close()
-        # Whoever moves between the same two nodes bears the same name.
-        name = f"move-{self.machines[SOURCE]}-{self.machines[DESTINATION]}"
-        self.mover = Mover(name, [self.v], goal, on_phase=self._on_phase)
+        self.mover = Mover(self.name, [self.v], goal, on_phase=self._on_phase)
         self.mover.start()
         self._act()
 

@@ -16,6 +16,7 @@ from upriver.engine.maintenance import Maintenance
 from upriver.engine.whole import WholeStates
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
+from upriver.node.commands import vbuckets
 from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
 from upriver.protocol import negotiation as negotiations
@@ -397,6 +398,18 @@ def undo_without_asking() -> list[Change]:
         then()
 
     return [(Mover, "_decide", instead), (Mover, "_when_never_active", unasked)]
+
+
+@mutation
+def undo_whoever_was_active_since() -> list[Change]:
+    """A takeover is undone though its destination was active since, and may have handed on what it wrote."""
+    return [(Mover, "_when_never_active", lambda self, move, destination, then: then())]
+
+
+@mutation
+def movers_need_not_ask_again() -> list[Change]:
+    """A node does what a mover says, whatever has become of the copy meanwhile and for whomever it died."""
+    return [(vbuckets, "_check_mover", lambda *_arguments: None)]
 
 
 @mutation

@@ -147,8 +147,17 @@ class Machine:
         return self.bucket.vbucket(number)
 
     def role(self, number: int) -> VbucketState | None:
-        """What this copy is now; None while the machine is down."""
-        return self.bucket.vbucket(number).state if self.up else None
+        """What this copy is now; None while the machine is down, or if it has no such copy."""
+        found = self.bucket.existing(number) if self.up else None
+        return None if found is None else found.state
+
+    def become(self, number: int, state: VbucketState) -> None:
+        """An operator gives a copy a role; an empty one if there was none."""
+        found = self.bucket.existing(number)
+        if found is None:
+            self.bucket.create_vbucket(number, state)
+        else:
+            found.set_state(state)
 
     def owns(self, number: int) -> bool:
         """It believes to be active for this vbucket."""

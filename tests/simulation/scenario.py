@@ -72,7 +72,9 @@ def plan_of(rng: random.Random, seed: int) -> Plan:
         tap=rng.random() < 0.15,
         consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
     )
-    return replace(plan, machines=3, carried=True) if seed % 20 == 18 else plan
+    if seed % 20 == 18:
+        return replace(plan, machines=3, carried=True)
+    return replace(plan, machines=3, leaves_dead=True) if seed % 10 == 1 else plan
 
 
 def _consumer(rng: random.Random) -> tuple[Policy, Habits]:
@@ -110,6 +112,8 @@ class Author:
         self.length = rng.randrange(6, 40)
         if seed % 10 == 2:  # not drawn with the others, for the histories of all other seeds stay what they were
             self.faults.append("delete")
+        elif seed % 10 == 1:
+            self.faults += ["takeover", "again"]
         elif seed % 10 == 3:
             self.faults.append("interlude")
 
@@ -125,6 +129,8 @@ class Author:
             yield from self._interlude(0)
         elif self.seed % 20 == 18:
             yield from self._given_up_feeds_the_dead()
+        elif self.seed % 10 == 1:
+            yield from self._old_moves()
         elif self.seed % 20 == 16:
             yield from self._power_fails_after_takeover()
         if self.rng.random() < 0.7:
@@ -514,6 +520,56 @@ class Author:
             yield ("start", n, self._news())
             yield from self._some(n, rng.randint(0, 2))
 
+    def _old_moves(self) -> Iterator[Action]:
+        """A vbucket moves on and on and leaves dead copies behind; then an old move is typed again, or undone, perhaps
+        while another to the same machine is on its way, or its dead copy is gone."""
+        rng, world = self.rng, self.world
+        a = world.owner[0]
+        b, c = rng.sample([n for n in range(len(world.machines)) if n != a], 2)
+        for n in rng.choice(((b, c), (b, c, a), (b, c, a, b), (b, a, c), (b, a, c), (b, a, b, c))):
+            yield from self._some(world.owner[0], rng.randint(0, 2))
+            yield ("takeover", 0, n)
+            yield from self._relayed(60)
+        left = [n for n, machine in enumerate(world.machines) if machine.role(0) is VbucketState.DEAD]
+        old = [which for which, (source, _) in enumerate(world.typed[0]) if source in left]
+        if not old:
+            return
+        which = rng.choice(old)
+        destination = world.typed[0][which][1]
+        yield from self._some(world.owner[0], rng.randint(0, 2))
+        yield ("disk", world.owner[0])
+        meanwhile = rng.choice(("", "", "delete", "takeover", "takeover"))
+        if meanwhile == "delete":
+            yield ("delete", destination, 0, "gone")
+        elif meanwhile == "takeover":
+            yield ("takeover", 0, destination)
+            further = rng.randint(0, 12)
+            for action in self._relayed(60):
+                yield action
+                further -= world.machines[destination].role(0) is VbucketState.PENDING
+                if further < 0:
+                    break
+            yield from self._some(world.owner[0], rng.randint(0, 1))
+        yield from self._again(0, which)
+        yield from self._relayed(rng.randint(4, 40))
+
+    def _relayed(self, turns: int) -> Iterator[Action]:
+        """All that take over the first vbucket get on, and all that they write is on disk at once."""
+        for action in self._some_relays(turns):
+            yield action
+            if action[0] == "relay":
+                yield from (("disk", n) for n in range(len(self.world.machines)))
+
+    def _again(self, v: int, which: int) -> Iterator[Action]:
+        """Somebody types an old move again; how far it gets before others get on again is open."""
+        yield ("again", v, which, self.rng.choice(("take over", "undo")))
+        for turn in range(self.rng.choice((0, 6, 12, 30))):
+            takers = self.world.moving.get(v)
+            if not takers:
+                return
+            yield ("relay", v, len(takers) - 1, ("source", "destination")[turn % 2], ALL, ALL, ALL)
+            yield from (("disk", n) for n in range(len(self.world.machines)))
+
     def _taker(self) -> str:
         return self.rng.choice(("mover", "mover", "mover", "draft"))
 
@@ -631,6 +687,10 @@ class Author:
             case "takeover":
                 yield ("takeover", v, rng.randrange(len(world.machines)), self._taker())
                 yield from self._relays()
+            case "again":
+                if rng.random() < 0.3:
+                    yield ("delete", n, v, "gone")
+                yield from self._again(v, rng.randrange(8))
             case "flush":
                 yield ("flush", v)
             case "delete":

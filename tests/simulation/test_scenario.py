@@ -173,6 +173,7 @@ def test_histories_are_worth_looking_at() -> None:
         "[flush",
         "[maintain",
         "[usurp",
+        "[again",
     )
     taken = (
         " alone]",

@@ -28,6 +28,7 @@ from tests.simulation.truth import (
 from upriver.engine import Vbucket
 from upriver.errors import StatusError
 from upriver.model import Event, VbucketState
+from upriver.protocol import mover as steps
 from upriver.protocol.consumer import ConsumerOptions
 from upriver.protocol.mover import Goal
 
@@ -50,6 +51,8 @@ class Plan:
     keys: int = 3
     replica_dialect: str = "dcp"
     replica_window_bytes: int = 0
+    #: What has moved stays on its source as a dead copy, as movers leave it, and old moves are typed again.
+    leaves_dead: bool = False
     #: A mover carries to each replica what it shall hold.
     carried: bool = False
     #: Somebody follows the first vbucket by TAP.
@@ -95,8 +98,15 @@ class World:
             *self.replicas,
             *self.tap_clients,
         ]
-        #: Takeovers that are not over, by vbucket: several at once, but all from the same machine.
+        #: Takeovers that are not over, by vbucket: several at once, but all from the same machine; and old moves that
+        #: somebody has typed again, from whoever was their source.
         self.moving: dict[int, list[Taker]] = {}
+        #: Who was seen active since the first of them began, in this order, and before it.
+        self._owners: dict[int, list[int]] = {}
+        #: Between whom it was on its way since then, also if that was stopped.
+        self._ways: dict[int, list[dict[steps.Link, Machine]]] = {}
+        #: The moves that an operator has typed, by vbucket: from whom to whom.
+        self.typed: list[list[tuple[int, int]]] = [[] for _ in range(plan.vbuckets)]
         self.check()
 
     def _consumer(self, number: int, policy: Policy, habits: Habits) -> Follower:
@@ -283,7 +293,7 @@ class World:
             self._check_come_back(n, v)
             if self.owner[v] == n:
                 if machine.role(v) is not ACTIVE:  # an order that its disk had not heard of is given again
-                    machine.vbucket(v).set_state(ACTIVE)
+                    machine.become(v, ACTIVE)
             elif how == "alone":
                 if machine.role(v) is ACTIVE:  # somebody else is, and it has not heard of that
                     self.stale.add((n, v))
@@ -291,7 +301,7 @@ class World:
             else:  # active once, or dead since a takeover: nobody waits for it any more
                 if machine.role(v) is ACTIVE:
                     self._give_up_own(n, v)
-                machine.vbucket(v).set_state(REPLICA)
+                machine.become(v, REPLICA)
 
     def _check_come_back(self, n: int, v: int) -> None:
         """What a takeover has made of a copy its disk knows."""
@@ -312,7 +322,7 @@ class World:
         What has fed the new one is *cut* before, or *kept* and left to itself.
         """
         machine, before = self.machines[n], self.owner[v]
-        if not machine.up or n == before or machine.role(v) is ACTIVE:
+        if n == before or machine.role(v) in (None, ACTIVE):
             return
         if v in self.moving and not self._break_off(v):
             return
@@ -321,16 +331,17 @@ class World:
             self.do_crash(before)
         elif self.machines[before].up:
             if old == "told" or self.machines[before].role(v) is not ACTIVE:
-                self.machines[before].vbucket(v).set_state(REPLICA)
+                self.machines[before].become(v, REPLICA)
             else:
                 self.stale.add((before, v))
         self.owner[v] = n
         self._ordered.add((n, v))
         self._replaced.add((before, v))
         self._confirmed.discard((before, v))
+        self.typed[v].clear()  # what he wanted before is void, and who died for it may be what he has given up
         if receiver == "cut":
             self._lose_receiver(n)
-        machine.vbucket(v).set_state(ACTIVE)
+        machine.become(v, ACTIVE)
         self._watch(n, v)
         self._give_up(v, left)
 
@@ -345,37 +356,55 @@ class World:
         left = [machine for taker in takers for machine in taker.machines.values() if machine.up]
         left = [machine for machine in left if machine.role(v) is not ACTIVE]
         for machine in left:
-            machine.vbucket(v).set_state(REPLICA)
+            machine.become(v, REPLICA)
         for taker in takers:
             for side, deliver in ((SOURCE, "deliver_down"), (DESTINATION, "deliver_up")):
                 link = taker.links.get(side)
                 if link is not None:
                     getattr(link, deliver)(ALL)
         self.check()
-        for taker in self.moving.pop(v):
-            taker.close()
+        self._forget_moves(v)
         for machine in left:
             if machine.up and machine.role(v) is not ACTIVE:
-                machine.vbucket(v).set_state(REPLICA)
+                machine.become(v, REPLICA)
         return True
 
     def do_takeover(self, v: int, n: int, by: str = "mover") -> None:
         """An operator lets a vbucket be taken over by another machine; ordinary replication to it stops."""
         machines = {SOURCE: self.machines[self.owner[v]], DESTINATION: self.machines[n]}
-        if any(taker.machines[SOURCE] is not machines[SOURCE] for taker in self.moving.get(v, ())):
+        if v in self.moving and self._owners[v][0] != self.owner[v]:
             return  # it is the next owner's by now
-        for machine in set(machines.values()):  # who was told something has it on disk before anything is moved
-            if machine.up:
-                machine.write()
-        settled = all(machine.up and not machine.bucket.journal.changed for machine in machines.values())
-        if settled and n != self.owner[v] and not any(number == v for _, number in self.stale):
+        if self._settled(v, machines) and n != self.owner[v]:
             self._lose_receiver(n)
             for number in (self.owner[v], n):
                 self._replaced.discard((number, v))
                 self._confirmed.discard((number, v))
-            taker = TAKERS[by](v, machines, self.note)
-            self.moving.setdefault(v, []).append(taker)
-            taker.connect()
+            if by == "mover":
+                self.typed[v].append((self.owner[v], n))
+            self._begin(TAKERS[by](v, machines, self.note))
+
+    def _settled(self, v: int, machines: dict[steps.Link, Machine]) -> bool:
+        """Whoever was told something has it on disk before anything is moved, and nobody is active beside the owner."""
+        for machine in dict.fromkeys(machines.values()):
+            if machine.up:
+                machine.write()
+        written = all(machine.up and not machine.bucket.journal.changed for machine in machines.values())
+        return written and not any(number == v for _, number in self.stale)
+
+    def _begin(self, taker: Taker) -> None:
+        self._owners.setdefault(taker.v, [self.owner[taker.v]])
+        self._ways.setdefault(taker.v, []).append(taker.machines)
+        self.moving.setdefault(taker.v, []).append(taker)
+        taker.connect()
+
+    def do_again(self, v: int, which: int, what: str) -> None:
+        """An operator types an old move again, to *take over* or to *undo*, whoever owns the vbucket by now."""
+        if not self.typed[v]:
+            return
+        source, destination = self.typed[v][which % len(self.typed[v])]
+        machines = {SOURCE: self.machines[source], DESTINATION: self.machines[destination]}
+        if self._settled(v, machines):
+            self._begin(Moving(v, machines, self.note, Goal(what)))
 
     def _taker(self, v: int, which: int) -> Taker | None:
         takers = self.moving.get(v)
@@ -410,45 +439,67 @@ class World:
     def _follow_moves(self) -> None:
         """Who is active now is the owner; when all takers are done the operator looks at what they have left."""
         for v, takers in list(self.moving.items()):
-            for taker in takers:
-                destination = taker.machines[DESTINATION]
-                if destination.role(v) is ACTIVE:
-                    self.owner[v] = self.machines.index(destination)
-            if all(taker.over and all(machine.up for machine in taker.machines.values()) for taker in takers):
+            concerned = self._concerned(v)
+            for machine in concerned:
+                n = self.machines.index(machine)
+                if machine.owns(v) and n != self.owner[v]:
+                    self.owner[v] = n
+                    self._owners[v].append(n)
+            others = [machine for taker in takers for machine in taker.machines.values()]
+            if all(taker.over for taker in takers) and all(machine.up for machine in (*concerned, *others)):
                 self._after_moves(v, takers)
+
+    def _concerned(self, v: int) -> list[Machine]:
+        """Who may be active while the vbucket is on its way.
+
+        An old move that is typed again changes nothing, unless its source is the owner once more.
+        """
+        found = [self.machines[self._owners[v][0]]]
+        for machine in found:
+            for way in self._ways[v]:
+                if way[SOURCE] is machine and way[DESTINATION] not in found:
+                    found.append(way[DESTINATION])
+        return found
 
     def _after_moves(self, v: int, takers: list[Taker]) -> None:
         """All sides can be reached and nobody is at work: the operator knows what to make of it."""
-        source = takers[0].machines[SOURCE]
-        destinations = [taker.machines[DESTINATION] for taker in takers]
-        for taker, destination in zip(takers, destinations, strict=True):
-            if taker.moved and destination.role(v) is not ACTIVE:
-                raise Violation(f"{taker} says moved, but {destination} is {destination.vbucket(v).state.value}")
-        undone = all(taker.undone for taker in takers)  # one that goes on after the others may make the source die
-        if undone and source.role(v) is not ACTIVE:
-            raise Violation(f"{takers[-1]} says undone, but {source} is {source.vbucket(v).state.value}")
-        taken = next((destination for destination in destinations if destination.role(v) is ACTIVE), None)
-        if taken is not None and not any(taker.moved for taker in takers):
-            # Nobody has said so, so he has it confirmed.
-            taken.write()
-            if not taken.up or taken.bucket.journal.changed:
+        concerned = self._concerned(v)
+        present = [taker for taker in takers if taker.machines[SOURCE] in concerned]
+        for taker in present:
+            destination = taker.machines[DESTINATION]
+            handed_on = any(other.machines[SOURCE] is destination for other in present)
+            if taker.moved and not destination.owns(v) and not handed_on:
+                raise Violation(f"{taker} says moved, but {destination} is not active")
+        # One that goes on after the others may make the source die.
+        undone = bool(present) and all(taker.undone for taker in present)
+        if undone and not concerned[0].owns(v):
+            raise Violation(f"{present[-1]} says undone, but {concerned[0]} is not active")
+        owner = self.machines[self.owner[v]]
+        confirmed = undone or any(taker.moved and taker.machines[DESTINATION] is owner for taker in present)
+        if owner.owns(v) and owner is not concerned[0] and not confirmed:
+            # Nobody has said so, so he asks until it is on disk.
+            owner.write()
+            if not owner.up or owner.bucket.journal.changed:
                 return
-        del self.moving[v]
-        for taker in takers:
+            confirmed = True
+        # Who was active for a moment, before its power failed and its disk knew of that, has got nothing.
+        owners = [n for n in self._owners[v] if self.machines[n].role(v) in (ACTIVE, DEAD)]
+        self.owner[v] = owners[-1]
+        owner = self.machines[self.owner[v]]
+        left = [machine for machine in self.machines if self._takes_part(machine, v) and machine is not owner]
+        self._forget_moves(v)
+        if confirmed and owner.owns(v):
+            self._confirmed.add((self.owner[v], v))
+        if not owner.owns(v):
+            owner.become(v, ACTIVE)
+        for machine in left:
+            if machine.role(v) is PENDING or not self.plan.leaves_dead:
+                machine.become(v, REPLICA)
+
+    def _forget_moves(self, v: int) -> None:
+        del self._owners[v], self._ways[v]
+        for taker in self.moving.pop(v):
             taker.close()
-        for destination in destinations:
-            if destination is not taken:
-                destination.vbucket(v).set_state(REPLICA)
-        if taken is not None:
-            self._confirmed.add((self.owner[v], v))
-            source.vbucket(v).set_state(REPLICA)
-            return
-        # One of them may have been active for a moment, before its power failed and nothing of that was on its disk.
-        self.owner[v] = self.machines.index(source)
-        if undone:
-            self._confirmed.add((self.owner[v], v))
-        if source.role(v) is not ACTIVE:
-            source.vbucket(v).set_state(ACTIVE)
 
     def do_reach(self, n: int) -> None:
         """A machine that was replaced unawares, or came back alone, is reached and told."""
@@ -457,9 +508,9 @@ class World:
             if (n, v) in self.stale:
                 self._give_up_own(n, v)
                 self.stale.discard((n, v))
-            elif self.owner[v] == n or self._takes_part(machine, v):
+            elif self.owner[v] == n or self._takes_part(machine, v) or machine.role(v) is REPLICA:
                 continue
-            machine.vbucket(v).set_state(REPLICA)
+            machine.become(v, REPLICA)
 
     def do_usurp(self, n: int, v: int) -> None:
         """By mistake a replica is made active beside the owner, until it is reached; what feeds it is not cut."""
@@ -467,7 +518,7 @@ class World:
         if machine.role(v) is REPLICA and self.owner[v] != n and v not in self.moving:
             self.stale.add((n, v))
             self._replaced.add((n, v))
-            machine.vbucket(v).set_state(ACTIVE)
+            machine.become(v, ACTIVE)
 
     def do_blink(self, n: int, v: int, key: int) -> None:
         """The same, and it is over before anybody has noticed, but for one write; also where a takeover goes to."""
@@ -475,18 +526,18 @@ class World:
         if machine.role(v) is REPLICA and self.owner[v] != n:
             self.stale.add((n, v))
             self._replaced.add((n, v))
-            machine.vbucket(v).set_state(ACTIVE)
+            machine.become(v, ACTIVE)
             self._watch(n, v)
             self.do_write(n, v, "set", key)
             self._give_up_own(n, v)
             self.stale.discard((n, v))
-            machine.vbucket(v).set_state(REPLICA)
+            machine.become(v, REPLICA)
 
     def do_demote(self, n: int, v: int) -> None:
         """Somebody makes a copy a replica that waits for a takeover, perhaps before its disk knows that it does."""
         machine = self.machines[n]
         if machine.role(v) is PENDING:
-            machine.vbucket(v).set_state(REPLICA)
+            machine.become(v, REPLICA)
 
     def do_turn(self, n: int) -> None:
         """A machine's event loop has a turn: whoever was to be told something is told."""
@@ -497,10 +548,13 @@ class World:
         """An operator has no use for a replica any more, and makes it dead."""
         machine = self.machines[n]
         if machine.role(v) is REPLICA and self.owner[v] != n and not self._takes_part(machine, v):
-            machine.vbucket(v).set_state(DEAD)
+            machine.become(v, DEAD)
+            # It has no heir now, so any of the moves that it was handed over by could be undone, or go on.
+            self.typed[v] = [(source, destination) for source, destination in self.typed[v] if source != n]
 
-    def do_delete(self, n: int, v: int) -> None:
-        """An operator deletes a dead copy, once the owner's disk holds everything, and wants an empty one there."""
+    def do_delete(self, n: int, v: int, then: str = "replaced") -> None:
+        """An operator deletes a dead copy, once the owner's disk holds everything, and wants an empty one there, or it
+        is *gone*."""
         machine, owner = self.machines[n], self.machines[self.owner[v]]
         active = self._active(v)
         if active is None or n == self.owner[v] or machine.role(v) is not DEAD:
@@ -508,7 +562,8 @@ class World:
         if active.persisted_seqno >= active.high_seqno and not owner.bucket.journal.changed:
             self.note(f"  {machine} vb{v} is deleted")
             machine.bucket.delete_vbucket(v)
-            machine.bucket.create_vbucket(v, REPLICA)
+            if then != "gone":
+                machine.become(v, REPLICA)
 
     def do_flush(self, v: int, n: int | None = None) -> None:
         """Everything is deleted at once, at the owner or at one that is active beside it."""
@@ -532,9 +587,11 @@ class World:
             if len([n for n in active if (n, v) not in self.stale]) > 1:
                 raise Violation(f"vbucket {v} is active on {' and '.join(str(self.machines[n]) for n in active)}")
             for n in active:
+                if n != self.owner[v] and (n, v) not in self.stale:
+                    raise Violation(f"vbucket {v} is active on {self.machines[n]}, and node{self.owner[v]} owns it")
                 self._watch(n, v)
             for n, machine in enumerate(self.machines):
-                if machine.up and n not in active:
+                if machine.role(v) is not None and n not in active:
                     self._check_copy(n, v)
 
     def _watch(self, n: int, v: int) -> None:
@@ -625,6 +682,7 @@ class World:
         for v in range(self.plan.vbuckets):
             self._finish_move(v)
         for n in range(len(self.machines)):
+            self.do_reach(n)  # and what was left dead is of use again
             self._check_fed(n)
         for f in range(len(self.followers)):
             self.do_operator(f)
@@ -660,13 +718,14 @@ class World:
 
     def _stop_doubles(self, v: int) -> None:
         """Movers of one name take it from each other for ever, unless somebody stops all but one of them."""
-        kept: dict[str, Taker] = {}
-        for taker in self.moving.get(v, ()):
-            if str(taker) in kept:
-                kept[str(taker)].close()
-            kept[str(taker)] = taker
-        if kept:
-            self.moving[v] = list(kept.values())
+        if v not in self.moving:
+            return
+        concerned, kept = self._concerned(v), dict[str, Taker]()
+        for taker in sorted(self.moving[v], key=lambda taker: taker.machines[SOURCE] in concerned):
+            if taker.name in kept:
+                kept[taker.name].close()
+            kept[taker.name] = taker
+        self.moving[v] = list(kept.values())
 
     def _check_fed(self, n: int) -> None:
         """A stream that still stands brings everything, though nobody cuts it and asks again."""
