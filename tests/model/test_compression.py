@@ -1,5 +1,8 @@
 """Compressed values."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import WireError
 from upriver.model import Change, Event, change_batch, changes_in
-from upriver.model.compression import INFLATED_BYTES_MAX, SNAPPY, inflated, inflated_batch, plain
+from upriver.model.compression import INFLATED_BYTES_MAX, INFLATION_MAX, SNAPPY, inflated, inflated_batch, plain
 from upriver.wire.framing import VALUE_BYTES_MAX
 
 
@@ -64,3 +67,33 @@ def test_who_claims_a_compression_wrongly_gets_his_bytes_back() -> None:
         inflated_batch(change_batch(wrong))
     (change,) = changes_in(inflated_batch(change_batch(wrong), plain))
     assert (change.value, change.datatype) == (b"\xff" * 8, 0)
+
+
+@pytest.mark.parametrize("event", [Event.MUTATION, Event.DELETION, Event.EXPIRATION])
+def test_where_there_is_no_value_there_is_nothing_to_inflate(event: Event) -> None:
+    (change,) = changes_in(
+        inflated_batch(change_batch([Change(vbucket=1, event=event, seqno=1, key=b"a", datatype=SNAPPY)]))
+    )
+    assert (change.value, change.datatype) == (b"", 0)
+
+
+def test_how_much_is_made_of_little() -> None:
+    assert 20 < 10_000_000 / len(deflated(bytes(10_000_000))) < INFLATION_MAX
+
+
+def test_nobody_waits_for_pandas() -> None:
+    """Arrow's own functions import it when they are called first, on an event loop where others wait."""
+    script = (
+        "import sys, pyarrow as pa;"
+        "from upriver.engine import Bucket;"
+        "from upriver.model.compression import inflated_batch;"
+        "bucket = Bucket.open(None, vbuckets=1, background=False);"
+        "vbucket = bucket.create_vbucket(0);"
+        "vbucket.set(b'k', pa.Codec('snappy').compress(b'x' * 99, asbytes=True), datatype=2);"
+        "cursor = vbucket.open_cursor('c');"
+        "cursor.next_snapshot();"
+        "batch = inflated_batch(cursor.read_columns());"
+        "assert 'pandas' not in sys.modules;"
+        "assert batch['value'].to_pylist() == [b'x' * 99]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -232,9 +232,9 @@ class Truth:
             if not self.given_up(uuid, written) and not self.survives(uuid, written, newest):
                 raise Violation(f"vbucket {self.vbucket}: {written} was acknowledged when on disk, and is lost")
 
-    def flushed(self, owner: Vbucket) -> None:
-        """Everything written so far on the owner's branches was deleted on purpose."""
-        branch: Branch | None = self.branches[owner.failover_log.newest.vbucket_uuid]
+    def flushed(self, vbucket_uuid: int) -> None:
+        """Everything written so far on this branch, and on those before it, was deleted on purpose."""
+        branch: Branch | None = self.branches[vbucket_uuid]
         while branch is not None:
             branch.given_up_beyond, branch = 0, branch.parent
 

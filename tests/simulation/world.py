@@ -26,7 +26,7 @@ from tests.simulation.truth import (
     of_item,
 )
 from upriver.engine import Vbucket
-from upriver.errors import StatusError
+from upriver.errors import StatusError, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.protocol import mover as steps
 from upriver.protocol.consumer import ConsumerOptions
@@ -484,7 +484,10 @@ class World:
             confirmed = True
         # Who was active for a moment, before its power failed and its disk knew of that, has got nothing.
         owners = [n for n in self._owners[v] if self.machines[n].role(v) in (ACTIVE, DEAD)]
-        self.owner[v] = owners[-1]
+        if (
+            owners
+        ):  # or one that believed to be active has made even the dead copy a replica, which has lost nothing by it
+            self.owner[v] = owners[-1]
         owner = self.machines[self.owner[v]]
         left = [machine for machine in self.machines if self._takes_part(machine, v) and machine is not owner]
         self._forget_moves(v)
@@ -567,16 +570,20 @@ class World:
 
     def do_flush(self, v: int, n: int | None = None) -> None:
         """Everything is deleted at once, at the owner or at one that is active beside it."""
-        if n is not None:
-            if (n, v) in self.stale and self.machines[n].role(v) is ACTIVE:
-                self._give_up_own(n, v)
-                self.machines[n].vbucket(v).flush()
-            return
-        active = self._active(v)
-        if active is not None:
-            self._watch(self.owner[v], v)
-            self.truths[v].flushed(active)
-            active.flush()
+        try:
+            if n is not None:
+                if (n, v) in self.stale and self.machines[n].role(v) is ACTIVE:
+                    self._give_up_own(n, v)
+                    self.machines[n].vbucket(v).flush()
+                return
+            active = self._active(v)
+            if active is not None:
+                self._watch(self.owner[v], v)
+                vbucket_uuid = active.failover_log.newest.vbucket_uuid
+                active.flush()
+                self.truths[v].flushed(vbucket_uuid)
+        except TemporaryFailure:
+            self.note("  the disk refuses, and so is the flush")
 
     # What must be true.
 

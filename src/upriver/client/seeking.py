@@ -38,9 +38,10 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
-from upriver.model.compression import inflated_batch
+from upriver.model.compression import inflated, inflated_batch, plain
 from upriver.protocol.receiving import ReceivingStream
 from upriver.wire import dcp
+from upriver.wire.memcached import Feature
 
 LOG: Final = logging.getLogger("upriver.client")
 #: Refusals of a stream that may be different next time.
@@ -126,8 +127,10 @@ class Seeking:
         on_done: Callable[[], object] | None = None,
     ) -> None:
         """Changes came."""
-        if "value" in records.schema.names:  # a node sends what was stored compressed elsewhere as it came
-            records = inflated_batch(records)
+        if "value" in records.schema.names:
+            # A node of ours agrees on nothing and sends what came from elsewhere as it came, be it right or wrong.
+            agreed = Feature.SNAPPY in feed.connection.features
+            records = inflated_batch(records, inflated if agreed else plain)
         progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
         if (
             self._ranges.has_ends

@@ -127,6 +127,9 @@ class Cursor:
         #: How much a filter has looked at: who reads many of them shall do something else now and then.
         self.bytes_filtered = 0
         self._looks_at_each = options.filtered
+        # About as much as a filter can look at in one read: what is left would be fetched again.
+        weight = 0 if options.key_pattern is None else options.key_pattern.weight
+        self._look_bytes = FILTERED_BYTES // (1 + weight // 4)
         self._first_end: int | None = whole_seqno
         if start_seqno == end_seqno:
             self.end(CursorEnd.OK)
@@ -207,7 +210,7 @@ class Cursor:
             self.seqno,
             upto,
             snapshot.end,
-            FILTERED_BYTES if self._looks_at_each else max_bytes,
+            self._look_bytes if self._looks_at_each else max_bytes,
             opaque,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
@@ -268,7 +271,7 @@ class Cursor:
             self.seqno,
             upto,
             snapshot.end,
-            FILTERED_BYTES if self._looks_at_each else max_bytes,
+            self._look_bytes if self._looks_at_each else max_bytes,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
             self.options.key_prefix,

@@ -1,6 +1,8 @@
 """Values that were compressed: inflated within a limit, because a few bytes can claim to be gigabytes."""
 
+from array import array
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Final
 
 import pyarrow as pa
@@ -11,6 +13,8 @@ from upriver.errors import WireError
 SNAPPY: Final = 0x02
 #: No value is larger, compressed or not.
 INFLATED_BYTES_MAX: Final = 20 * 1024 * 1024
+#: Snappy makes at most so many bytes of one.
+INFLATION_MAX: Final = 22
 #: All data types that say nothing of a compression.
 _UNCOMPRESSED: Final = bytes(datatype for datatype in range(256) if not datatype & SNAPPY)
 _CODEC: Final = pa.Codec("snappy")
@@ -41,25 +45,32 @@ def plain(value: bytes, datatype: int = SNAPPY) -> bytes:
 
 def inflated_batch(records: pa.RecordBatch, inflate: Callable[[bytes], bytes] = inflated) -> pa.RecordBatch:
     """A batch of changes in which no value is compressed any more."""
-    if "datatype" not in records.schema.names:
+    datatypes = _datatypes(records)
+    if not datatypes.translate(None, _UNCOMPRESSED):
         return records
-    column = records.column("datatype")
-    data = column.buffers()[1]
-    # Not with Arrow's functions: the first of them to be called imports pandas, for seconds on a busy machine.
-    if data is None or not data[column.offset : column.offset + len(column)].to_pybytes().translate(
-        None, _UNCOMPRESSED
-    ):
-        return records
-    datatypes = column.to_pylist()
+    # Not with Arrow's own functions, nor from lists: the first of them to be called imports pandas, for half a second.
     values = [
-        inflate(value) if datatype & SNAPPY else value
+        inflate(value) if value and datatype & SNAPPY else value
         for datatype, value in zip(datatypes, records.column("value").to_pylist(), strict=True)
     ]
-    datatypes = [datatype & ~SNAPPY for datatype in datatypes]
-    for name, column in (("value", pa.array(values, pa.binary())), ("datatype", pa.array(datatypes, pa.uint8()))):
+    offsets = array("i", [0, *accumulate(map(len, values))])
+    columns = {
+        "value": [pa.py_buffer(offsets), pa.py_buffer(b"".join(values))],
+        "datatype": [pa.py_buffer(bytes(datatype & ~SNAPPY for datatype in datatypes))],
+    }
+    for name, buffers in columns.items():
         place = records.schema.get_field_index(name)
+        column = pa.Array.from_buffers(records.schema.field(place).type, len(values), [None, *buffers])
         records = records.set_column(place, records.schema.field(place), column)
     return records
+
+
+def _datatypes(records: pa.RecordBatch) -> bytes:
+    if "datatype" not in records.schema.names:
+        return b""
+    column = records.column("datatype")
+    data = column.buffers()[1]
+    return b"" if data is None else bytes(data[column.offset : column.offset + len(column)])
 
 
 def _announced_size(value: bytes) -> int:

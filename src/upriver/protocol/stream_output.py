@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upriver.errors import StatusError, StorageError
 from upriver.model import Snapshot, VbucketState
-from upriver.model.compression import inflated_batch, plain
+from upriver.model.compression import INFLATION_MAX, inflated_batch, plain
 from upriver.model.position import NO_END
 from upriver.protocol.handover import Handover
 from upriver.protocol.outbox import Outbox
@@ -282,9 +282,10 @@ class ProducerStream:
             outbox.put(apart)
 
     def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, outbox: Outbox) -> None:
-        batch = self.history.read_columns(max_bytes)
+        tells = self.dialect.tells_datatype
+        batch = self.history.read_columns(max_bytes if tells else max_bytes // INFLATION_MAX or 1)
         if batch.num_rows:
-            if not self.dialect.tells_datatype:
+            if not tells:
                 batch = inflated_batch(batch, plain)
             self._last_change_seqno = batch["seqno"][-1].as_py()
             outbox.put(memoryview(encoder.encode(batch)).cast("B"))
