@@ -20,10 +20,10 @@ from upriver.model import Event
 from upriver.model.compression import SNAPPY, inflated
 
 PATTERN_BYTES_MAX: Final = 4096
-#: Repetitions make much of a short pattern: so large may RE2's program for it be, which is what a byte of a key costs.
+#: Repetitions make much of a short pattern: so many steps RE2's program may have, and a byte of a key may cost as many.
 PROGRAM_SIZE_MAX: Final = 2000
-#: So many steps of such a program take as long as other filters need for a byte, where it is at its worst.
-_STEPS_A_BYTE: Final = 5
+#: With more it is worth a look at the clock how long each key takes; hardly ever as long as it might.
+PROGRAM_SIZE_SMALL: Final = 40
 #: What a field is compared with has at most so many levels, whatever the documents have.
 WANTED_LEVELS_MAX: Final = 100
 #: Not asked for: null is something to ask for.
@@ -60,10 +60,10 @@ class KeyPattern:
         options.log_errors = False
         return re2.compile(self.pattern.encode("utf-8"), options)
 
-    @cached_property
-    def weight(self) -> int:
-        """How many bytes of a value a byte of a key is worth, by the time that it may take."""
-        return int(self._compiled.programsize) // _STEPS_A_BYTE
+    @property
+    def may_take_long(self) -> bool:
+        """A key may take so long that who looks at many should do something else now and then."""
+        return int(self._compiled.programsize) > PROGRAM_SIZE_SMALL
 
     def passes(self, key: bytes) -> bool:
         return self._compiled.search(key) is not None

@@ -16,6 +16,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 256 * 1024
 #: So much a filter looks at in one read, however little passes and however little was asked for: a millisecond or two.
-#: A byte of a key counts as many times as its pattern weighs.
+#: A pattern that may take long has so much time for it, and counts as if it had looked at all when that is over.
 FILTERED_BYTES: Final = 32 * 1024
+FILTERED_S: Final = 0.002
 
 #: opcode, key length, extras length, datatype, body length, by_seqno: what a filter must know of a frame.
 _FRAME: Final = struct.Struct(">xBHBB2xI12xQ")
@@ -127,9 +129,7 @@ class Cursor:
         #: How much a filter has looked at: who reads many of them shall do something else now and then.
         self.bytes_filtered = 0
         self._looks_at_each = options.filtered
-        # About as much as a filter can look at in one read: what is left would be fetched again.
-        weight = 0 if options.key_pattern is None else options.key_pattern.weight
-        self._look_bytes = FILTERED_BYTES // (1 + weight // 4)
+        self._may_take_long = options.key_pattern is not None and options.key_pattern.may_take_long
         self._first_end: int | None = whole_seqno
         if start_seqno == end_seqno:
             self.end(CursorEnd.OK)
@@ -210,7 +210,7 @@ class Cursor:
             self.seqno,
             upto,
             snapshot.end,
-            self._look_bytes if self._looks_at_each else max_bytes,
+            FILTERED_BYTES if self._looks_at_each else max_bytes,
             opaque,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
@@ -271,7 +271,7 @@ class Cursor:
             self.seqno,
             upto,
             snapshot.end,
-            self._look_bytes if self._looks_at_each else max_bytes,
+            FILTERED_BYTES if self._looks_at_each else max_bytes,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
             self.options.key_prefix,
@@ -330,11 +330,12 @@ class Cursor:
         """The frames that pass, until they are enough: how many, the seqno up to which there are no others, that of
         the last, and how many are expirations."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
-        weight = 0 if pattern is None else pattern.weight
         kept: list[bytes] = []
-        size = offset = spent = seen = last = expirations = 0
+        size = offset = seen = last = expirations = 0
+        late = False
+        deadline = perf_counter() + FILTERED_S
         while offset < len(frames):
-            if spent >= FILTERED_BYTES:
+            if late:
                 done = seen
                 break
             opcode, key_length, extras, datatype, body, seqno = _FRAME.unpack_from(frames, offset)
@@ -351,20 +352,21 @@ class Cursor:
                 size += len(frame)
                 last = seqno
                 expirations += EVENTS[opcode] is Event.EXPIRATION
-            spent += end - offset + weight * key_length
             seen, offset = seqno, end
-        self.bytes_filtered += spent
+            late = self._may_take_long and perf_counter() > deadline
+        self.bytes_filtered += FILTERED_BYTES if late else offset
         return b"".join(kept), len(kept), done, last, expirations
 
     def _filtered_columns(self, batch: pa.RecordBatch, max_bytes: int, done: int) -> tuple[pa.RecordBatch, int]:
         """The same for rows."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
-        weight = 0 if pattern is None else pattern.weight
         rows = array("q")
-        size = spent = 0
+        size = looked_at = 0
+        late = False
+        deadline = perf_counter() + FILTERED_S
         events, keys, values, datatypes = (batch[name].to_pylist() for name in ("event", "key", "value", "datatype"))
         for row, key in enumerate(keys):
-            if spent >= FILTERED_BYTES:
+            if late:
                 done = batch["seqno"][row - 1].as_py()
                 break
             length = _ROW_BYTES + len(key) + len(values[row])
@@ -376,8 +378,9 @@ class Cursor:
                     break
                 rows.append(row)
                 size += length
-            spent += length + weight * len(key)
-        self.bytes_filtered += spent
+            looked_at += length
+            late = self._may_take_long and perf_counter() > deadline
+        self.bytes_filtered += FILTERED_BYTES if late else looked_at
         # Arrays are made of buffers: to make one of a list, Arrow wants to know all that pandas has.
         batch = batch.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)]))
         return _rows_without_values(batch) if keys_only else batch, done
