@@ -26,7 +26,7 @@ from upriver.errors import (
     TooBig,
 )
 from upriver.model import Event, VbucketState
-from upriver.model.compression import SNAPPY
+from upriver.model.compression import INFLATED_BYTES_MAX, SNAPPY
 
 
 @pytest.fixture
@@ -119,6 +119,14 @@ def test_what_is_joined_is_neither_compressed_nor_json(vbucket: Vbucket) -> None
     vbucket.prepend(b"k", b"before ")
     item = vbucket.get(b"k")
     assert (item.value, item.datatype) == (b"before " + long + b" behind", 4)
+
+
+def test_what_would_be_too_large_without_its_compression_is_not_joined(vbucket: Vbucket) -> None:
+    value = bytes(pa.Codec("snappy").compress(bytes(INFLATED_BYTES_MAX + 1)))
+    vbucket.set(b"k", value, datatype=SNAPPY)
+    with pytest.raises(TooBig):
+        vbucket.append(b"k", b"x")
+    assert vbucket.get(b"k").value == value
 
 
 def test_what_only_claims_to_be_compressed_is_joined_as_it_is(vbucket: Vbucket) -> None:

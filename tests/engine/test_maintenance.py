@@ -760,6 +760,37 @@ def test_short_memory_spares_a_cursor_that_holds_little(clock: Clock) -> None:
         assert vbucket.table.history_bytes == 0, "nobody needs it any more"
 
 
+def test_a_large_value_does_not_keep_its_memory(quick_disk: Path, clock: Clock) -> None:
+    """Though nothing was written behind it: where every vbucket has one, nobody could write any more."""
+    bucket = opened(quick_disk, clock)
+    for vbucket in bucket:
+        vbucket.set(b"large", b"v" * 2_000_000)
+    checkpoint(bucket)
+    bucket.ledger.quota_bytes = 1_000_000
+    assert bucket.ledger.memory_bytes > 4_000_000
+    do(bucket, "evict")
+    assert bucket.ledger.memory_bytes < 500_000
+    for vbucket in bucket:
+        vbucket.set(b"small", b"v" * 100)
+        assert vbucket.get(b"large").value == b"v" * 2_000_000
+        assert vbucket.get(b"small").value == b"v" * 100
+    bucket.close()
+
+
+def test_nor_does_one_that_was_deleted(clock: Clock) -> None:
+    retention = Retention(history_s=1, history_bytes=0)
+    with Bucket.open(None, vbuckets=1, clock=clock, retention=retention, background=False) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        vbucket.set(b"large", b"v" * 2_000_000)
+        vbucket.delete(b"large")
+        bucket.flusher.drain()
+        clock.pass_by(100)
+        bucket.maintenance.run_all()
+        assert bucket.ledger.memory_bytes < 200_000
+        vbucket.set(b"small", b"v")
+        assert history(vbucket) == [2, 3]
+
+
 def test_memory_only_evicts_nothing(clock: Clock) -> None:
     with Bucket.open(None, vbuckets=1, clock=clock, quota_bytes=1000, background=False) as bucket:
         bucket.create_vbucket(0).set(b"k", b"v" * 2000)

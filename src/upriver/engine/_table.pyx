@@ -1828,7 +1828,8 @@ cdef int sweep_chunk(
             drop_chunk(self, i)
         else:
             chunk.first_seqno = load_be64(chunk.data + R_SEQNO)
-            if i + 1 < self.order_count:
+            # The last one keeps room for what is written next, but not all that a large value has left.
+            if i + 1 < self.order_count or arena_size(chunk.used) <= chunk.size / 4:
                 shrink_chunk(self, chunk)
     return 0
 

@@ -21,9 +21,10 @@ from upriver.errors import (
     NotMyVbucket,
     NotStored,
     TemporaryFailure,
+    TooBig,
 )
 from upriver.model import Event
-from upriver.model.compression import SNAPPY, plain
+from upriver.model.compression import INFLATED_BYTES_MAX, SNAPPY, inflated_size, plain
 from upriver.model.record import TTL_MAX
 
 LOCK_TIME_S: Final = 15
@@ -185,7 +186,7 @@ class KeyValue:
         if limit < 0:
             raise InvalidArguments(f"there are no {limit} keys", vbucket=self.table.vbucket)
         self._check_active("scan")
-        return self.scanned.page(start, limit)
+        return self.scanned.page(start, min(limit, 2**31))
 
     def random_key(self) -> bytes:
         """Some live key, each with the same chance."""
@@ -272,6 +273,8 @@ class KeyValue:
         if item is None:
             raise NotStored(vbucket=self.table.vbucket)
         self._writable(key, item, cas)
+        if item.datatype & SNAPPY and inflated_size(item.value) > INFLATED_BYTES_MAX:
+            raise TooBig(vbucket=self.table.vbucket)
         value = before + plain(item.value, item.datatype) + behind
         # It is compressed no longer, and need not be JSON: that is what a writer says, and nobody said it of the whole.
         return self._store(Event.MUTATION, key, value, item.flags, item.expiry, item.datatype & ~(SNAPPY | JSON))

@@ -43,6 +43,14 @@ def plain(value: bytes, datatype: int = SNAPPY) -> bytes:
         return value
 
 
+def inflated_size(value: bytes) -> int:
+    """How many bytes a compressed value has, as it says itself; if it is none, those that are there."""
+    try:
+        return _announced_size(value)
+    except WireError:
+        return len(value)
+
+
 def inflated_batch(records: pa.RecordBatch, inflate: Callable[[bytes], bytes] = inflated) -> pa.RecordBatch:
     """A batch of changes in which no value is compressed any more."""
     datatypes = _datatypes(records)
