@@ -68,7 +68,8 @@ only a deletion of the key is sent ([why](semantics.md#8-what-a-filter-does-not-
 
 A stream ends with *ok* at its end seqno: on `upr` and the drafts with the state that was current there, on `dcp` with
 the whole snapshot that holds it, unless the setting `exact_end` asks for the same. *To latest* ends at the high seqno
-of the request, *disk only* at what was on disk; a *notifier* ends as soon as there is something to send. A changed
+of the request, *disk only* at what was on disk; a *notifier* ends as soon as there is something to send,
+whatever end it names. A changed
 state, a flush (after a [flush](protocol/upr.md#flush-0x5a) message), a rollback and the deletion of the vbucket end it
 too, and so does a history that it cannot follow any more.
 

@@ -147,6 +147,15 @@ def test_persisted_only_waits_for_the_disk() -> None:
     assert brief(peer.take()) == ["(1,2]", "b@2"]
 
 
+def test_a_notifier_need_not_name_an_end() -> None:
+    """Those of deployed clusters name 0."""
+    laboratory, peer = stage(b"a", flags=dcp.OpenFlag.NOTIFIER)
+    assert brief(ask(peer, 1, end=0, vbucket_uuid=uuid_of(laboratory))) == ["success"]
+    assert written(laboratory, peer, b"b") == ["end 0"]
+    laboratory.bucket.create_vbucket(1)
+    assert brief(ask(peer, vbucket=1, end=0)) == ["success"]
+
+
 def test_a_notifier_ends_as_soon_as_there_is_something() -> None:
     laboratory, peer = stage(b"a", flags=dcp.OpenFlag.NOTIFIER)
     assert brief(ask(peer)) == ["success", "end 0"]

@@ -242,13 +242,15 @@ class Producer:
         ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
             self._check_free(dialect, request, takeover=takeover)
         else:
-            position = _checked_position(dialect, request)
+            position = _checked_position(dialect, request, endless=bool(self.flags & _NOTIFIER))
             self._check_free(dialect, request, takeover=takeover)
             back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
             if back is not None:
                 return dialect.rollback(back)
-        # A takeover ends when it is done, whatever end the request names: so do deployed servers.
-        end = NO_END if takeover else _end_seqno(request, vbucket, flags)
+        # A takeover ends when it is done, and a notifier when there is something, whatever end the request names: so do
+        # deployed servers.
+        endless = takeover or bool(self.flags & _NOTIFIER)
+        end = NO_END if endless else _end_seqno(request, vbucket, flags)
         disk_only = bool(flags & _DISK_ONLY)
         options = self._options_now.get((dialect.name, disk_only))
         if options is None:  # the same for a thousand streams, unless a setting comes in between
@@ -421,9 +423,9 @@ def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -
         raise NotMyVbucket(f"a {vbucket.state.value} vbucket cannot be taken over", vbucket=vbucket.number)
 
 
-def _checked_position(dialect: StreamDialect, request: _StreamRequest) -> StreamPosition | None:
+def _checked_position(dialect: StreamDialect, request: _StreamRequest, *, endless: bool) -> StreamPosition | None:
     """Refuse what lies outside its range; the position of a request that has the bounds of its snapshot."""
-    if request.start_seqno > request.end_seqno:
+    if request.start_seqno > request.end_seqno and not endless:
         raise OutOfRange(f"start {request.start_seqno} lies beyond end {request.end_seqno}")
     if not dialect.by_snapshot:
         return None
