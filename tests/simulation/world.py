@@ -724,11 +724,11 @@ class World:
         raise Violation(f"{', '.join(map(str, self.moving[v]))} never comes to an end")
 
     def _stop_doubles(self, v: int) -> None:
-        """Movers of one name take it from each other for ever, unless somebody stops all but one of them."""
+        """Movers of one name take it from each other for ever, unless somebody stops all but one that is at work."""
         if v not in self.moving:
             return
         concerned, kept = self._concerned(v), dict[str, Taker]()
-        for taker in sorted(self.moving[v], key=lambda taker: taker.machines[SOURCE] in concerned):
+        for taker in sorted(self.moving[v], key=lambda taker: (taker.machines[SOURCE] in concerned, not taker.over)):
             if taker.name in kept:
                 kept[taker.name].close()
             kept[taker.name] = taker
