@@ -662,6 +662,18 @@ def deletion(seqno: int, event: Event = Event.DELETION, expiry: int = 0) -> Chan
     return Change(vbucket=3, event=event, seqno=seqno, rev_seqno=3, cas=91, key=b"gone", expiry=expiry)
 
 
+def test_locks_end_some_at_a_time(table: Any, clock: Clock) -> None:
+    for number in range(2 * plain.LOCKS_A_STEP):
+        table.lock(b"%d" % number, 1, clock.now + (10 if number % 2 else 20))
+    clock.pass_by(15)
+    left = []
+    for _ in range(3):
+        table.end_locks()
+        left.append(len(table.locks))
+    assert left == [1.5 * plain.LOCKS_A_STEP, plain.LOCKS_A_STEP, plain.LOCKS_A_STEP]
+    assert table.due() == clock.now + 5
+
+
 @pytest.fixture
 def receiving(table: Any) -> Any:
     table.active = False

@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import pyarrow as pa
@@ -61,6 +62,8 @@ from upriver.model.record import (
 
 KEY_BYTES_MAX: Final = 250
 VALUE_BYTES_MAX: Final = 20 * 2**20
+#: So many locks are looked at in a step, which is some ten milliseconds.
+LOCKS_A_STEP: Final = 50_000
 #: Expiries up to this many seconds are relative to now, as memcached defines it.
 RELATIVE_EXPIRY_S_MAX: Final = 30 * 24 * 3600
 EXPIRY_MAX: Final = 2**32 - 1
@@ -404,10 +407,12 @@ class Table:
         return min(times, default=math.inf)
 
     def end_locks(self) -> None:
-        """Forget the locks that have ended."""
-        if self.locks:
-            now = self.ledger.clock()
-            self.locks = {key: held for key, held in self.locks.items() if held[1] > now}
+        """Forget the locks that have ended, as far as it looks at once; those that have not wait behind the others."""
+        now = self.ledger.clock()
+        for key in list(islice(self.locks, LOCKS_A_STEP)):
+            held = self.locks.pop(key)
+            if held[1] > now:
+                self.locks[key] = held
 
     def live_keys(self) -> list[bytes]:
         """The keys of all live items, in no particular order."""
