@@ -141,12 +141,9 @@ def moved_through(monkeypatch: pytest.MonkeyPatch) -> set[tuple[StreamState, Str
     return taken
 
 
-@pytest.mark.parametrize("speaking", ["dcp", "upr"])
-def test_the_ways_of_the_table(speaking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replication, a flush, a close, a cut, a takeover with changes in between, and a refusal."""
-    taken = moved_through(monkeypatch)
-    world = World(speaking)
-    for last in ("flush", "close", "cut", "settle"):
+def replicate(world: World, ends: tuple[str, ...]) -> None:
+    """Once for each of these ends: what is there, and what comes later."""
+    for last in ends:
         world.write(b"a")
         world.follow()
         world.settle()
@@ -154,6 +151,14 @@ def test_the_ways_of_the_table(speaking: str, monkeypatch: pytest.MonkeyPatch) -
         world.settle()
         getattr(world, last)()
         world.settle()
+
+
+@pytest.mark.parametrize("speaking", ["dcp", "upr"])
+def test_the_ways_of_the_table(speaking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replication, a flush, a close, a cut, a takeover with changes in between, and a refusal."""
+    taken = moved_through(monkeypatch)
+    world = World(speaking)
+    replicate(world, ("flush", "close", "cut", "settle"))
     world.cut()
     world.add_stream(takeover=True)
     world.settle(lambda: world.there.state is VbucketState.PENDING)
@@ -187,14 +192,7 @@ def test_the_ways_of_the_table_that_only_drafts_take(draft: str, monkeypatch: py
     """They say where a stream begins and where a snapshot ends; the first has no flush, its stream just ends."""
     taken = moved_through(monkeypatch)
     world = World(draft)
-    for last in ("flush", "cut", "close", "settle"):
-        world.write(b"a")
-        world.follow()
-        world.settle()
-        world.write(b"b")
-        world.settle()
-        getattr(world, last)()
-        world.settle()
+    replicate(world, ("flush", "cut", "close", "settle"))
     assert world.same()
     expected = {
         (StreamState.REQUESTED, StreamEvent.ACCEPT),

@@ -20,6 +20,7 @@ from upriver.client.greeting import greet
 from upriver.client.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
 from upriver.loopback import do_not_pace
+from upriver.model.compression import inflated, plain
 from upriver.wire.codes import Status
 from upriver.wire.memcached import Feature, QuitQ
 from upriver.wire.message import Request
@@ -162,6 +163,14 @@ class Connection(asyncio.BufferedProtocol):
     def is_ours(self) -> bool:
         """Whether the node understands our own settings."""
         return Feature.UPRIVER in self.features
+
+    @property
+    def inflate(self) -> Callable[[bytes], bytes]:
+        """What makes a compressed value plain.
+
+        Who has agreed on compression makes no mistake in it. Others send what came from elsewhere as it came.
+        """
+        return inflated if Feature.SNAPPY in self.features else plain
 
     @property
     def is_open(self) -> bool:

@@ -38,10 +38,9 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
-from upriver.model.compression import inflated, inflated_batch, plain
+from upriver.model.compression import inflated_batch
 from upriver.protocol.receiving import ReceivingStream
 from upriver.wire import dcp
-from upriver.wire.memcached import Feature
 
 LOG: Final = logging.getLogger("upriver.client")
 #: Refusals of a stream that may be different next time.
@@ -127,10 +126,7 @@ class Seeking:
         on_done: Callable[[], object] | None = None,
     ) -> None:
         """Changes came."""
-        if "value" in records.schema.names:
-            # A node of ours agrees on nothing and sends what came from elsewhere as it came, be it right or wrong.
-            agreed = Feature.SNAPPY in feed.connection.features
-            records = inflated_batch(records, inflated if agreed else plain)
+        records = inflated_batch(records, feed.connection.inflate)
         progress = {run.vbucket: self._copies[run.vbucket].progress for run in runs}
         if (
             self._ranges.has_ends

@@ -74,7 +74,8 @@ def inflated_batch(records: pa.RecordBatch, inflate: Callable[[bytes], bytes] = 
 
 
 def _datatypes(records: pa.RecordBatch) -> bytes:
-    if "datatype" not in records.schema.names:
+    """Those of the values, if there are any."""
+    if not {"value", "datatype"} <= set(records.schema.names):
         return b""
     column = records.column("datatype")
     data = column.buffers()[1]

@@ -232,6 +232,8 @@ class Producer:
         vbucket = self._vbucket(request.vbucket)
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
+        notifier = bool(self.flags & _NOTIFIER)
+        whole_seqno = request.start_seqno
         if takeover:
             self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
@@ -242,21 +244,24 @@ class Producer:
         ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
             self._check_free(dialect, request, takeover=takeover)
         else:
-            position = _checked_position(dialect, request, endless=bool(self.flags & _NOTIFIER))
+            position = _checked_position(dialect, request, endless=notifier)
             self._check_free(dialect, request, takeover=takeover)
             back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
             if back is not None:
                 return dialect.rollback(back)
+            if position is not None:
+                whole_seqno = position.whole_seqno
         # A takeover ends when it is done, and a notifier when there is something, whatever end the request names: so do
         # deployed servers.
-        endless = takeover or bool(self.flags & _NOTIFIER)
-        end = NO_END if endless else _end_seqno(request, vbucket, flags)
+        end = NO_END if takeover or notifier else _end_seqno(request, vbucket, flags)
         disk_only = bool(flags & _DISK_ONLY)
         options = self._options_now.get((dialect.name, disk_only))
         if options is None:  # the same for a thousand streams, unless a setting comes in between
             options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
         history = self.open_history(vbucket, request.start_seqno, end, options)
-        stream = ProducerStream(self, vbucket, dialect, request, history, options, end_seqno=end, disk_only=disk_only)
+        stream = ProducerStream(
+            self, vbucket, dialect, request, history, options, whole_seqno, end_seqno=end, disk_only=disk_only
+        )
         self.streams[vbucket.number] = stream
         self._answers.append(dialect.accepted(vbucket.failover_log, stream.opaque))
         self.ready(stream)

@@ -54,6 +54,7 @@ class ProducerStream:
         request: Any,
         history: History,
         options: StreamOptions,
+        whole_seqno: int,
         *,
         end_seqno: int,
         disk_only: bool = False,
@@ -98,7 +99,7 @@ class ProducerStream:
         self._was_behind = self.start_seqno < vbucket.high_seqno
         #: Who was cut off in the middle of a snapshot is whole at its start only. The first marker says so, as deployed
         #: servers do: whoever keeps a marker's bounds as they are, and is cut off again, must not lose that.
-        self._whole_seqno = _whole_seqno(request)
+        self._whole_seqno = whole_seqno
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
@@ -390,11 +391,3 @@ class ProducerStream:
 
     def _wake(self) -> None:
         self.connection.ready(self)
-
-
-def _whole_seqno(request: Any) -> int:
-    """Up to where the consumer has everything, if its request has the bounds of a snapshot."""
-    start: int = request.start_seqno
-    if getattr(request, "snapshot_end", start) == start:
-        return start
-    return request.snapshot_start  # type: ignore[no-any-return]

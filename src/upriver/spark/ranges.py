@@ -40,12 +40,11 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
-from upriver.model.compression import inflated, inflated_batch, plain
+from upriver.model.compression import inflated_batch
 from upriver.protocol.receiving import ReceivingStream
 from upriver.spark.plan import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
 from upriver.wire import dcp
-from upriver.wire.memcached import Feature
 
 T = TypeVar("T")
 #: How much is received at once: about what Spark likes to get as one batch.
@@ -360,9 +359,7 @@ class RangeReader:
         self._backoff.reset()
         self._trying_since = None
         self._stands.update((run.vbucket, run.position) for run in runs)
-        if "value" in records.schema.names:
-            agreed = Feature.SNAPPY in feed.connection.features  # else a node sends what came from elsewhere as it came
-            records = inflated_batch(records, inflated if agreed else plain)
+        records = inflated_batch(records, feed.connection.inflate)
         for run in runs:
             self._tell_going_back(run.vbucket, run.position.snapshot.end)
         counts = [run.rows for run in runs]
