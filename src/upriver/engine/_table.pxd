@@ -89,7 +89,7 @@ cdef class Table:
     cdef Py_ssize_t flushing_points
 
     cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept
-    cdef char *alive(self, bytes key, double *now)
+    cdef char *alive(self, bytes key, double *now) except? NULL
     cdef int check_active(self) except -1
     cdef int check_room(self, bytes key, bytes value, uint8_t event) except -1
     cdef int check_sizes(self, size_t key_size, size_t value_size) except -1

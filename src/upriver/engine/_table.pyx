@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """The items of one vbucket and their history, compiled: table.py says what everything means.
 
 Theory of operation. Records stand in chunks of 16 to 256 KiB, in the order of their seqnos; a record never
@@ -182,11 +182,13 @@ cdef class Ledger:
         return tables
 
 
+@cython.final
 @cython.freelist(256)
 cdef class Item:
     """The newest version of a key, tombstones included."""
 
 
+@cython.final
 cdef class Table:
     """One vbucket's items and history."""
 
@@ -220,6 +222,7 @@ cdef class Table:
 
     # What clients do most.
 
+    @cython.always_allow_keywords(False)  # the interpreter calls it without a detour then
     def get(self, bytes key not None):
         """The item; an expired one turns into an expiration here, if there is room."""
         cdef double now = -1
@@ -871,7 +874,7 @@ cdef class Table:
                     return record
             place = (place + 1) & self.mask
 
-    cdef char *alive(self, bytes key, double *now):
+    cdef char *alive(self, bytes key, double *now) except? NULL:
         """The record of a live item, or NULL; asks the clock only if it must, and then leaves the time."""
         cdef char *record = lookup_bytes(self, key)
         cdef uint32_t expiry
