@@ -1,5 +1,6 @@
 """Both tables against the same expectations, and the compiled one against the plain one, byte for byte."""
 
+import ctypes
 import gc
 import os
 import random
@@ -1137,6 +1138,26 @@ def test_the_smallest_keys_while_the_collector_runs(backend: ModuleType, clock: 
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(disturb)
     assert found == [[b"a%03d" % i for i in range(40)]] * 200
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_a_table_that_the_collector_frees_writes_nowhere(clock: Clock) -> None:
+    """It may find one in the middle of a larger index, and takes its ledger away first: None stands in its place."""
+
+    def around_none() -> bytes:
+        head = object.__basicsize__
+        return ctypes.string_at(id(None) + head, compiled.Ledger.__basicsize__ - head)
+
+    table = compiled.Table(3, compiled.Ledger(clock))
+    table.active = True
+    table.fetch = lambda seqno, table=table: table.find(b"%d" % seqno).value
+    for number in range(1540):
+        table.set(b"%d" % number, b"")
+    gc.collect()
+    before = around_none()
+    del table
+    assert gc.collect()
+    assert around_none() == before
 
 
 def test_a_lock_is_that_of_the_newest_version_also_where_values_are_read_back(table: Any, clock: Clock) -> None:

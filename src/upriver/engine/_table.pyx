@@ -213,7 +213,8 @@ cdef class Table:
         free(self.spare)
         if self.slots != NULL:
             zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
-        drop_old_slots(self)
+        if self.old_slots != NULL:  # without a word to the ledger: the collector may have taken it away before
+            zeroed_give(<char *>self.old_slots, (self.old_mask + 1) * sizeof(uint64_t))
 
     @property
     def whole_seqno(self):
