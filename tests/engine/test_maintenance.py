@@ -111,6 +111,19 @@ def test_locks_are_looked_for_when_one_ends(bucket: Bucket, clock: Clock, monkey
     assert turns() == 0
 
 
+@pytest.mark.parametrize("state", [VbucketState.ACTIVE, VbucketState.REPLICA])
+def test_locks_of_one_vbucket_are_looked_at_in_a_step(bucket: Bucket, clock: Clock, state: VbucketState) -> None:
+    """Copies have them too, and there may be a thousand."""
+    bucket.create_vbuckets()
+    for vbucket in bucket:
+        vbucket.set(b"k", b"v")
+        vbucket.get_and_lock(b"k", 10)
+        vbucket.set_state(state)
+    clock.pass_by(11)
+    left = [len([v for v in bucket if v.table.locks]) for _ in bucket.maintenance.expire()]
+    assert left == [3, 2, 1, 0]
+
+
 def test_who_becomes_active_lets_items_expire(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     vbucket = bucket.vbucket(0)
     vbucket.set(b"k", b"v", expiry=10)

@@ -146,6 +146,7 @@ class Maintenance:
                         return
                 else:
                     vbucket.table.end_locks()  # those that came with changes end here too
+                    yield
                 ledger.expect(vbucket.table.due())
             all_seen = True
         finally:
