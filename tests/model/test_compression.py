@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from upriver.errors import WireError
 from upriver.model import Change, Event, change_batch, changes_in
-from upriver.model.compression import INFLATED_BYTES_MAX, INFLATION_MAX, SNAPPY, inflated, inflated_batch, plain
+from upriver.model.compression import (
+    INFLATED_BYTES_MAX,
+    INFLATION_MAX,
+    SNAPPY,
+    inflated,
+    inflated_batch,
+    inflated_size,
+    plain,
+)
 from upriver.wire.framing import VALUE_BYTES_MAX
 
 
@@ -67,6 +75,14 @@ def test_who_claims_a_compression_wrongly_gets_his_bytes_back() -> None:
         inflated_batch(change_batch(wrong))
     (change,) = changes_in(inflated_batch(change_batch(wrong), plain))
     assert (change.value, change.datatype) == (b"\xff" * 8, 0)
+
+
+@pytest.mark.parametrize("wrong", [b"\0abc", b"\x80\0abc", b"\5", b"\xff\xff\xff\xff\x0fabc", b"\x80\x80\x80\x0aA"])
+def test_nothing_is_made_of_something_and_not_everything_of_little(wrong: bytes) -> None:
+    with pytest.raises(WireError, match=f"{len(wrong)} bytes for"):
+        inflated(wrong)
+    assert plain(wrong) == wrong
+    assert inflated_size(wrong) == len(wrong)
 
 
 @pytest.mark.parametrize("event", [Event.MUTATION, Event.DELETION, Event.EXPIRATION])

@@ -85,9 +85,12 @@ def _datatypes(records: pa.RecordBatch) -> bytes:
 def _announced_size(value: bytes) -> int:
     """The number of bytes that stands before the compressed ones, seven bits in each byte."""
     size = shift = 0
-    for byte in value[:5]:
+    for place, byte in enumerate(value[:5]):
         size |= (byte & 0x7F) << shift
         if byte < 0x80:
+            # Nothing is made of nothing, and not everything of little: who says so has compressed something else.
+            if (size == 0) != (len(value) == place + 1) or size > INFLATION_MAX * len(value):
+                raise WireError(0, "a value compressed with Snappy", f"{len(value):,} bytes for {size:,}")
             return size
         shift += 7
     raise WireError(0, "a value compressed with Snappy", "one without a length")
