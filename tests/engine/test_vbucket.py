@@ -277,6 +277,14 @@ def test_a_copy_filled_from_0_inherits_a_purge_seqno_whatever_start_is_printed(r
     assert replica.purge_seqno == 10
 
 
+@pytest.mark.parametrize("purge_seqno", [-1, 2**64])
+def test_a_purge_seqno_that_is_none_is_refused(replica: Vbucket, purge_seqno: int) -> None:
+    before = replica.position
+    with pytest.raises(InvalidArguments):
+        replica.begin_snapshot(0, 10, purge_seqno)
+    assert replica.position == before
+
+
 def test_a_copy_filled_from_0_inherits_a_purge_seqno(replica: Vbucket) -> None:
     replica.begin_snapshot(0, 10)
     assert replica.purge_seqno == 10
@@ -505,14 +513,15 @@ def test_who_hears_of_starting_over_finds_the_new_log(replica: Vbucket) -> None:
 
 def test_a_snapshot_without_known_bounds_is_whole_when_told(replica: Vbucket) -> None:
     vbucket = replica
-    vbucket.begin_snapshot(0, NO_END, 0)
+    vbucket.begin_snapshot(0, NO_END)
+    assert vbucket.purge_seqno == 0, "it follows when the end is known"
     vbucket.apply(Change(vbucket=1, event=Event.MUTATION, seqno=3, key=b"k", cas=1, rev_seqno=1))
     assert vbucket.whole_seqno == 0
     vbucket.complete_snapshot()
     assert vbucket.whole_seqno == vbucket.whole_at_or_below(9) == 3
     # It was filled from nothing: what was deleted before, it never heard of.
     assert vbucket.purge_seqno == 3
-    vbucket.begin_snapshot(3, NO_END, vbucket.purge_seqno)
+    vbucket.begin_snapshot(3, NO_END)
     vbucket.apply(Change(vbucket=1, event=Event.MUTATION, seqno=4, key=b"k", cas=2, rev_seqno=2))
     assert vbucket.whole_seqno == 3
     vbucket.complete_snapshot()

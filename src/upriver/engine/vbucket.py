@@ -196,16 +196,23 @@ class Vbucket(KeyValue):
     # Receiving.
 
     def begin_snapshot(self, start: int, end: int, purge_seqno: int | None = None) -> None:
-        """A marker: changes in (start, end] follow. The producer's purge seqno counts where it is known."""
+        """A marker: changes in (start, end] follow. The producer's purge seqno counts where it is known.
+
+        Where the end is not known yet, ``complete_snapshot`` tells it.
+        """
         with self.journal.lock:
             self._check_receiving(end)
             try:
                 position = self.position.announced(Snapshot(start, end))
             except PositionError as error:
                 raise OutOfOrder(self.number, end, str(error)) from None
+            if purge_seqno is None:
+                purge_seqno = end if end != NO_END else self.purge_seqno
+            if not 0 <= purge_seqno <= NO_END:
+                raise InvalidArguments(f"there is no purge seqno {purge_seqno}", vbucket=self.number)
             if self.high_seqno == 0:  # whatever start it prints: some servers print the first seqno that they send
                 # Filled from nothing, it never heard of the deletions before the end of this snapshot.
-                self.table.purge_seqno = end if purge_seqno is None else purge_seqno
+                self.table.purge_seqno = purge_seqno
                 self.journal.change(self.number)
             if not self.streamable:
                 self.streamable = True

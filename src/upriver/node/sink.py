@@ -9,7 +9,6 @@ from collections.abc import Callable
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, OutOfRange, WireError
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.wire import Dialect, dcp
@@ -49,10 +48,7 @@ class EngineCopy:
     def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:  # noqa: ARG002
         """A marker came."""
         try:
-            if snapshot.end == NO_END:  # the purge seqno follows when the end is known
-                self._vbucket.begin_snapshot(snapshot.start, snapshot.end, self._vbucket.purge_seqno)
-            else:
-                self._vbucket.begin_snapshot(snapshot.start, snapshot.end)
+            self._vbucket.begin_snapshot(snapshot.start, snapshot.end)
         except OutOfOrder as error:
             raise OutOfRange(str(error), vbucket=self.number) from None
 
