@@ -1,8 +1,11 @@
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket
-from upriver.errors import KeyNotFound
+from upriver.errors import KeyNotFound, TemporaryFailure
 from upriver.model import VbucketState
 
 
@@ -53,6 +56,16 @@ def test_operations_are_counted_by_kind(bucket: Bucket) -> None:
         "get_miss": 1,
         "delete": 1,
     }
+
+
+def test_what_is_refused_is_counted_too(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    bucket.ledger.refusal = "no room"
+    for refused in (partial(vbucket.set, b"k", b"v"), partial(vbucket.add, b"k", b"v"), partial(vbucket.delete, b"k")):
+        with pytest.raises(TemporaryFailure):
+            refused()
+    counted = bucket.statistics().operations
+    assert (counted["set"], counted["add"], counted["delete"]) == (1, 1, 1)
 
 
 def test_cursors_show_up_by_name(bucket: Bucket) -> None:

@@ -251,8 +251,8 @@ cdef class Table:
         cdef uint8_t new_datatype = within(self, datatype, BYTE_MAX)
         fetch_for_write(self, key)
         self.check_active()
-        self.check_room(key, value, MUTATION)
         self.ledger.sets += 1
+        self.check_room(key, value, MUTATION)
         now = self.ledger.clock()
         if old_cas or self.locks:
             record = self.alive(key, &now)
@@ -268,8 +268,8 @@ cdef class Table:
         cdef char *record
         cdef uint64_t seqno = 0, new_cas, old_cas = within(self, cas, NUMBER_MAX)
         self.check_active()
-        self.check_room(key, b"", DELETION)
         self.ledger.deletes += 1
+        self.check_room(key, b"", DELETION)
         record = self.alive(key, &now)
         if record == NULL:
             raise KeyNotFound(vbucket=self.vbucket)
@@ -921,9 +921,9 @@ cdef class Table:
         """
         cdef Version version
         self.check_active()
+        self.ledger.sets += 1
         self.check_sizes(key_size, value_size)
         self.check_limits(MUTATION)
-        self.ledger.sets += 1
         if self.locks:
             name = PyBytes_FromStringAndSize(key, key_size)
             self.check_cas(name, self.alive(name, &now), 0)

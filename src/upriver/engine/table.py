@@ -317,8 +317,8 @@ class Table:
         """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
         self._check_numbers(flags, expiry, datatype, cas)
         self._check_active()
-        self._check_room(key, value)
         self.ledger.sets += 1
+        self._check_room(key, value)
         entry = self._alive(key)
         self._check_cas(key, entry, cas)
         return self._write(Event.MUTATION, key, value, flags, self._absolute(expiry), datatype)
@@ -327,8 +327,8 @@ class Table:
         """Leave a tombstone: (CAS, seqno)."""
         self._check_numbers(cas=cas)
         self._check_active()
-        self._check_room(key, b"", Event.DELETION)
         self.ledger.deletes += 1
+        self._check_room(key, b"", Event.DELETION)
         entry = self._alive(key)
         if entry is None:
             raise KeyNotFound(vbucket=self.vbucket)
