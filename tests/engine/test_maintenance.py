@@ -9,6 +9,7 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.maintenance import GARBAGE_BYTES_MIN
 from upriver.errors import OutOfMemory, RollbackRequired, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 from upriver.model.record import PREFIX, Record, pack, size_at, unpack
@@ -527,6 +528,22 @@ def test_what_comes_back_by_a_restart_leaves_the_disk_too(quick_disk: Path, cloc
     bucket.flusher.drain()
     assert sum(len(block.records) for block in bucket.storage.blocks(0)) < 100_000
     assert len(history(bucket.vbucket(0))) == 100
+    bucket.close()
+
+
+def test_a_little_garbage_in_each_of_many_vbuckets_is_much(quick_disk: Path, clock: Clock) -> None:
+    retention = Retention(history_s=100, history_bytes=5000)
+    bucket = Bucket(LmdbStorage(quick_disk / "data"), vbuckets=32, clock=clock, retention=retention)
+    bucket.create_vbuckets()
+    for number in range(600):
+        for vbucket in bucket:
+            vbucket.set(b"key%d" % (number % 10), b"x" * 100)
+    checkpoint(bucket)
+    clock.pass_by(200)
+    bucket.maintenance.run_all()
+    bucket.flusher.drain()
+    stored = sum(len(block.records) for v in bucket for block in bucket.storage.blocks(v.number))
+    assert stored < GARBAGE_BYTES_MIN + 32 * 10 * 250
     bucket.close()
 
 

@@ -17,6 +17,7 @@ cursor may have been in the way. Such vbuckets are remembered and swept again.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic, thread_time
@@ -37,7 +38,7 @@ PINNED_SHARE: Final = 0.125
 #: Nor may groups hold more than this share then: less than what deletions may take beyond the quota, or they would
 #: stop at it, because what they ended can go only when they stand in blocks.
 GROUPS_SHARE: Final = 1 / 32
-#: Blocks on disk are rewritten when about this share of them is garbage.
+#: The blocks of a vbucket are rewritten when about this share of them is garbage, and all have not just a little.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
 #: How long a write that found no room looks for some, and after what time it looks again where there was none.
@@ -73,7 +74,8 @@ class Maintenance:
         self.retention = retention
         self.longest_step_s = 0.0
         self.evicted_bytes = 0
-        self._garbage: dict[int, int] = {}
+        #: What is left on disk of what memory has dropped, by number of the vbucket.
+        self._garbage: Counter[int] = Counter()
         #: Vbuckets that may hold versions superseded at or below their floor, and up to where those are gone.
         self._unswept: dict[Vbucket, int] = {}
         #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
@@ -353,12 +355,14 @@ class Maintenance:
             vbucket.journal.change(vbucket.number)
 
     def _note_garbage(self, vbucket: Vbucket, freed: int) -> None:
-        garbage = self._garbage.get(vbucket.number, 0) + freed
-        if garbage > GARBAGE_BYTES_MIN and garbage > GARBAGE_SHARE * vbucket.table.memory_bytes:
-            garbage = 0
+        self._garbage[vbucket.number] += freed
+        if (
+            self._garbage.total() > GARBAGE_BYTES_MIN
+            and self._garbage[vbucket.number] > GARBAGE_SHARE * vbucket.table.memory_bytes
+        ):
+            del self._garbage[vbucket.number]
             if self.flusher.storage.keeps_records:
                 self.flusher.request_compaction(vbucket)
-        self._garbage[vbucket.number] = garbage
 
     # Eviction.
 
