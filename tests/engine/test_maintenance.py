@@ -547,6 +547,24 @@ def test_a_little_garbage_in_each_of_many_vbuckets_is_much(quick_disk: Path, clo
     bucket.close()
 
 
+def test_a_sweep_that_was_broken_off_is_begun_anew(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=100, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+    for number in range(3000):
+        vbucket.set(b"key", b"%d" % number)
+    checkpoint(bucket)
+    clock.pass_by(200)
+    round_ = bucket.maintenance.compact()
+    while not vbucket.floor_seqno:
+        next(round_)
+    assert vbucket.table.history_bytes > 0
+    do(bucket, "compact")
+    assert vbucket.table.history_bytes > 0, "the floor is where it shall be"
+    do(bucket, "sweep")
+    assert vbucket.table.history_bytes == 0
+    bucket.close()
+
+
 def test_a_cursor_in_the_way_of_a_sweep_keeps_what_it_needs_until_it_is_gone(quick_disk: Path, clock: Clock) -> None:
     limits = {"history_s": 100, "history_bytes": 5000}
     bucket = opened(quick_disk, clock, **limits)

@@ -663,6 +663,22 @@ def deletion(seqno: int, event: Event = Event.DELETION, expiry: int = 0) -> Chan
     return Change(vbucket=3, event=event, seqno=seqno, rev_seqno=3, cas=91, key=b"gone", expiry=expiry)
 
 
+def test_what_a_sweep_moves_while_a_group_is_on_its_way_is_stored_once(backend: ModuleType, table: Any) -> None:
+    for number in range(20):
+        table.set(b"%d" % number, bytes(100))
+    backend.collect([table])
+    table.committed()
+    table.set(b"on its way", b"")
+    backend.collect([table])
+    sweep(table, 0, 0, 0, 20)
+    assert table.evicted == 20
+    table.committed()
+    table.set(b"next", b"")
+    ((_, _, stored),) = plain.group_parts(1, backend.collect([table]))
+    assert plain.stored_record(stored, 0)[0].change.seqno == 22
+    assert len(stored) == table.pending_bytes == plain.stored_record(stored, 0)[1]
+
+
 def test_locks_end_some_at_a_time(table: Any, clock: Clock) -> None:
     for number in range(2 * plain.LOCKS_A_STEP):
         table.lock(b"%d" % number, 1, clock.now + (10 if number % 2 else 20))
