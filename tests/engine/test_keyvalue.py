@@ -494,6 +494,8 @@ WRITING: list[Callable[[Vbucket], object]] = [
     lambda v: v.set(b"k", b""),
     lambda v: v.add(b"k", b""),
     lambda v: v.set_with_meta(b"k", b"", cas=1, rev_seqno=9),
+    # It would lose against the version that is past its time, but that is not what it will be compared with.
+    lambda v: v.set_with_meta(b"k", b"", cas=1, rev_seqno=1),
     lambda v: v.delete_with_meta(b"k", cas=1, rev_seqno=9, force=True),
 ]
 
