@@ -663,6 +663,32 @@ def deletion(seqno: int, event: Event = Event.DELETION, expiry: int = 0) -> Chan
     return Change(vbucket=3, event=event, seqno=seqno, rev_seqno=3, cas=91, key=b"gone", expiry=expiry)
 
 
+def test_a_group_is_one_moment_of_all_tables(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain table's writer is not kept from writing while the flusher's thread collects."""
+    ledger = plain.Ledger(clock)
+    first, last = plain.Table(0, ledger), plain.Table(1, ledger)
+    records = first.records
+
+    def records_and_more(*range_: int) -> tuple[bytes, int]:
+        found = records(*range_)
+        for table in (first, last):
+            table.set(b"meanwhile", b"")
+        return found
+
+    for table in (first, last):
+        table.active = True
+        table.set(b"before", b"")
+    monkeypatch.setattr(first, "records", records_and_more)
+    for high in (1, 2):
+        parts = plain.group_parts(1, plain.collect([first, last]))
+        assert [(each, plain.stored_record(stored, 0)[0].change.seqno) for _, each, stored in parts] == [
+            (high, high)
+        ] * 2
+        for table in (first, last):
+            table.committed()
+            assert table.persisted_seqno == high
+
+
 def test_what_a_sweep_moves_while_a_group_is_on_its_way_is_stored_once(backend: ModuleType, table: Any) -> None:
     for number in range(20):
         table.set(b"%d" % number, bytes(100))

@@ -126,6 +126,8 @@ class Ledger:
         self.sets = 0
         self.deletes = 0
         self.expirations = 0
+        #: How many changes all of them were; each knows which one it is.
+        self.changes = 0
         #: Before this time no item of an active table expires and no lock ends.
         self.due_s = math.inf
         #: Called when the quota is reached, to make room; tells whether there is more soon.
@@ -191,6 +193,7 @@ class _Entry:
         "expiry",
         "flags",
         "key",
+        "number",
         "referenced",
         "rev_seqno",
         "seqno",
@@ -216,6 +219,8 @@ class _Entry:
         self.key = change.key
         self.value: bytes | None = change.value
         self.referenced = False
+        #: Which change of its ledger it was; 0 came from disk.
+        self.number = 0
         extras = {Event.MUTATION: 31, Event.DELETION: 18, Event.EXPIRATION: 20}[change.event]
         self.size = aligned(PREFIX.size + HEADER.size + extras + len(change.key) + len(change.value))
 
@@ -604,6 +609,15 @@ class Table:
             last = entry.seqno
         return b"".join(out), last
 
+    def high_seqno_at(self, number: int) -> int:
+        """The high seqno before the ledger's changes that follow this one."""
+        high = self.high_seqno
+        for entry in reversed(self._records):
+            if entry.number <= number:
+                break
+            high = min(high, entry.seqno - 1)
+        return high
+
     def load(self, data: bytes | memoryview) -> int:
         """Take in stored records, in order; those at or below the high seqno are known already."""
         offset = loaded = 0
@@ -869,6 +883,8 @@ class Table:
         return cas, seqno
 
     def _append_pending(self, entry: _Entry) -> None:
+        self.ledger.changes += 1
+        entry.number = self.ledger.changes
         self._append(entry)
         self.pending_bytes += entry.size
         self.ledger.pending_bytes += entry.size
@@ -1089,11 +1105,13 @@ def collect(tables: list[Table], with_records: bool = True) -> bytes:
     """One group for the disk: a directory, then the records of each table that no group has held yet.
 
     What was taken stands in ``flushing_seqno`` until ``committed`` confirms it; a group that never reached
-    the disk is simply collected again.
+    the disk is simply collected again. A group is one moment of all tables: what is written meanwhile is left for the
+    next one.
     """
     directory, bodies = [], []
+    moment = tables[0].ledger.changes if tables else 0
     for table in tables:
-        high = table.high_seqno
+        high = table.high_seqno_at(moment)
         body, _ = table.records(table.persisted_seqno, high, 2**63)
         flags = WROTE_ITSELF if table.active else 0
         directory.append(GROUP_ENTRY.pack(table.vbucket, flags, len(body), high))
