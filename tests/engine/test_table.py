@@ -839,6 +839,17 @@ def test_rows_whose_ends_lie_elsewhere(receiving: Any, column: str, ends: tuple[
     assert receiving.high_seqno == 0
 
 
+@pytest.mark.parametrize("ttl", [-1, 256])
+def test_hops_that_a_record_cannot_hold(receiving: Any, ttl: int) -> None:
+    with pytest.raises(InvalidArguments):
+        receiving.store(Event.MUTATION, b"k", b"v", ttl=ttl)
+    with pytest.raises(InvalidArguments):
+        receiving.apply_frames(frame_of(mutation(1)), ttl)
+    with pytest.raises(InvalidArguments):
+        receiving.apply_batch(change_batch([mutation(1)]), ttl)
+    assert receiving.high_seqno == 0
+
+
 def flush_of(vbucket: int) -> Change:
     return Change(vbucket=vbucket, event=Event.FLUSH, seqno=2, key=b"")
 

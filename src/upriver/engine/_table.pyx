@@ -288,20 +288,20 @@ cdef class Table:
 
     def store(
         self, uint8_t event, bytes key not None, bytes value not None, flags=0, expiry=0, datatype=0, cas=0,
-        rev_seqno=0, uint64_t seqno=0, uint8_t ttl=255,
+        rev_seqno=0, uint64_t seqno=0, ttl=TTL_MAX,
     ):
         """Append a change; what is 0 (CAS, revision, seqno) gets the next one. No checks but those of room.
 
         ``expiry`` is absolute, and of a deletion the second at which it happened.
         """
         cdef uint32_t new_flags = within(self, flags, NEVER), new_expiry = within(self, expiry, NEVER)
-        cdef uint8_t new_datatype = within(self, datatype, BYTE_MAX)
+        cdef uint8_t new_datatype = within(self, datatype, BYTE_MAX), hops = within(self, ttl, TTL_MAX)
         cdef uint64_t new_cas = within(self, cas, NUMBER_MAX), revision = within(self, rev_seqno, NUMBER_MAX)
         self.check_room(key, value, event)
         if not MUTATION <= event <= EXPIRATION:
             raise ValueError(f"{event} is not a change of a key")
         new_cas = self.write(
-            event, key, value, new_flags, new_expiry, new_datatype, new_cas, revision, &seqno, ttl, self.ledger.clock()
+            event, key, value, new_flags, new_expiry, new_datatype, new_cas, revision, &seqno, hops, self.ledger.clock()
         )
         return new_cas, seqno
 
@@ -420,7 +420,7 @@ cdef class Table:
 
     # What other nodes send.
 
-    def apply_frames(self, const uint8_t[::1] frames not None, uint8_t ttl=TTL_MAX):
+    def apply_frames(self, const uint8_t[::1] frames not None, ttl=TTL_MAX):
         """Append a run of `dcp` change frames; how many. At a bad one it stops, and all before it are in."""
         cdef size_t size = frames.shape[0], offset = 0, ahead = 0, wrong
         cdef const char *data = <const char *>&frames[0] if size else NULL
@@ -429,7 +429,7 @@ cdef class Table:
         cdef double now = -1
         cdef Py_ssize_t count = 0
         cdef Version version
-        version.ttl = ttl
+        version.ttl = within(self, ttl, TTL_MAX)
         try:
             while offset < size:
                 while ahead < size and ahead < offset + 1024:
@@ -451,7 +451,7 @@ cdef class Table:
                 self.enqueue()
         return count
 
-    def apply_batch(self, batch not None, uint8_t ttl=TTL_MAX):
+    def apply_batch(self, batch not None, ttl=TTL_MAX):
         """The same for the rows of a batch in the columns of ``model.CHANGES``."""
         cdef Columns columns
         cdef uint64_t before = self.high_seqno
@@ -459,7 +459,7 @@ cdef class Table:
         cdef size_t count = 0
         cdef Version version
         held = columns_of(batch, &columns)  # the memory that the pointers lead into
-        version.ttl = ttl
+        version.ttl = within(self, ttl, TTL_MAX)
         try:
             while count < columns.rows:
                 if columns.vbucket[count] != self.vbucket or not MUTATION <= columns.event[count] <= EXPIRATION:

@@ -367,7 +367,7 @@ class Table:
 
         ``expiry`` is absolute, and of a deletion the second at which it happened.
         """
-        self._check_numbers(flags, expiry, datatype, cas, rev_seqno)
+        self._check_numbers(flags, expiry, datatype, cas, rev_seqno, ttl)
         self._check_room(key, value, event)
         return self._write(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
 
@@ -471,6 +471,7 @@ class Table:
             yield Change(**{**change, "event": Event(change["event"])})
 
     def _apply(self, changes: Iterable[Change], ttl: int) -> int:
+        self._check_numbers(ttl=ttl)
         count, before = 0, self.high_seqno
         now = -1.0
         try:
@@ -814,9 +815,9 @@ class Table:
         return absolute(expiry, self.ledger.clock())
 
     def _check_numbers(
-        self, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0, rev_seqno: int = 0
+        self, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0, rev_seqno: int = 0, ttl: int = TTL_MAX
     ) -> None:
-        for number, bits in ((flags, 32), (expiry, 32), (datatype, 8), (cas, 64), (rev_seqno, 64)):
+        for number, bits in ((flags, 32), (expiry, 32), (datatype, 8), (cas, 64), (rev_seqno, 64), (ttl, 8)):
             if not 0 <= operator.index(number) < 1 << bits:
                 raise InvalidArguments(f"{number} is not a number from 0 to {(1 << bits) - 1}", vbucket=self.vbucket)
 
