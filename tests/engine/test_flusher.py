@@ -191,6 +191,27 @@ def test_full_disk_refuses_writes_and_recovers(disk: FullDisk, clock: Clock, cap
         assert reopened.vbucket(0).high_seqno == 3
 
 
+def test_the_number_of_a_group_that_was_not_written_is_not_used_after_a_restart(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=2, clock=clock)
+    bucket.create_vbuckets()
+    bucket.vbucket(0).set(b"k", b"1")
+    bucket.flusher.step()
+    bucket.vbucket(1).set(b"k", b"2")
+    disk.full = True
+    with pytest.raises(StorageError):
+        bucket.flusher.step()
+    disk.full = False
+    # What waited is gone: so no group is written, while the new vbucket counts only groups above the one that failed.
+    bucket.delete_vbucket(1)
+    bucket.create_vbucket(1)
+    bucket.close()
+    with Bucket.open(disk.path, vbuckets=2, clock=clock, background=False) as reopened:
+        reopened.vbucket(1).set(b"k", b"3")
+    with Bucket.open(disk.path, vbuckets=2, clock=clock, background=False) as again:
+        assert again.vbucket(1).get(b"k").value == b"3"
+        assert again.vbucket(0).get(b"k").value == b"1"
+
+
 def test_checkpoints_survive_a_full_disk(disk: FullDisk, clock: Clock) -> None:
     bucket = Bucket(disk, vbuckets=4, clock=clock, slice_bytes=1)
     bucket.create_vbuckets()

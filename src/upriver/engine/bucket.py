@@ -398,7 +398,8 @@ class Bucket:
             if limits:
                 self._replay_cut(number, group, limits)
             flusher.first_group = flusher.first_group if groups else number
-            groups, flusher.next_group = groups + 1, number + 1
+            # Descriptions may count from a later one on: that of a group which was not written is not used again.
+            groups, flusher.next_group = groups + 1, max(flusher.next_group, number + 1)
             flusher.group_bytes += len(group)
         if not groups:
             flusher.first_group = flusher.next_group
