@@ -500,6 +500,27 @@ def test_an_interruption_behind_the_commit_brings_nothing_back(tmp_path: Path, m
     again.abandon()
 
 
+def test_compaction_leaves_alone_what_a_checkpoint_writes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks beyond the last known checkpoint stand where a commit took effect though it failed."""
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 1000)
+    bucket = Bucket.open(tmp_path / "data", vbuckets=1, background=False)
+    vbucket = bucket.create_vbucket(0)
+    vbucket.set(b"a", b"")
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    for key in (b"b", b"c"):  # each in a block of its own, while both would be merged with the one before
+        vbucket.set(key, b"v" * 600)
+    bucket.flusher.request_checkpoint()
+    after_the_commit(bucket, monkeypatch, lambda: None)
+    bucket.flusher.request_compaction(vbucket)
+    bucket.flusher.drain()
+    bucket.close()
+    with Bucket.open(tmp_path / "data", vbuckets=1, background=False) as again:
+        assert again.vbucket(0).scan() == [b"a", b"b", b"c"]
+
+
 def damage_the_block(disk: FullDisk) -> None:
     """Change one byte of the only block of vbucket 0, while the store is open."""
     (block,) = disk.blocks(0)

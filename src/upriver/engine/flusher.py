@@ -372,6 +372,8 @@ class Flusher:
             return
         try:
             old = self.storage.blocks(vbucket.number, pass_.position, self._slice_bytes)
+            # What stands beyond comes from a commit that failed but took effect: a checkpoint writes it again.
+            old = [block for block in old if block.upto <= vbucket.table.checkpointed_seqno]
             retained = [vbucket.table.retain(block.records, pass_.tombstones_to) for block in old]
         except CorruptData as error:  # these blocks stay as they are, and everybody else is written on
             log.error("%s: vbucket %d is not compacted: %s", self.storage.path, vbucket.number, error.why)
