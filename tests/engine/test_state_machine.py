@@ -49,9 +49,11 @@ RUNS = st.lists(RECEIVED, min_size=1, max_size=3)
 MEANWHILE = st.sampled_from(
     [
         *("nothing", "set", "delete", "receive", "announce", "advance", "roll back", "flush", "promote"),
-        *("delete vbucket", "checkpoint"),
+        *("delete vbucket", "create vbucket anew", "checkpoint", "compact"),
     ]
 )
+#: A commit fails, or fails though it took effect; or the world ends before or behind it.
+FAILURES = st.sampled_from(["", "", "", "commit", "behind the commit", "before", "after"])
 
 
 @dataclass
@@ -305,6 +307,10 @@ class CopyMachine(RuleBasedStateMachine):
             # Also of one that was dead before: what is missing must not look as if it was never there.
             assert all(reading.cursor.ended for reading in self.cursors if reading.number == number)
 
+    def create_anew(self, number: int) -> None:
+        self.delete_vbucket(number)
+        self.pair(number)
+
     @rule(number=VBUCKETS, state=IDLE)
     def demote(self, number: int, state: VbucketState) -> None:
         vbucket, model = self.pair(number)
@@ -495,14 +501,14 @@ class CopyMachine(RuleBasedStateMachine):
                 model.log = [(self.log(self.bucket.vbucket(number))[0][0], model.high), *model.log][:25]
         self.on_disk = copy.deepcopy(self.models)
 
-    @rule(number=VBUCKETS, key=KEYS, what=MEANWHILE, fails=st.sampled_from(["", "", "", "commit", "before", "after"]))
-    def commit_in_flight(self, number: int, key: bytes, what: str, fails: str) -> None:
+    @rule(number=VBUCKETS, key=KEYS, what=MEANWHILE, fails=FAILURES, anew=st.booleans())
+    def commit_in_flight(self, number: int, key: bytes, what: str, fails: str, anew: bool) -> None:
         """Something happens between gathering and committing; then the commit fails, or the world ends around it."""
         gathered: list[dict[int, Model]] = []
 
         def meanwhile() -> None:
             gathered.append(copy.deepcopy(self.models))
-            {
+            happenings: dict[str, Callable[[], object]] = {
                 "nothing": lambda: None,
                 "set": lambda: self.set(number, key, b"meanwhile", 0, 0),
                 "delete": lambda: self.delete(number, key),
@@ -513,14 +519,19 @@ class CopyMachine(RuleBasedStateMachine):
                 "flush": lambda: self.flush(number),
                 "promote": lambda: self.promote(number),
                 "delete vbucket": lambda: self.delete_vbucket(number),
+                "create vbucket anew": lambda: self.create_anew(number),
                 "checkpoint": self.bucket.flusher.request_checkpoint,
-            }[what]()
+                "compact": lambda: self.drop_the_past("compact", late=False),
+            }
+            happenings[what]()
             if fails == "commit":
                 raise OSError("no space left")
             if fails == "before":
                 raise Stop
 
         def end() -> None:
+            if fails == "behind the commit":
+                raise OSError("no space left")
             if fails == "after":
                 raise Stop
 
@@ -529,9 +540,12 @@ class CopyMachine(RuleBasedStateMachine):
             self.bucket.flusher.step()
         except (OSError, Stop):
             # Until a write succeeds there are no others; here the next one does, with everything in it.
-            if fails == "commit":
+            if "commit" in fails:
                 assert self.bucket.ledger.refusal
-                self.persist()
+                if anew:
+                    self.restart()
+                else:
+                    self.persist()
                 return
         if gathered and fails != "before":
             self.on_disk = gathered[0]
