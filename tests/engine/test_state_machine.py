@@ -865,6 +865,12 @@ class EngineMachine(CopyMachine):
         return item.rev_seqno, item.cas, *shown
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few changes take several."""
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 400)
+
+
 # Parts, so that one worker's timeout holds for each; each a class of its own, or where examples are derived from the
 # test, as in CI, all would run the same ones.
 @pytest.mark.parametrize("part", range(3))

@@ -38,7 +38,8 @@ PINNED_SHARE: Final = 0.125
 #: Nor may groups hold more than this share then: less than what deletions may take beyond the quota, or they would
 #: stop at it, because what they ended can go only when they stand in blocks.
 GROUPS_SHARE: Final = 1 / 32
-#: The blocks of a vbucket are rewritten when about this share of them is garbage, and all have not just a little.
+#: The blocks of a vbucket are rewritten when about this share of them is garbage, if that is not just a little: there,
+#: or as much in all vbuckets as they hold.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
 #: How long a write that found no room looks for some, and after what time it looks again where there was none.
@@ -356,13 +357,16 @@ class Maintenance:
 
     def _note_garbage(self, vbucket: Vbucket, freed: int) -> None:
         self._garbage[vbucket.number] += freed
-        if (
-            self._garbage.total() > GARBAGE_BYTES_MIN
-            and self._garbage[vbucket.number] > GARBAGE_SHARE * vbucket.table.memory_bytes
-        ):
-            del self._garbage[vbucket.number]
-            if self.flusher.storage.keeps_records:
-                self.flusher.request_compaction(vbucket)
+        if self._garbage.total() > max(GARBAGE_BYTES_MIN, self.ledger.memory_bytes):
+            looked_at = self.vbuckets()
+            self._garbage = Counter({each.number: self._garbage[each.number] for each in looked_at})  # others are gone
+        else:
+            looked_at = [vbucket] if self._garbage[vbucket.number] > GARBAGE_BYTES_MIN else []
+        for each in looked_at:
+            if self._garbage[each.number] > GARBAGE_SHARE * each.table.memory_bytes:
+                del self._garbage[each.number]
+                if self.flusher.storage.keeps_records:
+                    self.flusher.request_compaction(each)
 
     # Eviction.
 
