@@ -12,12 +12,15 @@ extra.
 import dataclasses
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, Cursor, CursorEnd, CursorEnded, KeyPattern, Options, Retention, Vbucket
 from upriver.engine.history import SnapshotReader
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage import Batch
 from upriver.model import Change, Event, FailoverLog, Snapshot, StreamPosition, VbucketState, changes_in
 
 Script = Sequence[tuple[Any, ...]]
@@ -163,6 +166,19 @@ class Ranges:
         self.broken = True
 
 
+class FailingStorage(LmdbStorage):
+    """Fails when it is told to."""
+
+    fails = ""
+
+    def commit(self, batch: Batch) -> None:
+        if self.fails == "before":
+            raise OSError("no space left")
+        super().commit(batch)
+        if self.fails == "behind":
+            raise OSError("no space left")
+
+
 class Copy:
     """One node's copy of the vbucket, in a bucket of its own."""
 
@@ -178,7 +194,8 @@ class Copy:
         self.bucket.flusher.step()
 
     def _open(self) -> Bucket:
-        return Bucket.open(self.path, vbuckets=1, clock=self.clock, retention=RETENTION, background=False, interval_s=0)
+        self.storage = FailingStorage(self.path)
+        return Bucket(self.storage, vbuckets=1, clock=self.clock, retention=RETENTION, interval_s=0)
 
     @property
     def vbucket(self) -> Vbucket:
@@ -359,7 +376,8 @@ class Cluster:
     def do_set(self, n: int, key: int) -> None:
         self.values += 1
         if self.nodes[n].role == "active":
-            self.nodes[n].vbucket.set(b"key%d" % key, b"%d" % self.values)
+            # Of different sizes, so that blocks hold now one change, now several.
+            self.nodes[n].vbucket.set(b"key%d" % key, b"%*d" % (200 * (self.values % 2), self.values))
 
     def do_print(self, n: int, start: int) -> None:
         """start: 0 as we do, 1 the first seqno that is sent, less than 0 where a snapshot began that is long whole."""
@@ -393,6 +411,19 @@ class Cluster:
     def do_checkpoint(self, n: int) -> None:
         self.nodes[n].bucket.flusher.request_checkpoint()
         self.nodes[n].bucket.flusher.drain()
+
+    def do_fail(self, n: int, behind: int) -> None:
+        """A commit with a slice of a checkpoint fails, or fails though it took effect; the next ones succeed."""
+        node = self.nodes[n]
+        if node.down:
+            return
+        node.bucket.flusher.request_checkpoint()
+        node.storage.fails = "behind" if behind else "before"
+        with suppress(OSError):
+            node.bucket.flusher.step()
+        node.storage.fails = ""
+        node.bucket.flusher.request_compaction(node.vbucket)
+        node.bucket.flusher.drain()
 
     def do_crash(self, n: int) -> None:
         self.cut(source=self.nodes[n])
@@ -519,7 +550,7 @@ def passes(wanted: Options, key: bytes) -> bool:
 
 FAULTS = (
     *("crash", "crash", "promote", "promote", "promote", "back", "takeover", "flush", "purge", "purge"),
-    *("compact", "persist", "persist", "cut", "restart", "checkpoint"),
+    *("compact", "persist", "persist", "cut", "restart", "checkpoint", "fail", "fail"),
 )
 
 
@@ -628,7 +659,7 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
             if fault in ("promote", "takeover"):
                 if replicas:
                     do(fault, rng.choice(replicas), *([rng.randrange(3)] if fault == "promote" else []))
-            elif fault in ("back", "purge", "compact"):
+            elif fault in ("back", "purge", "compact", "fail"):
                 do(fault, rng.randrange(nodes), rng.randrange(2))
             elif fault == "cut":
                 do(fault, rng.choice([*replicas, *outside, owner]))

@@ -52,6 +52,12 @@ flush 0, set 0 1, set 0 1, set 0 1""",
 }
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few changes take several."""
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 400)
+
+
 @pytest.mark.parametrize("rule", TRACES)
 def test_each_rule_stands_against_a_trace(rule: str, quick_disk: Path, clock: Clock) -> None:
     cluster = Cluster(quick_disk, clock)
