@@ -11,6 +11,7 @@ from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch, Block
+from upriver.engine.table import stored_record
 from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 
@@ -370,6 +371,30 @@ def test_compaction_takes_garbage_out_of_the_blocks(disk: FullDisk, clock: Clock
     bucket.abandon()
     with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
         assert (reopened.vbucket(0).table.items, reopened.vbucket(0).high_seqno) == (100, 2000)
+
+
+def test_small_vbuckets_are_compacted_in_one_commit_and_again_if_it_fails(disk: FullDisk, clock: Clock) -> None:
+    bucket = Bucket(disk, vbuckets=32, clock=clock)
+    bucket.create_vbuckets()
+    for vbucket in bucket:
+        for number in range(10):
+            vbucket.set(b"key", b"%d" % number)
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    for vbucket in bucket:
+        vbucket.floor_seqno = 10
+        vbucket.table.sweep(0, 10, 0, 0, 0)
+        bucket.flusher.request_compaction(vbucket)
+    disk.full = True
+    with pytest.raises(StorageError):
+        bucket.flusher.step()
+    disk.full = False
+    commits = bucket.flusher.commits
+    bucket.flusher.drain()
+    assert bucket.flusher.commits == commits + 1
+    stored = [stored_record(block.records, 0) for vbucket in bucket for block in disk.blocks(vbucket.number)]
+    assert [record.change.seqno for record, _ in stored] == [10] * 32
+    bucket.close()
 
 
 # Waiters, failures and callbacks.

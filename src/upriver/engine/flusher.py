@@ -22,7 +22,6 @@ this one records count only up to that seqno, until a checkpoint has left those 
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -80,6 +79,8 @@ class _Gathered:
     waits: list[Wait] = field(default_factory=list)
     #: How far blocks reach with this batch, and from which group on records count.
     checkpointed: dict[int, tuple[Table, int, int]] = field(default_factory=dict)
+    #: Whose blocks it rewrites.
+    compactions: list["_Compaction"] = field(default_factory=list)
     cuts: dict[int, list[Cut]] = field(default_factory=dict)
 
 
@@ -143,7 +144,8 @@ class Flusher:
         self.waiting = journal.waiting
         self._checkpoint: _Checkpoint | None = None
         self._slice_bytes = slice_bytes
-        self._compactions: deque[_Compaction] = deque()
+        #: The passes that were asked for, oldest first.
+        self._compactions: dict[Vbucket, _Compaction] = {}
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
         self._step_lock = threading.Lock()
@@ -250,8 +252,7 @@ class Flusher:
     def request_compaction(self, vbucket: Vbucket) -> None:
         """Take out of the vbucket's blocks what memory no longer holds."""
         with self.journal.lock:
-            if all(pass_.vbucket is not vbucket for pass_ in self._compactions):
-                self._compactions.append(_Compaction(vbucket))
+            self._compactions.setdefault(vbucket, _Compaction(vbucket))
         self._urge()
 
     @property
@@ -290,8 +291,7 @@ class Flusher:
                 self._gather_trim(gathered, number, seqno)
             if self._checkpoint is not None:
                 self._gather_checkpoint(gathered, self._checkpoint)
-            if self._compactions:
-                self._gather_compaction(gathered)
+            self._gather_compactions(gathered)
             for number in changed | set(gathered.checkpointed):
                 batch.descriptions[number] = self._description(gathered, number)
             if batch.group is not None:
@@ -363,24 +363,31 @@ class Flusher:
         gathered.checkpointed[table.vbucket] = (table, upto, from_group)
         return size, True
 
-    def _gather_compaction(self, gathered: _Gathered) -> None:
-        """One slice of the oldest pass, in ascending order: a tombstone goes never before what it ended."""
-        pass_ = self._compactions[0]
+    def _gather_compactions(self, gathered: _Gathered) -> None:
+        """One slice of the oldest passes: where vbuckets are small a commit for each would be dear."""
+        room = self._slice_bytes
+        while self._compactions and room > 0:
+            pass_ = next(iter(self._compactions.values()))
+            size = self._compact(gathered, pass_, room)
+            if not size:
+                del self._compactions[pass_.vbucket]
+            room -= size
+
+    def _compact(self, gathered: _Gathered, pass_: _Compaction, max_bytes: int) -> int:
+        """Rewrite what follows, in ascending order: a tombstone goes never before what it ended. How many bytes that
+        were; 0 if the pass is over.
+        """
         vbucket = pass_.vbucket
         if self._owner(vbucket.table) is not vbucket or vbucket.number in gathered.trims:
-            self._compactions.popleft()
-            return
+            return 0
         try:
-            old = self.storage.blocks(vbucket.number, pass_.position, self._slice_bytes)
+            old = self.storage.blocks(vbucket.number, pass_.position, max_bytes)
             # What stands beyond comes from a commit that failed but took effect: a checkpoint writes it again.
             old = [block for block in old if block.upto <= vbucket.table.checkpointed_seqno]
             retained = [vbucket.table.retain(block.records, pass_.tombstones_to) for block in old]
         except CorruptData as error:  # these blocks stay as they are, and everybody else is written on
             log.error("%s: vbucket %d is not compacted: %s", self.storage.path, vbucket.number, error.why)
-            old = []
-        if not old:
-            self._compactions.popleft()
-            return
+            return 0
         gathered.batch.removed += [(block.vbucket, block.upto) for block in old]
         merged: list[bytes] = []
         for block, records in zip(old, retained, strict=True):
@@ -389,7 +396,10 @@ class Flusher:
                 if any(merged):
                     gathered.batch.blocks.append(Block(vbucket.number, block.upto, b"".join(merged)))
                 merged = []
-        pass_.position = old[-1].upto
+        if old:
+            pass_.position = old[-1].upto
+            gathered.compactions.append(pass_)
+        return sum(len(block.records) for block in old)
 
     def _description(self, gathered: _Gathered, number: int) -> dict[str, Any] | None:
         vbucket = self.vbuckets.existing(number)
@@ -471,8 +481,9 @@ class Flusher:
                 done = set(gathered.checkpointed) - set(self._checkpoint.numbers)
                 self._checkpoint.numbers += sorted(done)
                 self._checkpoint.goal = None
-            if gathered.batch.removed:
-                self._compactions[0].position = 0
+            for pass_ in gathered.compactions:
+                pass_.position = 0
+                self._compactions.setdefault(pass_.vbucket, pass_)
             for table in gathered.tables:
                 table.touch()
             if self.error is None:
