@@ -547,6 +547,22 @@ def test_a_little_garbage_in_each_of_many_vbuckets_is_much(quick_disk: Path, clo
     bucket.close()
 
 
+def test_garbage_counts_however_much_is_written_meanwhile(quick_disk: Path, clock: Clock) -> None:
+    bucket = opened(quick_disk, clock, history_s=100, history_bytes=5000)
+    vbucket = bucket.vbucket(0)
+    for _ in range(5000):
+        vbucket.set(b"key", b"x" * 1000)
+    checkpoint(bucket)
+    clock.pass_by(200)
+    held = vbucket.table.history_bytes
+    for _ in bucket.maintenance.compact():
+        while vbucket.table.history_bytes < held:
+            vbucket.set(b"key", b"x" * 1000)
+    assert vbucket.floor_seqno == 5000
+    assert bucket.flusher.compacting
+    bucket.close()
+
+
 def test_a_sweep_that_was_broken_off_is_begun_anew(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock, history_s=100, history_bytes=5000)
     vbucket = bucket.vbucket(0)

@@ -333,8 +333,7 @@ class Maintenance:
 
     def _sweep(self, vbucket: Vbucket, purge_to: int = 0, purge_before: int = 0) -> Iterator[None]:
         table, position, floor = vbucket.table, 0, vbucket.floor_seqno
-        swept = floor
-        history, tombstones = table.history_bytes, table.tombstones
+        swept, freed = floor, 0
         try:
             while True:
                 with vbucket.journal.lock:
@@ -343,12 +342,14 @@ class Maintenance:
                     # A cursor that was opened since the last step reads what is left, and all of that.
                     purge_to = min(purge_to, self._slowest(vbucket))
                     swept = min(swept, self._droppable(vbucket, floor))
+                    history, tombstones = table.history_bytes, table.tombstones
                     position, _ = table.sweep(position, swept, purge_to, purge_before, 0)
+                    # Counted here, because whoever writes between two steps adds as much again.
+                    freed += history - table.history_bytes + 100 * (tombstones - table.tombstones)
                 yield
                 if not position or position > floor:
                     break
         finally:
-            freed = max(0, history - table.history_bytes) + 100 * max(0, tombstones - table.tombstones)
             self._note_garbage(vbucket, freed)
         self._unswept[vbucket] = swept  # the next look forgets it, if that was all
         vbucket.purged_seqno = max(vbucket.purged_seqno, purge_to)
