@@ -296,6 +296,15 @@ def test_a_copy_filled_from_0_inherits_a_purge_seqno(replica: Vbucket) -> None:
     assert replica.purge_seqno == 4
 
 
+def test_a_snapshot_that_never_began_leaves_no_purge_seqno(replica: Vbucket) -> None:
+    replica.begin_snapshot(0, 10)
+    replica.begin_snapshot(0, NO_END)  # of another producer, whose history is shorter
+    replica.apply(change(3, b"k"))
+    replica.complete_snapshot()
+    assert replica.purge_seqno == replica.high_seqno == 3
+    assert replica.rollback_for(replica.position) is None
+
+
 def test_flush_starts_over_under_a_new_log(bucket: Bucket) -> None:
     vbucket = bucket.vbucket(0)
     vbucket.set(b"k", b"v")

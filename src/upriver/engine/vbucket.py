@@ -207,7 +207,7 @@ class Vbucket(KeyValue):
             except PositionError as error:
                 raise OutOfOrder(self.number, end, str(error)) from None
             if purge_seqno is None:
-                purge_seqno = end if end != NO_END else self.purge_seqno
+                purge_seqno = end if end != NO_END else 0
             if not 0 <= purge_seqno <= NO_END:
                 raise InvalidArguments(f"there is no purge seqno {purge_seqno}", vbucket=self.number)
             if self.high_seqno == 0:  # whatever start it prints: some servers print the first seqno that they send
