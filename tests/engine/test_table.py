@@ -1236,3 +1236,9 @@ def test_a_batch_has_no_more_room_than_its_range_can_fill(clock: Clock) -> None:
     assert batch.num_rows == 70
     first, last = batch.column("vbucket").buffers()[1], batch.column("value").buffers()[2]
     assert last.address - first.address < 2 * batch.nbytes
+
+
+def test_a_get_takes_no_keyword(table: Any) -> None:
+    """The compiled one is called without the detour that they take."""
+    with pytest.raises(TypeError):
+        table.get(key=b"k")

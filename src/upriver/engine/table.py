@@ -302,7 +302,7 @@ class Table:
 
     # What clients do most.
 
-    def get(self, key: bytes) -> Item:
+    def get(self, key: bytes, /) -> Item:
         """The item; an expired one turns into an expiration here, if there is room."""
         self._check_active()
         self.ledger.gets += 1
