@@ -197,6 +197,8 @@ class Truth:
     def _check_nothing_lost(self, branch: Branch, who: str) -> None:
         assert branch.parent is not None
         for uuid, written in self.acknowledged:
+            if self.given_up(uuid, written):  # a copy of what went on unaware was made owner again
+                continue
             if self.survives(uuid, written, branch.parent) and not self.survives(uuid, written, branch):
                 raise Violation(f"{who}: lost {written}, which was acknowledged when on disk")
 

@@ -337,7 +337,7 @@ class World:
         self.owner[v] = n
         self._ordered.add((n, v))
         self._replaced.add((before, v))
-        self._confirmed.discard((before, v))
+        self._confirmed -= {(before, v), (n, v)}  # what it is now is an order, which its disk may not have heard of
         self.typed[v].clear()  # what he wanted before is void, and who died for it may be what he has given up
         if receiver == "cut":
             self._lose_receiver(n)
@@ -484,9 +484,8 @@ class World:
             confirmed = True
         # Who was active for a moment, before its power failed and its disk knew of that, has got nothing.
         owners = [n for n in self._owners[v] if self.machines[n].role(v) in (ACTIVE, DEAD)]
-        if (
-            owners
-        ):  # or one that believed to be active has made even the dead copy a replica, which has lost nothing by it
+        # There may be none: one that believed to be active has made even the dead copy a replica, as it held nothing.
+        if owners:
             self.owner[v] = owners[-1]
         owner = self.machines[self.owner[v]]
         left = [machine for machine in self.machines if self._takes_part(machine, v) and machine is not owner]
