@@ -16,11 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.engine.conftest import Clock
+from tests.engine.conftest import Clock, InterruptedStorage
 from upriver.engine import Bucket, Cursor, CursorEnd, CursorEnded, KeyPattern, Options, Retention, Vbucket
 from upriver.engine.history import SnapshotReader
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch
 from upriver.model import Change, Event, FailoverLog, Snapshot, StreamPosition, VbucketState, changes_in
 
 Script = Sequence[tuple[Any, ...]]
@@ -166,17 +164,8 @@ class Ranges:
         self.broken = True
 
 
-class FailingStorage(LmdbStorage):
-    """Fails when it is told to."""
-
-    fails = ""
-
-    def commit(self, batch: Batch) -> None:
-        if self.fails == "before":
-            raise OSError("no space left")
-        super().commit(batch)
-        if self.fails == "behind":
-            raise OSError("no space left")
+def no_space() -> None:
+    raise OSError("no space left")
 
 
 class Copy:
@@ -194,7 +183,7 @@ class Copy:
         self.bucket.flusher.step()
 
     def _open(self) -> Bucket:
-        self.storage = FailingStorage(self.path)
+        self.storage = InterruptedStorage(self.path)
         return Bucket(self.storage, vbuckets=1, clock=self.clock, retention=RETENTION, interval_s=0)
 
     @property
@@ -418,10 +407,10 @@ class Cluster:
         if node.down:
             return
         node.bucket.flusher.request_checkpoint()
-        node.storage.fails = "behind" if behind else "before"
+        setattr(node.storage, "after_commit" if behind else "before_commit", no_space)
         with suppress(OSError):
             node.bucket.flusher.step()
-        node.storage.fails = ""
+        node.storage.before_commit = node.storage.after_commit = None  # where nothing was to be written
         node.bucket.flusher.request_compaction(node.vbucket)
         node.bucket.flusher.drain()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from upriver.engine import Bucket
+from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage import Batch
 
 
 class Clock:
@@ -24,6 +26,22 @@ class Clock:
         self.now += seconds
 
 
+class InterruptedStorage(LmdbStorage):
+    """Something happens while a batch is on its way: what it holds was gathered, and is not on disk yet."""
+
+    before_commit: Callable[[], object] | None = None
+    after_commit: Callable[[], object] | None = None
+
+    def commit(self, batch: Batch) -> None:
+        before, after = self.before_commit, self.after_commit
+        self.before_commit = self.after_commit = None
+        if before is not None:
+            before()
+        super().commit(batch)
+        if after is not None:
+            after()
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -36,6 +54,12 @@ def quick_disk() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="upriver-test-", dir=root))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few changes take several."""
+    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 400)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import pytest
 from tests.engine.cluster import Cluster, random_script
 from tests.engine.conftest import Clock
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 #: Minimal histories, each of which loses or keeps a key if one rule of docs/semantics.md is left out.
 #: The events are those of ``Cluster``: set and delete (node, key), connect (follower, node, mode, tries),
 #: deliver (follower, count), promote (node, what becomes of the old one), print (node, which start), and so on.
@@ -50,12 +52,6 @@ set 0 0, set 0 1, set 0 2, connect 5 0 0 9, deliver 5 2, set 0 0, compact 0 0, d
 set 0 0, connect 1 0 0 9, deliver 1 9, connect 4 0 0 9, deliver 4 9, cut 1, cut 4
 flush 0, set 0 1, set 0 1, set 0 1""",
 }
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few changes take several."""
-    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 400)
 
 
 @pytest.mark.parametrize("rule", TRACES)

@@ -17,15 +17,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.engine.conftest import Clock
+from tests.engine.conftest import Clock, InterruptedStorage
 from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
 from upriver.engine.backend import Item
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch
 from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, OutOfOrder, StatusError
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState, change_batch, changes_in
 from upriver.model.position import NO_END
 from upriver.model.record import PREFIX, Record, pack
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 RETENTION = Retention(history_s=20, history_bytes=100, tombstone_s=40)
 #: Most happens to one of them, so that its history gets long.
@@ -159,22 +159,6 @@ class Model:
 
 class Stop(BaseException):
     """The world ends here."""
-
-
-class InterruptedStorage(LmdbStorage):
-    """Something happens while a batch is on its way: what it holds was gathered, and is not on disk yet."""
-
-    before_commit: Callable[[], object] | None = None
-    after_commit: Callable[[], object] | None = None
-
-    def commit(self, batch: Batch) -> None:
-        before, after = self.before_commit, self.after_commit
-        self.before_commit = self.after_commit = None
-        if before is not None:
-            before()
-        super().commit(batch)
-        if after is not None:
-            after()
 
 
 @dataclass
@@ -863,12 +847,6 @@ class EngineMachine(CopyMachine):
         deleted = item.event != Event.MUTATION
         shown = (0, 0, True, b"") if deleted else (item.expiry, item.flags, False, item.value)
         return item.rev_seqno, item.cas, *shown
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few changes take several."""
-    monkeypatch.setattr("upriver.engine.flusher.BLOCK_BYTES", 400)
 
 
 # Parts, so that one worker's timeout holds for each; each a class of its own, or where examples are derived from the
