@@ -222,8 +222,20 @@ def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Cl
     bucket = opened(path, clock)
     vbucket = bucket.vbucket(1)
     assert (vbucket.state, vbucket.heir) == (VbucketState.DEAD, "a->b")
+    assert (vbucket.may_go_to("a->b"), vbucket.may_go_to("a->c")) == (True, False)
+    vbucket.inherit("a->c")
+    assert vbucket.may_go_to("a->b")
+    vbucket.inherit("a->b")
+    bucket.flusher.step()
+    bucket.abandon()
+    bucket = opened(path, clock)
+    vbucket = bucket.vbucket(1)
+    assert not vbucket.may_go_to("a->b")
+    vbucket.set_state(VbucketState.DEAD)
+    assert not vbucket.may_go_to("a->b"), "it was dead before"
     vbucket.set_state(VbucketState.ACTIVE)
     assert vbucket.heir == ""
+    assert vbucket.may_go_to("a->c")
     bucket.close()
 
 

@@ -329,6 +329,35 @@ def test_a_mover_makes_a_source_active_again_that_died(laboratory: Laboratory) -
     assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
 
 
+@pytest.mark.parametrize("heir", ["move", "other"])
+def test_a_mover_tells_a_source_that_died_for_it_to_stay_so(laboratory: Laboratory, heir: str) -> None:
+    peer = laboratory.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
+    source = laboratory.bucket.vbucket(1)
+    source.set_state(VbucketState.DEAD, heir=heir)
+    (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.DEAD))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+    assert source.may_go_to(heir) is (heir == "other"), "what died for another is none of its business"
+    (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.KEY_EEXISTS
+
+
+@pytest.mark.parametrize("left", [VbucketState.ACTIVE, VbucketState.REPLICA, None])
+def test_a_mover_kills_no_source(laboratory: Laboratory, left: VbucketState | None) -> None:
+    """Somebody has made it another role since it was asked, or has deleted it."""
+    peer = laboratory.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
+    if left is None:
+        laboratory.bucket.delete_vbucket(1)
+    else:
+        laboratory.bucket.vbucket(1).set_state(left)
+    (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.DEAD))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.KEY_EEXISTS
+    found = laboratory.bucket.existing(1)
+    assert (found and found.state) is left
+
+
 @pytest.mark.parametrize("now", [VbucketState.ACTIVE, VbucketState.DEAD])
 def test_a_stream_that_ends_well_under_a_copy_that_has_another_role_leaves_it(
     laboratory: Laboratory, now: VbucketState

@@ -144,7 +144,7 @@ class Sending:
     def end(self) -> None:
         """The vbucket gets another role; once everything is handed over, the consumer's answer is the end."""
         if self.stream.life.state is S.ACTIVATING:
-            self.answer()
+            self.answer().disk()
         else:
             self.vbucket.set_state(VbucketState.REPLICA)
         self.to(S.ENDED)

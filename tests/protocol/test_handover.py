@@ -73,3 +73,34 @@ def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
     laboratory.disk_works = True
     laboratory.settle()
     assert first.durable
+
+
+def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
+    laboratory = Laboratory()
+    vbucket = laboratory.bucket.create_vbucket(3)
+    source = laboratory.service.source
+    first, second = (Handover(source, vbucket, name, lambda: None) for name in ("first", "second"))
+    first.die()
+    laboratory.settle()
+    second.inherit()
+    assert vbucket.may_go_to("first"), "that another is active has nothing to do with it"
+    laboratory.disk_works = False
+    first.inherit()
+    laboratory.settle()
+    assert not first.over, "it is not on disk yet"
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert first.over
+    with pytest.raises(NotMyVbucket, match="died for 'first'"):
+        Handover(source, vbucket, "first", lambda: None).die()
+
+
+def test_of_a_copy_that_is_gone_nobody_needs_to_know_who_has_it() -> None:
+    laboratory = Laboratory()
+    vbucket = laboratory.bucket.create_vbucket(3)
+    handover = Handover(laboratory.service.source, vbucket, "heir", lambda: None)
+    handover.die()
+    laboratory.bucket.delete_vbucket(3)
+    handover.inherit()
+    laboratory.settle()
+    assert handover.over

@@ -451,6 +451,34 @@ def test_what_is_taken_over_cannot_be_undone() -> None:
     assert world.move.phase is Phase.MOVED
 
 
+@pytest.mark.parametrize(("goal", "state"), [(Goal.TAKE_OVER, PENDING), (Goal.UNDO, PENDING), (Goal.UNDO, REPLICA)])
+@pytest.mark.parametrize("answer_is_lost", [False, True])
+def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(
+    goal: Goal, state: VbucketState, answer_is_lost: bool
+) -> None:
+    """It has handed the vbucket on, is a copy again, and was fed by one who knows nothing of its branch."""
+    world = written()
+    if answer_is_lost:
+        while world.states() != (DEAD, ACTIVE):
+            assert world.step()
+        world.cut(Link.DESTINATION)
+    world.settle()
+    assert world.phases[-1] is Phase.MOVED
+    source = world.source.bucket.vbucket(0)
+    assert source.inherited
+    world.destination.bucket.delete_vbucket(0)
+    copy = world.destination.bucket.create_vbucket(0, state)
+    copy.replace_failover_log(source.failover_log)
+    for link in Link:
+        world.cut(link)
+    world.mover = Mover("a->b", [0], goal)
+    world.mover.start()
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert "died for 'a->b'" in world.move.reason
+    assert (source.state, copy.state) == (DEAD, REPLICA if goal is Goal.UNDO else state)
+
+
 def test_a_promotion_behind_the_movers_back_is_not_overruled() -> None:
     """Who was made replica while *active* was on its way stays that: the source may be active again."""
     world = written()

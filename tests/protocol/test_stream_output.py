@@ -683,7 +683,29 @@ def test_nobody_takes_over_what_another_has(died_before: bool) -> None:
     whole = ["success", "(0,1]", "a@1", "state pending", "state active", "end 0"]
     assert _take_over(peer) == whole
     assert _take_over(other) == ["not_my_vbucket"]
-    assert _take_over(peer) == whole, "who had it may ask again"
+    assert _take_over(peer) == ["not_my_vbucket"], "who has it has handed it on, for all that is known here"
+
+
+def test_who_has_not_answered_that_it_is_active_may_ask_again() -> None:
+    peer, other = _two_takers(died_before=False)
+    (pending,) = peer.send(answer_to(ask(peer, flags=dcp.StreamFlag.TAKEOVER)[1]))
+    assert brief(peer.send(answer_to(pending))) == ["state active"]
+    assert _take_over(other) == ["not_my_vbucket"]
+    again = peer.laboratory.connect("again").open(b"peer")
+    assert _take_over(again)[-2:] == ["state active", "end 0"]
+
+
+def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over() -> None:
+    peer, _ = _two_takers(died_before=False)
+    laboratory = peer.laboratory
+    (pending,) = peer.send(answer_to(ask(peer, flags=dcp.StreamFlag.TAKEOVER)[1]))
+    (active,) = peer.send(answer_to(pending))
+    laboratory.disk_works = False
+    assert peer.send(answer_to(active)) == []
+    laboratory.disk_works = True
+    laboratory.settle()
+    assert brief(peer.take()) == ["end 0"]
+    assert laboratory.bucket.vbucket(0).inherited
 
 
 @pytest.mark.parametrize("died_before", [False, True])

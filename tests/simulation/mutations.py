@@ -402,8 +402,12 @@ def undo_without_asking() -> list[Change]:
 
 @mutation
 def undo_whoever_was_active_since() -> list[Change]:
-    """A takeover is undone though its destination was active since, and may have handed on what it wrote."""
-    return [(Mover, "_when_never_active", lambda self, move, destination, then: then())]
+    """A takeover is undone though its destination was active since, and may have handed on what it wrote. Two know it,
+    the destination by its log and the source because it has heard so: neither is asked."""
+    return [
+        (Mover, "_when_never_active", lambda self, move, destination, then: then()),
+        (Vbucket, "inherit", lambda self, heir: None),
+    ]
 
 
 @mutation
@@ -440,6 +444,12 @@ def forget_the_heir() -> list[Change]:
         set_state(self, state)
 
     return [(Vbucket, "set_state", instead)]
+
+
+@mutation
+def takeovers_are_never_over() -> list[Change]:
+    """A source forgets that its heir was active: when that one's copy is fed by a third, the takeover is repeated."""
+    return [(Vbucket, "inherit", lambda self, heir: None)]
 
 
 @mutation

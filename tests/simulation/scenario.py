@@ -522,7 +522,7 @@ class Author:
 
     def _old_moves(self) -> Iterator[Action]:
         """A vbucket moves on and on and leaves dead copies behind; then an old move is typed again, or undone, perhaps
-        while another to the same machine is on its way, or its dead copy is gone."""
+        while another to the same machine is on its way, and one of the dead feeds that, or its dead copy is gone."""
         rng, world = self.rng, self.world
         a = world.owner[0]
         b, c = rng.sample([n for n in range(len(world.machines)) if n != a], 2)
@@ -535,7 +535,7 @@ class Author:
         if not old:
             return
         which = rng.choice(old)
-        destination = world.typed[0][which][1]
+        source, destination = world.typed[0][which]
         yield from self._some(world.owner[0], rng.randint(0, 2))
         yield ("disk", world.owner[0])
         meanwhile = rng.choice(("", "", "delete", "takeover", "takeover"))
@@ -550,6 +550,9 @@ class Author:
                 if further < 0:
                     break
             yield from self._some(world.owner[0], rng.randint(0, 1))
+            if rng.random() < 0.5:
+                yield ("mover", 0, 0, rng.choice(("source", "destination")))
+                yield from self._fed(len(world.consumers) + destination, source, ALL)
         yield from self._again(0, which)
         yield from self._relayed(rng.randint(4, 40))
 

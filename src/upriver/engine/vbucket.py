@@ -74,6 +74,8 @@ class Vbucket(KeyValue):
         self.state = VbucketState.DEAD
         #: Who shall have what a dead copy held: nobody else may take it over. Empty for anybody.
         self.heir = ""
+        #: The heir has it: from now on nobody may take it over from here.
+        self.inherited = False
         self.failover_log = FailoverLog.fresh(new_uuid())
         self.whole = WholeStates()
         #: No state below this seqno can be restored: versions were dropped.
@@ -149,10 +151,10 @@ class Vbucket(KeyValue):
         """
         with self.journal.lock:
             self._check_changeable()
+            if state is self.state and heir and not self.may_go_to(heir):
+                raise NotMyVbucket(f"this copy died for {self.heir!r}, who may own it", vbucket=self.number)
             if state is self.state and heir in ("", self.heir):
                 return
-            if state is self.state and self.heir:
-                raise NotMyVbucket(f"this copy died for {self.heir!r}, who may own it", vbucket=self.number)
             if self.state is VbucketState.ACTIVE:
                 self._note_whole()
                 self._place(self.high_seqno)
@@ -161,11 +163,23 @@ class Vbucket(KeyValue):
                 self.counts_itself = False
             self.state = state
             self.heir = heir
+            self.inherited = False
             self.table.active = state is VbucketState.ACTIVE
             self.table.ledger.expect(self.table.due())  # only who is active lets items expire
             self.journal.change(self.number)
         self.on_role(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
+
+    def may_go_to(self, heir: str) -> bool:
+        """Whether this takeover may have the copy: it has died for no other, and nobody has it yet."""
+        return self.heir in ("", heir) and not self.inherited
+
+    def inherit(self, heir: str) -> None:
+        """Who this copy died for is active: that is remembered like the death, and nobody undoes it or repeats it."""
+        with self.journal.lock:
+            if self.state is VbucketState.DEAD and self.heir == heir and not self.inherited:
+                self.inherited = True
+                self.journal.change(self.number)
 
     def branch_after_crash(self) -> None:
         """An unclean stop may have lost changes that consumers saw: who counts them goes on under a new uuid."""
@@ -565,6 +579,7 @@ class Vbucket(KeyValue):
         return {
             "state": self.state.value,
             "heir": self.heir,
+            "inherited": self.inherited,
             "counts_itself": self.counts_itself,
             "flush_marks": list(self.flush_marks),
             "log": [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log],
@@ -584,6 +599,7 @@ class Vbucket(KeyValue):
         table = self.table
         self.state = VbucketState(stored["state"])
         self.heir = stored.get("heir", "")  # older descriptions have none
+        self.inherited = stored.get("inherited", False)  # nor this
         self.counts_itself = stored.get("counts_itself", False)  # nor this
         self.flush_marks.extend(stored.get("flush_marks", ()))  # nor these
         self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))

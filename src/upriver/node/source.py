@@ -106,6 +106,12 @@ class EngineSource:
         """Give a vbucket another role."""
         self._node.bucket.vbucket(vbucket).set_state(state, heir=heir)
 
+    def inherit(self, vbucket: int, heir: str) -> None:
+        """Its heir is active."""
+        copy = self._node.bucket.existing(vbucket)
+        if copy is not None:
+            copy.inherit(heir)
+
     def when_durable(self, callback: Callable[[], object]) -> None:
         """Call back when everything done so far is on disk."""
         self._node.bucket.flusher.barrier(lambda: self._node.scheduler.from_thread(callback))

@@ -8,7 +8,9 @@ lost half-way leaves the source dead, because it may be active already; whoever 
 Several copies may be pending, left by takeovers that broke off before the source died. Only one of them was told more
 than the others, so the source remembers with its death for whom it died: the name of the connection, which is the same
 for every mover between the same two nodes and no others. Nobody else may go on with the takeover, or undo it. A copy
-that is dead already, because an operator said so, has no heir: the first takeover that gets so far becomes it.
+that is dead already, because an operator said so, has no heir: the first takeover that gets so far becomes it. When the
+destination has answered that it is active the source remembers that too, before the stream ends: a takeover that is
+over is not repeated, and not undone, whatever becomes of the destination's copy later.
 
 Writers may be faster than the stream, and then the backlog is never small. So the source counts in rounds: one sends
 what was there when it began, and leaves what was written meanwhile. While each leaves less than half of the last one
@@ -29,7 +31,7 @@ BACKLOG_SMALL: Final = 1000
 class Handover:
     """One vbucket that is being handed over."""
 
-    __slots__ = ("_backlog", "_heir", "_on_durable", "_round_end", "_source", "_vbucket", "dead", "durable")
+    __slots__ = ("_backlog", "_heir", "_on_durable", "_round_end", "_source", "_vbucket", "dead", "durable", "over")
 
     def __init__(self, source: Source, vbucket: SourceVbucket, heir: str, on_durable: Callable[[], object]) -> None:
         self._source = source
@@ -40,6 +42,8 @@ class Handover:
         self.dead = False
         #: And that is on disk, together with everything that was written: the destination may be active.
         self.durable = False
+        #: The destination is active, and that is on our disk too.
+        self.over = False
         #: Where the round ends, and how much there was to send when it began.
         self._round_end = vbucket.high_seqno
         self._backlog: float = math.inf
@@ -64,4 +68,13 @@ class Handover:
 
     def _died(self) -> None:
         self.durable = True
+        self._on_durable()
+
+    def inherit(self) -> None:
+        """The destination has answered that it is active."""
+        self._source.inherit(self._vbucket.number, self._heir)
+        self._source.when_durable(self._inherited)
+
+    def _inherited(self) -> None:
+        self.over = True
         self._on_durable()

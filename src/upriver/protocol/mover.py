@@ -14,7 +14,8 @@ which name, and lets no other mover go on with the takeover or undo it.) Then fo
 ============  ===========  =============================================================
 source        destination  what is done
 ============  ===========  =============================================================
-whatever      active       it is taken over: have that confirmed from disk, push the map
+whatever      active       it is taken over: have that confirmed from disk, tell a source
+                           that died for it, push the map
 active        not active   take over; or, if it shall be undone, nothing is left to do. A
                            dead destination may be all that another takeover has left: it
                            is fed only if the source holds everything that it does
@@ -27,7 +28,9 @@ other         not active   the source does not own the vbucket: failed
 active        active       somebody else has meddled: failed, and nothing is touched
 ============  ===========  =============================================================
 
-What a source died for is gone on with, or undone, only if the destination was never active since, by its failover log.
+What a source died for is gone on with, or undone, only if the destination was never active since: by its failover log,
+and because a source that has heard how it ended refuses. (The log alone does not tell: a copy that was active, and is a
+replica again, may be fed by one that knows nothing of it.)
 If the destination cannot be reached a dead source stays dead: the other side may be active. A source that is still
 active has sent nothing that could make the destination active, so there nothing needs to be undone.
 
@@ -382,7 +385,7 @@ class Mover:
         elif taken and move.goal is Goal.REPLICATE:
             self._fail(move, "the destination is active: it does not receive")
         elif taken:
-            self._confirm(move)
+            self._confirm(move, source)
         elif source is VbucketState.ACTIVE and move.goal is Goal.UNDO:
             self._demote(move, destination, lambda: self._set(move, Phase.UNDONE))
         elif source is VbucketState.DEAD and move.goal is Goal.UNDO:
@@ -509,10 +512,17 @@ class Mover:
     def _make_replica(self, move: Move) -> None:
         self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, lambda: self._add_stream(move))
 
-    def _confirm(self, move: Move) -> None:
-        """Active it says. Once more, because this is answered only when it is on disk."""
+    def _confirm(self, move: Move, source: VbucketState | None) -> None:
+        """Active it says. Once more, because this is answered only when it is on disk. A source that is dead may have
+        died for this and never heard how it ended: it remembers that it shall stay so, whatever it answers."""
+
+        def tell_source() -> None:
+            request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState.DEAD)
+            self._ask(Link.SOURCE, request, lambda _: self._announce(move))
+
         self._set(move, Phase.CONFIRMING)
-        self._set_state(move, Link.DESTINATION, VbucketState.ACTIVE, lambda: self._announce(move))
+        then = tell_source if source is VbucketState.DEAD else lambda: self._announce(move)
+        self._set_state(move, Link.DESTINATION, VbucketState.ACTIVE, then)
 
     # Streaming
 

@@ -268,7 +268,7 @@ class Producer:
         return None
 
     def _check_heir(self, vbucket: SourceVbucket) -> None:
-        if vbucket.heir not in ("", self.heir):
+        if not vbucket.may_go_to(self.heir):
             raise NotMyVbucket(
                 f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
             )

@@ -110,6 +110,9 @@ class SourceVbucket(Protocol):
     def heir(self) -> str:
         """The name of the takeover that this copy died for; empty if it lives, or died for none."""
 
+    def may_go_to(self, heir: str) -> bool:
+        """Whether this takeover may have it: it died for no other, and nobody has it yet."""
+
     @property
     def failover_log(self) -> FailoverLog:
         """The branches that its history has lived on."""
@@ -160,6 +163,9 @@ class Source(Protocol):
 
     def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
         """Give a vbucket another role; who dies in a takeover remembers for whom."""
+
+    def inherit(self, vbucket: int, heir: str) -> None:
+        """Who this copy died for is active: nobody may take it over from here any more."""
 
     def when_durable(self, callback: Callable[[], object]) -> None:
         """Call back when everything done so far is on disk."""

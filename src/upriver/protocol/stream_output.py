@@ -205,9 +205,13 @@ class ProducerStream:
         if self.history.end_reason is not None:
             self._finish(self.history.end_reason)
             return
-        if state is StreamState.PENDING or state is StreamState.ACTIVATING:
+        if state is StreamState.PENDING:
             return
         handover = self._handover
+        if state is StreamState.ACTIVATING:
+            if handover is not None and handover.over:
+                self._end("ok")
+            return
         self._holds_back = handover is not None and not handover.dead and self._nears_its_end(handover)
         if self._holds_back:
             return
@@ -343,8 +347,8 @@ class ProducerStream:
             self._end("state changed")
         elif self.life.state is StreamState.PENDING:
             self.life.move(StreamEvent.PENDING_ANSWERED)
-        elif self.life.state is StreamState.ACTIVATING:
-            self._end("ok")
+        elif self._handover is not None and self.life.state is StreamState.ACTIVATING:
+            self._handover.inherit()
 
     def _nears_its_end(self, handover: Handover) -> bool:
         """While writes go on: near the end of them take the next step; True if nothing else is sent before that."""

@@ -50,7 +50,7 @@ def check_takeover(source: Source, plan: TapPlan, heir: str) -> None:
         return
     states = (VbucketState.ACTIVE,) if plan.vbuckets is None else (VbucketState.ACTIVE, VbucketState.DEAD)
     found = [source.vbucket(number) for number in plan.vbuckets or source.vbuckets()]
-    if not any(v is not None and v.state in states and v.heir in ("", heir) for v in found):
+    if not any(v is not None and v.state in states and v.may_go_to(heir) for v in found):
         raise NotMyVbucket("none of these vbuckets can be handed over from here")
 
 
@@ -165,7 +165,7 @@ class TapProducer:
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self._leave_out(number, f"not handed over: a {vbucket.state.value} copy")
             return
-        if self.plan.takeover and vbucket.heir not in ("", self.heir):
+        if self.plan.takeover and not vbucket.may_go_to(self.heir):
             self._leave_out(number, f"not handed over: died for {vbucket.heir!r}, who may own it")
             return
         before = self.streams.get(number)

@@ -414,6 +414,7 @@ class TapStream:
         if self.handover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
             return False
         if self.vbucket.state is VbucketState.DEAD:
+            self.handover.inherit()
             self.connection.warn(f"vbucket {self.number} was handed over before: the consumer's copy is active")
             self.end()
         else:
@@ -458,8 +459,11 @@ class TapStream:
         if self.stopped:
             return
         self.answered(piece)
+        if self.handover is not None and piece.data[1] == tap.SetVbucket.declaration.opcode:
+            self._is_pending = True
+            if self.phase is TapPhase.ACTIVATING:
+                self.handover.inherit()
         if self.handover is not None:
-            self._is_pending = self._is_pending or piece.data[1] == tap.SetVbucket.declaration.opcode
             self.wake()
 
     @property
@@ -482,7 +486,7 @@ class TapStream:
         return True
 
     def _finish_handover(self) -> bool:
-        if self._awaits_answers:
+        if self.plan.acks and not (self.handover is not None and self.handover.over):
             return False
         self.end()
         return True

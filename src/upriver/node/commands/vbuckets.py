@@ -41,19 +41,23 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     """Answered when the state is on disk: who was told that a vbucket is dead may rely on it."""
     node, state = session.node, model_state(request.state)
     vbucket = node.bucket.existing(request.vbucket)
+    producer = getattr(session.stream, "producer", None)
     _check_mover(session, vbucket, state)
     if vbucket is None:
         node.bucket.create_vbucket(request.vbucket, state)
     else:
         vbucket.set_state(state)
+        if producer is not None and state is VbucketState.DEAD:
+            vbucket.inherit(producer.heir)
     return when_all_durable(session, request, success(request))
 
 
 def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState) -> None:
     """What a mover has asked may be otherwise by now, and others may move the same vbucket.
 
-    It may take back only what was handed over under its own name: not what takes the place of a source that somebody
-    has deleted, because its heir has everything. At the destination it confirms who is active, and makes copies that
+    It may take back only what was handed over under its own name, unless that is over: not what takes the place of a
+    source that somebody has deleted, because its heir has everything. Of a source that is dead it says that it shall
+    stay so, when the heir is active; it kills none. At the destination it confirms who is active, and makes copies that
     wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An operator, who has
     not opened the connection for streams, may know better.
     """
@@ -62,8 +66,10 @@ def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState)
     allowed = True
     if producer is not None and activates:
         allowed = now in (VbucketState.DEAD, VbucketState.ACTIVE)
-        if vbucket is not None and vbucket.heir not in ("", producer.heir):
+        if vbucket is not None and not vbucket.may_go_to(producer.heir):
             raise KeyExists(f"this copy died for {vbucket.heir!r}: whoever that was may be active")
+    elif producer is not None and state is VbucketState.DEAD:
+        allowed = now is VbucketState.DEAD
     elif isinstance(stream, ReplicaConnection):
         allowed = activates is (now is VbucketState.ACTIVE)
     if not allowed:
