@@ -479,6 +479,22 @@ def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(
     assert (source.state, copy.state) == (DEAD, REPLICA if goal is Goal.UNDO else state)
 
 
+def test_the_new_map_does_not_wait_for_the_disk_of_a_source_that_has_not_heard_how_it_ended() -> None:
+    world = written()
+    while world.states() != (DEAD, ACTIVE):
+        assert world.step()
+    world.cut(Link.DESTINATION)
+    world.source.bucket.flusher.pause()
+    world.settle()
+    for node in world.nodes.values():
+        assert json.loads(node.node.cluster.encoded())["vBucketServerMap"]["vBucketMap"][0] == [1]
+    assert world.phases[-1] is Phase.ENDING
+    world.source.bucket.flusher.resume()
+    world.settle()
+    assert world.phases[-4:] == [Phase.CONFIRMING, Phase.ANNOUNCING, Phase.ENDING, Phase.MOVED]
+    assert world.source.bucket.vbucket(0).inherited
+
+
 def test_a_promotion_behind_the_movers_back_is_not_overruled() -> None:
     """Who was made replica while *active* was on its way stays that: the source may be active again."""
     world = written()

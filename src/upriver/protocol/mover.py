@@ -14,8 +14,8 @@ which name, and lets no other mover go on with the takeover or undo it.) Then fo
 ============  ===========  =============================================================
 source        destination  what is done
 ============  ===========  =============================================================
-whatever      active       it is taken over: have that confirmed from disk, tell a source
-                           that died for it, push the map
+whatever      active       it is taken over: have that confirmed from disk, push the map,
+                           tell a source that died for it
 active        not active   take over; or, if it shall be undone, nothing is left to do. A
                            dead destination may be all that another takeover has left: it
                            is fed only if the source holds everything that it does
@@ -39,7 +39,8 @@ either copy, is asked for again after a while, and again both sides are asked fi
 whatever the goal; how often is up to whoever runs the mover.
 
 When the destination has answered *active* the mover pushes the new map to both before it passes the answer on, which
-ends the stream: who looks for the new owner then finds it.
+ends the stream: who looks for the new owner then finds it. So it is with a source that has to be told because that
+answer was lost: the map waits for no disk of an owner that was.
 """
 
 import copy
@@ -92,7 +93,7 @@ class Phase(enum.Enum):
     STREAMING = "streaming"
     RESTING = "resting before the stream is asked for again"
     ANNOUNCING = "pushing the new map"
-    ENDING = "waiting for the end of the stream"
+    ENDING = "waiting for the source to remember that it is over"
     CONFIRMING = "having the destination's state confirmed"
     UNDOING = "making the source active again"
     MOVED = "moved"
@@ -163,7 +164,7 @@ class Move:
         self.attempts = 0
         #: Who is what, as far as was answered since the connections stand; None for no such vbucket.
         self.states: dict[Link, VbucketState | None] = {}
-        #: The destination's answer to *active*, until the map is pushed.
+        #: What the source hears when the map is pushed: the answer to *active*, or that it shall stay dead.
         self.held: bytes = b""
         #: The state that the source has told the destination to take on, until that is answered.
         self.told: upr.VbucketState | None = None
@@ -343,14 +344,18 @@ class Mover:
         return [move for move in self.moves.values() if not move.phase.over]
 
     def _ask(self, link: Link, request: Request, then: Callable[[Response], object]) -> None:
+        question = self._question(link, request, then)
+        passing = self._cutters.get(Link.SOURCE)
+        if link is Link.DESTINATION and passing is not None and passing.in_change:
+            self._behind.append(question)
+        else:
+            self._actions.append(Send(link, question))
+
+    def _question(self, link: Link, request: Request, then: Callable[[Response], object]) -> bytes:
         self._opaque = self._opaque % 0xFFFFFFFF + 1
         request.opaque = self._opaque
         self._questions[link, request.opaque] = then
-        passing = self._cutters.get(Link.SOURCE)
-        if link is Link.DESTINATION and passing is not None and passing.in_change:
-            self._behind.append(request.encode())
-        else:
-            self._actions.append(Send(link, request.encode()))
+        return request.encode()
 
     def _ask_states(self, move: Move, *links: Link) -> None:
         self._set(move, Phase.ASKING)
@@ -516,13 +521,14 @@ class Mover:
         """Active it says. Once more, because this is answered only when it is on disk. A source that is dead may have
         died for this and never heard how it ended: it remembers that it shall stay so, whatever it answers."""
 
-        def tell_source() -> None:
-            request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState.DEAD)
-            self._ask(Link.SOURCE, request, lambda _: self._announce(move))
+        def announce() -> None:
+            if source is VbucketState.DEAD:
+                request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState.DEAD)
+                move.held = self._question(Link.SOURCE, request, lambda _: self._set(move, Phase.MOVED))
+            self._announce(move)
 
         self._set(move, Phase.CONFIRMING)
-        then = tell_source if source is VbucketState.DEAD else lambda: self._announce(move)
-        self._set_state(move, Link.DESTINATION, VbucketState.ACTIVE, then)
+        self._set_state(move, Link.DESTINATION, VbucketState.ACTIVE, announce)
 
     # Streaming
 
