@@ -98,8 +98,9 @@ With the flag *takeover* a stream hands its vbucket over. It sends everything, t
 goes on; when the backlog is small its own copy becomes *dead*, so that nobody writes any more. Writers that are faster
 than the stream do not put this off for ever: when a round of sending what was there leaves no less than half of what
 the last one left, it is time too. What had come in between follows, and only when the death is on disk and all markers
-are answered is the consumer told to be *active*. The end seqno does not count. If the consumer is lost after the
-death, the vbucket stays dead: the other side may be active already, and whoever moves vbuckets must ask it.
+are answered is the consumer told to be *active*; when that is answered, and the answer remembered on disk, the stream
+ends. The end seqno does not count. If the consumer is lost after the death, the vbucket stays dead: the other side may
+be active already, and whoever moves vbuckets must ask it.
 
 Nothing may be left out: with a filter, `keys_only` or the open flag *no value* a takeover is refused with `EINVAL`. The
 consumer's answers name no vbucket, so takeovers of one connection need different opaques: else `KEY_EEXISTS`."""
@@ -138,7 +139,7 @@ who they are; to open the name has closed whatever an earlier connection had beg
 
 | source | destination | what is done |
 |---|---|---|
-| any | active | it is taken over: have that confirmed from disk, push the new map |
+| any | active | it is taken over: have that confirmed from disk, push the new map, tell a source that died for it |
 | active | not active | take over; nothing if it shall be undone |
 | dead | pending | go on with the interrupted takeover; or undo it: replica there, then active here |
 | dead | other | undo it if that is wanted; else fail, for somebody else may have taken it over |
@@ -148,7 +149,8 @@ who they are; to open the name has closed whatever an earlier connection had beg
 Takeovers that broke off while the source was active may have left other pending copies. So the source remembers, on
 disk with its death, the name of the connection that it died for: a takeover of the dead copy under another name is
 refused, and so is a mover of another name that wants to undo it. Movers between the same two nodes must bear one name,
-and those between other nodes another. What a mover has asked may be otherwise a moment later, when others move the same
+and those between other nodes another. A source that has heard that its heir is active refuses both under every name:
+that one may have handed it on since. What a mover has asked may be otherwise a moment later, when others move the same
 vbucket: at the destination it is refused to make an active copy a replica, or another one active. An operator may
 overrule all this on a connection that is not opened for streams.
 

@@ -519,6 +519,55 @@ def test_a_consumer_that_is_lost_half_way_leaves_the_source_as_it_is() -> None:
     assert brief(again.run())[-2:] == ["state active", "#close_tap_stream"]
 
 
+def test_active_that_is_refused_for_now_is_said_again_and_then_it_is_over() -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, TAKEOVER | ACK)
+    statuses = [Status.ETMPFAIL, Status.EBUSY]
+    peer.judge = lambda m: statuses.pop() if brief([m]) == ["state active"] and statuses else Status.SUCCESS
+    assert brief(peer.run())[-1:] == ["state active"]
+    for _ in range(2):
+        assert not laboratory.bucket.vbucket(1).inherited
+        laboratory.pass_by(6)
+        peer.run()
+    assert brief(peer.received)[-3:] == ["state active", "state active", "#close_tap_stream"]
+    assert laboratory.bucket.vbucket(1).inherited
+
+
+@pytest.mark.parametrize("status", [Status.NOT_MY_VBUCKET, Status.EINVAL])
+def test_who_refuses_to_be_active_for_good_does_not_have_it(status: Status) -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, TAKEOVER | ACK)
+    peer.judge = lambda m: status if brief([m]) == ["state active"] else Status.SUCCESS
+    peer.run()
+    assert peer.closed
+    assert not laboratory.bucket.vbucket(1).inherited
+    assert brief(follow(laboratory, TAKEOVER | ACK).run())[-2:] == ["state active", "#close_tap_stream"]
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "left", "active", "deleted"])
+def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over(meanwhile: str) -> None:
+    laboratory = stage(b"a")
+    peer = follow(laboratory, TAKEOVER | ACK)
+    vbucket = laboratory.bucket.vbucket(1)
+
+    def judge(message: Message) -> Status:
+        laboratory.disk_works = brief([message]) != ["state active"]
+        return Status.SUCCESS
+
+    peer.judge = judge
+    assert brief(peer.run())[-1:] == ["state active"]
+    assert vbucket.inherited
+    if meanwhile == "left":
+        peer.leave()
+    elif meanwhile == "active":
+        vbucket.set_state(VbucketState.ACTIVE)
+    elif meanwhile == "deleted":
+        laboratory.bucket.delete_vbucket(1)
+    laboratory.disk_works = True
+    assert brief(peer.run()) == ([] if meanwhile == "left" else ["#close_tap_stream"])
+    assert peer.closed
+
+
 def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.LogCaptureFixture) -> None:
     laboratory = stage(b"a")
     laboratory.bucket.create_vbucket(2)
