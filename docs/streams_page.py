@@ -141,8 +141,8 @@ who they are; to open the name has closed whatever an earlier connection had beg
 |---|---|---|
 | any | active | it is taken over: have that confirmed from disk, push the new map, tell a source that died for it |
 | active | not active | take over; nothing if it shall be undone |
-| dead | pending | go on with the interrupted takeover; or undo it: replica there, then active here |
-| dead | other | undo it if that is wanted; else fail, for somebody else may have taken it over |
+| dead | pending | go on with the interrupted takeover; or undo it: active here, then replica there |
+| dead | other | fail, for somebody else may have taken it over; if nobody has, an operator makes the source active |
 | other | not active | fail: the source does not own it |
 | active | active | fail, and touch nothing |
 

@@ -437,6 +437,8 @@ class CopyMachine(RuleBasedStateMachine):
     def take_over_a_log(self, number: int, uuid: int) -> None:
         vbucket, model = self.pair(number)
         if model.state is not VbucketState.ACTIVE:
+            if model.state is VbucketState.PENDING and uuid != model.log[0][0]:
+                model.state = VbucketState.REPLICA
             model.log = [(uuid, model.whole_seqno), *model.log][:25]
             vbucket.replace_failover_log(FailoverLog(tuple(FailoverEntry(*entry) for entry in model.log)))
 

@@ -538,3 +538,18 @@ def test_a_snapshot_without_known_bounds_is_whole_when_told(replica: Vbucket) ->
     vbucket.set_state(VbucketState.ACTIVE)
     with pytest.raises(OutOfOrder):
         vbucket.complete_snapshot()
+
+
+def test_a_pending_copy_waits_for_the_branch_that_it_is_on(bucket: Bucket) -> None:
+    copy = bucket.create_vbucket(1, VbucketState.REPLICA)
+    roles: list[VbucketState] = []
+    copy.on_role = lambda number: roles.append(copy.state)
+    copy.replace_failover_log(FailoverLog.fresh(5))
+    copy.set_state(VbucketState.PENDING)
+    copy.replace_failover_log(FailoverLog.fresh(4).branch(5, 3))
+    assert roles == [VbucketState.PENDING], "its producer remembers more of the same"
+    copy.replace_failover_log(FailoverLog.fresh(5).branch(6, 3))
+    assert roles == [VbucketState.PENDING, VbucketState.REPLICA]
+    copy.set_state(VbucketState.DEAD)
+    copy.replace_failover_log(FailoverLog.fresh(7))
+    assert copy.state is VbucketState.DEAD

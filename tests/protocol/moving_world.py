@@ -157,6 +157,11 @@ class MovingWorld:
         if link in self.wires:
             self.wires.pop(link).cut()
 
+    def kill(self) -> None:
+        """The mover is no more, nor are its connections."""
+        for link in list(self.wires):
+            self._drop(link)
+
     def cut(self, link: Link) -> None:
         """The connection breaks; what was on its way is lost."""
         if link in self.wires:

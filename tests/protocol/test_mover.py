@@ -316,8 +316,7 @@ def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: G
     world.mover.start()
     world.settle()
     assert world.move.phase is Phase.FAILED
-    assert world.states()[0] is DEAD
-    assert world.states()[1] is (PENDING if goal is Goal.TAKE_OVER else REPLICA)
+    assert world.states() == (DEAD, PENDING)
     assert owner.bucket.vbucket(0).state is ACTIVE
     assert world.most_active == 1
 
@@ -339,19 +338,39 @@ def test_an_interrupted_takeover_is_undone_after_the_destination_was_asked() -> 
     assert world.most_active == 1
 
 
-def test_an_undo_that_was_interrupted_goes_on() -> None:
+@pytest.mark.parametrize("link", Link)
+def test_an_undo_that_was_interrupted_goes_on(link: Link) -> None:
     world = written()
     while world.states() != (DEAD, PENDING):
         assert world.step()
-    world.cut(Link.SOURCE)
-    world.destination.bucket.vbucket(0).set_state(REPLICA)
     world.mover.undo(0)
+    while world.states() != (ACTIVE, PENDING):
+        assert world.step()
+    world.cut(link)
     world.settle()
     assert world.states() == (ACTIVE, REPLICA)
     assert world.move.phase is Phase.UNDONE
 
 
-@pytest.mark.parametrize("state", [DEAD, REPLICA])
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
+def test_nobody_can_tell_what_a_destination_waited_for_that_waits_no_more(goal: Goal) -> None:
+    """An operator has made it a replica, or it was active and handed the vbucket on: only he knows."""
+    world = written()
+    while world.states() != (DEAD, PENDING):
+        assert world.step()
+    world.destination.bucket.vbucket(0).set_state(REPLICA)
+    for link in Link:
+        world.cut(link)
+    world.mover = Mover("a->b", [0], goal)
+    world.mover.start()
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert "destination replica, not pending" in world.move.reason
+    assert "make the source active" in world.move.reason
+    assert world.states() == (DEAD, REPLICA)
+
+
+@pytest.mark.parametrize("state", [DEAD, REPLICA, PENDING])
 def test_what_the_destination_may_have_handed_on_is_not_undone(state: VbucketState) -> None:
     """It was active, with writes of its own; now it is not, and perhaps a third is."""
     world = written()
@@ -363,8 +382,17 @@ def test_what_the_destination_may_have_handed_on_is_not_undone(state: VbucketSta
     world.mover.start()
     world.settle()
     assert world.move.phase is Phase.FAILED
-    assert "was active since" in world.move.reason
+    assert ("was active since" if state is PENDING else "not pending") in world.move.reason
     assert world.states() == (DEAD, state)
+
+
+def between(source: Laboratory, destination: Laboratory, goal: Goal = Goal.TAKE_OVER) -> MovingWorld:
+    """Another mover, between these two."""
+    world = MovingWorld(vbuckets=())
+    world.nodes = {Link.SOURCE: source, Link.DESTINATION: destination}
+    world.mover = Mover(f"{id(source)}->{id(destination)}", [0], goal)
+    world.mover.start()
+    return world
 
 
 def turn_round(world: MovingWorld, goal: Goal) -> None:
@@ -451,12 +479,10 @@ def test_what_is_taken_over_cannot_be_undone() -> None:
     assert world.move.phase is Phase.MOVED
 
 
-@pytest.mark.parametrize(("goal", "state"), [(Goal.TAKE_OVER, PENDING), (Goal.UNDO, PENDING), (Goal.UNDO, REPLICA)])
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
 @pytest.mark.parametrize("answer_is_lost", [False, True])
-def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(
-    goal: Goal, state: VbucketState, answer_is_lost: bool
-) -> None:
-    """It has handed the vbucket on, is a copy again, and was fed by one who knows nothing of its branch."""
+def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(goal: Goal, answer_is_lost: bool) -> None:
+    """It has handed the vbucket on, was fed by one who knows nothing of its branch, and waits again."""
     world = written()
     if answer_is_lost:
         while world.states() != (DEAD, ACTIVE):
@@ -467,8 +493,9 @@ def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(
     source = world.source.bucket.vbucket(0)
     assert source.inherited
     world.destination.bucket.delete_vbucket(0)
-    copy = world.destination.bucket.create_vbucket(0, state)
+    copy = world.destination.bucket.create_vbucket(0, REPLICA)
     copy.replace_failover_log(source.failover_log)
+    copy.set_state(PENDING)
     for link in Link:
         world.cut(link)
     world.mover = Mover("a->b", [0], goal)
@@ -476,7 +503,42 @@ def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(
     world.settle()
     assert world.move.phase is Phase.FAILED
     assert "died for 'a->b'" in world.move.reason
-    assert (source.state, copy.state) == (DEAD, REPLICA if goal is Goal.UNDO else state)
+    assert (source.state, copy.state) == (DEAD, PENDING)
+
+
+@pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
+def test_what_is_over_is_not_repeated_though_nobody_has_told_the_source(goal: Goal) -> None:
+    """The mover was killed before that; the destination has handed the vbucket on, is about to get it back, and is fed
+    by the dead source once more."""
+    first, second, third = (Laboratory(vbuckets=4) for _ in range(3))
+    first.bucket.create_vbucket(0)
+    first.write(0, b"old")
+    world = between(first, second)
+    while world.states() != (DEAD, ACTIVE):
+        assert world.step()
+    world.kill()
+    second.write(0, b"newer")
+    world = between(second, third)
+    world.settle()
+    world.kill()
+    third.write(0, b"newest")
+    world = between(third, second)
+    while world.states() != (ACTIVE, PENDING):
+        assert world.step()
+    world.kill()
+    copy, source = second.bucket.vbucket(0), first.bucket.vbucket(0)
+    copy.roll_back(0)
+    copy.replace_failover_log(source.failover_log)
+    assert not source.inherited
+    world = between(first, second, goal)
+    world.settle()
+    assert world.move.phase is Phase.FAILED
+    assert [node.bucket.vbucket(0).state for node in (first, second, third)] == [DEAD, REPLICA, ACTIVE]
+    world.kill()
+    world = between(third, second)
+    world.settle()
+    assert world.states() == (DEAD, ACTIVE)
+    assert world.contents(Link.DESTINATION).keys() == {b"old", b"newer", b"newest"}
 
 
 def test_the_new_map_does_not_wait_for_the_disk_of_a_source_that_has_not_heard_how_it_ended() -> None:

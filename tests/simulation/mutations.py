@@ -391,10 +391,10 @@ def undo_without_asking() -> list[Change]:
     decide = Mover._decide
 
     def instead(self: Mover, move: Any, source: Any, destination: Any) -> None:
-        known = destination if move.goal is not Goal.UNDO else None
+        known = destination if move.goal is not Goal.UNDO else VbucketState.PENDING
         decide(self, move, source, known)
 
-    def unasked(self: Mover, move: Any, destination: Any, then: Callable[[], object]) -> None:
+    def unasked(self: Mover, move: Any, then: Callable[[], object]) -> None:
         then()
 
     return [(Mover, "_decide", instead), (Mover, "_when_never_active", unasked)]
@@ -405,7 +405,7 @@ def undo_whoever_was_active_since() -> list[Change]:
     """A takeover is undone though its destination was active since, and may have handed on what it wrote. Two know it,
     the destination by its log and the source because it has heard so: neither is asked."""
     return [
-        (Mover, "_when_never_active", lambda self, move, destination, then: then()),
+        (Mover, "_when_never_active", lambda self, move, then: then()),
         (Vbucket, "inherit", lambda self, heir: None),
     ]
 
@@ -448,8 +448,16 @@ def forget_the_heir() -> list[Change]:
 
 @mutation
 def takeovers_are_never_over() -> list[Change]:
-    """A source forgets that its heir was active: when that one's copy is fed by a third, the takeover is repeated."""
-    return [(Vbucket, "inherit", lambda self, heir: None)]
+    """When its heir is pending again, and fed by a third, a takeover is repeated: a source forgets that its heir was
+    active, and a pending copy is not told apart by its branch."""
+    replace = Vbucket.replace_failover_log
+
+    def instead(self: Vbucket, log: FailoverLog) -> None:
+        was = self.state
+        replace(self, log)
+        self.state = was
+
+    return [(Vbucket, "inherit", lambda self, heir: None), (Vbucket, "replace_failover_log", instead)]
 
 
 @mutation

@@ -24,7 +24,7 @@ FOUND = {
     "compact-announced-snapshots": 35,
     "undo-without-asking": 261,
     "undo-whoever-was-active-since": 21,
-    "movers-need-not-ask-again": 41,
+    "movers-need-not-ask-again": 3268,
     "destination-answers-before-disk": 16,
     "mover-forgets-to-undo": 36,
     "feed-whoever-is-dead": 38,

@@ -358,6 +358,7 @@ class Vbucket(KeyValue):
         """Take over the producer's log from its answer.
 
         Whoever we stream to knows us by the old log, and what comes now may belong to another branch: they ask again.
+        A copy that is pending waits to take over the branch that it is on; on another one it is a replica.
         """
         with self.journal.lock:
             self._check_changeable()
@@ -365,6 +366,8 @@ class Vbucket(KeyValue):
                 raise KeyExists("an active vbucket keeps its own failover log", vbucket=self.number)
             if log == self.failover_log:
                 return
+            if self.state is VbucketState.PENDING and log.newest.vbucket_uuid != self.failover_log.newest.vbucket_uuid:
+                self.set_state(VbucketState.REPLICA)
             self.failover_log = log
             self.counts_itself = False
             self.journal.change(self.number)

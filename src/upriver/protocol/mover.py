@@ -19,18 +19,19 @@ whatever      active       it is taken over: have that confirmed from disk, push
 active        not active   take over; or, if it shall be undone, nothing is left to do. A
                            dead destination may be all that another takeover has left: it
                            is fed only if the source holds everything that it does
-dead          pending      a takeover was interrupted: go on with it, or undo it, the
-                           destination first: replica there, then active here
-dead          other copy   undone if that is wanted; else failed, for somebody else may
-                           have taken it over
-dead          no copy      failed: there is nobody who knows whether it was handed on
+dead          pending      a takeover was interrupted: go on with it, or undo it, first
+                           active here, then replica there
+dead          another, or  failed: it may have been taken over and handed on, and nobody
+              no copy      knows to whom
 other         not active   the source does not own the vbucket: failed
 active        active       somebody else has meddled: failed, and nothing is touched
 ============  ===========  =============================================================
 
-What a source died for is gone on with, or undone, only if the destination was never active since: by its failover log,
-and because a source that has heard how it ended refuses. (The log alone does not tell: a copy that was active, and is a
-replica again, may be fed by one that knows nothing of it.)
+What a source died for is gone on with, or undone, only if the destination was never active since. It was not if it is
+pending, under a branch that the source knows: a copy is pending on disk before the source dies, and no longer once it
+has another role, or is fed by somebody on another branch. (The failover logs of two copies alone do not tell: one that
+was active, and is a replica again, may be fed by one that knows nothing of it.) And a source that has heard how it
+ended refuses.
 If the destination cannot be reached a dead source stays dead: the other side may be active. A source that is still
 active has sent nothing that could make the destination active, so there nothing needs to be undone.
 
@@ -171,6 +172,10 @@ class Move:
         #: The map that is being pushed, and where it has not arrived yet: None stands for all other nodes.
         self.announcement: bytes = b""
         self.unannounced: set[Link | None] = set()
+
+
+def _set_vbucket(move: Move, state: VbucketState) -> Request:
+    return memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState[state.name])
 
 
 class Mover:
@@ -392,17 +397,17 @@ class Mover:
         elif taken:
             self._confirm(move, source)
         elif source is VbucketState.ACTIVE and move.goal is Goal.UNDO:
-            self._demote(move, destination, lambda: self._set(move, Phase.UNDONE))
-        elif source is VbucketState.DEAD and move.goal is Goal.UNDO:
-            self._when_never_active(
-                move, destination, lambda: self._demote(move, destination, lambda: self._revive(move))
-            )
+            self._demote(move, destination)
         elif source is VbucketState.ACTIVE:
             self._prepare(move, destination)
+        elif interrupted and move.goal is Goal.UNDO:
+            self._when_never_active(move, lambda: self._revive(move))
         elif interrupted and move.goal is Goal.TAKE_OVER:
-            self._when_never_active(move, destination, lambda: self._prepare(move, destination))
+            self._when_never_active(move, lambda: self._add_stream(move))
         elif source is VbucketState.DEAD:
-            self._fail(move, "the source is dead and the destination not pending: whoever took it over may be active")
+            why = f"the source is dead and the destination {destination.value if destination else 'not there'}"
+            why = f"{why}, not pending: whoever took it over may be active"
+            self._fail(move, f"{why}; if nobody is, make the source active")
         else:
             self._fail(move, f"the source does not own the vbucket: it is {source.value if source else 'not there'}")
 
@@ -414,26 +419,23 @@ class Mover:
                 why = f"{answer.status.label} {getattr(answer, 'text', '')}".rstrip()
                 self._fail(move, f"the {link.value} does not become {state.value}: {why}")
 
-        request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState[state.name])
-        self._ask(link, request, answered)
+        self._ask(link, _set_vbucket(move, state), answered)
 
-    def _demote(self, move: Move, destination: VbucketState | None, then: Callable[[], object]) -> None:
+    def _demote(self, move: Move, destination: VbucketState | None) -> None:
         """A pending copy waits for a takeover that will not come."""
+
+        def undone() -> None:
+            self._set(move, Phase.UNDONE)
+
         self._set(move, Phase.UNDOING)
         if destination is VbucketState.PENDING:
-            self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, then)
+            self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, undone)
         else:
-            then()
+            undone()
 
-    def _when_never_active(self, move: Move, destination: VbucketState | None, then: Callable[[], object]) -> None:
+    def _when_never_active(self, move: Move, then: Callable[[], object]) -> None:
         """Who becomes active begins a branch: one that the source does not know means that there were writes behind it,
-        which the destination may have handed on to a third. That third may be moving it back right now, so this holds
-        for a pending copy too; and of a copy that is not there any more nobody can tell."""
-        if destination is None:
-            why = "the source is dead and the destination has no such vbucket any more: it may have handed it on"
-            self._fail(move, f"{why}; if nobody is active, make the source active")
-            return
-
+        which the destination may have handed on to a third. That third may be moving it back right now."""
         logs: dict[Link, list[int]] = {}
 
         def heard(link: Link) -> Callable[[Response], object]:
@@ -447,7 +449,7 @@ class Mover:
                 if logs[Link.DESTINATION] and logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
                     then()
                 else:
-                    why = f"the destination is {destination.value} and was active since, or fed by somebody who was"
+                    why = "the destination was active since, or fed by somebody who was"
                     self._fail(move, f"{why}: find out who is, and move the vbucket from there")
 
             return take
@@ -503,7 +505,9 @@ class Mover:
                 self._fail(move, f"the destination does not tell its high seqno: {answer.status.label}")
 
     def _revive(self, move: Move) -> None:
-        self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._set(move, Phase.UNDONE))
+        """The destination waits on until then: should this be cut, it still tells that nobody has taken over."""
+        self._set(move, Phase.UNDOING)
+        self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._demote(move, VbucketState.PENDING))
 
     def _prepare(self, move: Move, destination: VbucketState | None) -> None:
         self._set(move, Phase.PREPARING)
@@ -523,7 +527,7 @@ class Mover:
 
         def announce() -> None:
             if source is VbucketState.DEAD:
-                request = memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState.DEAD)
+                request = _set_vbucket(move, VbucketState.DEAD)
                 move.held = self._question(Link.SOURCE, request, lambda _: self._set(move, Phase.MOVED))
             self._announce(move)
 
