@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import queue
 import random
 import struct
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections import Counter
 from types import ModuleType
@@ -1236,6 +1238,77 @@ def test_a_batch_has_no_more_room_than_its_range_can_fill(clock: Clock) -> None:
     assert batch.num_rows == 70
     first, last = batch.column("vbucket").buffers()[1], batch.column("value").buffers()[2]
     assert last.address - first.address < 2 * batch.nbytes
+
+
+#: Reads batches of 300 kB, of which the last few are held, with a C library that hands such blocks back to the system
+#: at once. Says how many pages came anew for two hundred of them, and how many bytes stay of a hundred that were held.
+BATCHES = """
+import resource, time
+from upriver.engine._table import Ledger, Table
+
+def read(held):
+    batches = []
+    for _ in range(200):
+        batches.append(table.read_columns(0, 2000, 2000, 10**9)[0])
+        del batches[:-held]
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+table = Table(0, Ledger(time.time))
+table.active = True
+for number in range(2000):
+    table.set(b"%d" % number, bytes(100))
+read(5)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+read(5)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+before = resident()
+read(100)
+print(faults, resident() - before)
+"""
+
+
+@pytest.mark.skipif(compiled is None or sys.platform != "linux", reason="needs the compiled table and its C library")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer shall see what is given back")
+def test_batches_lie_in_memory_that_was_used_before_but_little_is_kept_for_them() -> None:
+    at_once = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    command = [sys.executable, "-c", BATCHES]
+    output = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, env=os.environ | at_once).stdout
+    faults, kept = map(int, output.split())
+    assert faults < 200  # else 200 times 60 of them
+    assert kept < 10_000_000
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
+def test_batches_that_are_held_stay_as_they_are_while_threads_give_others_back(clock: Clock) -> None:
+    table = compiled.Table(0, compiled.Ledger(clock))
+    table.active = True
+    for number in range(3000):
+        table.set(b"%d" % number, bytes(number % 300))
+    wanted = {end: table.read_columns(0, end, end, 10**9)[0].to_pylist() for end in range(1000, 3001, 250)}
+
+    def give_back() -> None:
+        while (batch := returned.get()) is not None:
+            del batch
+
+    returned: queue.SimpleQueue[pa.RecordBatch | None] = queue.SimpleQueue()
+    threads = [threading.Thread(target=give_back) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    chance, held = random.Random(1), []
+    for _ in range(400):
+        end = chance.choice(list(wanted))
+        held.append((end, table.read_columns(0, end, end, 10**9)[0]))
+        if len(held) > 20:
+            returned.put(held.pop(chance.randrange(20))[1])
+    for _ in threads:
+        returned.put(None)
+    for thread in threads:
+        thread.join()
+    for end, batch in held:
+        assert batch.to_pylist() == wanted[end]
 
 
 def test_a_get_takes_no_keyword(table: Any) -> None:

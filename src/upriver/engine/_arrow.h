@@ -1,9 +1,10 @@
 /* Handing columns over to Arrow through its C data interface: https://arrow.apache.org/docs/format/CDataInterface.html
  *
- * One allocation holds the contents of all columns and what describes them; Arrow frees it with the last user. */
+ * One block holds the contents of all columns and what describes them; Arrow gives it back with the last user. */
 #ifndef UPRIVER_ENGINE_ARROW_H
 #define UPRIVER_ENGINE_ARROW_H
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,58 @@ struct ChangeColumns {
     struct ArrowArray *children[CHANGE_COLUMNS];
     const void *buffers[CHANGE_COLUMNS][3];
     const void *no_buffer[1];
+    size_t bytes; /* of the whole block */
 };
+
+#ifdef __SANITIZE_ADDRESS__ /* which shall see who uses a batch that was given back */
+
+static struct ChangeColumns *spare_block(size_t bytes) { (void)bytes; return NULL; }
+static void give_block(struct ChangeColumns *block) { free(block); }
+
+#else
+
+/* Blocks that were given back serve the next batches, the last one first, which the caches still hold. The C library
+ * would return them to the system, now and then or each time, as the heap around them happens to lie, and the new pages
+ * of a batch cost as much as its rows. Small ones it keeps itself.
+ *
+ * Arrow may give back from any thread. A lock that is taken is not waited for. */
+enum { SPARE_BLOCKS = 16, SPARE_BLOCK_MIN = 64 * 1024, SPARE_BLOCKS_BYTES = 8 * 1024 * 1024 };
+static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct SpareBlock { struct ChangeColumns *block; size_t bytes; } spare_blocks[SPARE_BLOCKS];
+static size_t spare_count, spare_bytes;
+
+static struct ChangeColumns *remove_spare(size_t i) {
+    struct ChangeColumns *block = spare_blocks[i].block;
+    spare_bytes -= spare_blocks[i].bytes;
+    memmove(&spare_blocks[i], &spare_blocks[i + 1], (--spare_count - i) * sizeof(struct SpareBlock));
+    return block;
+}
+
+/* One of so many bytes but not of many more, because who keeps a batch shall not keep room in it; NULL if there is none. */
+static struct ChangeColumns *spare_block(size_t bytes) {
+    struct ChangeColumns *block = NULL;
+    size_t i;
+    if (bytes < SPARE_BLOCK_MIN || pthread_mutex_trylock(&spare_lock)) return NULL;
+    for (i = spare_count; block == NULL && i-- > 0;)
+        if (bytes <= spare_blocks[i].bytes && spare_blocks[i].bytes <= bytes + bytes / 4) block = remove_spare(i);
+    pthread_mutex_unlock(&spare_lock);
+    return block;
+}
+
+static void give_block(struct ChangeColumns *block) {
+    size_t bytes = block->bytes;
+    if (bytes < SPARE_BLOCK_MIN || bytes > SPARE_BLOCKS_BYTES || pthread_mutex_trylock(&spare_lock)) {
+        free(block);
+        return;
+    }
+    while (spare_count == SPARE_BLOCKS || spare_bytes + bytes > SPARE_BLOCKS_BYTES) free(remove_spare(0));
+    spare_blocks[spare_count].block = block;
+    spare_blocks[spare_count++].bytes = bytes;
+    spare_bytes += bytes;
+    pthread_mutex_unlock(&spare_lock);
+}
+
+#endif
 
 static void release_column(struct ArrowArray *array) { array->release = NULL; }
 
@@ -33,15 +85,21 @@ static void release_columns(struct ArrowArray *array) {
     for (i = 0; i < array->n_children; i++)
         if (array->children[i]->release) array->children[i]->release(array->children[i]);
     array->release = NULL;
-    free(array->private_data);
+    give_block((struct ChangeColumns *)array->private_data);
 }
 
 /* A block for the description and so many bytes of contents, which start at `*contents`; NULL if there is no memory. */
 static struct ChangeColumns *allocate_columns(size_t bytes, char **contents) {
     size_t head = (sizeof(struct ChangeColumns) + 63) & ~(size_t)63;
-    char *block = (char *)aligned_alloc(64, head + ((bytes + 63) & ~(size_t)63));
-    if (block != NULL) *contents = block + head;
-    return (struct ChangeColumns *)block;
+    size_t whole = head + ((bytes + 63) & ~(size_t)63);
+    struct ChangeColumns *block = spare_block(whole);
+    if (block == NULL) {
+        block = (struct ChangeColumns *)aligned_alloc(64, whole);
+        if (block == NULL) return NULL;
+        block->bytes = whole;
+    }
+    *contents = (char *)block + head;
+    return block;
 }
 
 static void describe_column(struct ChangeColumns *block, int i, int64_t rows, const char *first, const char *second) {

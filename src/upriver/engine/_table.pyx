@@ -83,6 +83,7 @@ cdef extern from "_arrow.h" nogil:
     struct ChangeColumns:
         pass
     ChangeColumns *allocate_columns(size_t, char **)
+    void give_block(ChangeColumns *)
     void describe_column(ChangeColumns *, int, int64_t, const char *, const char *)
     void describe_columns(ChangeColumns *, ArrowArray *, int64_t)
 
@@ -2330,7 +2331,7 @@ cdef object columns(
             taken += picked_bytes
             add_rows(self, &to, count, keys_only, now)
     except:
-        free(block)
+        give_block(block)
         raise
     describe(block, &to, &batch)
     try:
