@@ -116,7 +116,6 @@ cdef enum:
     RECORD_BYTES_MIN = 64
     DELETIONS_PART = 16
     INDEXED_AT_ONCE = 16
-    ROWS_AT_ONCE = 8  # of a batch: more records than that the processor cannot ask for at once
     ROWS_FIRST = 64  # so many tell how large the others will be
     PICKED_MAX = 1 << 30
     FEW = 64  # so few changes are measured before they are copied; for more, room is taken without looking
@@ -2123,12 +2122,9 @@ cdef int pick(size_t count, const char *record) except -1:
 
 cdef size_t select(
     Table self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every, bytes prefix, uint64_t *done,
-    size_t taken=0, size_t most=PICKED_MAX
+    size_t most=PICKED_MAX
 ) except? 9999:
-    """Pick the visible records of (after, upto]; `done` says how far they reach.
-
-    Who picks in turns says how many bytes of ``max_bytes`` were taken before, and how many records it can use at most.
-    """
+    """Pick the visible records of (after, upto], so many at most; `done` says how far they reach."""
     cdef uint32_t i = seek_chunk(self, after), place, first
     cdef size_t count = 0, total = 0, key_total = 0, value_total = 0, prefix_size = PyBytes_GET_SIZE(prefix)
     cdef uint64_t superseded_by, seqno, last = after
@@ -2139,8 +2135,7 @@ cdef size_t select(
     cdef bint full = False
     global picked_bytes, picked_key_bytes, picked_value_bytes
     first = seek_place(self, i, after) if i < self.order_count else 0
-    if not taken:
-        fetch_start(self, i, first)
+    fetch_start(self, i, first)
     while i < self.order_count and not full:
         chunk = &self.chunks[self.order[i]]
         following = self.chunks[self.order[i + 1]].data if i + 1 < self.order_count else chunk.data
@@ -2162,7 +2157,7 @@ cdef size_t select(
                 )
             ):
                 size = full_size(record)
-                if count == most or (taken + total and taken + total + size > max_bytes):
+                if count == most or (total and total + size > max_bytes):
                     stop_reading(self, self.order[i], record, last)
                     full = True
                     break
@@ -2300,14 +2295,12 @@ cdef object columns(
 ):
     """An Arrow batch of the visible records.
 
-    Some are picked and laid out in turns: while their rows are written, the next records are on their way from memory.
-    How many follow is not known then. There is room for as many as are likely after the first ones, and where it does
-    not suffice the batch ends early.
+    Of many only some are picked, which tell how large the others will be: there is room for as many as are likely, and
+    where it does not suffice the batch ends early.
     """
     cdef size_t most = PICKED_MAX if keys_only or prefix or self.evicted else ROWS_FIRST
-    cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, done, 0, most), taken = picked_bytes
+    cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, done, most), taken = picked_bytes
     cdef size_t rows = count, key_bytes = picked_key_bytes, value_bytes = 0 if keys_only else picked_value_bytes
-    cdef uint64_t reached
     cdef Columns to
     cdef ChangeColumns *block
     cdef ArrowArray batch
@@ -2321,14 +2314,9 @@ cdef object columns(
         key_bytes = key_bytes * rows / count * 5 / 4
     block = lay_out(&to, rows, key_bytes, value_bytes)
     try:
-        add_rows(self, &to, count, keys_only, now)
-        while count == most:
-            reached, most = done[0], ROWS_AT_ONCE
-            count = select(self, reached, upto, at, max_bytes, every, prefix, done, taken, most)
-            if to.rows + count > rows or to.key_ends[to.rows] + picked_key_bytes > key_bytes:
-                done[0] = reached
-                break
-            taken += picked_bytes
+        if count == most:
+            done[0] = stream_rows(self, &to, rows, key_bytes, after, upto, at, max_bytes, every, now)
+        else:
             add_rows(self, &to, count, keys_only, now)
     except:
         give_block(block)
@@ -2376,71 +2364,91 @@ cdef ChangeColumns *lay_out(Columns *to, size_t rows, size_t key_bytes, size_t v
 
 
 cdef int add_rows(Table self, Columns *to, size_t count, bint keys_only, double now) except -1:
-    """Lay out what was picked behind the rows that are there."""
-    cdef size_t first = 0, last
-    while first < count:
-        last = min(first + ROWS_AT_ONCE, count)
-        add_some(self, to, picked + first, last - first, keys_only)
-        first = last
-    if now:
-        for first in range(count):
-            to.lock_time[to.rows - count + first] = lock_time_of(self, picked[first], now)
+    """Lay out what was picked."""
+    cdef size_t i
+    for i in range(count):
+        add_row(to, picked[i], self.vbucket, lock_time_of(self, picked[i], now) if now else 0, keys_only)
     return 0
 
 
-cdef void add_some(Table self, Columns *to, const char **records, size_t count, bint keys_only) noexcept:
-    """First what has a fixed size: so all pointers stay in registers, and the records in the cache."""
-    cdef size_t i, first = to.rows
-    cdef uint16_t vbucket = self.vbucket
-    cdef uint8_t opcode
+cdef uint64_t stream_rows(
+    Table self, Columns *columns, size_t rows, size_t key_bytes, uint64_t after, uint64_t upto, uint64_t at,
+    size_t max_bytes, bint every, double now
+) except? 9999:
+    """Select and lay out in one go, for the plain case: how far the rows reach.
+
+    While a row is written, others are on their way from memory.
+    """
+    cdef uint32_t i = seek_chunk(self, after), place
+    cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
+    cdef uint64_t superseded_by, seqno, passed = after
+    cdef size_t total = 0
+    cdef Chunk *chunk
     cdef const char *record
-    cdef const char *key
-    cdef uint16_t *p_vbucket = to.vbucket + first
-    cdef uint8_t *p_event = to.event + first
-    cdef uint64_t *p_seqno = to.seqno + first
-    cdef uint64_t *p_rev_seqno = to.rev_seqno + first
-    cdef uint64_t *p_cas = to.cas + first
-    cdef uint32_t *p_flags = to.flags + first
-    cdef uint32_t *p_expiry = to.expiry + first
-    cdef uint8_t *p_datatype = to.datatype + first
-    cdef uint32_t *p_key_end = to.key_ends + first + 1
-    cdef uint32_t *p_value_end = to.value_ends + first + 1
-    cdef uint32_t key_size, value_size, key_end = to.key_ends[first], value_end = to.value_ends[first]
-    cdef char *p_key = to.key
-    cdef char *p_value = to.value
-    for i in range(count):
-        p_vbucket[i] = vbucket
-    memset(to.lock_time + first, 0, count * 4)
-    for i in range(count):
-        record = records[i]
-        opcode = record[R_OPCODE]
-        p_event[i] = opcode - EVENT_OF_OPCODE
-        p_seqno[i] = load_be64(record + R_SEQNO)
-        p_rev_seqno[i] = load_be64(record + R_REV_SEQNO)
-        p_cas[i] = load_be64(record + R_CAS)
-        p_datatype[i] = 0 if keys_only else <uint8_t>record[R_DATATYPE]
-        if opcode == OPCODE_MUTATION:
-            p_flags[i] = load_be32(record + R_FLAGS)
-            p_expiry[i] = load_be32(record + R_EXPIRY)
+    cdef const char *following
+    cdef Columns to = columns[0]  # which the compiler knows that no row is written over
+    while i < self.order_count:
+        chunk = &self.chunks[self.order[i]]
+        place = first
+        first = 0
+        i += 1
+        following = self.chunks[self.order[i]].data if i < self.order_count else chunk.data
+        while place < chunk.used:
+            record = chunk.data + place
+            fetch_ahead(record, chunk.data + chunk.used, following)
+            seqno = load_be64(record + R_SEQNO)
+            if seqno > upto:
+                columns.rows = to.rows
+                return upto
+            place += full_size(record)
+            superseded_by = load64(record)
+            if every or not superseded_by or superseded_by > at:
+                total += full_size(record)
+                if (
+                    to.rows == rows or total > max_bytes
+                    or to.key_ends[to.rows] + load_be16(record + R_KEY_LENGTH) > key_bytes
+                ):
+                    stop_reading(self, self.order[i - 1], record, passed)
+                    columns.rows = to.rows
+                    return passed
+                add_row(&to, record, self.vbucket, lock_time_of(self, record, now) if now else 0, False)
+            passed = seqno
+    columns.rows = to.rows
+    return upto
+
+
+cdef inline void add_row(Columns *to, const char *record, uint16_t vbucket, uint32_t lock_time, bint keys_only) noexcept:
+    """Lay out a record behind the rows that are there."""
+    cdef size_t row = to.rows
+    cdef uint8_t opcode = record[R_OPCODE]
+    cdef uint32_t key_end = to.key_ends[row], value_end = to.value_ends[row]
+    cdef uint32_t key_size = load_be16(record + R_KEY_LENGTH), value_size
+    cdef const char *key = record_key(record)
+    to.vbucket[row] = vbucket
+    to.event[row] = opcode - EVENT_OF_OPCODE
+    to.seqno[row] = load_be64(record + R_SEQNO)
+    to.rev_seqno[row] = load_be64(record + R_REV_SEQNO)
+    to.cas[row] = load_be64(record + R_CAS)
+    to.datatype[row] = 0 if keys_only else <uint8_t>record[R_DATATYPE]
+    to.lock_time[row] = lock_time
+    if opcode == OPCODE_MUTATION:
+        to.flags[row] = load_be32(record + R_FLAGS)
+        to.expiry[row] = load_be32(record + R_EXPIRY)
+    else:
+        to.flags[row] = 0
+        if opcode == OPCODE_DELETION:
+            to.expiry[row] = load32(record + R_TIME)
         else:
-            p_flags[i] = 0
-            if opcode == OPCODE_DELETION:
-                p_expiry[i] = load32(record + R_TIME)
-            else:
-                p_expiry[i] = load_be32(record + R_DELETE_TIME)
-    for i in range(count):
-        record = records[i]
-        key = record_key(record)
-        key_size = load_be16(record + R_KEY_LENGTH)
-        memcpy(p_key + key_end, key, key_size)
-        key_end += key_size
-        p_key_end[i] = key_end
-        if not keys_only:
-            value_size = load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
-            memcpy(p_value + value_end, key + key_size, value_size)
-            value_end += value_size
-        p_value_end[i] = value_end
-    to.rows += count
+            to.expiry[row] = load_be32(record + R_DELETE_TIME)
+    memcpy(to.key + key_end, key, key_size)
+    if not keys_only:
+        value_size = load_be32(record + R_BODY_LENGTH) - <uint8_t>record[R_EXTRAS_LENGTH] - key_size
+        memcpy(to.value + value_end, key + key_size, value_size)
+        value_end += value_size
+    row += 1
+    to.key_ends[row] = key_end + key_size
+    to.value_ends[row] = value_end
+    to.rows = row
 
 
 cdef void describe(ChangeColumns *block, const Columns *columns, ArrowArray *batch) noexcept:
