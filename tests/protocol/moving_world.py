@@ -133,7 +133,7 @@ class MovingWorld:
                 return True
         return any(
             # What waited for the disk is called back even if nothing had to be written.
-            node.scheduler.step() or node.bucket.flusher.step() or node.scheduler.step()
+            node.scheduler.step() or (node.disk_works and node.bucket.flusher.step()) or node.scheduler.step()
             for node in self.nodes.values()
         )
 

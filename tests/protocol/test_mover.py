@@ -352,6 +352,25 @@ def test_an_undo_that_was_interrupted_goes_on(link: Link) -> None:
     assert world.move.phase is Phase.UNDONE
 
 
+@pytest.mark.parametrize("reachable", [False, True])
+def test_nothing_is_undone_before_the_disk_knows_it(reachable: bool) -> None:
+    """Another mover was about to undo it, and was killed."""
+    world = written()
+    while world.states() != (DEAD, PENDING):
+        assert world.step()
+    world.source.settle()
+    world.source.disk_works = False
+    world.source.bucket.vbucket(0).set_state(ACTIVE)
+    world.reachable[Link.DESTINATION] = reachable
+    world.cut(Link.DESTINATION)
+    world.mover.undo(0)
+    world.settle()
+    assert Phase.UNDONE not in world.phases
+    world.source.disk_works = True
+    world.settle()
+    assert world.phases[-1] is Phase.UNDONE
+
+
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
 def test_nobody_can_tell_what_a_destination_waited_for_that_waits_no_more(goal: Goal) -> None:
     """An operator has made it a replica, or it was active and handed the vbucket on: only he knows."""

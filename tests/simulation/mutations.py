@@ -376,7 +376,7 @@ def destination_answers_before_disk() -> list[Change]:
 @mutation
 def mover_forgets_to_undo() -> list[Change]:
     """A mover says undone, and the source stays dead."""
-    return [(Mover, "_revive", lambda self, move: self._set(move, Phase.UNDONE))]
+    return [(Mover, "_revive", lambda self, move, destination: self._set(move, Phase.UNDONE))]
 
 
 @mutation

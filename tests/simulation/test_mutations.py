@@ -31,7 +31,7 @@ FOUND = {
     "forget-the-heir": 41,
     "takeovers-are-never-over": 261,
     "who-was-demoted-becomes-active": 857,
-    "drafts-share-an-heir": 119,
+    "drafts-share-an-heir": 4467,
     "drafts-skip-rollback": 47,
     "drafts-trust-the-compared-log": 109,
     "tap-counts-what-was-sent": 313,

@@ -379,7 +379,7 @@ class Mover:
             if len(move.states) == len(Link):
                 self._decide(move, move.states[Link.SOURCE], move.states[Link.DESTINATION])
             elif move.goal is Goal.UNDO and move.states.get(Link.SOURCE) is VbucketState.ACTIVE:
-                self._set(move, Phase.UNDONE)
+                self._revive(move, None)
 
         return heard
 
@@ -397,11 +397,11 @@ class Mover:
         elif taken:
             self._confirm(move, source)
         elif source is VbucketState.ACTIVE and move.goal is Goal.UNDO:
-            self._demote(move, destination)
+            self._revive(move, destination)
         elif source is VbucketState.ACTIVE:
             self._prepare(move, destination)
         elif interrupted and move.goal is Goal.UNDO:
-            self._when_never_active(move, lambda: self._revive(move))
+            self._when_never_active(move, lambda: self._revive(move, destination))
         elif interrupted and move.goal is Goal.TAKE_OVER:
             self._when_never_active(move, lambda: self._add_stream(move))
         elif source is VbucketState.DEAD:
@@ -420,18 +420,6 @@ class Mover:
                 self._fail(move, f"the {link.value} does not become {state.value}: {why}")
 
         self._ask(link, _set_vbucket(move, state), answered)
-
-    def _demote(self, move: Move, destination: VbucketState | None) -> None:
-        """A pending copy waits for a takeover that will not come."""
-
-        def undone() -> None:
-            self._set(move, Phase.UNDONE)
-
-        self._set(move, Phase.UNDOING)
-        if destination is VbucketState.PENDING:
-            self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, undone)
-        else:
-            undone()
 
     def _when_never_active(self, move: Move, then: Callable[[], object]) -> None:
         """Who becomes active begins a branch: one that the source does not know means that there were writes behind it,
@@ -504,10 +492,21 @@ class Mover:
             else:
                 self._fail(move, f"the destination does not tell its high seqno: {answer.status.label}")
 
-    def _revive(self, move: Move) -> None:
-        """The destination waits on until then: should this be cut, it still tells that nobody has taken over."""
+    def _revive(self, move: Move, destination: VbucketState | None) -> None:
+        """Make the source active, also one that says it is: this is answered only when it is on disk. Until then the
+        destination waits on: should this be cut, it still tells that nobody has taken over."""
+
+        def undone() -> None:
+            self._set(move, Phase.UNDONE)
+
+        def demote() -> None:
+            if destination is VbucketState.PENDING:
+                self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, undone)
+            else:
+                undone()
+
         self._set(move, Phase.UNDOING)
-        self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, lambda: self._demote(move, VbucketState.PENDING))
+        self._set_state(move, Link.SOURCE, VbucketState.ACTIVE, demote)
 
     def _prepare(self, move: Move, destination: VbucketState | None) -> None:
         self._set(move, Phase.PREPARING)
