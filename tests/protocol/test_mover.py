@@ -371,6 +371,21 @@ def test_nothing_is_undone_before_the_disk_knows_it(reachable: bool) -> None:
     assert world.phases[-1] is Phase.UNDONE
 
 
+def test_what_the_source_undoes_alone_is_undone_though_the_destination_comes_back() -> None:
+    world = written()
+    world.source.disk_works = world.reachable[Link.DESTINATION] = False
+    world.mover.undo(0)
+    world.settle()
+    assert world.phases[-1] is Phase.UNDOING
+    world.come_back()
+    world.settle()
+    world.source.disk_works = True
+    world.settle()
+    assert world.phases[-1:] == [Phase.UNDONE]
+    assert world.phases.count(Phase.UNDONE) == 1
+    assert world.mover.over
+
+
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
 def test_nobody_can_tell_what_a_destination_waited_for_that_waits_no_more(goal: Goal) -> None:
     """An operator has made it a replica, or it was active and handed the vbucket on: only he knows."""

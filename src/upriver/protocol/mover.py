@@ -334,7 +334,8 @@ class Mover:
         self._open.add(link)
         if self._open == set(Link):
             for move in self._unfinished():
-                self._ask_states(move)
+                if move.phase is not Phase.UNDOING:  # what the source alone can do is as good as done
+                    self._ask_states(move)
         else:
             self._ask_source_alone()
 
@@ -378,7 +379,7 @@ class Mover:
                 return
             if len(move.states) == len(Link):
                 self._decide(move, move.states[Link.SOURCE], move.states[Link.DESTINATION])
-            elif move.goal is Goal.UNDO and move.states.get(Link.SOURCE) is VbucketState.ACTIVE:
+            elif self._open == {Link.SOURCE} and move.states.get(Link.SOURCE) is VbucketState.ACTIVE:
                 self._revive(move, None)
 
         return heard
