@@ -5,6 +5,7 @@ import resource
 import shutil
 import struct
 import tarfile
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
 from tests.engine.watched_disk import run_watched
-from upriver.engine import Bucket
+from upriver.engine import Bucket, lmdb_storage
 from upriver.engine.lmdb_storage import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
 from upriver.engine.storage import Batch, Block
 from upriver.engine.table import Ledger, Table
@@ -228,6 +229,38 @@ def test_a_restored_copy_signs_with_its_own_name(path: Path, clock: Clock) -> No
     with Bucket.open(path.parent / "copy", vbuckets=2, clock=clock, background=False) as copy:
         assert copy.store != bucket.store
         assert (path.parent / "copy" / LOCK_FILE).read_text() == f"upriver store {copy.store}\n"
+
+
+def test_groups_and_blocks_of_all_sizes_one_behind_the_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sealed in the same memory, but for those that are too large for it."""
+    monkeypatch.setattr(lmdb_storage, "SEAL_BYTES_MAX", 50_000)
+    rng = random.Random(5)
+    sizes = [30_000, 60_000, 100, 49_992, 49_993, 1, 0, 50_000, 5000]
+    groups = [(number, rng.randbytes(size)) for number, size in enumerate(sizes, start=1)]
+    blocks = [Block(number, 7, rng.randbytes(size)) for number, size in enumerate(reversed(sizes))]
+    storage = LmdbStorage(path)
+    for group, block in zip(groups, blocks, strict=True):
+        storage.commit(Batch(group=group, blocks=[block, Block(20, block.vbucket + 1, block.records[:9])]))
+    storage.close()
+    storage = LmdbStorage(path)
+    assert [(number, bytes(group)) for number, group in storage.groups()] == groups
+    assert [storage.blocks(block.vbucket) for block in blocks] == [[block] for block in blocks]
+    assert [block.records for block in storage.blocks(20)] == [block.records[:9] for block in blocks]
+    storage.close()
+
+
+def test_what_is_sealed_takes_no_new_memory_each_time(path: Path) -> None:
+    storage = LmdbStorage(path)
+    group = bytes(4 * 2**20)
+    storage.commit(Batch(group=(1, group)))
+    tracemalloc.start()
+    try:
+        storage.commit(Batch(group=(2, group)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(group) / 2
+    storage.close()
 
 
 def test_a_group_of_a_number_that_is_there_replaces_it(path: Path) -> None:

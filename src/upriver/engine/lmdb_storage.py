@@ -44,6 +44,8 @@ FORMAT: Final = 3
 MAP_BYTES: Final = 2**40
 LOCK_FILE: Final = "upriver.lock"
 DATA_FILE: Final = "data.mdb"
+#: So much memory is kept for the next group or block.
+SEAL_BYTES_MAX: Final = 8 * 2**20
 
 #: Checksums of a value and of its key; the latter is 0 where nobody wrote it, in older formats.
 _CHECKSUM: Final = struct.Struct("<II")
@@ -85,6 +87,8 @@ class LmdbStorage(Storage):
         self._readers_lock = threading.Lock()
         self._dead = False
         self._closed = False
+        #: Where groups and blocks are sealed. To take memory anew for each, page by page, took longer than to write it.
+        self._seal = bytearray()
         self._lock = self._occupy()
         try:
             self._signed = os.pread(self._lock, _SIGNATURE_BYTES_MAX, 0)
@@ -338,6 +342,18 @@ class LmdbStorage(Storage):
 
     # Writing.
 
+    def _sealed(self, key: bytes, value: bytes) -> bytes | memoryview:
+        """With its checksum before it, in memory that the next call uses again."""
+        size = _CHECKSUM.size + len(value)
+        if size > SEAL_BYTES_MAX:
+            return _sealed(key, value)
+        if size > len(self._seal):
+            self._seal = bytearray(size)
+        sealed = memoryview(self._seal)[:size]
+        _CHECKSUM.pack_into(sealed, 0, crc32(value), crc32(key))
+        sealed[_CHECKSUM.size :] = value
+        return sealed
+
     def _write(self, txn: lmdb.Transaction, batch: Batch) -> None:
         for vbucket, seqno in batch.trims.items():
             self._trim(txn, vbucket, seqno)
@@ -345,12 +361,15 @@ class LmdbStorage(Storage):
             txn.delete(_BLOCK_KEY.pack(vbucket, upto), db=self._blocks)
         for block in batch.blocks:
             key = _BLOCK_KEY.pack(block.vbucket, block.upto)
-            txn.put(key, _sealed(key, block.records), db=self._blocks)
+            txn.put(key, self._sealed(key, block.records), db=self._blocks)
         if batch.group is not None:
             number = batch.group[0]
             key = _NUMBER.pack(number)
-            sealed = _sealed(key, batch.group[1])
-            batch.group = number, sealed  # what it was made of can go: LMDB is about to make another copy
+            sealed = self._sealed(key, batch.group[1])
+            batch.group = (
+                number,
+                b"",
+            )  # what it was made of can go: LMDB is about to make another copy, and two are enough
             if not txn.put(key, sealed, db=self._groups, append=True):  # it is not the last: no reason to lose it
                 txn.put(key, sealed, db=self._groups)
         if batch.drop_groups_to:
