@@ -2314,10 +2314,9 @@ cdef object columns(
         key_bytes = key_bytes * rows / count * 5 / 4
     block = lay_out(&to, rows, key_bytes, value_bytes)
     try:
+        add_rows(self, &to, count, keys_only, now)
         if count == most:
-            done[0] = stream_rows(self, &to, rows, key_bytes, after, upto, at, max_bytes, every, now)
-        else:
-            add_rows(self, &to, count, keys_only, now)
+            done[0] = stream_rows(self, &to, rows, key_bytes, done[0], upto, at, max_bytes - taken, every, now)
     except:
         give_block(block)
         raise
@@ -2375,7 +2374,7 @@ cdef uint64_t stream_rows(
     Table self, Columns *columns, size_t rows, size_t key_bytes, uint64_t after, uint64_t upto, uint64_t at,
     size_t max_bytes, bint every, double now
 ) except? 9999:
-    """Select and lay out in one go, for the plain case: how far the rows reach.
+    """Select and lay out in one go what follows the first rows, for the plain case: how far the rows reach.
 
     While a row is written, others are on their way from memory.
     """
