@@ -8,7 +8,8 @@ import lmdb
 import pytest
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, CursorEnd, Vbucket
+from upriver.engine import Bucket, CursorEnd, Vbucket, flusher
+from upriver.engine.backend import COMPILED
 from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.storage import Batch, Block
 from upriver.engine.table import stored_record
@@ -1007,3 +1008,33 @@ def test_a_goal_does_not_outlive_a_failed_commit(disk: FullDisk, clock: Clock, m
     bucket.abandon()
     with Bucket.open(disk.path, vbuckets=1, clock=clock, background=False) as reopened:
         assert reopened.vbucket(0).table.items == 52
+
+
+def test_a_group_takes_no_new_memory_each_time(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is larger than what is kept: that goes at once."""
+    if not COMPILED:
+        pytest.skip("the plain table puts each group together anew")
+    monkeypatch.setattr(flusher, "ROOM_BYTES_MAX", 50_000)
+    rooms: list[object] = []
+    bucket = Bucket(disk, vbuckets=4, clock=clock)
+    vbucket, commit = bucket.create_vbucket(0), disk.commit
+
+    def watched(batch: Batch) -> None:
+        if batch.group is not None:
+            assert isinstance(batch.group[1], memoryview)
+            rooms.append(batch.group[1].obj)
+        commit(batch)
+
+    monkeypatch.setattr(disk, "commit", watched)
+    for size in (5000, 4000, 90_000, 3000):
+        vbucket.set(b"k", bytes(size))
+        bucket.flusher.step()
+    assert rooms[0] is rooms[1]
+    assert rooms[2] is not rooms[0]
+    assert rooms[3] is not rooms[2]
+    bucket.abandon()
+    bucket = Bucket(FullDisk(disk.path), vbuckets=4, clock=clock)
+    found = bucket.vbucket(0).get(b"k")
+    assert found is not None
+    assert found.value == bytes(3000)
+    bucket.close()

@@ -453,6 +453,23 @@ def test_looking_for_expired_items_drops_locks_that_have_ended(table: Any, clock
     assert set(table.locks) == {b"long"}
 
 
+def test_a_group_lies_where_another_one_lay(backend: ModuleType, clock: Clock) -> None:
+    ledger = backend.Ledger(clock)
+    table = backend.Table(0, ledger)
+    table.active = True
+    room = bytearray()
+    for count in (100, 3, 300, 1, 299):
+        for i in range(count):
+            table.set(b"key%d" % i, b"%d" % count)
+        tables = ledger.take_dirty()
+        alone = bytes(backend.collect(tables))
+        group = backend.collect(tables, True, room)
+        assert group == alone
+        assert group.obj is room or len(room) < len(group) or backend is plain
+        room = group.obj
+        table.committed()
+
+
 def test_groups_bring_tables_back(backend: ModuleType, clock: Clock) -> None:
     ledger = backend.Ledger(clock)
     writer, receiver = backend.Table(0, ledger), backend.Table(1, ledger)
@@ -554,7 +571,7 @@ class Twin:
         self.table.sweep(0, floor, min(purge, floor), int(self.clock.now), evict)
 
     def do_flush(self) -> bytes:
-        group: bytes = self.backend.collect(self.ledger.take_dirty())
+        group = bytes(self.backend.collect(self.ledger.take_dirty()))
         self.table.committed()
         return group
 

@@ -17,6 +17,7 @@ from itertools import islice
 import pyarrow as pa
 
 cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -2553,11 +2554,10 @@ def stored_value(const uint8_t[::1] block not None, uint64_t seqno):
     return None
 
 
-def collect(list tables not None, bint with_records=True):
+def collect(list tables not None, bint with_records=True, bytearray room=None):
     """One group for the disk: a directory, then the records of each table that no group has held yet."""
     cdef Table table
-    cdef size_t total = GROUP_HEADER, entries = 0, bodies = 0, part, body
-    cdef bytes out
+    cdef size_t entries = 0, bodies = 0, size, part, body
     cdef char *to
     cdef char *directory
     cdef uint32_t i, place
@@ -2568,8 +2568,10 @@ def collect(list tables not None, bint with_records=True):
             entries += GROUP_BOUNDS + 8 * <size_t>len(table.whole_seqnos)
         if with_records:
             bodies += table.pending_bytes
-    out = PyBytes_FromStringAndSize(NULL, GROUP_HEADER + entries + bodies)
-    directory = PyBytes_AS_STRING(out)
+    size = GROUP_HEADER + entries + bodies
+    if room is None or <size_t>len(room) < size:
+        room = PyByteArray_FromStringAndSize(NULL, size)
+    directory = PyByteArray_AS_STRING(room)
     to = directory + GROUP_HEADER + entries
     store32(directory, <uint32_t>len(tables))
     store32(directory + 4, entries)
@@ -2612,7 +2614,7 @@ def collect(list tables not None, bint with_records=True):
         if table.order_count:
             table.flushing_chunk = table.order[table.order_count - 1]
             table.flushing_place = table.chunks[table.flushing_chunk].used
-    return out
+    return memoryview(room)[:size]
 
 
 def replay(uint64_t number, const uint8_t[::1] group not None, list tables not None):

@@ -46,6 +46,8 @@ SLICE_BYTES: Final = 2 * 2**20
 SLICE_S: Final = 0.05
 #: How far ahead of clock and last CAS a restart after a crash begins, should the clock have gone back: some 17 s.
 CAS_MARGIN: Final = 2**34
+#: So much memory is kept for the next group.
+ROOM_BYTES_MAX: Final = 8 * 2**20
 RETRY_S: Final = 0.5
 #: How many groups a batch drops at most, and how many cuts a vbucket has before a checkpoint makes an end of them.
 DROPPED_GROUPS_MAX: Final = 1000
@@ -149,6 +151,8 @@ class Flusher:
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
         self._step_lock = threading.Lock()
+        #: Where the next group is put together, when the one before is stored.
+        self._room = bytearray()
         self._awake = threading.Event()
         self._hurry = threading.Event()
         self._stopping = threading.Event()
@@ -285,8 +289,11 @@ class Flusher:
             gathered.waits += self.waiting.on_cut(trims)
             batch = gathered.batch
             if tables:
-                batch.group = (self.next_group, collect(tables, self.storage.keeps_records))
-                gathered.group_bytes = len(batch.group[1])
+                group = collect(tables, self.storage.keeps_records, self._room)
+                batch.group = (self.next_group, group)
+                gathered.group_bytes = len(group)
+                kept = group.obj
+                self._room = kept if isinstance(kept, bytearray) and len(kept) <= ROOM_BYTES_MAX else bytearray()
             for number, seqno in trims.items():
                 self._gather_trim(gathered, number, seqno)
             if self._checkpoint is not None:

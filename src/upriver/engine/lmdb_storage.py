@@ -342,7 +342,7 @@ class LmdbStorage(Storage):
 
     # Writing.
 
-    def _sealed(self, key: bytes, value: bytes) -> bytes | memoryview:
+    def _sealed(self, key: bytes, value: bytes | memoryview) -> bytes | memoryview:
         """With its checksum before it, in memory that the next call uses again."""
         size = _CHECKSUM.size + len(value)
         if size > SEAL_BYTES_MAX:
@@ -473,8 +473,8 @@ def _block_name(vbucket: int, upto: int) -> str:
     return f"the block of vbucket {vbucket} up to {upto}"
 
 
-def _sealed(key: bytes, value: bytes) -> bytes:
-    return _CHECKSUM.pack(crc32(value), crc32(key)) + value
+def _sealed(key: bytes, value: bytes | memoryview) -> bytes:
+    return b"".join((_CHECKSUM.pack(crc32(value), crc32(key)), value))
 
 
 def cut(records: bytes, seqno: int) -> bytes:

@@ -34,7 +34,7 @@ class Batch:
     removed: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     #: Number and content of the new group; whoever stores it may let go of the content.
-    group: tuple[int, bytes] | None = None
+    group: tuple[int, bytes | memoryview] | None = None
     #: Groups up to this number go.
     drop_groups_to: int = 0
     #: None removes a vbucket.

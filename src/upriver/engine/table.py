@@ -1102,8 +1102,10 @@ def stored_value(block: bytes, seqno: int) -> bytes | None:
     return stored_values(block).get(seqno)
 
 
-def collect(tables: list[Table], with_records: bool = True) -> bytes:
+def collect(tables: list[Table], with_records: bool = True, room: bytearray | None = None) -> memoryview:  # noqa: ARG001
     """One group for the disk: a directory, then the records of each table that no group has held yet.
+
+    Where it is compiled it lies in ``room`` if that is large enough, else in a new one.
 
     What was taken stands in ``flushing_seqno`` until ``committed`` confirms it; a group that never reached
     the disk is simply collected again. A group is one moment of all tables: what is written meanwhile is left for the
@@ -1126,7 +1128,7 @@ def collect(tables: list[Table], with_records: bool = True) -> bytes:
         table._flushing_bytes = len(body)
         table._flushing_points = 0 if table.active else len(table.whole_seqnos)
     entries = b"".join(directory)
-    return b"".join((GROUP_HEADER.pack(len(tables), len(entries)), entries, *bodies))
+    return memoryview(bytearray().join((GROUP_HEADER.pack(len(tables), len(entries)), entries, *bodies)))
 
 
 def replay(number: int, group: bytes | memoryview, tables: list[Table | None]) -> None:
