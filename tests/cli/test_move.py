@@ -65,8 +65,9 @@ def test_what_fails(run: Run, node: EmbeddedNode) -> None:
 def test_undo(run: Run, node: EmbeddedNode) -> None:
     with start(vbuckets=8, initial_vbuckets="none") as other:
         node.call(node.bucket.vbucket(2).set_state, VbucketState.DEAD)
-        copy = other.call(other.bucket.create_vbucket, 2, VbucketState.PENDING)
+        copy = other.call(other.bucket.create_vbucket, 2, VbucketState.REPLICA)
         other.call(copy.replace_failover_log, node.bucket.vbucket(2).failover_log)
+        other.call(copy.set_state, VbucketState.PENDING)
         result = run("move", "2", "--to", other.address, "--undo")
         assert (result.exit_code, result.stderr) == (0, "1 undone\n")
         assert states(node, other, vbucket=2) == ["active", "replica"]
