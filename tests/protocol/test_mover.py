@@ -393,11 +393,7 @@ def test_nobody_can_tell_what_a_destination_waited_for_that_waits_no_more(goal: 
     while world.states() != (DEAD, PENDING):
         assert world.step()
     world.destination.bucket.vbucket(0).set_state(REPLICA)
-    for link in Link:
-        world.cut(link)
-    world.mover = Mover("a->b", [0], goal)
-    world.mover.start()
-    world.settle()
+    type_again(world, goal)
     assert world.move.phase is Phase.FAILED
     assert "destination replica, not pending" in world.move.reason
     assert "make the source active" in world.move.reason
@@ -429,6 +425,15 @@ def between(source: Laboratory, destination: Laboratory, goal: Goal = Goal.TAKE_
     return world
 
 
+def type_again(world: MovingWorld, goal: Goal) -> None:
+    """The same two nodes, another mover of the same name, until nothing happens any more."""
+    for link in Link:
+        world.cut(link)
+    world.mover = Mover("a->b", [0], goal)
+    world.mover.start()
+    world.settle()
+
+
 def turn_round(world: MovingWorld, goal: Goal) -> None:
     """Whoever was the destination is the source of another mover."""
     for link in Link:
@@ -448,11 +453,7 @@ def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Go
     successor.set_state(ACTIVE)
     world.destination.write(0, b"acknowledged")
     successor.set_state(DEAD, heir=heir)
-    for link in Link:
-        world.cut(link)
-    world.mover = Mover("a->b", [0], goal)
-    world.mover.start()
-    world.settle()
+    type_again(world, goal)
     assert world.move.phase is Phase.FAILED
     assert "holds what the source does not" in world.move.reason
     assert world.states() == (ACTIVE, DEAD)
@@ -530,11 +531,7 @@ def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(go
     copy = world.destination.bucket.create_vbucket(0, REPLICA)
     copy.replace_failover_log(source.failover_log)
     copy.set_state(PENDING)
-    for link in Link:
-        world.cut(link)
-    world.mover = Mover("a->b", [0], goal)
-    world.mover.start()
-    world.settle()
+    type_again(world, goal)
     assert world.move.phase is Phase.FAILED
     assert "died for 'a->b'" in world.move.reason
     assert (source.state, copy.state) == (DEAD, PENDING)
