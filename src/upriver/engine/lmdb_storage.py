@@ -342,7 +342,7 @@ class LmdbStorage(Storage):
 
     # Writing.
 
-    def _sealed(self, key: bytes, value: bytes | memoryview) -> bytes | memoryview:
+    def _sealed_in_place(self, key: bytes, value: bytes | memoryview) -> bytes | memoryview:
         """With its checksum before it, in memory that the next call uses again."""
         size = _CHECKSUM.size + len(value)
         if size > SEAL_BYTES_MAX:
@@ -361,11 +361,11 @@ class LmdbStorage(Storage):
             txn.delete(_BLOCK_KEY.pack(vbucket, upto), db=self._blocks)
         for block in batch.blocks:
             key = _BLOCK_KEY.pack(block.vbucket, block.upto)
-            txn.put(key, self._sealed(key, block.records), db=self._blocks)
+            txn.put(key, self._sealed_in_place(key, block.records), db=self._blocks)
         if batch.group is not None:
             number = batch.group[0]
             key = _NUMBER.pack(number)
-            sealed = self._sealed(key, batch.group[1])
+            sealed = self._sealed_in_place(key, batch.group[1])
             batch.group = (
                 number,
                 b"",
