@@ -33,7 +33,8 @@ class Batch:
     #: Blocks to be removed: vbucket and ``upto``.
     removed: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-    #: Number and content of the new group; whoever stores it may let go of the content.
+    #: Number and content of the new group. Whoever stores it may let go of the content, and must copy it to keep it:
+    #: when the commit is over its memory is used again.
     group: tuple[int, bytes | memoryview] | None = None
     #: Groups up to this number go.
     drop_groups_to: int = 0
