@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED := $(wildcard src/upriver/*/*.pyx src/upriver/*/*.pxd src/upriver/*/*.h)
+COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
 .PHONY: help demo test test-slow check format simulate bench docs lock sanitize clean
 .DEFAULT_GOAL := help
@@ -58,7 +58,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	for library in $$(find $(SANITIZED)/upriver -name '*.so'); do nm -D $$library | grep -q __asan || { echo "$$library is not instrumented"; exit 1; }; done
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
-SANITIZED_TESTS := $(addprefix tests/wire/test_,columns.py commands.py frames.py tap_records.py) tests/node/test_serve.py \
+SANITIZED_TESTS := $(addprefix tests/wire/codec/test_,columns.py bulk_requests.py frame_runs.py tap_records.py) tests/node/test_serve.py \
   $(addprefix tests/engine/test_,table.py key_scan.py block_cache.py keyvalue.py history.py maintenance.py bucket.py flusher.py)
 
 docs: $(VENV)/.built ## generate the pages that follow from the source, then build the site
@@ -71,4 +71,5 @@ lock: $(VENV)/.installed ## choose new versions of the dependencies
 	  --extra dev --extra pipelines --output-file requirements.lock pyproject.toml
 
 clean: ## remove what was built
-	rm -rf $(VENV) build dist src/*.egg-info src/upriver/*/_*.c src/upriver/*/*.so
+	rm -rf $(VENV) build dist src/*.egg-info
+	find src -name '_*.c' -delete -o -name '*.so' -delete

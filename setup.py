@@ -15,9 +15,9 @@ SANITIZE = ["-fsanitize=address", "-g", "-O1"] if os.environ.get("UPRIVER_SANITI
 
 #: Each compiled module has a plain Python twin; a failed build is a warning, never an error.
 COMPILED = {
-    "upriver.wire._columns": ["src/upriver/wire/_columns.pyx"],
-    "upriver.wire._frames": ["src/upriver/wire/_frames.pyx"],
-    "upriver.wire._tap_records": ["src/upriver/wire/_tap_records.pyx"],
+    "upriver.wire.codec._columns": ["src/upriver/wire/codec/_columns.pyx"],
+    "upriver.wire.codec._frame_runs": ["src/upriver/wire/codec/_frame_runs.pyx"],
+    "upriver.wire.codec._tap_records": ["src/upriver/wire/codec/_tap_records.pyx"],
     "upriver.engine._table": ["src/upriver/engine/_table.pyx"],
     "upriver.node._serve": ["src/upriver/node/_serve.pyx"],
 }

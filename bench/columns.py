@@ -13,8 +13,9 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from upriver.model import CHANGES, Event
-from upriver.wire import columns, dcp, plain_columns
-from upriver.wire.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
+from upriver.wire import dcp
+from upriver.wire.codec import columns, plain_columns
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
 
 #: What a socket gives at once.
 RECEIVE_BYTES = 256 * 1024

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from bench.streams import KEY, connected, next_packet, other_process
 from upriver.wire import Framer, dcp, memcached
-from upriver.wire.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 
 LIVE, BACKFILL = 0, 1

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from upriver.wire.memcached import Noop, Set
+from upriver.wire.dialects.memcached import Noop, Set
 
 GOAL_KIB = 20.0
 #: Descriptors that this process and the node need for other things.

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from upriver.model import vbucket_of
 from upriver.wire import Request
-from upriver.wire.memcached import Feature, Get, GetLocked, Hello, Noop, Set
+from upriver.wire.dialects.memcached import Feature, Get, GetLocked, Hello, Noop, Set
 
 PIPELINE = 100
 KEYS = 10_000

@@ -29,8 +29,8 @@ from bench.streams import (
 )
 from upriver.node import EmbeddedNode, start
 from upriver.wire import Framer, dcp, memcached, tap
+from upriver.wire.dialects.tap import ConnectFlag
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.tap import ConnectFlag
 
 PIECE_BYTES = 256 * 1024
 #: The least that a dump of 64-byte values is to reach.

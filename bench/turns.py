@@ -17,7 +17,7 @@ import time
 from bench.node import free_port, pinned, running
 from upriver.model import vbucket_of
 from upriver.wire import Request
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Append,
     CreateCheckpoint,
     Get,

@@ -84,10 +84,10 @@ def protocol_page(dialect: Dialect) -> str:
 
 
 def _about(dialect: Dialect) -> Iterator[str]:
-    module = sys.modules[f"upriver.wire.{dialect.name}"]
+    module = sys.modules[f"upriver.wire.dialects.{dialect.name}"]
     yield from paragraphs(module.__doc__)
     extends = f" Extends {page_link(dialect.extends)}." if dialect.extends else ""
-    source = f"[`wire/{dialect.name}.py`](../../src/upriver/wire/{dialect.name}.py)"
+    source = f"[`wire/dialects/{dialect.name}.py`](../../src/upriver/wire/dialects/{dialect.name}.py)"
     yield f"Header of {dialect.framing.header_size} bytes ([layout](README.md)).{extends} Source: {source}."
 
 
@@ -397,7 +397,7 @@ def _errors(cls: type[Message]) -> Iterator[str]:
 
 def _codes(dialect: Dialect) -> Iterator[str]:
     """The enumerations that the dialect's module defines."""
-    module = sys.modules[f"upriver.wire.{dialect.name}"]
+    module = sys.modules[f"upriver.wire.dialects.{dialect.name}"]
     found = [code for _, code in inspect.getmembers(module, _is_code) if code.__module__ == module.__name__]
     if found:
         yield "## Codes"

@@ -18,7 +18,7 @@ from tests.node.test_tls import Pki
 from upriver import cli
 from upriver.cli import COMMANDS, main
 from upriver.node.options import NodeOptions
-from upriver.wire.memcached import GetFailoverLog, Noop, Set
+from upriver.wire.dialects.memcached import GetFailoverLog, Noop, Set
 
 
 def ready_line(where: str, address: str) -> str:

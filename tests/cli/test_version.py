@@ -11,7 +11,7 @@ from upriver.cli import main
 from upriver.cli.version import compiled
 from upriver.engine import backend
 from upriver.node.compiled import compiled_parts
-from upriver.wire import frames
+from upriver.wire.codec import frame_runs
 
 
 def test_version() -> None:
@@ -29,7 +29,7 @@ def test_what_plain_python_serves_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     if not all(compiled_parts().values()):
         pytest.skip("not everything is compiled here")
     assert compiled() == "everything"
-    monkeypatch.setattr(frames, "change_run", frames.plain_change_run)
+    monkeypatch.setattr(frame_runs, "change_run", frame_runs.plain_change_run)
     assert compiled() == "all but frames"
     monkeypatch.setattr(backend, "COMPILED", False)
     assert compiled() == "all but item table, request loop, frames"

@@ -15,8 +15,8 @@ import scramp
 
 from upriver.wire import AnyResponse, Framer, Request, dcp, memcached, upr
 from upriver.wire.codes import Status
+from upriver.wire.dialects.memcached import Feature
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.memcached import Feature
 
 GRANTED: Final = frozenset({Feature.XERROR, Feature.SELECT_BUCKET, Feature.SNAPPY, Feature.JSON})
 SETTINGS: Final = frozenset({b"enable_noop", b"set_noop_interval", b"connection_buffer_size", b"enable_expiry_opcode"})

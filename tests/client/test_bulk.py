@@ -17,7 +17,7 @@ from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, not_over
 from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import CHANGES, Change, Event, change_batch
 from upriver.node import EmbeddedNode
-from upriver.wire.memcached import Noop, SetQ, SetVbucket, VbucketState
+from upriver.wire.dialects.memcached import Noop, SetQ, SetVbucket, VbucketState
 
 
 def test_many_are_stored_and_read(upriver_node: EmbeddedNode) -> None:

@@ -12,7 +12,7 @@ from upriver.client.address import Endpoint
 from upriver.errors import NodeUnavailable, Unreachable
 from upriver.model import vbucket_of
 from upriver.node import EmbeddedNode, start
-from upriver.wire.memcached import SetVbucket, VbucketState
+from upriver.wire.dialects.memcached import SetVbucket, VbucketState
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from upriver.client.connection import Connection, reason
 from upriver.errors import ConnectionLost, KeyNotFound, TimedOut, Unreachable, UpriverError
 from upriver.node import EmbeddedNode, start
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Get, Noop, Set, Stat
+from upriver.wire.dialects.memcached import Get, Noop, Set, Stat
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

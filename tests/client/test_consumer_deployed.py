@@ -11,7 +11,7 @@ from tests.client.test_consumer import run
 from upriver.client import Consumer
 from upriver.errors import NotSupported, WireError
 from upriver.model import Snapshot, StreamPosition
-from upriver.wire.memcached import Feature
+from upriver.wire.dialects.memcached import Feature
 
 
 def fill(server: Deployed, turn: int = 0) -> None:

@@ -22,7 +22,7 @@ from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.mover import Phase
-from upriver.wire.memcached import SetVbucket, StopPersistence, VbucketState
+from upriver.wire.dialects.memcached import SetVbucket, StopPersistence, VbucketState
 
 POLICIES = ("rewind", "emit")
 
@@ -238,7 +238,7 @@ def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy
 
 async def _persisted(kv: KvClient) -> None:
     from upriver.client.placing import high_seqnos
-    from upriver.wire.memcached import SeqnoPersistence
+    from upriver.wire.dialects.memcached import SeqnoPersistence
 
     high = await high_seqnos(kv.cluster, range(4))
     connection = await kv.cluster.connection(kv.cluster.map.endpoints[0])

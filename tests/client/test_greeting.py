@@ -12,7 +12,7 @@ from upriver.client.replies import Reply
 from upriver.errors import AuthenticationFailed, KeyNotFound, LoginImpossible, StatusError, UnknownCommand
 from upriver.node import EmbeddedNode
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Feature, Hello, SaslAuth, SaslListMechanisms, SelectBucket
+from upriver.wire.dialects.memcached import Feature, Hello, SaslAuth, SaslListMechanisms, SelectBucket
 from upriver.wire.message import Request
 
 

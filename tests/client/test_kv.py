@@ -11,7 +11,7 @@ from upriver.client import KvClient, SyncKvClient
 from upriver.errors import ConnectionLost, KeyExists, KeyNotFound, Locked, NotMyVbucket, NotStored, Unreachable
 from upriver.model import vbucket_of
 from upriver.node import EmbeddedNode
-from upriver.wire.memcached import MetaOption, SetVbucket, VbucketState
+from upriver.wire.dialects.memcached import MetaOption, SetVbucket, VbucketState
 
 
 def test_single_operations(upriver_node: EmbeddedNode) -> None:

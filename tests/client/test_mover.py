@@ -22,7 +22,7 @@ from upriver.node import EmbeddedNode, start
 from upriver.node.session import Session
 from upriver.node.sink import EngineCopy, EngineSink
 from upriver.protocol.mover import Goal, Link, Phase
-from upriver.wire.memcached import GetAllVbucketSeqnos
+from upriver.wire.dialects.memcached import GetAllVbucketSeqnos
 
 DEADLINE_S = 60.0
 VBUCKETS = 4

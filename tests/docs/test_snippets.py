@@ -16,7 +16,7 @@ from tests.docs.snippets import PAGES, ROOT, examples, needs_spark, program_of, 
 from upriver.node import EmbeddedNode, start
 
 #: A page that quotes declarations, and where they stand.
-QUOTED = {"architecture.md": ROOT / "src/upriver/wire/dcp.py"}
+QUOTED = {"architecture.md": ROOT / "src/upriver/wire/dialects/dcp.py"}
 PROGRAMS = {
     page.name: program
     for page in PAGES

@@ -18,8 +18,8 @@ from upriver.node.state import Limits, NodeState
 from upriver.node.users_file import Users
 from upriver.wire import AnyResponse, Request, Response
 from upriver.wire.codes import Status
+from upriver.wire.dialects.memcached import Feature, Hello, Noop, memcached
 from upriver.wire.framing import MEMCACHED, Framer
-from upriver.wire.memcached import Feature, Hello, Noop, memcached
 
 T = TypeVar("T")
 

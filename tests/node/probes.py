@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from upriver.wire import Request
-from upriver.wire.memcached import Get, Noop, Set
+from upriver.wire.dialects.memcached import Get, Noop, Set
 
 #: Long enough for a loaded machine; a test that passes never waits for it.
 PATIENCE_S = 30.0

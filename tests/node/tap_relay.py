@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from tests.node.probes import PATIENCE_S
 from upriver.wire import AnyResponse, Framer, Message, Request, tap
+from upriver.wire.dialects.tap import TapFlag
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.tap import TapFlag
 
 
 class Listener:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.probes import Client, Probe, Served, descriptors, gets, noops, rss_bytes, served_meanwhile, wait_until
-from upriver.wire.memcached import Get, Noop, Set, Touch
+from upriver.wire.dialects.memcached import Get, Noop, Set, Touch
 
 #: Measured growth is far below; pages of a fragmented heap come and go.
 RSS_SLACK_BYTES = 24 * 2**20

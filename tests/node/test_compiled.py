@@ -9,7 +9,7 @@ import pytest
 
 from upriver.node import start
 from upriver.node.compiled import compiled_parts, plain_parts
-from upriver.wire import frames, tap_records
+from upriver.wire.codec import frame_runs, tap_records
 
 TOLD = "not compiled, and so many times slower: "
 
@@ -21,7 +21,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_node_says_once_what_is_not_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(frames, "change_run", frames.plain_change_run)
+    monkeypatch.setattr(frame_runs, "change_run", frame_runs.plain_change_run)
     monkeypatch.setattr(tap_records, "lay_out", tap_records.plain_lay_out)
     named = ", ".join(plain_parts())
     assert "frames, tap records" in named
@@ -37,14 +37,14 @@ def test_a_node_whose_parts_are_compiled_says_nothing(caplog: pytest.LogCaptureF
 
 
 def test_a_build_that_lacks_something_counts_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = ModuleType("upriver.wire._frames")
-    monkeypatch.setitem(sys.modules, "upriver.wire._frames", stale)
-    kept = {name: getattr(frames, name) for name in frames.__all__}
+    stale = ModuleType("upriver.wire.codec._frame_runs")
+    monkeypatch.setitem(sys.modules, "upriver.wire.codec._frame_runs", stale)
+    kept = {name: getattr(frame_runs, name) for name in frame_runs.__all__}
     try:
-        importlib.reload(frames)
+        importlib.reload(frame_runs)
         assert not compiled_parts()["frames"]
     finally:
         monkeypatch.undo()
-        importlib.reload(frames)
+        importlib.reload(frame_runs)
         for name, function in kept.items():
-            setattr(frames, name, function)
+            setattr(frame_runs, name, function)

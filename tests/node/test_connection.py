@@ -22,7 +22,7 @@ from upriver.node.streams import StreamConnection
 from upriver.node.users import Role, User
 from upriver.node.users_file import Users
 from upriver.wire import dcp
-from upriver.wire.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
+from upriver.wire.dialects.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 
 MESSAGES = "upriver.node"
 

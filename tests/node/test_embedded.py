@@ -21,7 +21,7 @@ from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.options import NodeOptions
 from upriver.wire import memcached
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     DeleteVbucket,
     GetClusterConfig,
     GetClusterConfigResponse,

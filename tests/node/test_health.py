@@ -15,7 +15,7 @@ from upriver.engine.storage import Batch
 from upriver.errors import StorageError
 from upriver.node import health
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.wire.memcached import Get, Set, StartPersistence, StopPersistence
+from upriver.wire.dialects.memcached import Get, Set, StartPersistence, StopPersistence
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "node.md"
 

@@ -13,7 +13,7 @@ from tests.node.probes import Client, Served
 from upriver.node import logs
 from upriver.node.users import Role, User
 from upriver.node.users_file import Users
-from upriver.wire.memcached import Get, SaslAuth, Set
+from upriver.wire.dialects.memcached import Get, SaslAuth, Set
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
 

@@ -12,7 +12,7 @@ from upriver.errors import InvalidArguments, TemporaryFailure
 from upriver.model import StreamPosition, VbucketState
 from upriver.node.online_update import OnlineUpdate
 from upriver.wire import tap
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from upriver.node.listener import bind
 from upriver.node.options import NodeOptions
 from upriver.node.server import DESCRIPTORS_KEPT, LoopScheduler, Node
 from upriver.node.session import Session
-from upriver.wire.memcached import Flush, Noop, Set
+from upriver.wire.dialects.memcached import Flush, Noop, Set
 
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled parts are not built")

@@ -14,7 +14,7 @@ from upriver.node.state import Limits
 from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Add,
     Delete,
     Feature,

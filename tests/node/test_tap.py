@@ -27,7 +27,7 @@ from upriver.node.users_file import Users
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Response, dcp, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import ConnectFlag, Control, TapFlag
+from upriver.wire.dialects.tap import ConnectFlag, Control, TapFlag
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
 from upriver.wire import Message, Request, Response, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 
 class Crossing:

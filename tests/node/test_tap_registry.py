@@ -22,8 +22,8 @@ from upriver.protocol.tap_places import LOST, NEVER, TapPlace
 from upriver.protocol.tap_plan import plan_of
 from upriver.wire import Message, Response, tap
 from upriver.wire.codes import Status
-from upriver.wire.memcached import DeregisterTapClient, Noop, Set, Stat
-from upriver.wire.tap import Control
+from upriver.wire.dialects.memcached import DeregisterTapClient, Noop, Set, Stat
+from upriver.wire.dialects.tap import Control
 
 T = TypeVar("T")
 NAME = b"the registered one"

@@ -10,7 +10,7 @@ from upriver.model.record import unpack
 from upriver.node.tap_sink import EngineTapSink
 from upriver.protocol.tap_consumer import ReceivedChange
 from upriver.wire import tap
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 ACTIVE, REPLICA, PENDING, DEAD = 0, 1, 2, 3
 

@@ -8,7 +8,7 @@ from upriver.node.tap_statistics import tap_statistics
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import Control
+from upriver.wire.dialects.tap import Control
 
 ADDED = ("total_backlog_size", "rec_fetched", "qlen", "items_sent", "bytes_sent", "unacked", "retry_later")
 

@@ -15,7 +15,7 @@ from tests.node.probes import Client, Served, wait_until
 from tests.node.tap_relay import Relay
 from tests.protocol.tap_stage import ACK, LIST, TAKEOVER, connect
 from upriver.wire import Message, Response, tap
-from upriver.wire.memcached import Get, GetVbucket, Set, SetVbucket, VbucketState
+from upriver.wire.dialects.memcached import Get, GetVbucket, Set, SetVbucket, VbucketState
 
 VBUCKET = 1
 WRITTEN_BEFORE = 2000

@@ -14,7 +14,7 @@ from upriver.model import VbucketState
 from upriver.model.record import size_at, unpack
 from upriver.node import EmbeddedNode, start
 from upriver.wire import Message, tap
-from upriver.wire.memcached import Delete, Flush, Set
+from upriver.wire.dialects.memcached import Delete, Flush, Set
 
 
 def node(states: str = "all") -> EmbeddedNode:

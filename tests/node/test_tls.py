@@ -23,7 +23,7 @@ from upriver.errors import InvalidArguments
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.tls import PIECE_BYTES, Encryption, server_context
 from upriver.wire import dcp
-from upriver.wire.memcached import Get, Noop, Quit, Set, SetQ
+from upriver.wire.dialects.memcached import Get, Noop, Quit, Set, SetQ
 
 
 class Pki:

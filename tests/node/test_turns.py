@@ -15,7 +15,7 @@ from upriver.node.state import Limits
 from upriver.node.users import Role
 from upriver.wire import Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Feature,
     Get,
     GetAllVbucketSeqnos,

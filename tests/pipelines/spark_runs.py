@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.node.probes import Client, Served
 from upriver.pipelines import Pipeline
-from upriver.wire.memcached import StopPersistence
+from upriver.wire.dialects.memcached import StopPersistence
 
 PATIENCE_S = 240
 

@@ -19,7 +19,7 @@ from tests.protocol.replay import FOLDER, Line, Place, lines_of, packets_of, pip
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status
-from upriver.wire.tap import TapFlag
+from upriver.wire.dialects.tap import TapFlag
 
 Identity = tuple[int, bytes]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tests.node.laboratory import Laboratory, Peer
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import ConnectFlag, TapFlag
+from upriver.wire.dialects.tap import ConnectFlag, TapFlag
 
 BACKFILL, DUMP, LIST, TAKEOVER = 0x01, 0x02, 0x04, 0x08
 ACK, KEYS_ONLY, CHECKPOINT, REGISTERED, BYTE_ORDER = 0x10, 0x20, 0x40, 0x80, 0x100

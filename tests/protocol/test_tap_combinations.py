@@ -27,7 +27,7 @@ from tests.protocol.tap_stage import (
 from upriver.model import VbucketState
 from upriver.wire import Message, Response, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 SEVEN = (BACKFILL, DUMP, LIST, TAKEOVER, ACK, KEYS_ONLY, REGISTERED)
 COMBINATIONS = [sum(chosen) for n in range(8) for chosen in itertools.combinations(SEVEN, n)]

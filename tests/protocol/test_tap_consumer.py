@@ -9,7 +9,7 @@ from upriver.model import Event, VbucketState
 from upriver.protocol.tap_consumer import ReceivedChange, TapConsumer
 from upriver.wire import Request, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 
 class Recorder:

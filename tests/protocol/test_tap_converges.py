@@ -19,7 +19,7 @@ from upriver.model import VbucketState
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Request, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 VBUCKETS = (1, 2)
 KEYS = [b"a", b"b", b"c", b"d"]

@@ -7,8 +7,8 @@ from tests.protocol.tap_stage import connect as request
 from upriver.errors import InvalidArguments
 from upriver.protocol.tap_plan import plan_of
 from upriver.wire import tap
-from upriver.wire.tap import ConnectFlag
-from upriver.wire.tap_records import NETWORK_BYTE_ORDER, NO_VALUE
+from upriver.wire.codec.tap_records import NETWORK_BYTE_ORDER, NO_VALUE
+from upriver.wire.dialects.tap import ConnectFlag
 
 NOW = 1_700_000_000.0
 

@@ -16,7 +16,7 @@ from upriver.protocol.tap_plan import TapSettings
 from upriver.protocol.tap_window import key_of
 from upriver.wire import AnyResponse, Message, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 ACKED = BACKFILL | LIST | ACK
 

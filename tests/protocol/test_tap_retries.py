@@ -4,7 +4,7 @@ from typing import Any
 
 from upriver.protocol.tap_retries import Retries, Retry
 from upriver.wire import tap
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 
 def retry(key: bytes, due: float = 0.0, stream: Any = None) -> Retry:

@@ -32,7 +32,7 @@ from upriver.model.position import NO_END
 from upriver.protocol.tap_plan import TapSettings
 from upriver.wire import AnyResponse, Message, dcp, tap
 from upriver.wire.codes import Status
-from upriver.wire.tap import TapFlag
+from upriver.wire.dialects.tap import TapFlag
 
 
 def stage(*written: bytes) -> Laboratory:

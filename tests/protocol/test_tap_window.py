@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from upriver.protocol.tap_window import AckWindow, Piece, key_of, messages_in
 from upriver.wire import Request, tap
-from upriver.wire.tap import Control
+from upriver.wire.dialects.tap import Control
 
 
 def piece(window: AckWindow, *messages: Request) -> Piece:

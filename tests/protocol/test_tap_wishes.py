@@ -14,7 +14,7 @@ from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, KEYS_ONLY, LIST, REGIS
 from tests.protocol.test_tap_converges import AT_THE_NODE, KEYS, SETTINGS, VBUCKETS, VERDICTS, Consumer, take
 from upriver.engine.maintenance import Retention
 from upriver.wire import Message, tap
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 #: What a consumer holds of a key whose value it did not ask for.
 NO_VALUE = b"?"

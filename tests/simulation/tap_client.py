@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
 from upriver.wire import AnyResponse, Framer, Message, Request, Response, memcached, tap
+from upriver.wire.dialects.tap import ConnectFlag, Control, TapFlag
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.tap import ConnectFlag, Control, TapFlag
 
 FLAGS = ConnectFlag.BACKFILL | ConnectFlag.LIST_VBUCKETS | ConnectFlag.SUPPORT_ACK
 #: What TAP tells of a key: value, flags, expiry.

@@ -19,7 +19,7 @@ from upriver.client import Mover, SyncKvClient
 from upriver.errors import StreamRolledBack
 from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode
-from upriver.wire.memcached import Flush, SetQ, StopPersistence
+from upriver.wire.dialects.memcached import Flush, SetQ, StopPersistence
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 EXPECTED = {"emit": {"rollback", "reset"}, "rewind": {"reset"}}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from upriver.errors import WireError
 from upriver.wire import Dialect, Framer
-from upriver.wire.dcp import dcp
-from upriver.wire.tap import tap
+from upriver.wire.dialects.dcp import dcp
+from upriver.wire.dialects.tap import tap
 
 _FOLDER = Path(__file__).parent.parent / "data" / "transcripts"
 

@@ -19,8 +19,8 @@ from upriver.client.cluster import Cluster
 from upriver.client.replies import Reply
 from upriver.errors import ConnectionLost, KeyNotFound, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
 from upriver.model import CHANGES, Event
-from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
-from upriver.wire.memcached import MetaOption, Noop
+from upriver.wire.codec.bulk_requests import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
+from upriver.wire.dialects.memcached import MetaOption, Noop
 
 T = TypeVar("T")
 

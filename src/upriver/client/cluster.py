@@ -19,7 +19,7 @@ from upriver.errors import (
     UnknownCommand,
 )
 from upriver.model.vbucket import VBUCKETS_MAX
-from upriver.wire.memcached import GetClusterConfig
+from upriver.wire.dialects.memcached import GetClusterConfig
 
 #: Beyond so many nodes in vain the others are not asked for the map.
 _ASKED_MAX: Final = 16

@@ -22,7 +22,7 @@ from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, 
 from upriver.loopback import do_not_pace
 from upriver.model.compression import inflated, plain
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Feature, QuitQ
+from upriver.wire.dialects.memcached import Feature, QuitQ
 from upriver.wire.message import Request
 
 AGENT: Final = f"upriver/{__version__}"

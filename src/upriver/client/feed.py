@@ -19,7 +19,7 @@ from upriver.protocol.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
 from upriver.protocol.receiving import ReceivingStream
 from upriver.wire import AnyResponse, Dialect, Framer, dcp, upr_draft3
-from upriver.wire.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.message import AnyRequest
 

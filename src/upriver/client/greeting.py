@@ -14,7 +14,7 @@ from upriver.client.address import BUCKET, Address, Endpoint
 from upriver.client.replies import Reply
 from upriver.errors import AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible, StatusError, UnknownCommand
 from upriver.wire.codes import Status
-from upriver.wire.memcached import Feature, Hello, SaslAuth, SaslListMechanisms, SaslStep, SelectBucket
+from upriver.wire.dialects.memcached import Feature, Hello, SaslAuth, SaslListMechanisms, SaslStep, SelectBucket
 from upriver.wire.message import Request
 
 Ask = Callable[[Request], Awaitable[Reply]]

@@ -10,7 +10,7 @@ from upriver.client.cluster import Cluster
 from upriver.client.connection import REQUEST_TIMEOUT_S, Connection
 from upriver.errors import NotMyVbucket, TimedOut, WireError
 from upriver.model import FailoverEntry, FailoverLog, VbucketState
-from upriver.wire.memcached import GetFailoverLog, Stat
+from upriver.wire.dialects.memcached import GetFailoverLog, Stat
 
 _ENTRY_BYTES: Final = 16
 _STATES: Final = {state.value: state for state in VbucketState}

@@ -34,7 +34,7 @@ from upriver.errors import (
 )
 from upriver.model.compression import SNAPPY, inflated
 from upriver.wire import memcached
-from upriver.wire.memcached import MetaOption
+from upriver.wire.dialects.memcached import MetaOption
 from upriver.wire.message import Request
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from upriver.client.cluster_map import HOST, ClusterMap
 from upriver.client.connection import Connection
 from upriver.errors import ClusterMapError, NodeUnavailable, UpriverError
 from upriver.protocol.mover import moved_map
-from upriver.wire.memcached import GetClusterConfig, SetClusterConfig
+from upriver.wire.dialects.memcached import GetClusterConfig, SetClusterConfig
 
 #: So often a map is pushed again if somebody else has pushed another one meanwhile.
 ATTEMPTS_MAX: Final = 10

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from upriver.errors import StatusError, WireError
+from upriver.wire.codec.frame_runs import alike_run
 from upriver.wire.codes import Magic, Status
-from upriver.wire.frames import alike_run
 from upriver.wire.framing import BODY_BYTES_MAX, MEMCACHED
 
 

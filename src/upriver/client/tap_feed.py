@@ -23,8 +23,8 @@ from upriver.errors import Busy, StatusError, StreamRefused, StreamRolledBack, T
 from upriver.model import Event
 from upriver.protocol.liveness import SilenceWatch
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
-from upriver.wire.columns import ChangeBatch, ChangeDecoder
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.dialects.tap import Control, TapFlag
 
 #: What is needed of each change beside what was asked for: whose it is, and what to answer.
 _NEEDED: Final = ("vbucket", "event")

@@ -22,7 +22,7 @@ from upriver.client.tap_feed import TapFeed, TapOwner
 from upriver.errors import AccessDenied, AuthenticationFailed, InvalidArguments, KeyNotFound, StreamRolledBack
 from upriver.model import FailoverLog
 from upriver.wire import memcached, tap
-from upriver.wire.tap import ConnectFlag
+from upriver.wire.dialects.tap import ConnectFlag
 
 
 def tap_progress(vbuckets: Iterable[int], start: Start, saved: Mapping[int, Progress]) -> dict[int, Progress]:

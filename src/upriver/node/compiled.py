@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 
 from upriver.engine import backend
-from upriver.wire import columns, frames, tap_records
+from upriver.wire.codec import columns, frame_runs, tap_records
 
 
 def compiled_parts() -> Mapping[str, bool]:
@@ -18,7 +18,7 @@ def compiled_parts() -> Mapping[str, bool]:
         "item table": backend.COMPILED,
         "request loop": backend.COMPILED and importlib.util.find_spec("upriver.node._serve") is not None,
         "columnar codec": columns.CODEC == "compiled",
-        "frames": frames.change_run is not frames.plain_change_run,
+        "frames": frame_runs.change_run is not frame_runs.plain_change_run,
         "tap records": tap_records.lay_out is not tap_records.plain_lay_out,
     }
 

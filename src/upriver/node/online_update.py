@@ -13,7 +13,7 @@ from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node.state import NodeState
-from upriver.wire.tap import Control
+from upriver.wire.dialects.tap import Control
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ from upriver.node.state import NodeState
 from upriver.node.users import Role, User
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr, upr_draft3
 from upriver.wire.codes import Magic, Status
+from upriver.wire.dialects.memcached import Feature
 from upriver.wire.framing import DRAFT, EXTENDED_REQUEST, MEMCACHED, Framing
 from upriver.wire.layout import Buffer
-from upriver.wire.memcached import Feature
 
 if TYPE_CHECKING:
     from upriver.node.pump import Pump

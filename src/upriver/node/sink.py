@@ -12,7 +12,7 @@ from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.wire import Dialect, dcp
-from upriver.wire.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.layout import Buffer
 
 

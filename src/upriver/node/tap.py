@@ -29,8 +29,8 @@ from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
 from upriver.protocol.tap_producer import TapProducer, check_takeover
 from upriver.wire import AnyRequest, Message, Request, Response, tap
 from upriver.wire.codes import Magic
+from upriver.wire.dialects.tap import Control
 from upriver.wire.framing import DRAFT
-from upriver.wire.tap import Control
 
 #: The opcodes of TAP, from connect to checkpoint end.
 _OPCODES: Final = frozenset(range(0x40, 0x48))

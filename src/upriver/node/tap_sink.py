@@ -11,7 +11,7 @@ from upriver.model import Event, VbucketState
 from upriver.node.online_update import OnlineUpdate
 from upriver.node.state import NodeState
 from upriver.protocol.tap_consumer import ReceivedChange
-from upriver.wire.tap import Control
+from upriver.wire.dialects.tap import Control
 
 
 class EngineTapSink:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from upriver.errors import ConnectionLost, OptionError, TargetRefused, Unreachable
-from upriver.wire.memcached import DeleteQ, Noop, ReplaceQ
+from upriver.wire.dialects.memcached import DeleteQ, Noop, ReplaceQ
 
 TIMEOUT_S: Final = 10.0
 #: So many requests are on their way at once.

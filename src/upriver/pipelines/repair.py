@@ -26,7 +26,7 @@ from upriver.client.inquiry import active_vbuckets
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, RowsRefused, StatusError
 from upriver.model import CHANGES, Event
 from upriver.pipelines.target import Ground
-from upriver.wire.memcached import MetaOption
+from upriver.wire.dialects.memcached import MetaOption
 
 #: So many changes are compared at a time, and of one vbucket at least.
 CHANGES_MAX: Final = 256 * 1024

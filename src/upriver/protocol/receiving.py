@@ -26,7 +26,7 @@ from upriver.model.position import NO_END, SEQNO_MAX
 from upriver.protocol.sink import SinkVbucket
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
 from upriver.wire import Dialect, dcp, upr
-from upriver.wire.frames import change_run
+from upriver.wire.codec.frame_runs import change_run
 from upriver.wire.layout import Buffer
 
 _STATES = (StreamState.SNAPSHOT, StreamState.DRAINING)

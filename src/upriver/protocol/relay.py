@@ -10,8 +10,8 @@ from typing import Final
 
 from upriver.protocol.intake import packet_size
 from upriver.wire import Message, dcp, memcached, upr
+from upriver.wire.codec.frame_runs import changes_end
 from upriver.wire.codes import Magic
-from upriver.wire.frames import changes_end
 from upriver.wire.layout import Buffer
 
 #: What a mover asks on either connection: nobody else gets these answers.

@@ -24,9 +24,9 @@ from upriver.protocol.stream_dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.streams import StreamEvent, StreamLife, StreamState
 from upriver.protocol.turns import FILTERED_BYTES_MAX
 from upriver.wire import Message, Response, dcp
+from upriver.wire.codec.columns import ChangeEncoder
+from upriver.wire.codec.frame_runs import expired_as_deleted
 from upriver.wire.codes import Status
-from upriver.wire.columns import ChangeEncoder
-from upriver.wire.frames import expired_as_deleted
 
 if TYPE_CHECKING:
     from upriver.protocol.producer import Producer

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import Event, VbucketState
 from upriver.wire import AnyResponse, Request, Response, tap
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 #: What a flush of ours brings as engine-specific data: a number that it is known by when it has gone round.
 FLUSH_MARK_SIZE: Final = 8

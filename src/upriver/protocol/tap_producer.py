@@ -25,7 +25,7 @@ from upriver.protocol.tap_window import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.turns import Turns
 from upriver.wire import Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status
-from upriver.wire.tap import Control, TapFlag
+from upriver.wire.dialects.tap import Control, TapFlag
 
 #: What one call hands out unless told otherwise: the window of what is not answered may be overrun by as much.
 PIECE_BYTES: Final = 256 * 1024

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from upriver.model.record import OPAQUE_OFFSET
 from upriver.protocol.tap_window import key_of
-from upriver.wire.tap_records import ACK, FLAGS_OFFSET
+from upriver.wire.codec.tap_records import ACK, FLAGS_OFFSET
 
 if TYPE_CHECKING:
     from upriver.protocol.tap_stream import TapStream

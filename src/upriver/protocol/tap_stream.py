@@ -25,8 +25,8 @@ from upriver.protocol.source import History, SourceVbucket
 from upriver.protocol.tap_places import LOST, TapPlace
 from upriver.protocol.tap_window import Piece
 from upriver.wire import Request, memcached, tap
-from upriver.wire.tap import Control
-from upriver.wire.tap_records import Laid, inflated_records, lay_out
+from upriver.wire.codec.tap_records import Laid, inflated_records, lay_out
+from upriver.wire.dialects.tap import Control
 
 if TYPE_CHECKING:
     from upriver.protocol.tap_producer import TapProducer

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from upriver.model.record import HEADER
-from upriver.wire.tap_records import DELETE, MUTATION
+from upriver.wire.codec.tap_records import DELETE, MUTATION
 
 if TYPE_CHECKING:
     from upriver.protocol.tap_stream import TapStream

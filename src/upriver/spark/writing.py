@@ -23,7 +23,7 @@ from upriver.client import SyncKvClient
 from upriver.errors import KeyExists, KeyNotFound, RowsRefused, StatusError
 from upriver.model import CHANGES, Event
 from upriver.spark.options import WriteOptions
-from upriver.wire.memcached import MetaOption
+from upriver.wire.dialects.memcached import MetaOption
 
 #: So many refused rows are told by name.
 SAMPLES_MAX: Final = 5

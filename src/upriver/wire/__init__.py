@@ -5,23 +5,25 @@
 whole buffers at once.
 """
 
-from upriver.wire import dcp, memcached, tap, upr, upr_draft1, upr_draft2, upr_draft3
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects import DIALECTS, dcp, memcached, tap, upr, upr_draft1, upr_draft2, upr_draft3
 from upriver.wire.framing import Framer
 from upriver.wire.message import AnyRequest, AnyResponse, Message, Request, Response
 
-#: Every dialect by name.
-DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect
-    for dialect in (
-        memcached.memcached,
-        tap.tap,
-        upr_draft1.upr_draft1,
-        upr_draft2.upr_draft2,
-        upr_draft3.upr_draft3,
-        upr.upr,
-        dcp.dcp,
-    )
-}
-
-__all__ = ["DIALECTS", "AnyRequest", "AnyResponse", "Dialect", "Framer", "Message", "Request", "Response"]
+__all__ = [
+    "DIALECTS",
+    "AnyRequest",
+    "AnyResponse",
+    "Dialect",
+    "Framer",
+    "Message",
+    "Request",
+    "Response",
+    "dcp",
+    "memcached",
+    "tap",
+    "upr",
+    "upr_draft1",
+    "upr_draft2",
+    "upr_draft3",
+]

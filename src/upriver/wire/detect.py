@@ -7,15 +7,15 @@ something else than `memcached`.
 
 from upriver.errors import WireError
 from upriver.wire.codes import Magic
-from upriver.wire.dcp import dcp
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects.dcp import dcp
+from upriver.wire.dialects.memcached import memcached
+from upriver.wire.dialects.tap import tap
+from upriver.wire.dialects.upr import upr
+from upriver.wire.dialects.upr_draft2 import upr_draft2
+from upriver.wire.dialects.upr_draft3 import upr_draft3
 from upriver.wire.layout import Buffer
-from upriver.wire.memcached import memcached
 from upriver.wire.message import DraftOpcode
-from upriver.wire.tap import tap
-from upriver.wire.upr import upr
-from upriver.wire.upr_draft2 import upr_draft2
-from upriver.wire.upr_draft3 import upr_draft3
 
 #: Bytes that must be there before a 24-byte header can be told: magic, opcode, key length, extras length.
 _ENOUGH = 5

@@ -7,7 +7,7 @@ from tests.node.peer import Peer, Rig, SessionPeer, SocketPeer
 from upriver.node.embedded import start
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Feature,
     GetErrorMap,
     GetErrorMapResponse,

@@ -9,7 +9,7 @@ from upriver.errors import StorageError
 from upriver.model.compression import SNAPPY
 from upriver.wire import AnyResponse, Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Add,
     AddQ,
     Append,

@@ -5,7 +5,7 @@ import pytest
 from tests.node.peer import ABSENT, Peer, Rig
 from upriver.model import Event
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Delete,
     DeleteQWithMeta,
     DeleteWithMeta,

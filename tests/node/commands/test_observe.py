@@ -9,7 +9,7 @@ from upriver.node.commands.observe import PERSISTENCE_WAIT_S
 from upriver.node.embedded import start
 from upriver.node.state import Limits
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Delete,
     Feature,
     KeyObservation,

@@ -13,7 +13,7 @@ from upriver.node.users import Role, User
 from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Feature,
     Get,
     GetResponse,

@@ -6,7 +6,7 @@ from tests.node.peer import ABSENT, STATES, Peer, Rig
 from upriver.model import VbucketState as ModelState
 from upriver.node.commands.vbuckets import model_state, wire_state
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     CreateCheckpoint,
     CreateCheckpointResponse,
     DeleteVbucket,

@@ -4,7 +4,7 @@ from upriver.errors import KeyNotFound
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
 from upriver.node.users import Role
-from upriver.wire.memcached import GetClusterConfig, ListBuckets, SelectBucket, SetClusterConfig
+from upriver.wire.dialects.memcached import GetClusterConfig, ListBuckets, SelectBucket, SetClusterConfig
 
 
 @command(ListBuckets, role=ANY_USER)

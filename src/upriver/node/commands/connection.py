@@ -11,7 +11,7 @@ from upriver.node.sasl import MECHANISMS, Outcome, SaslExchange, SaslStatus
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.wire import Response
 from upriver.wire.codes import Status
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Feature,
     GetErrorMap,
     Hello,

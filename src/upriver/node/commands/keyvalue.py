@@ -11,7 +11,7 @@ from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.node.users import Role
 from upriver.wire import Request, Response
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     Add,
     AddQ,
     Append,

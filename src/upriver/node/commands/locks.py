@@ -6,7 +6,7 @@ from upriver.node.commands.keyvalue import active_vbucket, checked_key, hit
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
 from upriver.node.users import Role
-from upriver.wire.memcached import Feature, GetLocked, Unlock
+from upriver.wire.dialects.memcached import Feature, GetLocked, Unlock
 
 
 @command(GetLocked, role=Role.READ | Role.WRITE)

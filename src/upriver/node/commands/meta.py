@@ -8,7 +8,14 @@ from upriver.node.commands.keyvalue import active_vbucket, checked_key, written
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
 from upriver.node.users import Role
-from upriver.wire.memcached import DeleteQWithMeta, DeleteWithMeta, GetMeta, MetaOption, SetQWithMeta, SetWithMeta
+from upriver.wire.dialects.memcached import (
+    DeleteQWithMeta,
+    DeleteWithMeta,
+    GetMeta,
+    MetaOption,
+    SetQWithMeta,
+    SetWithMeta,
+)
 
 
 @command(GetMeta, role=Role.READ)

@@ -7,7 +7,7 @@ from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.node.users import Role
 from upriver.wire import Response
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     KeyObservation,
     KeyState,
     Observe,

@@ -16,7 +16,7 @@ from upriver.node.stream_statistics import stream_statistics
 from upriver.node.tap_statistics import tap_statistics
 from upriver.node.users import Role
 from upriver.wire import Response
-from upriver.wire.memcached import Stat
+from upriver.wire.dialects.memcached import Stat
 
 #: The operations that store a value that a client sent.
 STORING: Final = ("set", "add", "replace", "append", "prepend")

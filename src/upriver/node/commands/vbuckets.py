@@ -10,7 +10,7 @@ from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.node.users import Role
 from upriver.protocol.names import checked_name
 from upriver.wire import memcached
-from upriver.wire.memcached import (
+from upriver.wire.dialects.memcached import (
     CreateCheckpoint,
     DeleteVbucket,
     DeregisterTapClient,

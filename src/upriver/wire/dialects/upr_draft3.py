@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar
 from upriver.model import Event
 from upriver.wire.codes import Sender, Status
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects.memcached import FailoverEntry, memcached
+from upriver.wire.dialects.upr import EndReason, StreamFlag, VbucketState
 from upriver.wire.fields import IN_VALUE, U32, U64, Key, Repeat, Reserved, UInt, Value
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.memcached import FailoverEntry, memcached
 from upriver.wire.message import Request, Response
-from upriver.wire.upr import EndReason, StreamFlag, VbucketState
 
 upr_draft3 = Dialect("upr_draft3", framing=MEMCACHED, document="UPR, third draft", extends=memcached)
 

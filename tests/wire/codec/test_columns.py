@@ -17,26 +17,15 @@ from hypothesis import strategies as st
 
 from upriver.errors import WireError
 from upriver.model import CHANGES, Change, Event, change_batch, changes_in
-from upriver.wire import (
-    DIALECTS,
-    Dialect,
-    Framer,
-    Message,
-    columns,
-    dcp,
-    memcached,
-    plain_columns,
-    tap,
-    upr,
-    upr_draft2,
-)
-from upriver.wire.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
+from upriver.wire import DIALECTS, Dialect, Framer, Message, dcp, memcached, tap, upr, upr_draft2
+from upriver.wire.codec import columns, plain_columns
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
+from upriver.wire.codec.row_layout import field_column, row_layouts
 from upriver.wire.message import DraftMessage
-from upriver.wire.rows import field_column, row_layouts
 
 CODECS: list[ModuleType] = [plain_columns]
 if columns.CODEC == "compiled":
-    from upriver.wire import _columns
+    from upriver.wire.codec import _columns
 
     CODECS.append(_columns)
 

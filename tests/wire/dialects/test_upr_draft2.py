@@ -4,7 +4,7 @@ import pytest
 
 from upriver.wire import Message, upr_draft1
 from upriver.wire import upr_draft2 as d
-from upriver.wire.upr_draft2 import upr_draft2
+from upriver.wire.dialects.upr_draft2 import upr_draft2
 
 SHARED = (
     "DecodeError",

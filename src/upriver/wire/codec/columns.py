@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from upriver.errors import WireError
 from upriver.model import CHANGES
-from upriver.wire import plain_columns
+from upriver.wire.codec import plain_columns
+from upriver.wire.codec.row_layout import TRANSPORT, row_layouts, row_templates
 from upriver.wire.dialect import Dialect
 from upriver.wire.framing import BODY_BYTES_MAX, DRAFT, truncation
 from upriver.wire.layout import Buffer
 from upriver.wire.message import Message
-from upriver.wire.rows import TRANSPORT, row_layouts, row_templates
 
 _codec: ModuleType
 try:
-    from upriver.wire import _columns
+    from upriver.wire.codec import _columns
 
     _codec, CODEC = _columns, "compiled"
 except ImportError:  # built where there was no C compiler

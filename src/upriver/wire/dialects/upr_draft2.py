@@ -6,10 +6,7 @@ has a lock time, and there is a flush.
 
 from upriver.model import Event
 from upriver.wire.dialect import Dialect
-from upriver.wire.fields import U32, U64, Key
-from upriver.wire.framing import DRAFT
-from upriver.wire.message import DraftMessage, DraftOpcode
-from upriver.wire.upr_draft1 import (
+from upriver.wire.dialects.upr_draft1 import (
     DecodeError,
     FailoverLogRequest,
     Mutation,
@@ -25,6 +22,9 @@ from upriver.wire.upr_draft1 import (
     StreamStart,
     upr_draft1,
 )
+from upriver.wire.fields import U32, U64, Key
+from upriver.wire.framing import DRAFT
+from upriver.wire.message import DraftMessage, DraftOpcode
 
 upr_draft2 = Dialect("upr_draft2", framing=DRAFT, document="UPR, second draft", extends=upr_draft1)
 

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 from upriver.model import Event
 from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects.memcached import VbucketState, memcached
 from upriver.wire.fields import U8, U16, U32, U64, Counted, Key, Only, Repeat, Reserved, UInt, Value, When, count_of
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import record
-from upriver.wire.memcached import VbucketState, memcached
 from upriver.wire.message import Request
 
 tap = Dialect("tap", framing=MEMCACHED, document="TAP", extends=memcached)

@@ -6,8 +6,8 @@ from upriver.errors import WireError
 from upriver.wire import AnyResponse, Request
 from upriver.wire import upr as u
 from upriver.wire.codes import Status
-from upriver.wire.memcached import FailoverEntry
-from upriver.wire.upr import upr
+from upriver.wire.dialects.memcached import FailoverEntry
+from upriver.wire.dialects.upr import upr
 
 OPCODES = {
     0x50: u.Open,

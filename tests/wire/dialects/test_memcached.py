@@ -8,7 +8,7 @@ from upriver.errors import WireError
 from upriver.wire import Message, Request, Response
 from upriver.wire import memcached as m
 from upriver.wire.codes import Status
-from upriver.wire.memcached import memcached
+from upriver.wire.dialects.memcached import memcached
 
 #: Every command that the node answers, by its number.
 COMMANDS = {

@@ -11,12 +11,12 @@ from typing import Final
 import pyarrow as pa
 
 from upriver.model import CHANGES, Event
-from upriver.wire.columns import _codec
+from upriver.wire.codec.columns import _codec
+from upriver.wire.codec.row_layout import Place, RowLayout, RowTemplate
+from upriver.wire.dialects.memcached import DeleteQ, DeleteQWithMeta, GetQ, MetaOption, SetQ, SetQWithMeta
 from upriver.wire.fields import UInt
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.memcached import DeleteQ, DeleteQWithMeta, GetQ, MetaOption, SetQ, SetQWithMeta
 from upriver.wire.message import Request
-from upriver.wire.rows import Place, RowLayout, RowTemplate
 
 #: The column that fills each field. The CAS in a request's header is a condition and stays 0.
 _COLUMNS: Final = {"flags": "flags", "expiration": "expiry", "rev_seqno": "rev_seqno", "item_cas": "cas"}

@@ -6,9 +6,9 @@ from upriver.errors import WireError
 from upriver.wire import Message
 from upriver.wire import upr_draft1 as d
 from upriver.wire.codes import Status
-from upriver.wire.memcached import FailoverEntry
-from upriver.wire.upr import EndReason
-from upriver.wire.upr_draft1 import upr_draft1
+from upriver.wire.dialects.memcached import FailoverEntry
+from upriver.wire.dialects.upr import EndReason
+from upriver.wire.dialects.upr_draft1 import upr_draft1
 
 #: Opcode and type of every message, and the sizes of what stands between the type and the bytes.
 DECLARED = {

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from upriver.model import Change, Event
 from upriver.model.record import PREFIX, Record, pack
-from upriver.wire import Framer, Message, dcp, frames
+from upriver.wire import Framer, Message, dcp
+from upriver.wire.codec import frame_runs
 from upriver.wire.framing import MEMCACHED
 
 EVENTS = (Event.MUTATION, Event.DELETION, Event.EXPIRATION)
@@ -42,8 +43,8 @@ def decoded(data: bytes) -> list[Message]:
 
 
 TWINS = [
-    pytest.param(frames.expired_as_deleted, id="chosen"),
-    pytest.param(frames.plain_expired_as_deleted, id="plain"),
+    pytest.param(frame_runs.expired_as_deleted, id="chosen"),
+    pytest.param(frame_runs.plain_expired_as_deleted, id="plain"),
 ]
 Twin = Callable[[bytes], bytes]
 Run = Callable[..., tuple[int, int, int]]
@@ -73,7 +74,7 @@ def test_each_expiration_becomes_a_deletion_and_nothing_else_changes(rewrite: Tw
 @given(changes=st.lists(CHANGES, max_size=12))
 def test_both_twins_agree_to_the_byte(changes: list[Change]) -> None:
     data = b"".join(map(frame, changes))
-    assert frames.expired_as_deleted(data) == frames.plain_expired_as_deleted(data)
+    assert frame_runs.expired_as_deleted(data) == frame_runs.plain_expired_as_deleted(data)
 
 
 @given(
@@ -94,7 +95,7 @@ def test_both_twins_find_the_same_packets_alike(
             data += packet
     if not flips and not cut and runs:
         size, count = len(frame(runs[0][0])), runs[0][1]
-        end, found = frames.alike_run(data, 0)
+        end, found = frame_runs.alike_run(data, 0)
         assert end >= size * count
         assert found[:count] == list(itertools.islice(itertools.cycle(opaques), count))
     for place, value in flips:
@@ -102,7 +103,7 @@ def test_both_twins_find_the_same_packets_alike(
             data[place] = value
     del data[len(data) - min(cut, len(data)) :]
     for start in (0, at):
-        assert frames.alike_run(data, start) == frames.plain_alike_run(data, start)
+        assert frame_runs.alike_run(data, start) == frame_runs.plain_alike_run(data, start)
 
 
 @given(
@@ -131,11 +132,11 @@ def test_both_twins_find_the_same_run(
         if place < len(data):
             data[place] = byte
     data = data[: len(data) - cut] if cut < len(data) else data
-    found = frames.change_run(bytes(data), 0, after, upto, modern)
-    assert found == frames.plain_change_run(bytes(data), 0, after, upto, modern)
+    found = frame_runs.change_run(bytes(data), 0, after, upto, modern)
+    assert found == frame_runs.plain_change_run(bytes(data), 0, after, upto, modern)
 
 
-@pytest.mark.parametrize("run", [frames.change_run, frames.plain_change_run])
+@pytest.mark.parametrize("run", [frame_runs.change_run, frame_runs.plain_change_run])
 def test_a_run_ends_where_something_does_not_belong_to_it(run: Run) -> None:
     def mutation(seqno: int, vbucket: int = 1, opaque: int = 7, key: bytes = b"k") -> bytes:
         return dcp.Mutation(by_seqno=seqno, vbucket=vbucket, opaque=opaque, key=key, value=b"v").encode()
@@ -164,7 +165,7 @@ def test_a_run_ends_where_something_does_not_belong_to_it(run: Run) -> None:
     assert run(one, 0, 0, 9, True, 10) == (0, 0, 0)  # too large
 
 
-@pytest.mark.parametrize("end", [frames.changes_end, frames.plain_changes_end])
+@pytest.mark.parametrize("end", [frame_runs.changes_end, frame_runs.plain_changes_end])
 @given(changes=st.lists(CHANGES, max_size=6), cut=st.integers(0, 200))
 def test_changes_end_where_something_else_begins_even_if_the_last_is_not_whole(
     end: Callable[[bytes, int], int], changes: list[Change], cut: int

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 from upriver.model import Event
 from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects.memcached import FailoverEntry, memcached
 from upriver.wire.fields import U16, U32, U64, Counted, Key, Only, Repeat, Reserved, UInt, Value, count_of
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.memcached import FailoverEntry, memcached
 from upriver.wire.message import Request, Response
 
 upr = Dialect("upr", framing=MEMCACHED, document="UPR transport specification", extends=memcached)

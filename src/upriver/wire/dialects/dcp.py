@@ -9,6 +9,19 @@ from typing import Annotated, ClassVar
 from upriver.model import Event
 from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects.upr import (
+    AddStream,
+    AddStreamFlag,
+    AddStreamResponse,
+    CloseStream,
+    FailoverLogRequest,
+    FailoverLogResponse,
+    Flush,
+    SetVbucketState,
+    StreamRequestResponse,
+    VbucketState,
+    upr,
+)
 from upriver.wire.fields import (
     IN_VALUE,
     U8,
@@ -25,19 +38,6 @@ from upriver.wire.fields import (
 )
 from upriver.wire.framing import MEMCACHED
 from upriver.wire.message import Request, Response
-from upriver.wire.upr import (
-    AddStream,
-    AddStreamFlag,
-    AddStreamResponse,
-    CloseStream,
-    FailoverLogRequest,
-    FailoverLogResponse,
-    Flush,
-    SetVbucketState,
-    StreamRequestResponse,
-    VbucketState,
-    upr,
-)
 
 dcp = Dialect("dcp", framing=MEMCACHED, document="DCP as deployed servers speak it", extends=upr)
 

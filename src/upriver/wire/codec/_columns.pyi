@@ -3,8 +3,8 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 
 from upriver.model import Event
+from upriver.wire.codec.row_layout import RowLayout, RowTemplate
 from upriver.wire.layout import Buffer
-from upriver.wire.rows import RowLayout, RowTemplate
 
 class RowReader:
     def __init__(

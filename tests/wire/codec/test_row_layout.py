@@ -6,8 +6,8 @@ import pytest
 
 from upriver.model import CHANGES, Event
 from upriver.wire import DIALECTS, dcp, tap, upr_draft2
+from upriver.wire.codec.row_layout import TRANSPORT, Place, field_column, row_layouts, row_templates
 from upriver.wire.framing import DRAFT, MEMCACHED
-from upriver.wire.rows import TRANSPORT, Place, field_column, row_layouts, row_templates
 
 
 def test_every_kind_of_change_of_dcp_has_a_layout_inherited_ones_included() -> None:

@@ -122,7 +122,7 @@ def _inflated(record: bytes) -> bytes:
 
 
 try:
-    from upriver.wire import _tap_records
+    from upriver.wire.codec import _tap_records
 except ImportError:  # built where there was no C compiler
     lay_out = plain_lay_out
 else:

@@ -6,8 +6,8 @@ from upriver.errors import WireError
 from upriver.wire import AnyResponse, Request
 from upriver.wire import upr_draft3 as d
 from upriver.wire.codes import Status
-from upriver.wire.upr import VbucketState
-from upriver.wire.upr_draft3 import upr_draft3
+from upriver.wire.dialects.upr import VbucketState
+from upriver.wire.dialects.upr_draft3 import upr_draft3
 
 OPCODES = {
     0x50: (d.StreamRequest, (40,)),

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.test_frames import CHANGES
+from tests.wire.codec.test_frame_runs import CHANGES
 from upriver.model import Change, Event
 from upriver.model.compression import SNAPPY
 from upriver.model.record import Record, pack
-from upriver.wire import Framer, Message, tap, tap_records
+from upriver.wire import Framer, Message, tap
+from upriver.wire.codec import tap_records
+from upriver.wire.codec.tap_records import Laid, inflated_records, lay_out, plain_lay_out
+from upriver.wire.dialects.tap import TapFlag
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.tap import TapFlag
-from upriver.wire.tap_records import Laid, inflated_records, lay_out, plain_lay_out
 
 RECORDS = st.builds(Record, change=CHANGES, time=st.integers(0, 5), ttl=st.sampled_from([0, 1, 7, 255]))
 TWINS = pytest.mark.parametrize("twin", [pytest.param(lay_out, id="chosen"), pytest.param(plain_lay_out, id="plain")])

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from upriver.errors import WireError
 from upriver.model import Event, vbucket_of
+from upriver.wire.codec.row_layout import RowLayout, RowTemplate, field_column
 from upriver.wire.codes import Magic
 from upriver.wire.dialect import Dialect
 from upriver.wire.framing import DRAFT, EXTRAS_LENGTH_AT, KEY_BYTES_MAX, KEY_LENGTH_AT, MEMCACHED, OPCODE_AT
 from upriver.wire.layout import Buffer
 from upriver.wire.message import DraftMessage
-from upriver.wire.rows import RowLayout, RowTemplate, field_column
 
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _U16: Final = struct.Struct(">H")

@@ -115,7 +115,7 @@ def plain_alike_run(data: Buffer, at: int) -> tuple[int, list[int]]:
 
 
 try:
-    from upriver.wire._frames import alike_run, change_run, changes_end, expired_as_deleted
+    from upriver.wire.codec._frame_runs import alike_run, change_run, changes_end, expired_as_deleted
 except ImportError:  # built where there was no C compiler
     alike_run, change_run, changes_end = plain_alike_run, plain_change_run, plain_changes_end
     expired_as_deleted = plain_expired_as_deleted

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.model import Change, Event, change_batch, vbucket_of
-from upriver.wire import Framer, Message, memcached, plain_columns
-from upriver.wire.columns import CODEC, _codec
-from upriver.wire.commands import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
+from upriver.wire import Framer, Message, memcached
+from upriver.wire.codec import plain_columns
+from upriver.wire.codec.bulk_requests import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
+from upriver.wire.codec.columns import CODEC, _codec
+from upriver.wire.dialects.memcached import MetaOption
 from upriver.wire.framing import MEMCACHED
-from upriver.wire.memcached import MetaOption
 
 CODECS = [plain_columns, *([_codec] if CODEC == "compiled" else [])]
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

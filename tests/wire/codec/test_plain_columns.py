@@ -4,7 +4,7 @@ import pytest
 
 from upriver.model import Change, Event, change_batch
 from upriver.wire import DIALECTS
-from upriver.wire.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
 
 
 @pytest.mark.parametrize("name", ["upr_draft1", "upr_draft2"])

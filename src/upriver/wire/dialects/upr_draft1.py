@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar
 from upriver.model import Event
 from upriver.wire.codes import OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects.memcached import FailoverEntry
+from upriver.wire.dialects.upr import EndReason
 from upriver.wire.fields import U16, U32, U64, Key, Only, Repeat, Reserved, UInt, Value
 from upriver.wire.framing import DRAFT
-from upriver.wire.memcached import FailoverEntry
 from upriver.wire.message import DraftMessage, DraftOpcode
-from upriver.wire.upr import EndReason
 
 upr_draft1 = Dialect("upr_draft1", framing=DRAFT, document="UPR, first draft")
 

@@ -7,7 +7,7 @@ import pytest
 from upriver.errors import WireError
 from upriver.wire import Message, tap
 from upriver.wire.codes import Status
-from upriver.wire.memcached import VbucketState
+from upriver.wire.dialects.memcached import VbucketState
 
 #: Opcode and length of extras, as in the header; then the lengths with the engine-private part.
 DECLARED = {
