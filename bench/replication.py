@@ -21,7 +21,7 @@ from pathlib import Path
 from upriver.client import Mover
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.protocol.mover import Goal
+from upriver.protocol.move.mover import Goal
 from upriver.wire import Framer, Message, dcp, memcached
 from upriver.wire.framing import MEMCACHED
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from docs.protocol_pages import page
-from upriver.protocol.controls import CONTROLS
-from upriver.protocol.streams import TRANSITIONS, diagram
+from upriver.protocol.producer.controls import CONTROLS
+from upriver.protocol.stream_state import TRANSITIONS, diagram
 
 _OPENING = """\
 A client becomes a consumer of the node with an [open](protocol/dcp.md#open-0x50), which names the connection. The name

@@ -10,7 +10,7 @@ from tests.cli.typed import PATIENCE_S, Terminal
 from upriver.cli.replicate import stop_when_there
 from upriver.client import Address, Mover, SyncKvClient
 from upriver.node import EmbeddedNode, start
-from upriver.protocol.mover import Goal
+from upriver.protocol.move.mover import Goal
 
 
 def test_once(run: Run, node: EmbeddedNode) -> None:

@@ -21,7 +21,7 @@ from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, S
 from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
-from upriver.protocol.mover import Phase
+from upriver.protocol.move.mover import Phase
 from upriver.wire.dialects.memcached import SetVbucket, StopPersistence, VbucketState
 
 POLICIES = ("rewind", "emit")

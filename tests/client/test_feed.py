@@ -14,8 +14,8 @@ from upriver.client.feed import Feed
 from upriver.client.progress import Progress
 from upriver.errors import UpriverError
 from upriver.model import CHANGES
-from upriver.protocol.consumer import ConsumerOptions
-from upriver.protocol.receiving import ReceivingStream
+from upriver.protocol.consumer.consumer import ConsumerOptions
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
 from upriver.wire import AnyResponse, Dialect, Framer, Message, Response, dcp, memcached, upr, upr_draft3
 from upriver.wire.framing import MEMCACHED
 

@@ -21,7 +21,7 @@ from upriver.model.vbucket import vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.node.session import Session
 from upriver.node.sink import EngineCopy, EngineSink
-from upriver.protocol.mover import Goal, Link, Phase
+from upriver.protocol.move.mover import Goal, Link, Phase
 from upriver.wire.dialects.memcached import GetAllVbucketSeqnos
 
 DEADLINE_S = 60.0

@@ -14,7 +14,7 @@ from tests.client.test_consumer_failures import Killed
 from tests.node.peer import SocketPeer
 from upriver.client.mover import Mover, Step
 from upriver.model import VbucketState
-from upriver.protocol.mover import Goal, Link, Phase
+from upriver.protocol.move.mover import Goal, Link, Phase
 from upriver.wire import memcached
 from upriver.wire.codes import Status
 

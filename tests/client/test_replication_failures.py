@@ -17,7 +17,7 @@ from tests.client.proxy import Proxy
 from tests.client.test_consumer_failures import Killed
 from tests.node.peer import SocketPeer
 from upriver.client import Mover
-from upriver.protocol.mover import Goal
+from upriver.protocol.move.mover import Goal
 from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED

@@ -15,7 +15,7 @@ from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams import StreamService
 from upriver.node.tap import TapService
-from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import Dialect, Framer, Message, dcp, tap
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.options import Entrance
 from upriver.node.users_file import Users
-from upriver.protocol.stream_dialects import STREAM_DIALECTS, opaque_of, put_opaque
+from upriver.protocol.producer.dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.wire import (
     DIALECTS,
     AnyResponse,

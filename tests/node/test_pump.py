@@ -7,8 +7,8 @@ import pytest
 from tests.node.laboratory import Laboratory
 from upriver.node.pump import UNSENT_BYTES, Pump
 from upriver.node.session import Session
-from upriver.protocol.outbox import COPIED_BYTES
-from upriver.protocol.turns import PIECE_BYTES
+from upriver.protocol.producer.send_buffer import COPIED_BYTES
+from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire import Message, dcp
 
 

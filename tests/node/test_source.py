@@ -9,7 +9,7 @@ from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
 from upriver.node.source import EngineHistory, EngineSource, engine_options, value_filter
-from upriver.protocol.source import StreamOptions
+from upriver.protocol.producer.source import StreamOptions
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from upriver.model.position import NO_END
 from upriver.node.health import problems
 from upriver.node.stream_statistics import stream_numbers
 from upriver.node.streams import StreamConnection
-from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import dcp, tap
 
 

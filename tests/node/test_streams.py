@@ -21,7 +21,7 @@ from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.pump import Pump
 from upriver.node.users import Role, User
-from upriver.protocol.turns import PIECE_BYTES
+from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr
 from upriver.wire.codes import Status
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.node.probes import wait_until
-from upriver.protocol.stream_dialects import STREAM_DIALECTS, put_opaque
+from upriver.protocol.producer.dialects import STREAM_DIALECTS, put_opaque
 from upriver.wire import Framer, Message, dcp, memcached, upr, upr_draft2
 from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED

@@ -24,7 +24,7 @@ from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketStat
 from upriver.node.options import Entrance
 from upriver.node.users import Role, User
 from upriver.node.users_file import Users
-from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Response, dcp, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import ConnectFlag, Control, TapFlag

@@ -17,9 +17,9 @@ from upriver.errors import StorageError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.tap import TapService
 from upriver.node.tap_registry import TapRegistry
-from upriver.protocol.tap_clients import TapClient, TapClients
-from upriver.protocol.tap_places import LOST, NEVER, TapPlace
-from upriver.protocol.tap_plan import plan_of
+from upriver.protocol.tap.clients import TapClient, TapClients
+from upriver.protocol.tap.connect_plan import plan_of
+from upriver.protocol.tap.position import LOST, NEVER, TapPlace
 from upriver.wire import Message, Response, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import DeregisterTapClient, Noop, Set, Stat

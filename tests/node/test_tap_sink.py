@@ -8,7 +8,7 @@ from upriver.errors import KeyExists, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.model.record import unpack
 from upriver.node.tap_sink import EngineTapSink
-from upriver.protocol.tap_consumer import ReceivedChange
+from upriver.protocol.tap.consumer import ReceivedChange
 from upriver.wire import tap
 from upriver.wire.dialects.tap import Control, TapFlag
 

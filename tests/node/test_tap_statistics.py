@@ -5,7 +5,7 @@ import pytest
 from tests.node.laboratory import Laboratory
 from tests.protocol.tap_stage import ACK, BACKFILL, LIST, REGISTERED, TapPeer, connect
 from upriver.node.tap_statistics import tap_statistics
-from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import Control

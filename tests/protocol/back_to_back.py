@@ -10,13 +10,13 @@ from upriver.engine import Vbucket
 from upriver.model import VbucketState
 from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
-from upriver.protocol.consumer import ConsumerOptions
+from upriver.protocol.consumer.consumer import ConsumerOptions
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.replica import Replica
 from upriver.protocol.intake import Intake
-from upriver.protocol.producer import Producer
-from upriver.protocol.receiving import ReceivingStream
-from upriver.protocol.replica import Replica
-from upriver.protocol.stream_dialects import OPENED, StreamDialect
-from upriver.protocol.stream_output import ProducerStream
+from upriver.protocol.producer.dialects import OPENED, StreamDialect
+from upriver.protocol.producer.producer import Producer
+from upriver.protocol.producer.producer_stream import ProducerStream
 from upriver.wire import Dialect, Framer, Message, Response, dcp, upr
 from upriver.wire.framing import MEMCACHED
 

@@ -2,9 +2,9 @@
 
 from tests.protocol.back_to_back import BackToBack, Wires
 from upriver.errors import WireError
-from upriver.protocol.consumer import ConsumerOptions
-from upriver.protocol.draft_translation import DraftTranslator
-from upriver.protocol.stream_dialects import STREAM_DIALECTS
+from upriver.protocol.consumer.consumer import ConsumerOptions
+from upriver.protocol.consumer.draft_translation import DraftTranslator
+from upriver.protocol.producer.dialects import STREAM_DIALECTS
 from upriver.wire import Framer, dcp, upr_draft3
 
 #: What a client asks for: a draft knows no settings.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.node.laboratory import Laboratory, Peer
 from upriver.model import VbucketState
-from upriver.protocol.mover import (
+from upriver.protocol.move.mover import (
     Action,
     Announce,
     Connect,

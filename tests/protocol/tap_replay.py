@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 
 from tests.node.laboratory import Laboratory, Peer
 from tests.protocol.replay import FOLDER, Line, Place, lines_of, packets_of, pipelined
-from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status
 from upriver.wire.dialects.tap import TapFlag

@@ -14,12 +14,11 @@ from tests.protocol.paper_sink import PaperCopy, PaperSink
 from upriver.errors import NotMyVbucket
 from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
 from upriver.node.source import EngineSource
-from upriver.protocol import turns
-from upriver.protocol.consumer import Consumer, ConsumerOptions
-from upriver.protocol.draft_translation import DraftTranslator
-from upriver.protocol.producer import Producer
-from upriver.protocol.stream_dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque, wire_log
-from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamLife, StreamState
+from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.draft_translation import DraftTranslator
+from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque, wire_log
+from upriver.protocol.producer.producer import Producer, stream_scheduler
+from upriver.protocol.stream_state import TRANSITIONS, StreamEvent, StreamLife, StreamState
 from upriver.wire import AnyResponse, Framer, Message, dcp, upr, upr_draft1, upr_draft3
 
 S, E = StreamState, StreamEvent
@@ -67,7 +66,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[Transition]:
         noted.add((before, event))
 
     monkeypatch.setattr(StreamLife, "move", noting)
-    monkeypatch.setattr(turns, "TURN_BYTES_MIN", 1)
+    monkeypatch.setattr(stream_scheduler, "TURN_BYTES_MIN", 1)
     return noted
 
 

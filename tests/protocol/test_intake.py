@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocol.test_consumer import Stage, marker, mutation, of
+from tests.protocol.consumer.test_consumer import Stage, marker, mutation, of
 from upriver.errors import WireError
 from upriver.protocol.intake import Intake
 from upriver.wire import dcp, memcached

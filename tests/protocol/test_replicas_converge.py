@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from tests.protocol.back_to_back import BackToBack, Wires, statuses
 from tests.protocol.draft_wires import DraftWires
 from upriver.model import VbucketState
-from upriver.protocol.consumer import ConsumerOptions
-from upriver.protocol.streams import TRANSITIONS, StreamEvent, StreamLife, StreamState
+from upriver.protocol.consumer.consumer import ConsumerOptions
+from upriver.protocol.stream_state import TRANSITIONS, StreamEvent, StreamLife, StreamState
 
 OPTIONS = {
     "dcp": ConsumerOptions(window_bytes=0),

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from tests.node.laboratory import Laboratory, Peer
 from upriver.model import VbucketState
 from upriver.node.options import Entrance
-from upriver.protocol.stream_dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque
-from upriver.protocol.streams import StreamEvent, StreamLife
+from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque
+from upriver.protocol.stream_state import StreamEvent, StreamLife
 from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft1, upr_draft2, upr_draft3
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from tests.simulation.copies import unanswered
 from tests.simulation.node import ALL, Link, Machine
 from upriver.node.replicas import ReplicaConnection
-from upriver.protocol import mover as steps
-from upriver.protocol.mover import Goal, Mover
+from upriver.protocol.move import mover as steps
+from upriver.protocol.move.mover import Goal, Mover
 
 SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 

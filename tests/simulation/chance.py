@@ -35,7 +35,7 @@ def chance(seed: int) -> Iterator[None]:
         for module in ("upriver.engine.vbucket", "upriver.engine.bucket"):
             stack.enter_context(patch(f"{module}.secrets", secrets))
         stack.enter_context(patch("upriver.engine.maintenance.thread_time", lambda: 0.0))
-        stack.enter_context(patch("upriver.protocol.turns.TURN_BYTES_MIN", TURN_BYTES))
+        stack.enter_context(patch("upriver.protocol.producer.stream_scheduler.TURN_BYTES_MIN", TURN_BYTES))
         logging.disable(logging.CRITICAL)
         try:
             yield

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
 from upriver.node.replicas import RETRY_S
-from upriver.protocol.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.replica import Replica
 from upriver.protocol.intake import Intake
-from upriver.protocol.replica import Replica
-from upriver.protocol.streams import StreamState
+from upriver.protocol.stream_state import StreamState
 from upriver.wire import Framer, Response, dcp, upr
 from upriver.wire.framing import MEMCACHED
 

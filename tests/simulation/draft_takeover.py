@@ -9,10 +9,10 @@ from collections.abc import Callable
 from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import Link, Machine
 from upriver.errors import StatusError, WireError
-from upriver.protocol import mover as steps
-from upriver.protocol.consumer import Consumer, ConsumerOptions
-from upriver.protocol.draft_translation import DraftTranslator
-from upriver.protocol.receiving import ReceivingStream
+from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.draft_translation import DraftTranslator
+from upriver.protocol.move import mover as steps
 from upriver.wire import AnyResponse, Framer, Message, dcp, upr, upr_draft3
 from upriver.wire.framing import MEMCACHED
 

@@ -11,7 +11,7 @@ from tests.simulation.node import Link, Machine
 from tests.simulation.truth import Contents, Version, Violation, version, without
 from upriver.errors import TemporaryFailure, WireError
 from upriver.model import Event, FailoverEntry, FailoverLog
-from upriver.protocol.draft_translation import DraftTranslator
+from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.flow_control import ReceiveWindow
 from upriver.wire import (
     AnyResponse,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from tests.simulation.node import Link, Machine
-from upriver.protocol import mover as steps
-from upriver.protocol.mover import Goal, Mover
+from upriver.protocol.move import mover as steps
+from upriver.protocol.move.mover import Goal, Mover
 
 SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 

@@ -19,15 +19,15 @@ from upriver.model import rollback as rules
 from upriver.node.commands import vbuckets
 from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
-from upriver.protocol import negotiation as negotiations
-from upriver.protocol import producer as producers
-from upriver.protocol.consumer import Consumer
-from upriver.protocol.draft_translation import DraftTranslator
-from upriver.protocol.handover import Handover
-from upriver.protocol.mover import Goal, Mover, Phase
-from upriver.protocol.receiving import ReceivingStream
-from upriver.protocol.streams import StreamEvent
-from upriver.protocol.tap_stream import TapStream
+from upriver.protocol.consumer.consumer import Consumer
+from upriver.protocol.consumer.consumer import negotiation as negotiations
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.draft_translation import DraftTranslator
+from upriver.protocol.move.mover import Goal, Mover, Phase
+from upriver.protocol.producer.producer import producer as producers
+from upriver.protocol.producer.takeover import Handover
+from upriver.protocol.stream_state import StreamEvent
+from upriver.protocol.tap.producer_stream import TapStream
 from upriver.wire.framing import MEMCACHED
 
 #: Replaces one thing: (object or module, attribute, what stands there instead).

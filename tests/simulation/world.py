@@ -28,9 +28,9 @@ from tests.simulation.truth import (
 from upriver.engine import Vbucket
 from upriver.errors import StatusError, TemporaryFailure
 from upriver.model import Event, VbucketState
-from upriver.protocol import mover as steps
-from upriver.protocol.consumer import ConsumerOptions
-from upriver.protocol.mover import Goal
+from upriver.protocol.consumer.consumer import ConsumerOptions
+from upriver.protocol.move import mover as steps
+from upriver.protocol.move.mover import Goal
 
 Action = tuple[Any, ...]
 Script = Sequence[Action]

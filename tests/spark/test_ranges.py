@@ -19,7 +19,7 @@ from upriver.client.settings import ConsumerSettings
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.protocol.mover import Goal
+from upriver.protocol.move.mover import Goal
 from upriver.spark import ranges
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions

@@ -11,7 +11,7 @@ from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_opt
 from upriver.cli.running import interruptible, run
 from upriver.client import Address, Mover, Step
 from upriver.client.mover import PARALLEL
-from upriver.protocol.mover import Goal, Phase
+from upriver.protocol.move.mover import Goal, Phase
 
 
 @click.command()

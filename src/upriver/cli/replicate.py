@@ -14,7 +14,7 @@ from upriver.client import Address, Mover, Step
 from upriver.client.cluster import Cluster
 from upriver.client.inquiry import VbucketStatus, vbuckets_of
 from upriver.errors import UpriverError
-from upriver.protocol.mover import Goal, Phase
+from upriver.protocol.move.mover import Goal, Phase
 
 _LOOK_S = 0.2
 

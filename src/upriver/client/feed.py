@@ -14,10 +14,10 @@ from upriver.client.batches import Run
 from upriver.client.connection import Connection
 from upriver.client.copies import Copies
 from upriver.errors import UpriverError, WireError
-from upriver.protocol.consumer import Answered, Consumer, ConsumerOptions
-from upriver.protocol.draft_translation import DraftTranslator
+from upriver.protocol.consumer.consumer import Answered, Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
-from upriver.protocol.receiving import ReceivingStream
 from upriver.wire import AnyResponse, Dialect, Framer, dcp, upr_draft3
 from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED

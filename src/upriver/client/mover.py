@@ -1,4 +1,4 @@
-"""Moves and replicates vbuckets between two nodes: the steps of ``upriver.protocol.mover`` over real connections.
+"""Moves and replicates vbuckets between two nodes: the steps of ``upriver.protocol.move.mover`` over real connections.
 
 Each vbucket that is taken over has a pair of connections of its own, under a name of its own. To open a connection ends
 the one that bore its name before, so whoever moves a vbucket anew, in this process or another, ends what an interrupted
@@ -27,8 +27,8 @@ from upriver.errors import (
     OptionError,
     UpriverError,
 )
-from upriver.protocol import mover as steps
-from upriver.protocol.mover import Goal, Link, Move, Phase
+from upriver.protocol.move import mover as steps
+from upriver.protocol.move.mover import Goal, Link, Move, Phase
 
 PARALLEL: Final = 4
 RECEIVE_BYTES: Final = 512 * 1024

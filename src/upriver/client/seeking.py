@@ -39,7 +39,7 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model.compression import inflated_batch
-from upriver.protocol.receiving import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
 from upriver.wire import dcp
 
 LOG: Final = logging.getLogger("upriver.client")

@@ -15,7 +15,7 @@ from upriver.errors import AuthenticationFailed, StatusError, WireError
 from upriver.node.options import SHORT_DRAFTS, Entrance
 from upriver.node.session import Session, refusal
 from upriver.node.users import Role
-from upriver.protocol.stream_dialects import STREAM_DIALECTS, text_of
+from upriver.protocol.producer.dialects import STREAM_DIALECTS, text_of
 from upriver.wire import AnyRequest, Message, dcp, memcached, upr_draft1, upr_draft3
 from upriver.wire.codes import Magic, Status
 from upriver.wire.detect import detect

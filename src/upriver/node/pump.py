@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState, Timer
-from upriver.protocol.turns import PIECE_BYTES, TURN_BYTES
+from upriver.protocol.producer.stream_scheduler import PIECE_BYTES, TURN_BYTES
 from upriver.wire import Message
 from upriver.wire.layout import Buffer
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from upriver.node.pump import Pump
 from upriver.node.session import Session
-from upriver.protocol.receiving import ReceivingStream
-from upriver.protocol.replica import Replica
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.replica import Replica
 from upriver.wire import Message, dcp
 from upriver.wire.layout import Buffer
 

@@ -41,7 +41,7 @@ from upriver.node.tap import TapService
 from upriver.node.tap_registry import TapRegistry
 from upriver.node.tls import ENCRYPTED_BYTES, Encryption, server_context
 from upriver.node.users_file import Users
-from upriver.protocol.tap_plan import TapSettings
+from upriver.protocol.tap.connect_plan import TapSettings
 
 if TYPE_CHECKING:
     from upriver.node.health import MetricsServer

@@ -14,7 +14,7 @@ from upriver.engine.filters import read_json
 from upriver.errors import InvalidArguments
 from upriver.model import Snapshot, VbucketState
 from upriver.node.state import NodeState
-from upriver.protocol.source import StreamOptions
+from upriver.protocol.producer.source import StreamOptions
 
 _FILTER_FORM: Final = '{"field": "a.b", "equals": …} or {"field": "a.b", "contains": …}'
 

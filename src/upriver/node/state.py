@@ -17,8 +17,8 @@ from upriver.node.stream_health import StreamWatch
 from upriver.node.throttle import LoginThrottle
 from upriver.node.users import Role
 from upriver.node.users_file import Users
-from upriver.protocol.outbox import Outbox
-from upriver.protocol.turns import PIECE_BYTES
+from upriver.protocol.producer.send_buffer import Outbox
+from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from upriver.node.pump import Pump
     from upriver.node.state import NodeState
-    from upriver.protocol.stream_output import ProducerStream
+    from upriver.protocol.producer.producer_stream import ProducerStream
 
 #: Which stream: the name of its connection and the vbucket.
 Key = tuple[str, int]

@@ -15,7 +15,7 @@ from upriver.node.replicas import ReplicaConnection
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
 from upriver.node.streams import StreamConnection, StreamService
-from upriver.protocol.producer import Producer
+from upriver.protocol.producer.producer import Producer
 
 Pairs = Iterator[tuple[str, object]]
 

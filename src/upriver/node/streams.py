@@ -22,11 +22,11 @@ from upriver.node.source import EngineSource
 from upriver.node.state import NodeState
 from upriver.node.stream_health import backlog
 from upriver.node.users import Role
-from upriver.protocol.names import checked_name, heir_by_open, made_up
-from upriver.protocol.producer import Producer
-from upriver.protocol.request_runs import REQUEST_BYTES
-from upriver.protocol.stream_dialects import OPENED, StreamDialect
-from upriver.protocol.turns import PIECE_BYTES
+from upriver.protocol.connection_names import checked_name, heir_by_open, made_up
+from upriver.protocol.producer.dialects import OPENED, StreamDialect
+from upriver.protocol.producer.fast_requests import REQUEST_BYTES
+from upriver.protocol.producer.producer import Producer
+from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire import AnyResponse, Message, dcp, upr_draft3
 from upriver.wire.codes import Magic
 from upriver.wire.detect import detect

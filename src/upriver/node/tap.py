@@ -22,11 +22,11 @@ from upriver.node.state import NodeState
 from upriver.node.tap_registry import RegistryWriter, TapRegistry
 from upriver.node.tap_sink import EngineTapSink
 from upriver.node.users import Role
-from upriver.protocol.names import NAME_BYTES_MAX, checked_name, heir_by_tap
-from upriver.protocol.tap_clients import TapClient, TapClients
-from upriver.protocol.tap_consumer import TapConsumer
-from upriver.protocol.tap_plan import TapPlan, TapSettings, plan_of
-from upriver.protocol.tap_producer import TapProducer, check_takeover
+from upriver.protocol.connection_names import NAME_BYTES_MAX, checked_name, heir_by_tap
+from upriver.protocol.tap.clients import TapClient, TapClients
+from upriver.protocol.tap.connect_plan import TapPlan, TapSettings, plan_of
+from upriver.protocol.tap.consumer import TapConsumer
+from upriver.protocol.tap.producer import TapProducer, check_takeover
 from upriver.wire import AnyRequest, Message, Request, Response, tap
 from upriver.wire.codes import Magic
 from upriver.wire.dialects.tap import Control

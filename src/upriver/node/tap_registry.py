@@ -25,9 +25,9 @@ from upriver.errors import StorageError, UpriverError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.kept_file import UNFINISHED, drop, keep
 from upriver.node.state import Scheduler
-from upriver.protocol.tap_clients import TapClient
-from upriver.protocol.tap_places import LOST, NEVER, TapPlace
-from upriver.protocol.tap_plan import TapPlan
+from upriver.protocol.tap.clients import TapClient
+from upriver.protocol.tap.connect_plan import TapPlan
+from upriver.protocol.tap.position import LOST, NEVER, TapPlace
 
 #: Is told when something is on disk, or why it is not.
 Done = Callable[[StorageError | None], object]

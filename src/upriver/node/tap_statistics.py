@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from upriver.model import VbucketState
-from upriver.protocol.tap_clients import TapClient
-from upriver.protocol.tap_places import TapPlace
+from upriver.protocol.tap.clients import TapClient
+from upriver.protocol.tap.position import TapPlace
 
 if TYPE_CHECKING:
     from upriver.node.tap import TapConnection, TapReceiver, TapService

@@ -28,7 +28,7 @@ from upriver.model import CHANGES, Event, VbucketState
 from upriver.pipelines.directory import RunDirectory
 from upriver.pipelines.options import JobOptions, same_as
 from upriver.pipelines.pipeline import Task
-from upriver.protocol.mover import Goal, Phase
+from upriver.protocol.move.mover import Goal, Phase
 from upriver.spark.declared import as_address, as_count, as_flag, as_seconds, option
 
 #: So many changes are written down at a time, and of one vbucket at least.

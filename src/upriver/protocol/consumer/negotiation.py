@@ -1,0 +1,146 @@
+"""How a consumer gets a stream: which request comes first, and which one after each answer.
+
+`dcp` requests carry the bounds of the snapshot that the consumer is in, so the producer can tell whether it may go on;
+the consumer rolls back whither it is told and asks again. Who does not understand 48 bytes of extras (EINVAL) is asked
+in `upr`, with 40.
+
+`upr` requests carry no bounds. No producer's rule can make a resume inside a snapshot safe after a failover, so the
+consumer compares the failover logs itself before it asks (docs/semantics.md): where it stands it goes on only if its
+branch is still the producer's newest, otherwise from where it was last whole.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from upriver.errors import InvalidArguments, RollbackRequired, StatusError, TemporaryFailure
+from upriver.model import FailoverEntry, FailoverLog, VbucketState
+from upriver.model.position import NO_END
+from upriver.model.rollback import resume_by_entry
+from upriver.protocol.consumer.sink import SinkVbucket
+from upriver.wire import Request, Response, dcp, memcached, upr
+from upriver.wire.codes import Status
+
+#: What a consumer tries, in this order, unless it was told otherwise.
+DIALECTS: Final = ("dcp", "upr")
+
+
+class Negotiation:
+    """The way to one stream."""
+
+    def __init__(
+        self,
+        copy: SinkVbucket,
+        opaque: int,
+        *,
+        flags: int = 0,
+        end_seqno: int = NO_END,
+        dialects: Sequence[str] = DIALECTS,
+    ) -> None:
+        self.copy = copy
+        self.opaque = opaque
+        self.flags = flags
+        self.end_seqno = end_seqno
+        #: It speaks `dcp`, not `upr`.
+        self.modern = dialects[0] == "dcp"
+        self._may_fall_back = self.modern and "upr" in dialects
+        self._entry = FailoverEntry(0, 0)
+        #: The producer's newest entry when the logs were compared.
+        self._compared: FailoverEntry | None = None
+        #: The opcode of the last request.
+        self._asked = upr.FailoverLogRequest.declaration.opcode
+        #: Where the copy stood when it was asked for.
+        self._asked_at = copy.position
+
+    def first(self) -> Request:
+        """The first request."""
+        return self._ask() if self.modern else self._ask_for_log()
+
+    def answered(self, answer: Response) -> Request | FailoverLog:
+        """The next request, or the producer's log if it has accepted; raises its refusal if nothing is left to try."""
+        self._check_unmoved()
+        if answer.code != self._asked:
+            raise InvalidArguments("the producer has answered what nobody asked", vbucket=self.copy.number)
+        match answer:
+            case upr.FailoverLogResponse():
+                return self._compare(failover_log(answer.log))
+            case upr.StreamRequestResponse():
+                return self._accepted(failover_log(answer.log))
+            case upr.RollbackRequired() | dcp.RollbackRequired():
+                return self._back(answer.seqno)
+        if self.modern and self._may_fall_back and answer.status is Status.EINVAL:
+            self.modern = False
+            return self._ask_for_log()
+        if not self.modern and answer.status is Status.ERANGE and self.end_seqno != NO_END:
+            # Perhaps only the state at the end is gone: who asks without one gets more, and stops by himself.
+            self.end_seqno = NO_END
+            return self._ask()
+        unknown_here = not self.modern and answer.status in (Status.KEY_ENOENT, Status.ERANGE)
+        if unknown_here and answer.code == upr.StreamRequest.declaration.opcode:
+            return self._back(0)
+        text = getattr(answer, "text", "")
+        raise StatusError.of(int(answer.status), text, vbucket=self.copy.number)
+
+    def _check_unmoved(self) -> None:
+        """Whoever made the copy active for a while began a branch, and no answer to an earlier request is about that:
+        not even a rollback, below which its own writes may lie if it was flushed. And a dead copy keeps what it has."""
+        if self.copy.state is VbucketState.DEAD:
+            raise TemporaryFailure("this copy is dead by now and receives nothing", vbucket=self.copy.number)
+        if self.copy.position != self._asked_at:
+            raise TemporaryFailure("this copy has written a history of its own meanwhile", vbucket=self.copy.number)
+
+    def _accepted(self, theirs: FailoverLog) -> FailoverLog:
+        """A place inside a snapshot is not safe under a log that was not compared: there may have been a failover."""
+        position = self.copy.position
+        if not self.modern and theirs.newest != self._compared and position.whole_seqno != position.seqno:
+            raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
+        return theirs
+
+    def _ask_for_log(self) -> Request:
+        self._asked = upr.FailoverLogRequest.declaration.opcode
+        return upr.FailoverLogRequest(vbucket=self.copy.number, opaque=self.opaque)
+
+    def _ask(self) -> Request:
+        self._asked = upr.StreamRequest.declaration.opcode  # and that of `dcp`
+        position = self._asked_at = self.copy.position
+        if not self.modern:
+            return upr.StreamRequest(
+                flags=upr.StreamFlag(self.flags & upr.StreamFlag.TAKEOVER),
+                start_seqno=position.seqno,
+                end_seqno=self.end_seqno,
+                vbucket_uuid=self._entry.vbucket_uuid,
+                high_seqno=self._entry.seqno,
+                vbucket=self.copy.number,
+                opaque=self.opaque,
+            )
+        return dcp.StreamRequest(
+            flags=dcp.StreamFlag(self.flags),
+            start_seqno=position.seqno,
+            end_seqno=self.end_seqno,
+            vbucket_uuid=position.vbucket_uuid,
+            snapshot_start=position.snapshot.start,
+            snapshot_end=position.snapshot.end,
+            vbucket=self.copy.number,
+            opaque=self.opaque,
+        )
+
+    def _back(self, seqno: int) -> Request:
+        """Roll back as told and ask again. Each time we stand lower, so it ends."""
+        before = self.copy.position.seqno
+        if before == 0:
+            raise RollbackRequired("there is nothing left to roll back", vbucket=self.copy.number)
+        if self.copy.roll_back(min(seqno, before)) >= before:
+            self.copy.roll_back(0)
+        return self._ask()
+
+    def _compare(self, theirs: FailoverLog) -> Request:
+        """Choose where to go on, and the entry of our log to name."""
+        self._compared = theirs.newest
+        self._entry, seqno = resume_by_entry(self.copy.position, self.copy.failover_log, theirs)
+        if seqno < self.copy.position.seqno:
+            self.copy.roll_back(seqno)
+        return self._ask()
+
+
+def failover_log(entries: Sequence[memcached.FailoverEntry]) -> FailoverLog:
+    """The log that a producer has told; raises a PositionError if it can be none."""
+    return FailoverLog.received(FailoverEntry(entry.vbucket_uuid, entry.seqno) for entry in entries)

@@ -1,0 +1,124 @@
+"""A connection of the consumer type: a node's replicas, fed by whoever opened it.
+
+The mover at the other end says which streams to add and to close, and passes on what the producer says. *Add stream* is
+answered when the producer has answered, with its status; so the mover learns of everything from one side.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from upriver.errors import StatusError
+from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.sink import Sink
+from upriver.wire import AnyResponse, Message, Request, dcp, upr
+from upriver.wire.codes import Status
+from upriver.wire.layout import Buffer
+
+#: What only a producer is asked, or told: it ends the connection.
+_OF_PRODUCERS: Final = (dcp.StreamRequest, upr.StreamRequest, upr.FailoverLogRequest, dcp.Control, dcp.BufferAck)
+
+
+class Replica:
+    """One open connection of the consumer type."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        now: float,
+        options: ConsumerOptions | None = None,
+        on_output: Callable[[], object] | None = None,
+        on_end: Callable[[ReceivingStream], object] | None = None,
+    ) -> None:
+        self.consumer = Consumer(sink, now, options, on_output=on_output, on_end=on_end)
+        self._closing = ""
+        self._answers: list[bytes] = []
+        self.bytes_sent_total = 0
+
+    @property
+    def closing(self) -> str:
+        """Why the connection is to be closed; empty if it is not."""
+        return self._closing or self.consumer.closing
+
+    @property
+    def full(self) -> bool:
+        """There was no room for the last run: wait, say ``go_on`` and give the rest again."""
+        return self.consumer.full
+
+    def go_on(self) -> None:
+        """There may be room again."""
+        self.consumer.go_on()
+
+    def role_taken(self, vbucket: int) -> None:
+        """Somebody gave a copy another role."""
+        self.consumer.role_taken(vbucket)
+
+    # Coming in
+
+    def receive_run(self, data: Buffer, at: int, now: float) -> int:
+        """Take the run of changes that stands next; where it ends."""
+        return self.consumer.receive_run(data, at, now)
+
+    def receive(self, message: Message, now: float) -> bool:
+        """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
+        match message:
+            case upr.AddStream():
+                self._add_stream(message)
+            case upr.CloseStream():
+                self._close_stream(message)
+            case dcp.Open() | upr.Open():
+                self._closing = "a second open on the same connection"
+            case _ if type(message) in _OF_PRODUCERS:
+                self._closing = f"{message.title()} on a connection of the consumer type"
+            case _:
+                return self.consumer.receive(message, now)
+        return True
+
+    def _add_stream(self, request: upr.AddStream) -> None:
+        def answered(stream: ReceivingStream, error: StatusError | None) -> None:
+            if error is None:
+                self._send(upr.AddStreamResponse(stream_opaque=stream.opaque, opaque=request.opaque))
+            else:
+                self._refuse(request, error)
+
+        try:
+            self.consumer.add_stream(request.vbucket, answered, flags=int(request.flags & upr.AddStreamFlag.TAKEOVER))
+        except StatusError as error:
+            self._refuse(request, error)
+
+    def _close_stream(self, request: upr.CloseStream) -> None:
+        try:
+            self.consumer.close_stream(request.vbucket, told=True)
+        except StatusError as error:
+            self._refuse(request, error)
+        else:
+            self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
+
+    def _refuse(self, request: Request, error: StatusError) -> None:
+        text = (error.detail or error.text).encode()
+        self._send(AnyResponse(opcode=request.code, opaque=request.opaque, status=Status(error.status), value=text))
+
+    # Going out
+
+    def _send(self, message: Message) -> None:
+        self._answers.append(message.encode())
+
+    def data_to_send(self) -> bytes:
+        """What is to be sent; each byte is given once."""
+        out = b"".join((*self._answers, self.consumer.data_to_send()))
+        self._answers.clear()
+        self.bytes_sent_total += len(out)
+        return out
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` has something to do; None for never."""
+        return self.consumer.deadline
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self.consumer.tick(now)
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self.consumer.lose()

@@ -1,0 +1,469 @@
+"""The producer's side of a connection: requests come in, streams go out.
+
+Theory of operation. Answers to requests stand in a queue of their own and go out first. Streams that have something to
+send take turns: each turn sends at most one piece of a snapshot, so a backfill of millions of changes does not hold up
+a live change on another stream. The settings of the consumer may bend that: a higher priority sends larger pieces, and
+with a sequential order one backfill is finished before the next begins; live changes go before both. Nothing is read
+from the history before there is room for it, in the window that the consumer granted and in the buffer that the shell
+hands out, so a consumer that does not read costs nothing but its place in the history.
+
+What is said in which words a stream's dialect knows. After an open a connection speaks `upr` and `dcp`, each stream as
+its request does; a connection of a draft speaks nothing else.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from upriver.errors import (
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVbucket,
+    OutOfRange,
+    PositionError,
+    StatusError,
+    TemporaryFailure,
+)
+from upriver.model import FailoverEntry, Snapshot, StreamPosition, VbucketState
+from upriver.model.position import NO_END
+from upriver.model.rollback import rollback_by_entry, rollback_by_snapshot
+from upriver.protocol.flow_control import SendWindow
+from upriver.protocol.liveness import NoopSender, Verdict
+from upriver.protocol.producer.controls import Controls
+from upriver.protocol.producer.dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
+from upriver.protocol.producer.fast_requests import REQUEST_BYTES, plain_requests
+from upriver.protocol.producer.producer_stream import TAKEOVER, ProducerStream
+from upriver.protocol.producer.send_buffer import Outbox
+from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
+from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, Turns
+from upriver.wire import AnyResponse, Message, Response, dcp, upr
+from upriver.wire.layout import Buffer
+
+#: How much of a piece each priority gets.
+SHARES: Final = {"low": 0.25, "medium": 1.0, "high": 2.0}
+#: The drafts' name for a stream may be as long as a key.
+GROUP_ID_BYTES_MAX: Final = 250
+
+# Plain numbers: combinations of flags are slow to make, and a connection may ask for a thousand streams at once.
+_NO_VALUE: Final = int(dcp.OpenFlag.NO_VALUE)
+_NOTIFIER: Final = int(dcp.OpenFlag.NOTIFIER)
+_DISK_ONLY: Final = int(dcp.StreamFlag.DISK_ONLY)
+_TO_LATEST: Final = int(dcp.StreamFlag.TO_LATEST)
+_ACTIVE_ONLY: Final = int(dcp.StreamFlag.ACTIVE_ONLY)
+_STRICT_UUID: Final = int(dcp.StreamFlag.STRICT_UUID)
+
+#: The settings of a stream that leave something out.
+_LEAVING_OUT: Final = ("key_filter", "value_filter", "keys_only")
+
+#: Requests of every dialect have these, under these names.
+_StreamRequest = Any
+
+
+class Producer:
+    """One open connection of the producer type."""
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        flags: dcp.OpenFlag,
+        now: float,
+        on_ready: Callable[[], object] | None = None,
+        speaks: tuple[StreamDialect, ...] = OPENED,
+        check_takeover: Callable[[], object] = lambda: None,
+        *,
+        heir: str = "",
+    ) -> None:
+        self.source = source
+        #: Refuses with a StatusError who may not take vbuckets over.
+        self._check_takeover = check_takeover
+        self.name = name
+        #: Whom vbuckets are handed over to.
+        self.heir = heir or name
+        self.flags = int(flags)
+        #: Called when there may be something to send that was not there before.
+        self.on_ready = on_ready
+        self.controls = Controls()
+        self.window = SendWindow()
+        self.noops = NoopSender(now)
+        #: How much it may send in a turn: connections take turns, so this is its share.
+        self.turn_bytes = int(TURN_BYTES * SHARES[self.controls["set_priority"]])
+        #: What filters have looked at for the last piece.
+        self.filtered_bytes = 0
+        #: One backfill is finished before the next begins.
+        self.sequential = False
+        self.streams: dict[int, ProducerStream] = {}
+        #: The connection is to be closed; why, for the log.
+        self.closing = ""
+        #: What its first stream request spoke; known from the start if it speaks only one.
+        self.dialect = speaks[0].name if len(speaks) == 1 else ""
+        self._by_request = {dialect.request: dialect for dialect in speaks}
+        self._by_log_request = {dialect.failover_log_request: dialect for dialect in speaks}
+        #: Whatever of these is not expected ends the connection.
+        self._of_streams = frozenset(message for dialect in speaks for message in dialect.wire.stream_messages())
+        self._last_asked: int | None = None
+        #: What streams that are asked for now shall hold.
+        self._options_now: dict[tuple[str, bool], StreamOptions] = {}
+        self.bytes_sent_total = 0
+        #: Changes that were sent by streams which have ended since.
+        self._changes_of_ended = 0
+        self._answers: deque[bytes] = deque()
+        self._turns: Turns[ProducerStream] = Turns()
+        self._noop_opaque = 0
+
+    @property
+    def changes_sent(self) -> int:
+        """How many changes were sent, by all streams."""
+        return self._changes_of_ended + sum(stream.changes_sent for stream in self.streams.values())
+
+    # Coming in
+
+    def receive(self, message: Message, now: float) -> bool:
+        """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
+        self.noops.heard()
+        kind = type(message)
+        if (dialect := self._by_request.get(kind)) is not None:
+            self._answer(dialect, message, self._request_stream)
+        elif (dialect := self._by_log_request.get(kind)) is not None:
+            self._answer(dialect, message, self._failover_log)
+        elif isinstance(message, Response):
+            self._answered(message)
+        elif kind in self._of_streams:
+            self._receive_other(message, now)
+        else:
+            return False
+        return True
+
+    def receive_run(self, data: Buffer, at: int) -> int:
+        """Take the stream requests that stand at ``at`` in a row, as far as nothing is unusual; where they end."""
+        dialect = self._by_request.get(dcp.StreamRequest)
+        if dialect is None:
+            return at
+        request: _StreamRequest
+        for request in plain_requests(data, at):
+            try:
+                answer = self._request_stream(dialect, request)
+            except StatusError as error:
+                answer = dialect.refusal(request, error)
+            if answer is not None:
+                put_opaque(answer, request.opaque)
+                self._send(answer)
+            at += REQUEST_BYTES
+        self.noops.heard()
+        return at
+
+    def _receive_other(self, message: Message, now: float) -> None:
+        """What only a connection that was opened knows; the dialect's other messages are for producers to send."""
+        dialect = next(iter(self._by_request.values()))
+        match message:
+            case upr.CloseStream():
+                self._answer(dialect, message, self._close_stream)
+            case dcp.Control():
+                self._answer(dialect, message, lambda _, request: self._control(request, now))
+            case dcp.BufferAck():
+                self.window.acked(message.bytes_processed)
+            case dcp.Noop():
+                self._send(AnyResponse(opcode=message.code, opaque=message.opaque))
+            case dcp.Open() | upr.Open():
+                self.closing = "a second open on the same connection"
+            case _:
+                self.closing = f"{message.title()} on a connection of the producer type"
+
+    def _answer(
+        self, dialect: StreamDialect, request: Message, run: Callable[[StreamDialect, Any], Message | None]
+    ) -> None:
+        try:
+            answer = run(dialect, request)
+        except StatusError as error:
+            answer = dialect.refusal(request, error)
+        if answer is not None:
+            put_opaque(answer, opaque_of(request))
+            self._send(answer)
+
+    def _send(self, message: Message) -> None:
+        self._answers.append(message.encode())
+
+    def _failover_log(self, dialect: StreamDialect, request: _StreamRequest) -> Message:
+        """The two first drafts may leave the vbucket out: then it is that of the last stream request."""
+        number = self._last_asked if request.vbucket is None else request.vbucket
+        if number is None:
+            raise NotMyVbucket("the request names no vbucket, and none was asked for before")
+        return dialect.failover_log(wire_log(self._vbucket(number).failover_log))
+
+    def _control(self, request: dcp.Control, now: float) -> Response:
+        name, value = self.controls.read(request.key, request.value)
+        if name in ("key_filter", "value_filter"):
+            self.source.check(StreamOptions(**{name: value}))
+        self.controls.set(name, value)
+        self._options_now.clear()
+        if name == "set_priority":
+            self.turn_bytes = int(TURN_BYTES * SHARES[value])
+        elif name == "connection_buffer_size":
+            self.window.resize(value)
+        elif name == "backfill_order":
+            self.sequential = value == "sequential"
+        elif name == "enable_noop":
+            self.noops.enabled = value
+            self.noops.restart(now)
+        elif name == "set_noop_interval":
+            self.noops.interval_s = value
+            self.noops.restart(now)
+        return AnyResponse(opcode=request.code)
+
+    def _close_stream(self, _: StreamDialect, request: upr.CloseStream) -> None:
+        stream = self.streams.get(request.vbucket)
+        if stream is None:
+            raise KeyNotFound("there is no stream for this vbucket", vbucket=request.vbucket)
+        self._forget(stream)
+        self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
+        told = self.controls["send_stream_end_on_client_close_stream"]
+        end = stream.close("closed" if told else "")
+        self.window.sent(len(end))  # a packet of the stream, which the consumer acknowledges like all others
+        self._answers.append(end)
+
+    # Stream requests: the order of the checks is a rule (docs/semantics.md)
+
+    def _request_stream(self, dialect: StreamDialect, request: _StreamRequest) -> Message | None:
+        self.dialect = self.dialect or dialect.name
+        self._last_asked = request.vbucket
+        if len(getattr(request, "group_id", b"")) > GROUP_ID_BYTES_MAX:
+            raise InvalidArguments(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
+        vbucket = self._vbucket(request.vbucket)
+        flags = int(request.flags) if dialect.by_snapshot else 0
+        takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
+        notifier = bool(self.flags & _NOTIFIER)
+        whole_seqno = request.start_seqno
+        if takeover:
+            self._check_takeover()
+        _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
+        if takeover:
+            self._check_heir(vbucket)
+        if dialect.by_snapshot and not (
+            request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
+        ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
+            self._check_free(dialect, request, takeover=takeover)
+        else:
+            position = _checked_position(dialect, request, endless=notifier)
+            self._check_free(dialect, request, takeover=takeover)
+            back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
+            if back is not None:
+                return dialect.rollback(back)
+            if position is not None:
+                whole_seqno = position.whole_seqno
+        # A takeover ends when it is done, and a notifier when there is something, whatever end the request names: so do
+        # deployed servers.
+        end = NO_END if takeover or notifier else _end_seqno(request, vbucket, flags)
+        disk_only = bool(flags & _DISK_ONLY)
+        options = self._options_now.get((dialect.name, disk_only))
+        if options is None:  # the same for a thousand streams, unless a setting comes in between
+            options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
+        history = self.open_history(vbucket, request.start_seqno, end, options)
+        stream = ProducerStream(
+            self, vbucket, dialect, request, history, options, whole_seqno, end_seqno=end, disk_only=disk_only
+        )
+        self.streams[vbucket.number] = stream
+        self._answers.append(dialect.accepted(vbucket.failover_log, stream.opaque))
+        self.ready(stream)
+        return None
+
+    def _check_heir(self, vbucket: SourceVbucket) -> None:
+        if not vbucket.may_go_to(self.heir):
+            raise NotMyVbucket(
+                f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
+            )
+
+    def _check_free(self, dialect: StreamDialect, request: _StreamRequest, *, takeover: bool) -> None:
+        """One stream for a vbucket; and where only the request id tells streams apart, one for a request id."""
+        if request.vbucket in self.streams:
+            raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
+        if dialect.by_request_id and any(stream.opaque == request.request_id for stream in self.streams.values()):
+            raise KeyExists(f"there is a stream with the request id {request.request_id} already")
+        if takeover:
+            self._check_hands_over(request)
+
+    def _check_hands_over(self, request: _StreamRequest) -> None:
+        """The heir gets all of it, or nothing; and its answers must tell which takeover they belong to."""
+        if any(stream.takeover and stream.opaque == request.opaque for stream in self.streams.values()):
+            raise KeyExists(f"there is a takeover with the opaque {request.opaque} already", vbucket=request.vbucket)
+        if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & (_NO_VALUE | _NOTIFIER):
+            raise InvalidArguments(
+                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flags"
+                " that leave values out or only notify",
+                vbucket=request.vbucket,
+            )
+
+    def open_history(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> History:
+        """A place in a vbucket's history, named for this connection."""
+        return self.source.history(vbucket.number, f"{self.name}:{vbucket.number}", start, end, options)
+
+    def _vbucket(self, number: int) -> SourceVbucket:
+        vbucket = self.source.vbucket(number)
+        if vbucket is None:
+            raise NotMyVbucket(vbucket=number)
+        return vbucket
+
+    def _options(self, dialect: StreamDialect, *, persisted_only: bool) -> StreamOptions:
+        controls = self.controls
+        return StreamOptions(
+            keys_only=controls["keys_only"] or bool(self.flags & _NO_VALUE),
+            key_filter=controls["key_filter"],
+            value_filter=controls["value_filter"],
+            persisted_only=persisted_only or controls["persisted_only"],
+            exact_end=controls["exact_end"] or dialect.exact_end,
+            history=controls["history"],
+        )
+
+    # Answers from the consumer
+
+    def _answered(self, answer: Response) -> None:
+        """An answer names no vbucket: it belongs to the takeover with its opaque."""
+        for stream in self.streams.values():
+            if stream.takeover and stream.opaque == answer.opaque:
+                stream.answered(answer)
+                return
+
+    # Going out
+
+    def ready(self, stream: ProducerStream) -> None:
+        """The stream may have something to send. In sequential order a backfill waits for those before it."""
+        if stream.queued or self.streams.get(stream.vbucket.number) is not stream:
+            return
+        self._turns.wake(stream, last=self.sequential and stream.backfilling)
+        if self.on_ready is not None:
+            self.on_ready()
+
+    def tick(self, now: float) -> None:
+        """Time has passed: ask whether the consumer is there, or give up on it."""
+        match self.noops.check(now):
+            case Verdict.ASK:
+                self._noop_opaque += 1
+                self._send(dcp.Noop(opaque=self._noop_opaque))
+            case Verdict.DEAD:
+                self.closing = f"nothing was heard since a noop {self.noops.interval_s:g} s ago"
+
+    def answers(self) -> bytes:
+        """Answers and questions that are due: they wait for no window and no turn."""
+        if not self._answers:
+            return b""
+        out = b"".join(self._answers)
+        self._answers.clear()
+        self.bytes_sent_total += len(out)
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        """Would ``produce`` hand out something, as far as one can know before trying?"""
+        return bool(self._answers) or (bool(self._turns) and self.window.room_bytes != 0)
+
+    def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """The next bytes to send, about as many as asked for.
+
+        Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
+        """
+        outbox = Outbox(min(max_bytes, PIECE_BYTES))
+        self.put(max_bytes, outbox)
+        return bytes(outbox.take())
+
+    def put(self, max_bytes: int, outbox: Outbox) -> None:
+        """The same for those who send a lot: into an outbox, which was empty."""
+        if self._answers:
+            outbox.put(self.answers())
+        size = outbox.size
+        window, turns = self.window, self._turns
+        # Half of it is enough: to put another large piece behind the first would cost more than it brings.
+        enough = max_bytes // 2 or 1
+        filtered = 0
+        while size < enough and filtered < FILTERED_BYTES_MAX:
+            room = window.room_bytes
+            stream = None if room == 0 else turns.next()
+            if stream is None:
+                break
+            share = turns.share(max_bytes - size)
+            sent = stream.turn(share if room is None or room > share else room, outbox)
+            if room is not None:
+                window.sent(sent)
+            self.bytes_sent_total += sent
+            size += sent
+            if stream.filters:
+                filtered += stream.filtered_bytes
+            if stream.finished:
+                self._forget(stream)
+            elif stream.has_more:
+                turns.again(stream, first=self.sequential and stream.backfilling)
+            if not turns:
+                break
+        self.filtered_bytes = filtered
+
+    def _forget(self, stream: ProducerStream) -> None:
+        self._turns.remove(stream)
+        if self.streams.get(stream.vbucket.number) is stream:
+            del self.streams[stream.vbucket.number]
+            self._changes_of_ended += stream.changes_sent
+
+    def say_goodbye(self) -> None:
+        """The node stops: end the streams; but a takeover is cut, which both sides know what to do about."""
+        for stream in list(self.streams.values()):
+            if not stream.takeover:
+                self._answers.append(stream.close("disconnected"))
+                self._forget(stream)
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        for stream in list(self.streams.values()):
+            stream.lose()
+            self._forget(stream)
+        self._turns.clear()
+
+
+def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -> None:
+    """Is there something to stream, and is this the copy that was asked for?"""
+    active = vbucket.state is VbucketState.ACTIVE
+    if active_only and not active:
+        raise NotMyVbucket("only an active vbucket was asked for", vbucket=vbucket.number)
+    if not active and not vbucket.streamable:
+        raise TemporaryFailure("this copy has nothing to stream yet", vbucket=vbucket.number)
+    # Somebody else may be the active one of a replica. A dead one may be what an interrupted takeover left.
+    if takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
+        raise NotMyVbucket(f"a {vbucket.state.value} vbucket cannot be taken over", vbucket=vbucket.number)
+
+
+def _checked_position(dialect: StreamDialect, request: _StreamRequest, *, endless: bool) -> StreamPosition | None:
+    """Refuse what lies outside its range; the position of a request that has the bounds of its snapshot."""
+    if request.start_seqno > request.end_seqno and not endless:
+        raise OutOfRange(f"start {request.start_seqno} lies beyond end {request.end_seqno}")
+    if not dialect.by_snapshot:
+        return None
+    try:
+        snapshot = Snapshot(request.snapshot_start, request.snapshot_end)
+        return StreamPosition(request.vbucket_uuid, request.start_seqno, snapshot)
+    except PositionError as error:
+        raise OutOfRange(str(error)) from None
+
+
+def _rollback(
+    dialect: StreamDialect,
+    request: _StreamRequest,
+    vbucket: SourceVbucket,
+    position: StreamPosition | None,
+    *,
+    strict: bool,
+) -> int | None:
+    """Whither the consumer must roll back first; None if it may go on."""
+    log, high, purge = vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno
+    if position is None:
+        strange = dialect.unknown_uuid_is_error
+        entry = FailoverEntry(request.vbucket_uuid, request.high_seqno)
+        return rollback_by_entry(log, high, purge, request.start_seqno, entry, unknown_is_error=strange)
+    if strict and not position.seqno and position.vbucket_uuid and log.index(position.vbucket_uuid) is None:
+        return 0
+    return rollback_by_snapshot(log, high, purge, position)
+
+
+def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: int) -> int:
+    """Where the stream ends. What is on disk counts for *disk only*, whatever end was named, as in the recordings."""
+    start: int = request.start_seqno
+    end: int = request.end_seqno
+    if flags & _DISK_ONLY:
+        return max(vbucket.persisted_seqno, start)
+    return max(vbucket.high_seqno, start) if flags & _TO_LATEST else end

@@ -1,0 +1,131 @@
+"""Who has connected under which name, and where he stands.
+
+A client that was there before goes on with what it had not acknowledged: for some minutes, or, if it registered, until
+it is deregistered. What is kept of it is a place for each vbucket, and nothing of what it has not read: that is in the
+history, in memory or on disk. Where the history no longer leads on from there, the client starts over.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from upriver.errors import TemporaryFailure
+from upriver.protocol.tap.connect_plan import TapPlan
+from upriver.protocol.tap.position import TapPlace
+
+#: Names beyond so many are forgotten, those that left first; registered ones beyond so many are refused instead.
+CLIENTS_MAX: Final = 1000
+
+
+@dataclass(slots=True, eq=False)
+class TapClient:
+    """What is known of a name."""
+
+    name: str
+    created: float
+    flags: int = 0
+    #: What it has asked for last.
+    plan: TapPlan | None = None
+    #: It has not told a name: the node has made one up.
+    anonymous: bool = False
+    registered: bool = False
+    connected: bool = False
+    #: How often it came back.
+    reconnects: int = 0
+    #: It has got all that it came for, the last time.
+    done: bool = False
+    #: When it went; None while it is connected.
+    left_at: float | None = None
+    places: dict[int, TapPlace] = field(default_factory=dict)
+    #: Its place in a vbucket that was not there when it left, if it has ever asked for all.
+    elsewhere: TapPlace | None = None
+    #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
+    changes_sent: int = 0
+    messages_sent: int = 0
+    bytes_sent: int = 0
+
+
+class TapClients:
+    """All names, connected or not."""
+
+    def __init__(self, keep_alive_s: float) -> None:
+        self.keep_alive_s = keep_alive_s
+        self._by_name: dict[str, TapClient] = {}
+
+    def __iter__(self) -> Iterator[TapClient]:
+        return iter(list(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def away(self) -> bool:
+        """Will somebody be forgotten if he does not come back?"""
+        return any(client.left_at is not None and not client.registered for client in self._by_name.values())
+
+    def get(self, name: str) -> TapClient | None:
+        """The client of this name."""
+        return self._by_name.get(name)
+
+    def restore(self, client: TapClient) -> None:
+        """Take back one that was known before a restart."""
+        self._by_name[client.name] = client
+
+    def connected(self, name: str, plan: TapPlan, now: float, *, anonymous: bool = False) -> TapClient:
+        """Somebody connects: the client that he is, with his places."""
+        self.expire(now)
+        client = self._by_name.get(name)
+        if plan.registered and not (client is not None and client.registered):
+            self._check_registered()
+        if client is None:
+            self._make_room()
+            client = self._by_name[name] = TapClient(name, now, anonymous=anonymous)
+        else:
+            client.reconnects += 1
+        client.done = False
+        client.plan, client.flags, client.connected, client.left_at = plan, plan.flags, True, None
+        client.registered = client.registered or plan.registered
+        return client
+
+    def left(
+        self,
+        client: TapClient,
+        places: dict[int, TapPlace],
+        now: float,
+        *,
+        elsewhere: TapPlace | None = None,
+        done: bool,
+    ) -> None:
+        """It is gone; ``done`` if it has got everything that it came for."""
+        client.connected, client.left_at, client.done = False, now, done
+        client.places |= places
+        client.elsewhere = elsewhere
+        if self._by_name.get(client.name) is client and not client.registered and (done or not self.keep_alive_s):
+            del self._by_name[client.name]
+
+    def deregister(self, name: str) -> TapClient | None:
+        """Forget a registered client; None if there is none."""
+        client = self._by_name.get(name)
+        if client is None or not client.registered:
+            return None
+        client.registered = False
+        del self._by_name[name]
+        return client
+
+    def expire(self, now: float) -> None:
+        """Forget those that have been away for too long."""
+        for client in self:
+            away = client.left_at is not None and now - client.left_at >= self.keep_alive_s
+            if away and not client.registered:
+                del self._by_name[client.name]
+
+    def _check_registered(self) -> None:
+        if sum(client.registered for client in self._by_name.values()) >= CLIENTS_MAX:
+            raise TemporaryFailure(f"{CLIENTS_MAX} TAP clients are registered already: deregister some")
+
+    def _make_room(self) -> None:
+        if len(self._by_name) < CLIENTS_MAX:
+            return
+        gone = [client for client in self if client.left_at is not None and not client.registered]
+        if gone:
+            del self._by_name[min(gone, key=lambda client: client.left_at or 0.0).name]

@@ -1,0 +1,525 @@
+"""One vbucket of a TAP connection, as its producer sends it.
+
+Theory of operation. A stream reads one place in the history of its vbucket, from which every change comes once: first
+what was there when it began (the *backfill*, announced and closed by control messages), then what happens. It sends
+when the connection gives it a turn and subscribes to its history when it has run dry.
+
+TAP knows neither uuids nor an end of a single stream. When the history behind it breaks, by a rollback or because it
+went on elsewhere, or if a client comes back to a place that is no more, a stream begins with everything and says so
+with *initial vbucket stream*, whatever it was asked for: anything less might leave out what the consumer must know.
+
+A *takeover* makes the consumer's copy pending first, sends everything, and then follows the rules of every takeover
+(see ``handover``): its own copy is dead, on disk, before the consumer's is told to be active.
+"""
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Final
+
+from upriver.errors import StatusError, StorageError
+from upriver.model import Snapshot, StreamPosition, VbucketState
+from upriver.model.position import NO_END
+from upriver.model.rollback import rollback_by_snapshot
+from upriver.protocol.producer.source import History, SourceVbucket
+from upriver.protocol.producer.takeover import Handover
+from upriver.protocol.tap.ack_window import Piece
+from upriver.protocol.tap.position import LOST, TapPlace
+from upriver.wire import Request, memcached, tap
+from upriver.wire.codec.tap_records import Laid, inflated_records, lay_out
+from upriver.wire.dialects.tap import Control
+
+if TYPE_CHECKING:
+    from upriver.protocol.tap.producer import TapProducer
+
+#: The number of a message that is not sent yet.
+_NEVER: Final = 2**63
+
+
+class TapPhase(enum.Enum):
+    """How far a stream has come."""
+
+    BACKFILL = "backfill"  #: what was there when it began
+    LIVE = "live"  #: what happens
+    ACTIVATING = "activating"  #: the consumer was told to be active and has not answered yet
+    ENDED = "ended"
+
+
+class TapStream:
+    """What one connection sends of one vbucket."""
+
+    def __init__(
+        self,
+        connection: "TapProducer",
+        vbucket: SourceVbucket,
+        place: TapPlace,
+        *,
+        began: int | None = None,
+        broken: bool = False,
+        flushed: bool = False,
+        told_by: int = 0,
+    ) -> None:
+        """Go on from the place of the consumer, if the history still leads on from there.
+
+        ``began`` is how far the vbucket had come when the consumer connected: what comes later is new to it. ``broken``
+        is a place from which a stream could not go on, which is replaced by this one. After a flush, which the consumer
+        was told of with the message ``told_by``, everything that comes is new.
+        """
+        self.connection = connection
+        self.vbucket = vbucket
+        self.plan = connection.plan
+        #: It stands in the connection's queue of those that may have something to send.
+        self.queued = False
+        #: It did not run dry in its last turn.
+        self.has_more = True
+        self.phase = TapPhase.BACKFILL
+        #: It ended before its time: what it has sent counts no more, nor do answers to it.
+        self.stopped = False
+        #: Where a reconnect goes on after that.
+        self._stopped_at: TapPlace | None = None
+        #: How many changes were sent, in all and of the backfill.
+        self.changes_sent = 0
+        self.backfilled = 0
+        #: Sent up to here, acknowledged up to here.
+        self.seqno = 0
+        self.acked_seqno = 0
+        #: Where it stood before each message that was refused for the moment.
+        self.holds: dict[int, int] = {}
+        #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
+        self._reached = 0
+        #: What else its place says.
+        self._since, self._until, self._known = place.since, 0, 0
+        #: A place that is no more, which counts until the consumer has answered the message that says so.
+        self._before = place if told_by else None
+        self._told_by = told_by
+        self._control: list[Request] = []  # seldom more than one or two: a deque would be ten times as large
+        self._records = b""
+        self._at = 0
+        self._read_to = 0
+        self._checkpoint = 0
+        self._subscribed_to: History | None = None
+        #: It is called back for what is new only, not for what was there.
+        self._deaf = False
+        #: What comes is sent already, and something of the backfill waits for its second try.
+        self._backfill_open = False
+        #: The next step waits for answers; new changes are no news until then.
+        self._awaits_step = False
+        #: The consumer has answered that its copy is pending.
+        self._is_pending = False
+        self._said_pending = False
+        self.handover = Handover(connection.source, vbucket, connection.heir, self.wake) if self.plan.takeover else None
+        if self.plan.takeover:
+            self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
+        self.uuid = vbucket.failover_log.newest.vbucket_uuid
+        #: What counts as backfill.
+        self.backfill_end = 0 if flushed else vbucket.whole_seqno
+        #: Where a dump ends.
+        self._dump_end = 0
+        if began is not None and self.plan.future_only:
+            self.backfill_end = min(self.backfill_end, began)
+        self.history = self._begin(place, broken=broken, flushed=flushed)
+
+    @property
+    def number(self) -> int:
+        """Which vbucket it is."""
+        return self.vbucket.number
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more comes of it."""
+        return self.phase is TapPhase.ENDED
+
+    @property
+    def backlog(self) -> int:
+        """How many changes are not sent yet, at most."""
+        if self.ended:
+            return 0
+        if self.plan.dump:
+            return max(0, self._dump_end - self.seqno)
+        return max(0, self.vbucket.high_seqno - self.seqno)
+
+    @property
+    def place(self) -> TapPlace:
+        """Where a reconnect goes on: everything before was acknowledged."""
+        if self._stopped_at is not None:
+            return self._stopped_at
+        if self._before is not None and not self.connection.was_answered(self._told_by):
+            # It may have taken what came behind the message without doing what that said, and so hold a mixture.
+            return dataclasses.replace(self._before, position=LOST) if self._reached else self._before
+        return self._place_at(min([self.acked_seqno, *self.holds]))
+
+    def _place_at(self, seqno: int) -> TapPlace:
+        """A place in what was sent. The consumer may hold more than that, up to where the newest snapshot ends."""
+        return TapPlace(
+            position=StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached))),
+            known=max(seqno, self._known),
+            since=self._since,
+            until=self._until,
+            acks=self.plan.acks,
+            keys_only=self.plan.keys_only,
+            dumping=self.plan.dump and not self.connection.done,
+        )
+
+    # Beginning
+
+    def _begin(self, place: TapPlace, *, broken: bool, flushed: bool) -> History:
+        start, anew = 0, False
+        if not broken and self._leads_on(place):
+            start = place.position.seqno
+            self._reached, self._known, self._until = place.reached, place.known, place.until
+        elif not flushed:
+            self._before, self._told_by = place, _NEVER
+            anew = place.since > 0
+        if anew:
+            if not broken:
+                self.connection.warn(f"vbucket {self.number} is sent anew: the place of the client is no more")
+            self.backfill_end = 0  # of what is sent now nothing is too old
+        if anew or (start == place.since == 0 and not flushed):
+            self._say(Control.INITIAL_VBUCKET_STREAM)
+        self._dump_end = self.vbucket.whole_seqno if flushed or anew else max(start, self.backfill_end)
+        self.acked_seqno = start
+        self.history = self._open(start)
+        if flushed or anew or (self.plan.future_only and start == self.backfill_end):
+            self._go_live()
+        return self.history
+
+    def _leads_on(self, place: TapPlace) -> bool:
+        """Does the vbucket's history still hold everything that the consumer may have, and lead on from there?"""
+        vbucket = self.vbucket
+        reached = StreamPosition.at(place.position.vbucket_uuid, place.reached)
+        back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, reached)
+        # At 0 it may hold something too, of what was sent and never acknowledged.
+        return back is None and not (place.known < vbucket.purge_seqno and place.reached)
+
+    def _open(self, start: int) -> History:
+        end = max(start, self._dump_end) if self.plan.dump else NO_END
+        # Cursors of opened connections end in a colon and the number, whatever those are called.
+        name = f"{self.connection.cursor_name} of {self.number}"
+        if start < self.vbucket.purge_seqno:
+            start = 0  # it knows of the deletions that are purged, but no history begins among them: some comes again
+        self._records, self._at = b"", 0
+        self.seqno = self._read_to = start
+        return self.connection.source.history(self.number, name, start, end, self.connection.options)
+
+    # Sending
+
+    def turn(self, max_bytes: int) -> None:
+        """Send about so many bytes, as far as the window has room."""
+        self.has_more = True
+        connection, until = self.connection, self.connection.size + max_bytes
+        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        enough = until - max_bytes // 2
+        try:
+            while connection.size < enough and connection.room and self.phase is not TapPhase.ENDED:
+                if self._at < len(self._records):
+                    self._send_records()
+                    if self._may_have_caught_up:
+                        # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
+                        self._wait()
+                        break
+                elif self._awaits_pending:
+                    self._wait()
+                    break
+                elif self._control:
+                    self._send_control()
+                elif not self._go_on(until - connection.size):
+                    self._wait()
+                    break
+        except (StatusError, StorageError) as error:
+            self.stop(str(error))
+
+    @property
+    def _may_have_caught_up(self) -> bool:
+        """A snapshot is sent: has nothing to be decided before the next?"""
+        return (
+            self.phase is TapPhase.LIVE
+            and self.history.snapshot is None
+            and self._at >= len(self._records)
+            and self.handover is None
+            and not self._control
+        )
+
+    def _send_records(self) -> None:
+        connection, plan = self.connection, self.plan
+        laid = self._laid_out()
+        if laid.compressed:
+            self._records, self._at = inflated_records(self._records[self._at :]), 0
+            laid = self._laid_out()
+        before, self._at = self.seqno, laid.at
+        done = laid.at >= len(self._records)
+        self.seqno = self._read_to if done else laid.seqno
+        self.changes_sent += laid.sent
+        if self.phase is TapPhase.BACKFILL:
+            self.backfilled += laid.sent
+        connection.tired += laid.tired
+        if laid.sent:
+            connection.send_changes(self, laid.messages, laid.sent, before)
+        elif plan.acks and not self._awaits_answers:
+            self.acked_seqno = self.seqno  # nothing of it was wanted: there is nothing to wait for
+
+    def _laid_out(self) -> Laid:
+        plan = self.plan
+        return lay_out(
+            self._records,
+            self._at,
+            self.connection.next_opaque,
+            self.connection.changes_max,
+            plan.tap_flags,
+            self._since,
+            self._until,
+            1 if plan.copies else 0,
+            3 if plan.acks else 0,
+        )
+
+    def _send_control(self) -> None:
+        message = self._control.pop(0)
+        number = self.connection.send(message, self)
+        if isinstance(message, tap.SetVbucket):
+            self._said_pending = True
+        elif self._told_by == _NEVER and isinstance(message, tap.Opaque):
+            self._told_by = number  # the first one that it says is that the consumer starts over
+
+    def not_told(self, number: int) -> None:
+        """The consumer has refused to start over."""
+        if self._told_by == number:
+            self._told_by = _NEVER
+
+    def _go_on(self, max_bytes: int) -> bool:
+        """Do the next step; False if there is none for now."""
+        history = self.history
+        self._awaits_step = False
+        if self._backfill_open and self._is_backfilled:
+            self._backfill_open = False
+            self._say(Control.CLOSE_BACKFILL)
+            return True
+        if history.snapshot is not None:
+            self._records, self._at = history.read_records(max_bytes), 0
+            self._read_to = history.seqno
+            if not self._records:
+                self.seqno = self._read_to
+            return True
+        if history.end_reason is not None:
+            return self._history_ended(history.end_reason)
+        if self.phase is TapPhase.BACKFILL and history.seqno >= self.backfill_end:
+            return self._end_backfill()
+        if self.phase is TapPhase.ACTIVATING:
+            return self._finish_handover()
+        if self._may_die():
+            self._die()
+            return True
+        snapshot = history.next_snapshot()
+        if snapshot is None:
+            return self._activate()
+        self._reached = max(self._reached, snapshot.end)
+        if self.phase is TapPhase.LIVE:
+            self._tell_checkpoint()
+        return True
+
+    @property
+    def _is_backfilled(self) -> bool:
+        """Has the consumer taken everything that was there, as far as one can know?"""
+        return not self._awaits_answers or min([self.acked_seqno, *self.holds]) >= self.backfill_end
+
+    def _end_backfill(self) -> bool:
+        """Everything that was there is sent: say so when it is taken.
+
+        What was refused for the moment takes its time, and what comes does not wait for that.
+        """
+        if not self._is_backfilled and not self.holds:
+            self._awaits_step = True
+            return False
+        if self._is_backfilled:
+            self._say(Control.CLOSE_BACKFILL)
+        else:
+            self._backfill_open = True
+        self._go_live()
+        return True
+
+    def _go_live(self) -> None:
+        self.phase = TapPhase.LIVE
+        self._checkpoint = 0
+        self._tell_checkpoint()
+
+    def _tell_checkpoint(self) -> None:
+        """Say so where a checkpoint begins, to those who understand it."""
+        if not (self.plan.checkpoints or self.plan.registered):
+            return
+        found = self.history.checkpoint
+        if found == self._checkpoint or self.plan.dump:
+            return
+        if self.plan.checkpoints:
+            if self._checkpoint:
+                self._queue(tap.CheckpointEnd(checkpoint=self._checkpoint))
+            self._queue(tap.CheckpointStart(checkpoint=found))
+        if self.plan.registered and self.history.in_open_checkpoint:
+            self._say(Control.OPEN_CHECKPOINT)
+        self._checkpoint = found
+
+    # The history breaks, or ends
+
+    def _history_ended(self, reason: str) -> bool:
+        if reason == "ok":
+            if self._awaits_answers:
+                self._awaits_step = True
+                return False
+            self._say(Control.CLOSE_BACKFILL)
+            self._flush_control()
+            self.end()
+        elif reason == "flushed":
+            self.connection.flushed()
+        elif self.connection.source.vbucket(self.number) is not self.vbucket:
+            self.stop("the vbucket was removed")
+        elif self.handover is not None and not self.handover.dead:
+            self.stop(f"the vbucket became {self.vbucket.state.value} before it was handed over")
+        elif reason == "state changed" and self._leads_on(self._place_at(self.seqno)):
+            self.uuid = self.vbucket.failover_log.newest.vbucket_uuid
+            self.history = self._open(self.seqno)
+        elif self.handover is not None:
+            self.stop(f"it was handed over and its history was {reason}")
+        else:
+            self.connection.warn(f"vbucket {self.number} is sent anew: its history was {reason}")
+            self.connection.restart(self)
+        return True
+
+    def end(self) -> None:
+        """Nothing more comes of it."""
+        self.phase = TapPhase.ENDED
+        self.history.close()
+        self._control.clear()
+        self._records, self._at = b"", 0
+
+    def stop(self, why: str) -> None:
+        """Send nothing more of this vbucket, and say why in the log.
+
+        Of what is on its way a part may still be taken, behind something that was not: that counts as not taken either.
+        """
+        if not self.stopped:
+            self._stopped_at = self.place
+            self.stopped = True
+        if not self.ended:
+            self.connection.warn(f"vbucket {self.number} is not sent any more: {why}")
+            self.end()
+
+    # Takeover
+
+    @property
+    def _awaits_pending(self) -> bool:
+        """Whether the other side can take the vbucket is not known yet: until then nothing of it is sent."""
+        return self._said_pending and self.plan.acks and not self._is_pending
+
+    def refused_as_active(self, piece: Piece) -> bool:
+        """The consumer's copy is active and stays so; False if that was not what it was asked.
+
+        Who repeats a takeover from a dead copy has missed that it was done: there is nothing more to hand over.
+        """
+        if self.handover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
+            return False
+        if self.vbucket.state is VbucketState.DEAD:
+            self.handover.inherit()
+            self.connection.warn(f"vbucket {self.number} was handed over before: the consumer's copy is active")
+            self.end()
+        else:
+            self.stop("the consumer's copy is active too")
+        return True
+
+    def _may_die(self) -> bool:
+        """Everything but a little is sent, and the consumer's copy is pending as far as one can know."""
+        return (
+            self.handover is not None
+            and not self.handover.dead
+            and self.phase is TapPhase.LIVE
+            and (not self.plan.acks or self._is_pending)
+            and self.handover.is_near(self.seqno)
+        )
+
+    def answered(self, piece: Piece) -> None:
+        """The piece is off our hands: the consumer holds it, or what it refused waits for a second try."""
+        if piece.again:
+            self.let_go(piece.before_seqno)
+        else:
+            self.acked_seqno = max(self.acked_seqno, piece.seqno)
+        self._look_again()
+
+    def let_go(self, before_seqno: int) -> None:
+        """A message that was refused for the moment is taken, or needless."""
+        count = self.holds.pop(before_seqno, 0)
+        if count > 1:
+            self.holds[before_seqno] = count - 1
+
+    def hold(self, before_seqno: int) -> None:
+        """A message was refused for the moment: until it is taken, a reconnect goes on before it."""
+        self.holds[before_seqno] = self.holds.get(before_seqno, 0) + 1
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._awaits_step or self._backfill_open:
+            self.wake()
+
+    def acked(self, piece: Piece) -> None:
+        """The consumer holds what this piece brought."""
+        if self.stopped:
+            return
+        self.answered(piece)
+        if self.handover is not None and piece.data[1] == tap.SetVbucket.declaration.opcode:
+            self._is_pending = True
+            if self.phase is TapPhase.ACTIVATING:
+                self.handover.inherit()
+        if self.handover is not None:
+            self.wake()
+
+    @property
+    def _awaits_answers(self) -> bool:
+        return self.plan.acks and self.connection.awaits_answers(self)
+
+    def _die(self) -> None:
+        assert self.handover is not None
+        self.history.close()
+        self.handover.die()
+        self.history = self._open(self.seqno)
+
+    def _activate(self) -> bool:
+        """Everything is sent: make the consumer's copy active, once it holds it all and ours is dead on disk."""
+        handover = self.handover
+        if handover is None or not handover.durable or self._awaits_answers:
+            return False
+        self._queue(tap.SetVbucket(state=memcached.VbucketState.ACTIVE))
+        self.phase = TapPhase.ACTIVATING
+        return True
+
+    def _finish_handover(self) -> bool:
+        if self.plan.acks and not (self.handover is not None and self.handover.over):
+            return False
+        self.end()
+        return True
+
+    # Inside
+
+    def _say(self, control: Control) -> None:
+        self._queue(tap.Opaque(control=control))
+
+    def _queue(self, message: Request) -> None:
+        message.vbucket = self.number
+        self._control.append(message)
+
+    def _flush_control(self) -> None:
+        while self._control:
+            self._send_control()
+
+    def _wait(self) -> None:
+        """Nothing to send: wake up when the history goes on."""
+        self.has_more = False
+        if self.ended:
+            return
+        # While an answer is awaited new changes are no news; that the history has ended is.
+        deaf = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
+        if self._subscribed_to is self.history and (deaf or not self._deaf):
+            return  # but who was deaf may have missed what was there meanwhile
+        self._subscribed_to, self._deaf = self.history, deaf
+        self.history.subscribe(self._called, fresh=deaf)
+
+    def _called(self) -> None:
+        self._subscribed_to = None
+        self.wake()
+
+    def wake(self) -> None:
+        """It may have something to send."""
+        self.connection.ready(self)

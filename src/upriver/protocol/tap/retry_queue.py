@@ -1,0 +1,106 @@
+"""What a TAP consumer has refused for the moment, and is sent again later.
+
+Each wait is equally long, so the messages wait in the order in which they were refused. There may be as many as the
+window has room for, so nothing here looks at all of them: they are found by their key and by their stream.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from upriver.model.record import OPAQUE_OFFSET
+from upriver.protocol.tap.ack_window import key_of
+from upriver.wire.codec.tap_records import ACK, FLAGS_OFFSET
+
+if TYPE_CHECKING:
+    from upriver.protocol.tap.producer_stream import TapStream
+
+_OPAQUES: Final = 2**32
+
+
+@dataclass(slots=True, eq=False)
+class Retry:
+    """A message that is to be sent again."""
+
+    message: bytes
+    stream: "TapStream | None"
+    before_seqno: int
+    due: float
+
+    @property
+    def key(self) -> tuple[int, bytes] | None:
+        """Vbucket and key of a change; None for a control message."""
+        return key_of(self.message)
+
+    def numbered(self, number: int) -> bytes:
+        """The message under its new number, asking for an answer."""
+        out = bytearray(self.message)
+        out[OPAQUE_OFFSET : OPAQUE_OFFSET + 4] = (number % _OPAQUES).to_bytes(4, "big")
+        out[FLAGS_OFFSET + 1] |= ACK
+        return bytes(out)
+
+
+class Retries:
+    """The messages of one connection that wait for a second try."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        #: In the order of their time; a dict because any of them may go.
+        self._waiting: dict[Retry, None] = {}
+        self._by_key: dict[tuple[int, bytes], Retry] = {}
+        self._by_stream: dict[TapStream, dict[Retry, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, retry: Retry) -> None:
+        """Let a message wait. Of one key only the newest message does."""
+        key = retry.key
+        if key is not None:
+            self._by_key[key] = retry
+        if retry.stream is not None:
+            self._by_stream.setdefault(retry.stream, {})[retry] = None
+        self._waiting[retry] = None
+        self.bytes += len(retry.message)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first of them is to be sent; None if none waits."""
+        first = next(iter(self._waiting), None)
+        return None if first is None else first.due
+
+    def take_due(self, now: float) -> Retry | None:
+        """Take out one whose time has come."""
+        first = next(iter(self._waiting), None)
+        if first is None or first.due > now:
+            return None
+        self._remove(first)
+        return first
+
+    def overtaken(self, keys: Iterable[tuple[int, bytes] | None]) -> list[Retry]:
+        """Take out those that newer changes of the same keys have made needless."""
+        found = [self._by_key[key] for key in keys if key is not None and key in self._by_key]
+        for retry in found:
+            self._remove(retry)
+        return found
+
+    def drop(self, stream: "TapStream") -> None:
+        """Forget all of a stream."""
+        for retry in list(self._by_stream.get(stream, ())):
+            self._remove(retry)
+
+    def holds_of(self, stream: "TapStream") -> bool:
+        """Does anything of this stream wait?"""
+        return stream in self._by_stream
+
+    def _remove(self, retry: Retry) -> None:
+        del self._waiting[retry]
+        self.bytes -= len(retry.message)
+        key = retry.key
+        if key is not None and self._by_key.get(key) is retry:
+            del self._by_key[key]
+        if retry.stream is not None:
+            of_stream = self._by_stream[retry.stream]
+            del of_stream[retry]
+            if not of_stream:
+                del self._by_stream[retry.stream]

@@ -1,0 +1,62 @@
+"""What passes between a producer and a consumer: every byte, in its order, and the mover's own answers to nobody."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.errors import WireError
+from upriver.protocol.move.relay import Cutter, decoded, is_for_mover
+from upriver.wire import AnyResponse, dcp, memcached, upr
+
+PACKETS = [
+    dcp.SnapshotMarker(start_seqno=0, end_seqno=9).encode(),
+    dcp.Mutation(by_seqno=1, key=b"k", value=b"v" * 100).encode(),
+    dcp.Mutation(by_seqno=2, key=b"k").encode(),
+    AnyResponse(opcode=0x57, value=b"refused").encode(),
+    dcp.Deletion(by_seqno=3, key=b"k").encode(),
+    dcp.StreamEnd().encode(),
+    upr.AddStreamResponse(stream_opaque=5).encode(),
+]
+
+
+@given(
+    packets=st.lists(st.sampled_from(PACKETS), max_size=20),
+    cuts=st.lists(st.integers(1, 150), max_size=40),
+)
+def test_every_byte_passes_in_its_order_however_it_comes(packets: list[bytes], cuts: list[int]) -> None:
+    data, at, cutter = b"".join(packets), 0, Cutter()
+    out, seen = bytearray(), []
+    for cut in [*cuts, len(data)]:
+        for piece, is_packet in cutter.cut(memoryview(data)[at : at + cut]):
+            out += piece
+            if is_packet:
+                seen.append(bytes(piece))
+        at += cut
+    assert bytes(out) == data
+    assert seen == [packet for packet in packets if packet[0] != 0x80 or packet[1] not in (0x57, 0x58)]
+
+
+def test_a_change_does_not_wait_for_its_end() -> None:
+    cutter = Cutter()
+    (piece,) = cutter.cut(PACKETS[1][:30])
+    assert len(piece[0]) == 30
+    (piece,) = cutter.cut(PACKETS[1][30:])
+    assert not piece[1]
+
+
+def test_whose_answer_it_is() -> None:
+    for answer in (
+        upr.AddStreamResponse(stream_opaque=5).encode(),
+        AnyResponse(opcode=0x50).encode(),
+        memcached.GetVbucketResponse(state=memcached.VbucketState.DEAD).encode(),
+        memcached.GetAllVbucketSeqnosResponse().encode(),
+    ):
+        assert is_for_mover(answer)
+    for other in (AnyResponse(opcode=0x5B).encode(), AnyResponse(opcode=0x53).encode(), dcp.StreamRequest().encode()):
+        assert not is_for_mover(other)
+    assert isinstance(decoded(PACKETS[0]), dcp.SnapshotMarker)
+
+
+def test_what_makes_no_sense_is_an_error() -> None:
+    with pytest.raises(WireError):
+        list(Cutter().cut(b"hello, is anybody there?"))

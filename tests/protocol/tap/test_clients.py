@@ -1,0 +1,68 @@
+"""Names, and how long they are remembered."""
+
+import pytest
+
+from tests.protocol.tap_stage import BACKFILL, REGISTERED, connect
+from upriver.errors import TemporaryFailure
+from upriver.protocol.tap.clients import TapClient, TapClients
+from upriver.protocol.tap.connect_plan import plan_of
+from upriver.protocol.tap.position import TapPlace
+
+PLACE = {3: TapPlace.first(plan_of(connect(b"n"), 0.0), 7, 5)}
+
+
+def enter(
+    clients: TapClients, name: str = "n", now: float = 0.0, date: int | None = None, registered: bool = False
+) -> TapClient:
+    flags = (BACKFILL if date is not None else 0) | (REGISTERED if registered else 0)
+    return clients.connected(name, plan_of(connect(b"n", flags, date or 0), now), now)
+
+
+def test_a_client_that_comes_back_in_time_has_its_place() -> None:
+    clients = TapClients(keep_alive_s=10)
+    client = enter(clients)
+    clients.left(client, PLACE, 100, done=False)
+    assert not client.connected
+    again = enter(clients, now=109)
+    assert (again is client, again.places, again.reconnects, again.connected) == (True, PLACE, 1, True)
+
+
+def test_who_stays_away_is_forgotten_and_who_registered_is_not() -> None:
+    clients = TapClients(keep_alive_s=10)
+    for name, registered in (("short", False), ("long", True)):
+        clients.left(enter(clients, name, registered=registered), PLACE, 100, done=False)
+    clients.expire(110)
+    assert [client.name for client in clients] == ["long"]
+    assert enter(clients, "short", 111).places == {}
+    assert clients.deregister("long") is not None
+    assert clients.deregister("long") is None
+    assert clients.deregister("short") is None
+    assert clients.get("long") is None
+
+
+def test_who_has_got_everything_starts_anew() -> None:
+    clients = TapClients(keep_alive_s=10)
+    clients.left(enter(clients), PLACE, 100, done=True)
+    assert len(clients) == 0
+
+
+def test_without_keep_alive_nothing_is_remembered() -> None:
+    clients = TapClients(keep_alive_s=0)
+    clients.left(enter(clients), PLACE, 100, done=False)
+    assert len(clients) == 0
+
+
+def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap_clients, "CLIENTS_MAX", 3)
+    clients = TapClients(keep_alive_s=1000)
+    enter(clients, "registered", registered=True)
+    for place, name in enumerate(("a", "b")):
+        clients.left(enter(clients, name), PLACE, place, done=False)
+    enter(clients, "c", 10)
+    assert {client.name for client in clients} == {"registered", "b", "c"}
+    enter(clients, "d", 10, registered=True)
+    assert {client.name for client in clients} == {"registered", "c", "d"}
+    enter(clients, "e", 10, registered=True)
+    for name in ("c", "f"):  # nor does one get round it by being known already
+        with pytest.raises(TemporaryFailure, match="deregister"):
+            enter(clients, name, 10, registered=True)

@@ -1,0 +1,66 @@
+"""What the flags of a connect mean together."""
+
+import pytest
+
+from tests.protocol.tap_stage import ACK, BACKFILL, BYTE_ORDER, DUMP, FUTURE, KEYS_ONLY, LIST, REGISTERED, TAKEOVER
+from tests.protocol.tap_stage import connect as request
+from upriver.errors import InvalidArguments
+from upriver.protocol.tap.connect_plan import plan_of
+from upriver.wire import tap
+from upriver.wire.codec.tap_records import NETWORK_BYTE_ORDER, NO_VALUE
+from upriver.wire.dialects.tap import ConnectFlag
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "date", "since", "future_only"),
+    [
+        (0, 0, int(NOW) + 1, True),
+        (BACKFILL, 0, 0, False),
+        (BACKFILL, 5, 5, False),
+        (BACKFILL, int(NOW), int(NOW), False),
+        (BACKFILL, int(NOW) + 1, int(NOW) + 1, True),
+        (BACKFILL, FUTURE, int(NOW) + 1, True),
+        (DUMP, 0, 0, False),
+        (DUMP | BACKFILL, 0, 0, False),
+        (DUMP | BACKFILL, 5, 5, False),
+        (DUMP | BACKFILL, FUTURE, int(NOW) + 1, True),
+        (TAKEOVER | LIST, 0, 0, False),
+        (TAKEOVER | LIST | BACKFILL, FUTURE, 0, False),
+        (TAKEOVER | LIST | BACKFILL, 5, 0, False),
+    ],
+)
+def test_where_a_stream_begins(flags: int, date: int, since: int, future_only: bool) -> None:
+    plan = plan_of(request(b"n", flags, date), NOW)
+    assert (plan.since, plan.future_only) == (since, future_only)
+
+
+def test_a_takeover_is_more_than_a_dump() -> None:
+    plan = plan_of(request(b"n", TAKEOVER | LIST | DUMP, vbuckets=(1,)), NOW)
+    assert (plan.takeover, plan.dump, plan.ends, plan.copies) == (True, False, True, True)
+
+
+def test_marks_of_mutations() -> None:
+    assert plan_of(request(b"n", 0), NOW).tap_flags == 0
+    assert plan_of(request(b"n", KEYS_ONLY), NOW).tap_flags == NO_VALUE
+    assert plan_of(request(b"n", BYTE_ORDER), NOW).tap_flags == NETWORK_BYTE_ORDER
+
+
+def test_an_empty_list_means_all() -> None:
+    assert plan_of(request(b"n", LIST), NOW).vbuckets is None
+    assert plan_of(request(b"n", LIST, vbuckets=(3, 1)), NOW).vbuckets == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("connect", "why"),
+    [
+        (request(b"n", TAKEOVER), "needs a list"),
+        (request(b"n", TAKEOVER | LIST | KEYS_ONLY), "lose"),
+        (request(b"", REGISTERED | ACK), "name"),
+        (tap.Connect(name=b"n", flags=ConnectFlag(0x200)), "0x200"),
+    ],
+)
+def test_contradictions_are_refused(connect: tap.Connect, why: str) -> None:
+    with pytest.raises(InvalidArguments, match=why):
+        plan_of(connect, NOW)

@@ -1,0 +1,320 @@
+"""Whatever is written, refused, cut off and tried again: in the end a consumer of TAP holds what the node holds.
+
+The consumer here is a dictionary for each vbucket that follows the messages to the letter. It takes or refuses them at
+will, acknowledges late or not at all, loses its connection with messages on the way, and comes back under its name.
+"""
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass, field
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.node.laboratory import Laboratory, Peer
+from tests.protocol.tap_stage import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
+from upriver.engine.maintenance import Retention
+from upriver.errors import KeyNotFound
+from upriver.model import VbucketState
+from upriver.protocol.tap.connect_plan import TapSettings
+from upriver.wire import AnyResponse, Message, Request, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.dialects.tap import Control, TapFlag
+
+VBUCKETS = (1, 2)
+KEYS = [b"a", b"b", b"c", b"d"]
+SETTINGS = TapSettings(ack_interval=2, window_messages_max=5, backoff_s=5, keep_alive_s=30, noop_interval_s=0)
+
+
+@dataclass
+class Consumer:
+    """Follows the messages; what it refuses it does not do."""
+
+    laboratory: Laboratory
+    request: tap.Connect
+    acks: bool
+    #: It has been told that nothing more comes.
+    finished: bool = False
+    held: dict[int, dict[bytes, bytes]] = field(default_factory=lambda: {vbucket: {} for vbucket in VBUCKETS})
+    peer: Peer | None = None
+
+    def connect(self) -> None:
+        self.peer = self.laboratory.connect()
+        self.peer.put(self.request)
+
+    def cut(self, kept: int) -> None:
+        """The connection breaks; only so many of the messages on the way still arrive."""
+        if self.peer is None:
+            return
+        self.laboratory.settle()
+        for message in self.peer.take()[:kept]:
+            self._apply(message)
+        self.peer.session.closing = True
+        if self.peer.session.stream is not None:
+            self.peer.session.stream.lose()
+        self.peer = None
+
+    def read(self, verdicts: list[Status | None]) -> None:
+        """Take what comes, and answer with these verdicts, then with success."""
+        if self.peer is None or self.peer.closed:
+            self.connect()
+        assert self.peer is not None
+        self.laboratory.settle()
+        while messages := self.peer.take():
+            for message in messages:
+                self._judge(message, verdicts.pop(0) if verdicts and self.acks else Status.SUCCESS)
+            self.laboratory.settle()
+
+    def _judge(self, message: Message, verdict: Status | None) -> None:
+        assert self.peer is not None
+        if isinstance(message, memcached.Noop):
+            verdict = Status.SUCCESS
+        if verdict is None or verdict is Status.SUCCESS:
+            self._apply(message)
+        asked = isinstance(message, memcached.Noop) or TapFlag.ACK in getattr(message, "tap_flags", TapFlag(0))
+        if verdict is not None and (asked or verdict is not Status.SUCCESS):
+            assert isinstance(message, Request)
+            answer = AnyResponse(opcode=message.code, opaque=message.opaque, status=verdict).encode()
+            self.peer.put(answer if verdict is Status.SUCCESS else answer * 2)  # it insists
+
+    def _apply(self, message: Message) -> None:
+        assert not self.finished
+        match message:
+            case tap.Opaque() if message.control is Control.CLOSE_TAP_STREAM:
+                self.finished = True
+            case tap.Mutation():
+                self.held[message.vbucket][message.key] = message.value
+            case tap.Delete():
+                self.held[message.vbucket].pop(message.key, None)
+            case tap.Flush():
+                for held in self.held.values():
+                    held.clear()
+            case tap.Opaque() if message.control is Control.INITIAL_VBUCKET_STREAM:
+                self.held[message.vbucket].clear()
+
+
+def contents(laboratory: Laboratory) -> dict[int, dict[bytes, bytes]]:
+    out: dict[int, dict[bytes, bytes]] = {}
+    for vbucket in VBUCKETS:
+        table = laboratory.bucket.vbucket(vbucket).table
+        found = {key: table.find(key) for key in table.live_keys()}
+        out[vbucket] = {key: item.value for key, item in found.items() if item is not None}
+    return out
+
+
+VERDICTS = st.lists(
+    st.sampled_from([Status.SUCCESS, Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY, Status.NOT_MY_VBUCKET, None]),
+    max_size=8,
+)
+#: What may happen to the node itself.
+AT_THE_NODE = (
+    st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+    st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+    st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
+    st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
+    st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
+    st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
+)
+STEPS = st.lists(
+    st.one_of(
+        *AT_THE_NODE,
+        st.tuples(st.just("roll back"), st.sampled_from(VBUCKETS), st.integers(0, 6)),
+        st.tuples(st.just("read"), VERDICTS),
+        st.tuples(st.just("read"), VERDICTS),
+        st.tuples(st.just("cut"), st.integers(0, 8)),
+        st.tuples(st.just("time"), st.sampled_from([1.0, 6.0, 40.0])),
+        st.tuples(st.just("purge")),
+    ),
+    max_size=30,
+)
+
+
+#: Who asks for what comes, while there is nothing yet, gets everything, as long as the node knows him.
+FLAGS = st.sampled_from(
+    [
+        BACKFILL,
+        BACKFILL | ACK,
+        BACKFILL | ACK | CHECKPOINT,
+        BACKFILL | ACK | REGISTERED,
+        REGISTERED,
+        ACK | REGISTERED,
+        ACK | REGISTERED | CHECKPOINT,
+    ]
+)
+
+
+def take(laboratory: Laboratory, consumer: Consumer, step: tuple[object, ...], number: int) -> None:
+    """Do one step."""
+    match step:
+        case ("set", int(vbucket), bytes(key)):
+            laboratory.bucket.vbucket(vbucket).set(key, b"%d" % number)
+        case ("delete", int(vbucket), bytes(key)):
+            with contextlib.suppress(KeyNotFound):
+                laboratory.bucket.vbucket(vbucket).delete(key)
+        case ("flush", 0):
+            laboratory.bucket.flush()
+        case ("flush", int(vbucket)):
+            laboratory.bucket.vbucket(vbucket).flush()
+        case ("checkpoint", int(vbucket)):
+            laboratory.node.checkpoints.create(laboratory.bucket.vbucket(vbucket))
+        case ("role", int(vbucket)):
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
+        case ("roll back", int(vbucket), int(seqno)):
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
+            laboratory.bucket.vbucket(vbucket).roll_back(seqno)
+            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
+        case ("read", list(verdicts)):
+            consumer.read(list(verdicts))
+        case ("cut", int(kept)):
+            consumer.cut(kept)
+        case ("time", float(seconds)):
+            laboratory.pass_by(seconds)
+        case ("purge",):
+            laboratory.pass_by(3)
+            laboratory.bucket.maintenance.run_all()
+
+
+@settings(max_examples=300, deadline=None)
+@example(  # a deletion that was sent and never arrived is purged; the client has acknowledged nothing, and stands at 0
+    steps=[
+        ("set", 1, b"a"),
+        ("read", []),
+        ("delete", 1, b"a"),
+        ("set", 1, b"d"),
+        ("cut", 0),
+        ("purge",),
+    ],
+    flags=REGISTERED,
+    listed=True,
+)
+@given(steps=STEPS, flags=FLAGS, listed=st.booleans())
+def test_in_the_end_the_consumer_holds_what_the_node_holds(
+    steps: list[tuple[object, ...]], flags: int, listed: bool
+) -> None:
+    laboratory = Laboratory(tap_settings=SETTINGS)
+    laboratory.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0, tombstone_s=1)
+    for vbucket in VBUCKETS:
+        laboratory.bucket.create_vbucket(vbucket)
+    request = connect(b"client", flags | (LIST if listed else 0), vbuckets=VBUCKETS)
+    consumer = Consumer(laboratory, request, bool(flags & ACK))
+    consumer.connect()
+    for number, step in enumerate(steps):
+        take(laboratory, consumer, step, number)
+    for _ in range(4):  # what was refused is tried again, and what was not answered is sent again after a reconnect
+        consumer.read([])
+        laboratory.pass_by(6)
+    consumer.cut(100)
+    consumer.read([])
+    laboratory.pass_by(6)
+    consumer.read([])
+    assert consumer.held == contents(laboratory)
+
+
+@dataclass
+class LateConsumer(Consumer):
+    """Takes everything that it does not refuse for the moment, and answers in the end, though late: never losing its
+    connection it must get everything too."""
+
+    _owed: list[bytes] = field(default_factory=list)
+
+    def connect(self) -> None:
+        self._owed = []
+        super().connect()
+
+    def read(self, verdicts: list[Status | None]) -> None:
+        """Answer what is owed, and then as the verdicts say: None is success, in the next call."""
+        if self.peer is not None and not self.peer.closed:
+            self.peer.put(*self._owed)
+        self._owed = []
+        super().read(verdicts)
+
+    def _judge(self, message: Message, verdict: Status | None) -> None:
+        assert self.peer is not None
+        if verdict is not None and not self._owed:
+            super()._judge(message, verdict)
+            return
+        if verdict in (None, Status.SUCCESS):
+            self._apply(message)
+        assert isinstance(message, Request)
+        if verdict not in (None, Status.SUCCESS) or TapFlag.ACK in message.tap_flags:  # type: ignore[attr-defined]
+            status = verdict or Status.SUCCESS
+            self._owed.append(AnyResponse(opcode=message.code, opaque=message.opaque, status=status).encode())
+
+
+LATE = st.lists(st.sampled_from([Status.SUCCESS, Status.SUCCESS, Status.ETMPFAIL, None, None]), max_size=8)
+LATE_STEPS = st.lists(
+    st.one_of(
+        *AT_THE_NODE,
+        st.tuples(st.just("read"), LATE),
+        st.tuples(st.just("read"), LATE),
+        st.tuples(st.just("time"), st.sampled_from([1.0, 6.0])),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@example(  # of two checkpoints that came while an answer was awaited, the second
+    steps=[
+        ("set", 1, b"a"),
+        ("read", [None] * 8),
+        ("set", 1, b"b"),
+        ("checkpoint", 1),
+        ("set", 1, b"c"),
+        ("time", 1.0),
+    ],
+    flags=BACKFILL | ACK,
+    window=10_000,
+)
+@example(  # what came behind a flush that could not be done for the moment, before the next flush
+    steps=[("read", []), ("flush", 0), ("set", 1, b"a"), ("read", [Status.ETMPFAIL]), ("flush", 0)],
+    flags=ACK | REGISTERED,
+    window=5,
+)
+@given(steps=LATE_STEPS, flags=FLAGS, window=st.sampled_from([1, 3, 5, 10_000]))
+def test_who_answers_late_gets_everything_without_another_connection(
+    steps: list[tuple[object, ...]], flags: int, window: int
+) -> None:
+    laboratory = Laboratory(tap_settings=dataclasses.replace(SETTINGS, window_messages_max=window))
+    for vbucket in VBUCKETS:
+        laboratory.bucket.create_vbucket(vbucket)
+    consumer = LateConsumer(laboratory, connect(b"client", flags), bool(flags & ACK))
+    consumer.connect()
+    for number, step in enumerate(steps):
+        take(laboratory, consumer, step, number)
+    for _ in range(6):
+        consumer.read([])
+        laboratory.pass_by(6)
+    consumer.read([])
+    assert consumer.held == contents(laboratory)
+
+
+TEMPORARY = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY]), max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    written=st.lists(st.tuples(st.sampled_from(VBUCKETS), st.sampled_from(KEYS)), max_size=12),
+    refused=st.lists(TEMPORARY, max_size=5),
+)
+def test_who_is_told_that_nothing_more_comes_holds_all_of_a_dump(
+    written: list[tuple[int, bytes]], refused: list[list[Status | None]]
+) -> None:
+    laboratory = Laboratory(tap_settings=SETTINGS)
+    for vbucket in VBUCKETS:
+        laboratory.bucket.create_vbucket(vbucket)
+    for number, (vbucket, key) in enumerate(written):
+        laboratory.bucket.vbucket(vbucket).set(key, b"%d" % number)
+    consumer = Consumer(laboratory, connect(b"client", DUMP | ACK), acks=True)
+    consumer.connect()
+    for verdicts in refused:
+        if not consumer.finished:
+            consumer.read(list(verdicts))
+            laboratory.pass_by(6)
+    for _ in range(3):
+        if not consumer.finished:
+            consumer.read([])
+            laboratory.pass_by(6)
+    assert consumer.finished
+    assert consumer.held == contents(laboratory)

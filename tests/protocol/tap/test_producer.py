@@ -1,0 +1,506 @@
+"""Acknowledgements, refusals, windows and noops of a TAP connection."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.node.laboratory import Laboratory
+from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
+from upriver.protocol.tap import ack_window, producer
+from upriver.protocol.tap.ack_window import key_of
+from upriver.protocol.tap.connect_plan import TapSettings
+from upriver.wire import AnyResponse, Message, memcached, tap
+from upriver.wire.codes import Status
+from upriver.wire.dialects.tap import Control, TapFlag
+
+ACKED = BACKFILL | LIST | ACK
+
+
+def stage(*written: bytes, settings: TapSettings | None = None, flags: int = ACKED) -> tuple[Laboratory, TapPeer]:
+    laboratory = Laboratory(tap_settings=settings)
+    for vbucket in (1, 2):
+        laboratory.bucket.create_vbucket(vbucket)
+    laboratory.write(1, *written)
+    return laboratory, TapPeer(laboratory, connect(b"client", flags, vbuckets=(1, 2)))
+
+
+def acks_asked(messages: list[Message]) -> list[bool]:
+    return [TapFlag.ACK in message.tap_flags for message in messages if isinstance(message, tap.Mutation)]
+
+
+def number(peer: TapPeer) -> int:
+    stream = peer.peer.session.stream
+    assert stream is not None
+    return stream.producer.window.messages  # type: ignore[attr-defined, no-any-return]
+
+
+# Acknowledgements
+
+
+def test_every_control_every_nth_and_the_last_message_ask_for_an_answer() -> None:
+    _, peer = stage(*(b"k%02d" % i for i in range(10)), settings=TapSettings(ack_interval=4))
+    messages = peer.run()
+    assert acks_asked(messages) == [False, False, False, True] * 2 + [False, True]
+    controls = [m for m in messages if isinstance(m, tap.Opaque)]
+    assert len(controls) == 5
+    assert all(TapFlag.ACK in control.tap_flags for control in controls)
+    opaques = [message.opaque for message in messages]  # type: ignore[attr-defined]
+    assert opaques == list(range(1, len(messages) + 1))
+
+
+def test_without_support_nobody_is_asked() -> None:
+    laboratory, peer = stage(b"a", flags=BACKFILL | LIST)
+    messages = peer.run()
+    assert not any(TapFlag.ACK in message.tap_flags for message in messages)  # type: ignore[attr-defined]
+    laboratory.write(1, *(b"n%d" % i for i in range(50)))
+    assert len(keys(peer.run())) == 50
+
+
+def test_the_window_of_unacknowledged_messages_is_bounded() -> None:
+    settings = TapSettings(ack_interval=5, window_messages_max=20)
+    laboratory, peer = stage(*(b"k%02d" % i for i in range(60)), settings=settings)
+    peer.judge = lambda _: None
+    first = peer.run()
+    assert len(first) == 20
+    assert number(peer) == 20
+    laboratory.write(1, b"new")
+    assert peer.run() == []
+    # One answer, to the last message, covers all of them.
+    peer.judge = lambda _: Status.SUCCESS
+    last = first[-1]
+    assert isinstance(last, tap.Mutation)
+    assert TapFlag.ACK in last.tap_flags
+    peer.peer.put(AnyResponse(opcode=last.code, opaque=last.opaque))
+    rest = peer.run()
+    assert Counter(keys(first + rest)) == Counter([f"k{i:02d}" for i in range(60)] + ["new"])
+    assert number(peer) == 0
+
+
+def test_the_window_counts_bytes_too() -> None:
+    laboratory = Laboratory(tap_settings=TapSettings(window_bytes_max=100_000))
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, *(b"k%d" % i for i in range(100)), value=bytes(40_000))
+    peer = TapPeer(laboratory, connect(b"c", ACKED, vbuckets=(1,)))
+    peer.judge = lambda _: None
+    assert 1 <= len(keys(peer.run())) <= 10
+    peer.judge = lambda _: Status.SUCCESS
+    for message in peer.received:
+        peer._answer(message)
+    peer.run()
+    assert len(set(keys(peer.received))) == 100
+
+
+def test_answers_to_nothing_are_ignored() -> None:
+    laboratory, peer = stage(b"a")
+    peer.run()
+    for opaque in (0, 999, 2**32 - 1, 3):
+        peer.peer.put(AnyResponse(opcode=0x41, opaque=opaque, status=Status.EINVAL))
+    laboratory.write(1, b"b")
+    assert brief(peer.run()) == ["b=v"]
+    assert not peer.closed
+
+
+# Refusals
+
+
+def test_a_temporary_failure_is_sent_again_later_and_the_rest_goes_on() -> None:
+    laboratory, peer = stage(*(b"k%d" % i for i in range(6)), settings=TapSettings(ack_interval=1))
+    refused = {b"k1": [Status.ETMPFAIL, Status.EBUSY], b"k3": [Status.ENOMEM]}
+
+    def judge(message: Message) -> Status:
+        left = refused.get(getattr(message, "key", b""))
+        return left.pop(0) if left else Status.SUCCESS
+
+    peer.judge = judge
+    first = peer.run()
+    assert keys(first) == [f"k{i}" for i in range(6)]
+    laboratory.write(1, b"live")
+    assert keys(peer.run()) == ["live"]
+    laboratory.pass_by(4.9)
+    assert peer.run() == []
+    laboratory.pass_by(0.2)
+    again = peer.run()
+    assert keys(again) == ["k1", "k3"]
+    highest = max(message.opaque for message in first)  # type: ignore[attr-defined]
+    assert all(message.opaque > highest for message in again)  # type: ignore[attr-defined]
+    laboratory.pass_by(5.1)
+    assert keys(peer.run()) == ["k1"]
+    laboratory.pass_by(60)
+    assert keys(peer.run()) == []
+    assert not peer.closed
+
+
+def test_a_message_in_the_middle_of_a_piece_can_be_refused() -> None:
+    laboratory, peer = stage(b"a", b"b", b"c")
+    tried: list[bytes] = []
+
+    def judge(message: Message) -> Status:
+        if getattr(message, "key", b"") == b"b" and not tried:
+            tried.append(b"b")
+            return Status.ETMPFAIL
+        return Status.SUCCESS
+
+    peer.judge = judge
+    assert keys(peer.run()) == ["a", "b", "c"]
+    laboratory.pass_by(6)
+    assert keys(peer.run()) == ["b"]
+
+
+def test_a_message_that_is_refused_over_and_over_waits_once() -> None:
+    laboratory, peer = stage(b"a", b"b", b"c")
+    peer.judge = lambda _: None
+    messages = peer.run()
+    (refused,) = [message for message in messages if brief([message]) == ["b=v"]]
+    nack = AnyResponse(opcode=0x41, opaque=refused.opaque, status=Status.ETMPFAIL).encode()  # type: ignore[attr-defined]
+    peer.peer.put(nack * 1000)
+    assert producer_of(peer).retrying == 1
+    peer.judge = lambda _: Status.SUCCESS
+    for message in messages:
+        peer._answer(message)
+    peer.peer.put(nack * 1000)
+    peer.run()
+    laboratory.write(1, b"b", value=b"newer")  # makes the one that waits needless, and leaves no twin behind
+    assert "b=newer" in brief(peer.run())
+    laboratory.pass_by(20)
+    assert keys(peer.run()) == []
+    peer.leave()
+    assert keys(TapPeer(laboratory, connect(b"client", ACKED, vbuckets=(1, 2))).run()) == []
+
+
+def test_what_waits_never_overtakes_a_newer_change_of_its_key() -> None:
+    laboratory, peer = stage(b"k", b"l", settings=TapSettings(ack_interval=1))
+    refused = [Status.ETMPFAIL]
+    peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"k" else Status.SUCCESS
+    peer.run()
+    laboratory.write(1, b"k", value=b"newer")
+    assert brief(peer.run()) == ["k=newer", "#close_backfill"]  # nothing of the backfill is missing now
+    laboratory.pass_by(20)
+    assert keys(peer.run()) == []
+
+
+def test_a_refusal_that_comes_after_a_newer_change_went_out_is_settled() -> None:
+    laboratory, peer = stage()
+    peer.run()
+    peer.judge = lambda _: None
+    laboratory.write(1, b"k")
+    first = peer.run()
+    laboratory.write(1, b"k", value=b"newer")
+    second = peer.run()
+    peer.judge = lambda _: Status.SUCCESS
+    for message in first + second:
+        status = Status.ETMPFAIL if brief([message]) == ["k=v"] else Status.SUCCESS
+        peer.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=status))  # type: ignore[attr-defined]
+    laboratory.pass_by(20)
+    assert keys(peer.run()) == []
+    assert number(peer) == 0
+
+
+def test_not_my_vbucket_stops_that_vbucket_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory, peer = stage(b"a", b"b", settings=TapSettings(ack_interval=1))
+    peer.run()
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if getattr(m, "vbucket", 0) == 1 else Status.SUCCESS
+    with caplog.at_level(logging.WARNING):
+        laboratory.write(1, b"c")
+        peer.run()
+    assert [record.getMessage() for record in caplog.records] == [
+        "TAP client client: vbucket 1 is not sent any more: the consumer says that it does not own it"
+    ]
+    laboratory.write(1, b"d")
+    laboratory.write(2, b"e")
+    assert keys(peer.run()) == ["e"]
+    assert not peer.closed
+
+
+def test_what_was_taken_behind_a_refusal_does_not_hide_what_was_refused() -> None:
+    laboratory, peer = stage(*(b"k%02d" % i for i in range(20)), settings=TapSettings(ack_interval=5))
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if b"k00" < getattr(m, "key", b"") < b"k08" else Status.SUCCESS
+    peer.run()
+    peer.leave()
+    again = TapPeer(laboratory, connect(b"client", ACKED, vbuckets=(1, 2)))
+    assert set(keys(again.run())) >= {f"k{i:02d}" for i in range(1, 20)}
+
+
+@pytest.mark.parametrize("flags", [ACK | LIST, ACKED])
+def test_a_consumer_that_refuses_to_start_over_is_told_again(flags: int) -> None:
+    laboratory, peer = stage(flags=flags)
+    peer.run()
+    laboratory.write(1, b"held")
+    peer.run()
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if "initial_vbucket_stream" in brief([m])[0] else Status.SUCCESS
+    laboratory.write(2, b"kept")
+    laboratory.bucket.vbucket(1).flush()
+    laboratory.write(1, b"new")
+    peer.run()
+    peer.leave()
+    again = TapPeer(laboratory, connect(b"client", flags, vbuckets=(1, 2))).run()
+    assert "#initial_vbucket_stream" in brief(again)
+    assert "new" in keys(again)
+
+
+@pytest.mark.parametrize("refusal", [Status.NOT_MY_VBUCKET, Status.ETMPFAIL])
+def test_a_flush_that_is_refused_is_told_again(refusal: Status) -> None:
+    laboratory, peer = stage(b"a", flags=ACK | LIST)
+    peer.run()
+    laboratory.write(1, b"b")
+    peer.run()
+    peer.judge = lambda m: refusal if isinstance(m, tap.Flush) else Status.SUCCESS
+    laboratory.bucket.flush()
+    laboratory.write(1, b"c")
+    peer.run()
+    assert peer.closed
+    again = TapPeer(laboratory, connect(b"client", ACK | LIST, vbuckets=(1, 2))).run()
+    assert brief(again)[1:] == ["#initial_vbucket_stream", "c=v"]
+
+
+def test_not_my_vbucket_to_what_belongs_to_none_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory, peer = stage(b"a")
+    peer.judge = lambda m: Status.NOT_MY_VBUCKET if brief([m]) == ["#enable_auto_nack"] else Status.SUCCESS
+    peer.run()
+    laboratory.write(1, b"b")
+    assert keys(peer.run()) == ["b"]
+    assert "belongs to no vbucket" in caplog.text
+
+
+@pytest.mark.parametrize("status", [Status.EINVAL, Status.E2BIG, Status.UNKNOWN_COMMAND])
+@pytest.mark.parametrize("flags", [ACKED, BACKFILL | LIST])
+def test_another_failure_drops_the_connection(status: Status, flags: int) -> None:
+    _, peer = stage(b"a", flags=flags)
+    peer.judge = lambda m: status if isinstance(m, tap.Mutation) else Status.SUCCESS
+    peer.run()
+    assert peer.closed
+
+
+def test_what_waits_for_a_second_try_counts_as_not_acknowledged() -> None:
+    settings = TapSettings(ack_interval=1, window_messages_max=20)
+    laboratory, peer = stage(*(b"k%03d" % i for i in range(100)), settings=settings)
+    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
+    assert len(keys(peer.run())) == 20
+    laboratory.pass_by(5.1)
+    assert len(set(keys(peer.run()) + keys(peer.received))) == 20
+    peer.judge = lambda _: Status.SUCCESS
+    laboratory.pass_by(5.1)
+    peer.run()
+    assert len(set(keys(peer.received))) == 100
+
+
+def test_a_refusal_does_not_look_at_everything_that_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: Counter[str] = Counter()
+
+    def counted(message: bytes, found: Callable[[bytes], tuple[int, bytes] | None] = key_of) -> Any:
+        looked["at"] += 1
+        return found(message)
+
+    for module in (ack_window, tap_producer, tap_retries):
+        monkeypatch.setattr(module, "key_of", counted)
+    laboratory, peer = stage(*(b"k%04d" % i for i in range(1000)))
+    peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
+    peer.run()
+    laboratory.pass_by(5.1)
+    peer.judge = lambda _: Status.SUCCESS
+    peer.run()
+    assert len(set(keys(peer.received))) == 1000
+    assert looked["at"] < 20_000
+
+
+def test_a_dump_waits_for_what_was_refused() -> None:
+    laboratory, peer = stage(b"a", b"b", flags=DUMP | LIST | ACK)
+    refused = [Status.ETMPFAIL]
+    peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"b" else Status.SUCCESS
+    assert "#close_tap_stream" not in brief(peer.run())
+    laboratory.pass_by(6)
+    peer.run()
+    assert peer.closed
+    of_1 = [message for message in peer.received if message.vbucket == 1]  # type: ignore[attr-defined]
+    assert brief(of_1) == ["#initial_vbucket_stream", "a=v", "b=v", "b=v", "#close_backfill"]
+    assert brief(peer.received)[-1] == "#close_tap_stream"
+
+
+def test_a_backfill_is_not_closed_before_all_of_it_is_taken_and_what_comes_does_not_wait() -> None:
+    laboratory, peer = stage(b"a", b"b", flags=ACK | BACKFILL | LIST, settings=TapSettings(ack_interval=1))
+    refused = [Status.ETMPFAIL] * 2
+    peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"a" else Status.SUCCESS
+    peer.run()
+    for number in range(3):  # answers to what comes say nothing of the backfill
+        laboratory.write(1, b"live%d" % number)
+        assert brief(peer.run()) == [f"live{number}=v"]
+    laboratory.pass_by(5.1)
+    assert brief(peer.run()) == ["a=v"]
+    laboratory.pass_by(5.1)
+    assert brief(peer.run()) == ["a=v", "#close_backfill"]
+
+
+def test_a_backfill_is_not_closed_while_answers_are_on_their_way() -> None:
+    laboratory, peer = stage(b"a", b"b", flags=ACK | BACKFILL | LIST)
+    peer.judge = lambda _: None
+    told = peer.run()
+    assert brief([m for m in told if m.vbucket == 1]) == ["#initial_vbucket_stream", "a=v", "b=v"]  # type: ignore[attr-defined]
+    laboratory.write(1, b"c")
+    assert peer.run() == []
+    peer.judge = lambda _: Status.SUCCESS
+    for message in told:
+        peer._answer(message)
+    assert brief(peer.run()) == ["#close_backfill", "c=v"]
+
+
+def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whole() -> None:
+    laboratory, peer = stage(b"a", flags=ACK | BACKFILL | LIST)
+    peer.judge = lambda _: None
+    told = peer.run()
+    laboratory.write(1, b"b")
+    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(1))
+    laboratory.write(1, b"c")
+    assert peer.run() == []
+    peer.judge = lambda _: Status.SUCCESS
+    for message in told:
+        peer._answer(message)
+    assert brief(peer.run()) == ["#close_backfill", "b=v", "c=v"]
+
+
+# Noops
+
+
+def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=50))
+    peer.run()
+    for _ in range(3):
+        laboratory.pass_by(51)
+        assert [type(message) for message in peer.run()] == [memcached.Noop]
+    peer.judge = lambda _: None
+    with caplog.at_level(logging.INFO):
+        laboratory.pass_by(101)
+        peer.run()
+    assert peer.closed
+    assert "TAP client client: closed: nothing was heard since a noop" in caplog.text
+
+
+def test_who_acknowledges_nothing_need_not_answer_noops() -> None:
+    laboratory, peer = stage(b"a", flags=BACKFILL | LIST, settings=TapSettings(noop_interval_s=50))
+    peer.judge = lambda _: None
+    peer.run()
+    laboratory.pass_by(501)
+    assert [type(message) for message in peer.run()] == [memcached.Noop] * 10
+    assert not peer.closed
+
+
+def test_noops_can_be_switched_off() -> None:
+    laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=0))
+    peer.run()
+    laboratory.pass_by(10_000)
+    assert peer.run() == []
+    assert not peer.closed
+
+
+# What is packed without a declared message
+
+
+@given(
+    st.sampled_from([*Control]),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([TapFlag(0), TapFlag.ACK]),
+    st.integers(0, 255),
+)
+def test_a_packed_control_is_what_its_declaration_says(
+    control: Control, vbucket: int, opaque: int, flags: TapFlag, ttl: int
+) -> None:
+    message = tap.Opaque(control=control, vbucket=vbucket, opaque=opaque, tap_flags=flags, ttl=ttl)
+    assert producer.packed(message) == message.encode()
+
+
+# Beginning
+
+
+def producer_of(peer: TapPeer) -> producer.TapProducer:
+    assert peer.peer.session.stream is not None
+    return peer.peer.session.stream.producer  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("flags", [BACKFILL, BACKFILL | ACK, DUMP, 0])
+def test_a_turn_begins_only_some_of_many_streams(flags: int) -> None:
+    laboratory = Laboratory(vbuckets=256)
+    laboratory.bucket.create_vbuckets()
+    for vbucket in range(256):
+        laboratory.write(vbucket, b"old")
+    peer = TapPeer(laboratory, connect(b"client", flags))
+    producer = producer_of(peer)
+    assert (len(producer.streams), producer.beginning, producer.has_output) == (0, True, True)
+    producer.produce()
+    assert len(producer.streams) == producer.BEGIN_MAX
+    laboratory.write(255, b"new")
+    again = TapPeer(laboratory, connect(b"again", flags))  # what the first turn sent is lost
+    laboratory.write(255, b"newer")
+    found = keys(again.run())
+    assert found.count("old") == (256 if flags else 0)
+    assert found.count("newer") == 1
+    assert again.closed == (flags == DUMP)
+
+
+def test_a_turn_looks_for_only_some_of_many_that_are_not_there() -> None:
+    laboratory = Laboratory(vbuckets=1024)
+    laboratory.bucket.create_vbucket(1023)
+    peer = TapPeer(laboratory, connect(b"client", DUMP | LIST, vbuckets=tuple(range(1024))))
+    producer = producer_of(peer)
+    for _ in range(1024 // producer.BEGIN_MAX - 1):
+        assert producer.produce() == b""
+        assert (producer.beginning, producer.has_output) == (True, True)
+    assert brief(peer.run()) == ["#initial_vbucket_stream", "#close_backfill", "#close_tap_stream"]
+
+
+@pytest.mark.parametrize(("flags", "date"), [(0, 0), (BACKFILL, 5), (BACKFILL, 0)])
+def test_a_history_that_breaks_before_its_stream_has_begun_is_not_missed(flags: int, date: int) -> None:
+    laboratory = Laboratory()
+    for vbucket in (1, 2):
+        laboratory.bucket.create_vbucket(vbucket)
+        laboratory.write(vbucket, b"old")
+    peer = TapPeer(laboratory, connect(b"client", flags | ACK, date))
+    laboratory.bucket.flush()
+    laboratory.write(2, b"new")
+    messages = peer.run()
+    assert brief(messages).count("#initial_vbucket_stream") == 2
+    assert keys(messages) == ["new"]
+
+
+def test_a_flush_of_what_has_begun_leaves_alone_what_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "BEGIN_MAX", 1)
+    laboratory = Laboratory()
+    for vbucket in (1, 2):
+        laboratory.bucket.create_vbucket(vbucket)
+        laboratory.write(vbucket, b"old")
+    peer = TapPeer(laboratory, connect(b"client", ACK))
+    producer = producer_of(peer)
+    producer.produce()
+    assert list(producer.streams) == [1]
+    laboratory.bucket.vbucket(1).flush()
+    assert "flush" not in brief(peer.run())
+
+
+def test_who_goes_before_all_streams_have_begun_misses_nothing() -> None:
+    laboratory = Laboratory()
+    laboratory.bucket.create_vbucket(1)
+    laboratory.write(1, b"old")
+    TapPeer(laboratory, connect(b"client", ACK)).leave()
+    laboratory.write(1, b"meanwhile")
+    assert keys(TapPeer(laboratory, connect(b"client", ACK)).run()) == ["meanwhile"]
+
+
+def test_a_vbucket_is_followed_as_soon_as_it_can_be_and_nobody_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    laboratory, peer = stage(flags=LIST)
+    asked: Counter[int] = Counter()
+    follow = producer.TapProducer._follow
+    monkeypatch.setattr(
+        producer.TapProducer, "_follow", lambda self, number: (asked.update([number]), follow(self, number))
+    )
+    everything = TapPeer(laboratory, connect(b"all"))
+    for each in (peer, everything):
+        each.run()
+    asked.clear()
+    laboratory.pass_by(10)
+    assert not asked
+    laboratory.bucket.create_vbucket(3)
+    laboratory.write(3, b"new")
+    assert (keys(everything.run()), keys(peer.run()), asked) == (["new"], [], Counter({3: 1}))
