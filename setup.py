@@ -18,7 +18,7 @@ COMPILED = {
     "upriver.wire.codec._columns": ["src/upriver/wire/codec/_columns.pyx"],
     "upriver.wire.codec._frame_runs": ["src/upriver/wire/codec/_frame_runs.pyx"],
     "upriver.wire.codec._tap_records": ["src/upriver/wire/codec/_tap_records.pyx"],
-    "upriver.engine._table": ["src/upriver/engine/_table.pyx"],
+    "upriver.engine.table._table": ["src/upriver/engine/table/_table.pyx"],
     "upriver.node._serve": ["src/upriver/node/_serve.pyx"],
 }
 
@@ -30,7 +30,7 @@ def extensions() -> list[Extension]:
         Extension(
             name,
             sources,
-            include_dirs=["src/upriver/engine"],
+            include_dirs=["src/upriver/engine/table"],
             extra_compile_args=["-O3", "-fno-strict-aliasing", *SANITIZE],
             extra_link_args=SANITIZE,
         )

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from upriver.engine import Bucket
-from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.model import VbucketState, vbucket_of
 
 VBUCKETS = 1024
@@ -202,7 +202,7 @@ def reopened(path: str, vbuckets: int, clean: bool) -> tuple[float, float]:
     program = f"""
 import os, time
 from upriver.engine.bucket import Bucket
-from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage.lmdb import LmdbStorage
 began, cpu = time.perf_counter(), time.process_time()
 bucket = Bucket(LmdbStorage({path!r}), vbuckets={vbuckets})
 print(time.perf_counter() - began, time.process_time() - cpu, flush=True)

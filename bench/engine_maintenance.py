@@ -9,7 +9,7 @@ import tempfile
 import time
 
 from upriver.engine import Bucket, Retention
-from upriver.engine.lmdb_storage import LmdbStorage
+from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.model import VbucketState, vbucket_of
 
 

@@ -219,10 +219,10 @@ def test_every_function_can_be_seen_whole() -> None:
     ("text", "found"),
     [
         ("import os, upriver.node.server as s", ["os", "upriver.node.server"]),
-        ("from upriver.engine import history", ["upriver.engine.history"]),
+        ("from upriver.engine import history", ["upriver.engine.cursor"]),
         ("from upriver import engine, node", ["upriver.engine", "upriver.node"]),
         ("from . import layout", ["upriver.wire.layout"]),
-        ("from ..engine.history import History", ["upriver.engine.history.History"]),
+        ("from ..engine.history import History", ["upriver.engine.cursor.History"]),
         ("def late():\n    import socket", ["socket"]),
     ],
 )
@@ -241,5 +241,7 @@ def test_cimports_are_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(f"{__name__}.SOURCE", tmp_path)
     path = tmp_path / "wire" / "_example.pyx"
     path.parent.mkdir()
-    path.write_text("# cython: language_level=3\nfrom libc.string cimport memcpy\ncimport upriver.engine._arena\n")
-    assert imports_of(Module(path)) == ((2, "libc.string.memcpy"), (3, "upriver.engine._arena"))
+    path.write_text(
+        "# cython: language_level=3\nfrom libc.string cimport memcpy\ncimport upriver.engine.table._arena\n"
+    )
+    assert imports_of(Module(path)) == ((2, "libc.string.memcpy"), (3, "upriver.engine.table._arena"))

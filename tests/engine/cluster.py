@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from tests.engine.conftest import Clock, InterruptedStorage
 from upriver.engine import Bucket, Cursor, CursorEnd, CursorEnded, KeyPattern, Options, Retention, Vbucket
-from upriver.engine.history import SnapshotReader
+from upriver.engine.cursor import SnapshotReader
 from upriver.model import Change, Event, FailoverLog, Snapshot, StreamPosition, VbucketState, changes_in
 
 Script = Sequence[tuple[Any, ...]]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from upriver.engine import Bucket
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch
+from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.lmdb import LmdbStorage
 
 
 class Clock:

@@ -16,12 +16,12 @@ def run(**environment: str) -> list[str]:
 
 
 def test_the_plain_table_can_be_forced() -> None:
-    assert run(UPRIVER_PLAIN="1") == ["False", "upriver.engine.table"]
+    assert run(UPRIVER_PLAIN="1") == ["False", "upriver.engine.table.plain_table"]
 
 
 def test_the_compiled_table_serves_where_it_was_built() -> None:
     try:
-        from upriver.engine import _table
+        from upriver.engine.table import _table
     except ImportError:
         pytest.skip("the compiled table was not built")
     assert run() == ["True", _table.__name__]

@@ -19,8 +19,8 @@ from tests.engine.conftest import Clock
 from tests.engine.digest import digest
 from tests.engine.watched_disk import run_watched
 from upriver.engine import Bucket, Retention
-from upriver.engine.lmdb_storage import DATA_FILE, LOCK_FILE, LmdbStorage
-from upriver.engine.storage import Batch
+from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 
 

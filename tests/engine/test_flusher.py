@@ -10,9 +10,9 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket, flusher
 from upriver.engine.backend import COMPILED
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch, Block
-from upriver.engine.table import stored_record
+from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.lmdb import LmdbStorage
+from upriver.engine.table.plain_table import stored_record
 from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 

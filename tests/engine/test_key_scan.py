@@ -6,14 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, Vbucket, table
+from upriver.engine import Bucket, Vbucket
 from upriver.engine.backend import COMPILED
 from upriver.engine.key_scan import KeyScan
+from upriver.engine.table import plain_table
 from upriver.model import VbucketState
 
-BACKENDS: list[ModuleType] = [table]
+BACKENDS: list[ModuleType] = [plain_table]
 if COMPILED:
-    from upriver.engine import _table
+    from upriver.engine.table import _table
 
     BACKENDS.append(_table)
 

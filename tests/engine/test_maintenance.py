@@ -8,8 +8,8 @@ import pytest
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
-from upriver.engine.lmdb_storage import LmdbStorage
 from upriver.engine.maintenance import GARBAGE_BYTES_MIN
+from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.errors import OutOfMemory, RollbackRequired, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 from upriver.model.record import PREFIX, Record, pack, size_at, unpack

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.node.probes import Client, descriptors, served_meanwhile, wait_until
-from upriver.engine.storage import Batch
+from upriver.engine.storage.interface import Batch
 from upriver.errors import StorageError
 from upriver.node import health
 from upriver.node.embedded import EmbeddedNode, start

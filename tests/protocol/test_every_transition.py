@@ -16,8 +16,9 @@ from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
 from upriver.node.source import EngineSource
 from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
 from upriver.protocol.consumer.draft_translation import DraftTranslator
+from upriver.protocol.producer import stream_scheduler
 from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque, wire_log
-from upriver.protocol.producer.producer import Producer, stream_scheduler
+from upriver.protocol.producer.producer import Producer
 from upriver.protocol.stream_state import TRANSITIONS, StreamEvent, StreamLife, StreamState
 from upriver.wire import AnyResponse, Framer, Message, dcp, upr, upr_draft1, upr_draft3
 

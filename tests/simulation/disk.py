@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from upriver.engine.lmdb_storage import cut
-from upriver.engine.storage import Batch, Block, Storage
+from upriver.engine.storage.interface import Batch, Block, Storage
+from upriver.engine.storage.lmdb import cut
 from upriver.errors import StorageError
 
 

@@ -10,21 +10,21 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from upriver.engine import Bucket, Vbucket
+from upriver.engine.consistent_points import WholeStates
+from upriver.engine.cursor import NO_END, Cursor
 from upriver.engine.flusher import Flusher
-from upriver.engine.history import NO_END, Cursor
 from upriver.engine.maintenance import Maintenance
-from upriver.engine.whole import WholeStates
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
 from upriver.node.commands import vbuckets
 from upriver.node.sink import EngineSink
 from upriver.node.source import EngineSource
+from upriver.protocol.consumer import negotiation as negotiations
 from upriver.protocol.consumer.consumer import Consumer
-from upriver.protocol.consumer.consumer import negotiation as negotiations
 from upriver.protocol.consumer.consumer_stream import ReceivingStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.move.mover import Goal, Mover, Phase
-from upriver.protocol.producer.producer import producer as producers
+from upriver.protocol.producer import producer as producers
 from upriver.protocol.producer.takeover import Handover
 from upriver.protocol.stream_state import StreamEvent
 from upriver.protocol.tap.producer_stream import TapStream

@@ -6,8 +6,8 @@ import pytest
 
 from tests.simulation.disk import Disk, PowerLost
 from upriver.engine import Bucket
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Storage
+from upriver.engine.storage.interface import Storage
+from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.errors import StorageError
 from upriver.model import Change, Event, VbucketState
 

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 from upriver.engine.backend import Ledger, Table, replay, stored_value
+from upriver.engine.cursor import CursorEnd
+from upriver.engine.durability_waiters import Wait
 from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
-from upriver.engine.history import CursorEnd
 from upriver.engine.journal import CLOSED, Journal
-from upriver.engine.lmdb_storage import LmdbStorage, cut
 from upriver.engine.maintenance import Maintenance, Retention
-from upriver.engine.memory_storage import MemoryStorage
 from upriver.engine.statistics import BucketStatistics, VbucketStatistics, bucket_statistics, vbucket_statistics
-from upriver.engine.storage import Batch, Storage
-from upriver.engine.table import group_parts
+from upriver.engine.storage.interface import Batch, Storage
+from upriver.engine.storage.lmdb import LmdbStorage, cut
+from upriver.engine.storage.memory import MemoryStorage
+from upriver.engine.table.plain_table import group_parts
 from upriver.engine.vbucket import Vbucket, new_uuid
-from upriver.engine.waiting import Wait
 from upriver.errors import (
     CorruptData,
     InvalidArguments,

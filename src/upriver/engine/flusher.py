@@ -28,12 +28,12 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from upriver.engine.backend import Ledger, Table, collect
-from upriver.engine.block_cache import BlockCache
-from upriver.engine.heap import Heap
+from upriver.engine.durability_waiters import Done, Failed, Wait, told
 from upriver.engine.journal import Journal
-from upriver.engine.storage import BLOCK_BYTES, Batch, Block, Storage
+from upriver.engine.malloc_tuning import Heap
+from upriver.engine.storage.block_cache import BlockCache
+from upriver.engine.storage.interface import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
-from upriver.engine.waiting import Done, Failed, Wait, told
 from upriver.errors import CorruptData, StorageError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from upriver.engine.waiting import WaitingRoom
+from upriver.engine.durability_waiters import WaitingRoom
 from upriver.errors import TemporaryFailure
 
 CLOSED: Final = "the bucket is closed"

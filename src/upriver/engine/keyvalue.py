@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from upriver.engine.backend import Item, Table
 from upriver.engine.key_scan import KeyScan
-from upriver.engine.table import absolute
+from upriver.engine.table.plain_table import absolute
 from upriver.errors import (
     InvalidArguments,
     KeyExists,

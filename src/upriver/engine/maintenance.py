@@ -25,8 +25,8 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from upriver.engine.backend import Ledger, Table
+from upriver.engine.cursor import NO_END, Cursor, CursorEnd
 from upriver.engine.flusher import Flusher
-from upriver.engine.history import NO_END, Cursor, CursorEnd
 from upriver.engine.vbucket import Vbucket
 from upriver.model import VbucketState
 

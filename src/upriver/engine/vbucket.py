@@ -21,11 +21,11 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from upriver.engine.backend import Ledger, Table
-from upriver.engine.history import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
+from upriver.engine.consistent_points import WholeStates
+from upriver.engine.cursor import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
+from upriver.engine.durability_waiters import Done
 from upriver.engine.journal import Journal
 from upriver.engine.keyvalue import KeyValue
-from upriver.engine.waiting import Done
-from upriver.engine.whole import WholeStates
 from upriver.errors import (
     InvalidArguments,
     KeyExists,

@@ -20,7 +20,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from upriver.engine._table cimport Chunk, Ledger, Table, Version, absolute, chunk_at, record_at
+from upriver.engine.table._table cimport Chunk, Ledger, Table, Version, absolute, chunk_at, record_at
 
 cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upriver.engine import Bucket, Retention
 from upriver.engine.backend import COMPILED
-from upriver.engine.heap import keep_for_next_use
+from upriver.engine.malloc_tuning import keep_for_next_use
 from upriver.errors import StorageError
 from upriver.model import VbucketState
 from upriver.node.cluster_config import ClusterConfig, single_node

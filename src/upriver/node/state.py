@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
-from upriver.engine.heap import Heap
+from upriver.engine.malloc_tuning import Heap
 from upriver.model import VbucketState
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_config import ClusterConfig

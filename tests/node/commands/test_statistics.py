@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.peer import ABSENT, STATES, Peer, Rig, SessionPeer, open_rig
-from upriver.engine.history import Options
+from upriver.engine.cursor import Options
 from upriver.model import VbucketState
 from upriver.node.commands.statistics import GROUPS
 from upriver.node.users import Role, User

@@ -53,7 +53,7 @@ def test_without_keep_alive_nothing_is_remembered() -> None:
 
 
 def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tap_clients, "CLIENTS_MAX", 3)
+    monkeypatch.setattr("upriver.protocol.tap.clients.CLIENTS_MAX", 3)
     clients = TapClients(keep_alive_s=1000)
     enter(clients, "registered", registered=True)
     for place, name in enumerate(("a", "b")):

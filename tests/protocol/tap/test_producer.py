@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.node.laboratory import Laboratory
 from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
-from upriver.protocol.tap import ack_window, producer
+from upriver.protocol.tap import ack_window, producer, retry_queue
 from upriver.protocol.tap.ack_window import key_of
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, memcached, tap
@@ -295,7 +295,7 @@ def test_a_refusal_does_not_look_at_everything_that_was_sent(monkeypatch: pytest
         looked["at"] += 1
         return found(message)
 
-    for module in (ack_window, tap_producer, tap_retries):
+    for module in (ack_window, producer, retry_queue):
         monkeypatch.setattr(module, "key_of", counted)
     laboratory, peer = stage(*(b"k%04d" % i for i in range(1000)))
     peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from upriver.engine import Vbucket
 from upriver.engine.backend import Item
-from upriver.engine.table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
+from upriver.engine.table.plain_table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
 from upriver.model.compression import plain
 from upriver.node.commands.registry import command, success

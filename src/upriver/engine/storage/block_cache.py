@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final
 
-from upriver.engine.storage import Block, Storage
+from upriver.engine.storage.interface import Block, Storage
 from upriver.errors import CorruptData
 from upriver.model.record import PREFIX, SEQNO_OFFSET
 

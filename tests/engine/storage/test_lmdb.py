@@ -15,10 +15,10 @@ import pytest
 from tests.engine.conftest import Clock
 from tests.engine.digest import digest
 from tests.engine.watched_disk import run_watched
-from upriver.engine import Bucket, lmdb_storage
-from upriver.engine.lmdb_storage import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
-from upriver.engine.storage import Batch, Block
-from upriver.engine.table import Ledger, Table
+from upriver.engine import Bucket
+from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.lmdb import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
+from upriver.engine.table.plain_table import Ledger, Table
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError, TemporaryFailure
 from upriver.model import VbucketState
 
@@ -233,7 +233,7 @@ def test_a_restored_copy_signs_with_its_own_name(path: Path, clock: Clock) -> No
 
 def test_groups_and_blocks_of_all_sizes_one_behind_the_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sealed in the same memory, but for those that are too large for it."""
-    monkeypatch.setattr(lmdb_storage, "SEAL_BYTES_MAX", 50_000)
+    monkeypatch.setattr("upriver.engine.storage.lmdb.SEAL_BYTES_MAX", 50_000)
     rng = random.Random(5)
     sizes = [30_000, 60_000, 100, 49_992, 49_993, 1, 0, 50_000, 5000]
     groups = [(number, rng.randbytes(size)) for number, size in enumerate(sizes, start=1)]

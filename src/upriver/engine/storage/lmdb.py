@@ -33,8 +33,8 @@ from typing import Any, Final
 import lmdb
 from isal.isal_zlib import crc32  # the CRC-32 of zlib, three times as fast
 
-from upriver.engine.lmdb_pages import Damaged, check_pages
-from upriver.engine.storage import Batch, Block, Storage
+from upriver.engine.storage.interface import Batch, Block, Storage
+from upriver.engine.storage.lmdb_check import Damaged, check_pages
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
 from upriver.model.record import PREFIX, SEQNO_OFFSET, aligned, size_at
 

@@ -6,7 +6,7 @@ field: ``superseded_by`` names the seqno that replaced it. A record is visible a
 at most S and it is not superseded at or below S, so every past state that is still retained can be read at
 any time without a copy or a lock. Sweeping drops what no retained state can see.
 
-``upriver.engine._table`` is the compiled twin: the same names, the same answers, the same bytes. This module
+``upriver.engine.table._table`` is the compiled twin: the same names, the same answers, the same bytes. This module
 is the reference that parity tests hold it against, and it serves where no compiler was. Both are driven by
 one writer at a time; the flusher's thread only calls ``collect`` and ``records``.
 """

@@ -10,9 +10,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from upriver.engine.lmdb_pages import Damaged, check_pages, heads
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch, Block
+from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.lmdb import LmdbStorage
+from upriver.engine.storage.lmdb_check import Damaged, check_pages, heads
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

@@ -3,7 +3,7 @@ import threading
 import weakref
 
 from upriver.engine.backend import Ledger, Table
-from upriver.engine.waiting import WaitingRoom, told
+from upriver.engine.durability_waiters import WaitingRoom, told
 from upriver.errors import StorageError
 
 ERROR = StorageError("data", "full")

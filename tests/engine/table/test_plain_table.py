@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.conftest import Clock
-from upriver.engine import table as plain
+from upriver.engine.table import plain_table as plain
 from upriver.errors import (
     CorruptData,
     InvalidArguments,
@@ -37,7 +37,7 @@ from upriver.model import Change, Event, change_batch, changes_in
 from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, Record, pack, size_at, unpack
 
 try:
-    from upriver.engine import _table as compiled
+    from upriver.engine.table import _table as compiled
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
@@ -1119,7 +1119,7 @@ def test_small_tables_do_not_take_the_memory_of_a_large_one(clock: Clock) -> Non
 
 MEMORY_SCRIPT = """
 import sys
-from upriver.engine import _table
+from upriver.engine.table import _table
 
 def resident():
     with open("/proc/self/status") as file:
@@ -1280,7 +1280,7 @@ def test_a_batch_looks_at_what_was_superseded_before_its_rows_once(clock: Clock)
 #: at once. Says how many pages came anew for two hundred of them, and how many bytes stay of a hundred that were held.
 BATCHES = """
 import resource, time
-from upriver.engine._table import Ledger, Table
+from upriver.engine.table._table import Ledger, Table
 
 def read(held):
     batches = []

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from upriver.engine.heap import Heap
+from upriver.engine.malloc_tuning import Heap
 
 #: Takes and gives back 200 MB in a thread of its own, so that what is left in between keeps the C library from
 #: returning it by itself; then says how much anonymous memory there was before and after.
 PROGRAM = """
 import threading
-from upriver.engine.heap import Heap
+from upriver.engine.malloc_tuning import Heap
 
 def anonymous():
     with open("/proc/self/smaps_rollup") as file:
@@ -40,7 +40,7 @@ thread.join()
 #: Puts pieces together as a stream does, in a thread of its own; says how often the system had to hand out a page.
 PIECES = """
 import resource, threading
-from upriver.engine.heap import keep_for_next_use
+from upriver.engine.malloc_tuning import keep_for_next_use
 
 def send():
     for _ in range(200):

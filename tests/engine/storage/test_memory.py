@@ -1,8 +1,8 @@
 import pytest
 
 from upriver.engine import Bucket
-from upriver.engine.memory_storage import MemoryStorage
-from upriver.engine.storage import Batch
+from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.memory import MemoryStorage
 from upriver.errors import StorageError
 
 

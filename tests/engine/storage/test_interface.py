@@ -1,4 +1,4 @@
-from upriver.engine.storage import Batch, Block
+from upriver.engine.storage.interface import Batch, Block
 
 
 def test_a_batch_is_true_if_it_changes_something() -> None:

@@ -10,8 +10,8 @@ from typing import Final
 
 import lmdb
 
-from upriver.engine.lmdb_pages import Damaged, check_pages, heads
-from upriver.engine.lmdb_storage import DATA_FILE, LOCK_FILE, LmdbStorage
+from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
+from upriver.engine.storage.lmdb_check import Damaged, check_pages, heads
 from upriver.errors import CorruptData, ForeignData, StorageError
 
 #: How often the head of a commit may be overtaken by the next ones while it is read.

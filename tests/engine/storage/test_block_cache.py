@@ -5,9 +5,9 @@ import pytest
 
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket
-from upriver.engine.block_cache import BlockCache
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Block
+from upriver.engine.storage.block_cache import BlockCache
+from upriver.engine.storage.interface import Block
+from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.errors import CorruptData
 from upriver.model import Change, Event, VbucketState
 from upriver.model.record import Record, pack

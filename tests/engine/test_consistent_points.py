@@ -1,4 +1,4 @@
-from upriver.engine.whole import RANGES_MAX, WholeStates
+from upriver.engine.consistent_points import RANGES_MAX, WholeStates
 
 
 def test_the_empty_state_is_whole() -> None:

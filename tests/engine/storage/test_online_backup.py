@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.typed import piped
 from upriver.engine import Bucket
-from upriver.engine.hot_copy import hot_copy
-from upriver.engine.lmdb_storage import DATA_FILE
+from upriver.engine.storage.lmdb import DATA_FILE
+from upriver.engine.storage.online_backup import hot_copy
 from upriver.errors import CorruptData, ForeignData, StorageError
 from upriver.node import start
 
@@ -44,8 +44,8 @@ def test_the_node_goes_on_while_it_is_copied(tmp_path: Path) -> None:
 #: Commits as fast as it can, other pages each time, until it is told to stop; the store stays small.
 WRITER = """
 import sys, threading
-from upriver.engine.lmdb_storage import LmdbStorage
-from upriver.engine.storage import Batch, Block
+from upriver.engine.storage.lmdb import LmdbStorage
+from upriver.engine.storage.interface import Batch, Block
 storage = LmdbStorage(sys.argv[1])
 storage.commit(Batch(facts={"clean": False}))
 print("ready", flush=True)
@@ -83,7 +83,7 @@ def test_a_sound_store_is_never_taken_for_damaged_while_it_is_written(quick_disk
 #: Somebody in the middle of a copy.
 READER = """
 import sys, threading
-from upriver.engine.hot_copy import _Reader
+from upriver.engine.storage.online_backup import _Reader
 with _Reader(sys.argv[1])._env.begin():
     print("reading", flush=True)
     threading.Event().wait()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from upriver.engine.storage import Batch, Block, Storage
+from upriver.engine.storage.interface import Batch, Block, Storage
 from upriver.errors import StorageError
 
 

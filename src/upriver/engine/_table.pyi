@@ -1,8 +1,0 @@
-"""The compiled twin has the names and types of the plain one."""
-
-from upriver.engine.table import Item as Item
-from upriver.engine.table import Ledger as Ledger
-from upriver.engine.table import Table as Table
-from upriver.engine.table import collect as collect
-from upriver.engine.table import replay as replay
-from upriver.engine.table import stored_value as stored_value

@@ -1,0 +1,1 @@
+"""What a bucket keeps on disk: the interface of a storage, LMDB and memory behind it, and copies of a running one."""
