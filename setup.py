@@ -19,7 +19,7 @@ COMPILED = {
     "upriver.wire.codec._frame_runs": ["src/upriver/wire/codec/_frame_runs.pyx"],
     "upriver.wire.codec._tap_records": ["src/upriver/wire/codec/_tap_records.pyx"],
     "upriver.engine.table._table": ["src/upriver/engine/table/_table.pyx"],
-    "upriver.node._serve": ["src/upriver/node/_serve.pyx"],
+    "upriver.node._fast_path": ["src/upriver/node/_fast_path.pyx"],
 }
 
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 
 from bench.engine_history import evict_everything
-from upriver.loopback import do_not_pace
+from upriver.network import do_not_pace
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.producer.stream_scheduler import TURN_BYTES
 from upriver.wire import Framer, Message, dcp, memcached

@@ -20,17 +20,18 @@ TESTS = ROOT / "tests"
 #: Which layers each layer may import, besides itself.
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "loopback": frozenset(),
+    "network": frozenset(),
     "model": frozenset({"errors"}),
     "wire": frozenset({"errors", "model"}),
     "engine": frozenset({"errors", "model"}),
     "protocol": frozenset({"errors", "model", "wire"}),
-    "node": frozenset({"errors", "loopback", "model", "wire", "protocol", "engine"}),
-    "client": frozenset({"errors", "loopback", "model", "wire", "protocol"}),
-    "spark": frozenset({"errors", "loopback", "model", "wire", "protocol", "client"}),
-    "pipelines": frozenset({"errors", "loopback", "model", "wire", "protocol", "client", "spark"}),
+    "node": frozenset({"errors", "network", "model", "wire", "protocol", "engine"}),
+    "client": frozenset({"errors", "network", "model", "wire", "protocol"}),
+    "spark": frozenset({"errors", "network", "model", "wire", "protocol", "client"}),
+    "pipelines": frozenset({"errors", "network", "model", "wire", "protocol", "client", "spark"}),
+    "testing": frozenset({"errors", "network", "model", "wire", "protocol", "engine", "node"}),
     "cli": frozenset(
-        {"errors", "loopback", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}
+        {"errors", "network", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}
     ),
 }
 #: Where time and bytes are arguments, so that whole clusters can run in a deterministic simulation.

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tests.node.probes import PATIENCE_S, Client, Served, descriptors, gets, refused, wait_until
 from tests.node.test_server import has_ipv6
-from tests.node.test_tls import Pki
+from tests.node.test_tls_transport import Pki
 from upriver import cli
 from upriver.cli import COMMANDS, main
 from upriver.node.options import NodeOptions
@@ -276,7 +276,7 @@ def test_without_metrics_and_users_nobody_waits_for_prometheus_and_scramp() -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     loaded = set(done.stdout.split())
     assert "upriver.node.server" in loaded
-    assert not loaded & {"scramp", "prometheus_client", "upriver.node.health"}
+    assert not loaded & {"scramp", "prometheus_client", "upriver.node.http.metrics"}
 
 
 def test_the_soft_limit_of_descriptors_is_raised() -> None:

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from upriver.cli import main
 from upriver.cli import user as user_module
-from upriver.node.users import Role
-from upriver.node.users_file import Users
+from upriver.node.auth.users import Role
+from upriver.node.auth.users_file import Users
 
 Run = Callable[..., Result]
 

@@ -10,7 +10,7 @@ from upriver import __version__
 from upriver.cli import main
 from upriver.cli.version import compiled
 from upriver.engine import backend
-from upriver.node.compiled import compiled_parts
+from upriver.node.build_info import compiled_parts
 from upriver.wire.codec import frame_runs
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from upriver.node import EmbeddedNode, start
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from upriver.model import FailoverLog, VbucketState
 from upriver.model.vbucket import vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.node.session import Session
-from upriver.node.sink import EngineCopy, EngineSink
+from upriver.node.streams.engine_sink import EngineCopy, EngineSink
 from upriver.protocol.move.mover import Goal, Link, Phase
 from upriver.wire.dialects.memcached import GetAllVbucketSeqnos
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import Clock
-from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket, cursor
+from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
 from upriver.engine.cursor import FILTERED_BYTES, FILTERED_S
 from upriver.errors import KeyExists, NotMyVbucket, NotSupported, OutOfRange, RollbackRequired, TemporaryFailure
 from upriver.model import Change, Event, Snapshot, VbucketState
@@ -337,7 +337,7 @@ def test_a_pattern_that_takes_long_looks_at_few_keys_in_one_read(
 ) -> None:
     """It takes linear time, but maybe many steps for each byte: others want their turn in between."""
     ticks = itertools.count()
-    monkeypatch.setattr(cursor, "perf_counter", lambda: next(ticks) * FILTERED_S / 5)
+    monkeypatch.setattr("upriver.engine.cursor.perf_counter", lambda: next(ticks) * FILTERED_S / 5)
     write(vbucket, *(b"%03d" % number + b"ab" * 100 for number in range(100)))
     cursor = vbucket.open_cursor("c", options=Options(key_pattern=KeyPattern(pattern)))
     cursor.next_snapshot()

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from tests.node.peer import ManualTimer
 from upriver.engine import Bucket
-from upriver.node.cluster_config import ClusterConfig, single_node
+from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import Entrance
 from upriver.node.session import Session
 from upriver.node.state import NodeState
-from upriver.node.streams import StreamService
-from upriver.node.tap import TapService
+from upriver.node.streams.service import StreamService
+from upriver.node.tap.service import TapService
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import Dialect, Framer, Message, dcp, tap
 

@@ -10,12 +10,12 @@ from typing import Literal, TypeVar
 from upriver.engine import Bucket
 from upriver.engine.backend import COMPILED
 from upriver.model import VbucketState
-from upriver.node.cluster_config import ClusterConfig, single_node
+from upriver.node.auth.users_file import Users
+from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.embedded import EmbeddedNode
 from upriver.node.session import Session
 from upriver.node.state import Limits, NodeState
-from upriver.node.users_file import Users
 from upriver.wire import AnyResponse, Request, Response
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import Feature, Hello, Noop, memcached
@@ -272,7 +272,7 @@ def open_rig(
         commands=COMMANDS,
     )
     if compiled and COMPILED:
-        from upriver.node._serve import FastPath
+        from upriver.node._fast_path import FastPath
 
         node.fast_path = FastPath(bucket.tables, bucket.ledger, bucket.operations)
     return Rig(time, node)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from scramp import ScramClient
 
-from upriver.node.sasl import Outcome, SaslExchange, SaslStatus
-from upriver.node.users import Role, User
-from upriver.node.users_file import ITERATIONS_MIN, Users
+from upriver.node.auth.sasl import Outcome, SaslExchange, SaslStatus
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import ITERATIONS_MIN, Users
 
 ALICE = User.create("alice", "wonder land", Role.READ | Role.WRITE, iterations=ITERATIONS_MIN)
 

@@ -16,11 +16,11 @@ from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wa
 from tests.node.stream_client import StreamClient
 from upriver.node import connection as connection_module
 from upriver.node import server as server_module
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 from upriver.node.connection import Connection
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.node.streams import StreamConnection
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
+from upriver.node.streams.service import StreamConnection
 from upriver.wire import dcp
 from upriver.wire.dialects.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 

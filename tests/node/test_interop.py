@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import trustme
 
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
 
 pytestmark = pytest.mark.interop
 

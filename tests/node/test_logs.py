@@ -11,8 +11,8 @@ import pytest
 
 from tests.node.probes import Client, Served
 from upriver.node import logs
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 from upriver.wire.dialects.memcached import Get, SaslAuth, Set
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"

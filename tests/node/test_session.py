@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.peer import Rig, SessionPeer, SocketPeer, assert_refusal, decoded, encoded, open_rig
+from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS
 from upriver.node.embedded import start
 from upriver.node.session import Deferred, refusal
 from upriver.node.state import Limits
-from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (

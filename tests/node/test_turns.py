@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.peer import STATES, VBUCKETS, assert_refusal, decoded, encoded, open_rig
+from upriver.node.auth.users import Role
 from upriver.node.commands.observe import OBSERVED_KEYS_MAX
 from upriver.node.commands.statistics import GROUPS
 from upriver.node.session import Session
 from upriver.node.state import Limits
-from upriver.node.users import Role
 from upriver.wire import Request
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from tests.node.laboratory import Laboratory
 from upriver.engine import Vbucket
 from upriver.model import VbucketState
-from upriver.node.sink import EngineSink
-from upriver.node.source import EngineSource
+from upriver.node.streams.engine_sink import EngineSink
+from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ReceivingStream
 from upriver.protocol.consumer.replica import Replica

@@ -13,7 +13,7 @@ from tests.node.laboratory import Laboratory
 from tests.protocol.paper_sink import PaperCopy, PaperSink
 from upriver.errors import NotMyVbucket
 from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
-from upriver.node.source import EngineSource
+from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.producer import stream_scheduler

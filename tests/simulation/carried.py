@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tests.simulation.copies import unanswered
 from tests.simulation.node import ALL, Link, Machine
-from upriver.node.replicas import ReplicaConnection
+from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.protocol.move import mover as steps
 from upriver.protocol.move.mover import Goal, Mover
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
-from upriver.node.replicas import RETRY_S
+from upriver.node.streams.replica_connection import RETRY_S
 from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
 from upriver.protocol.consumer.replica import Replica
 from upriver.protocol.intake import Intake

@@ -17,8 +17,8 @@ from upriver.engine.maintenance import Maintenance
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
 from upriver.node.commands import vbuckets
-from upriver.node.sink import EngineSink
-from upriver.node.source import EngineSource
+from upriver.node.streams.engine_sink import EngineSink
+from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer import negotiation as negotiations
 from upriver.protocol.consumer.consumer import Consumer
 from upriver.protocol.consumer.consumer_stream import ReceivingStream

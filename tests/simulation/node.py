@@ -14,14 +14,14 @@ from tests.simulation.disk import Disk, PowerLost
 from upriver.engine import Bucket, Retention, Vbucket
 from upriver.errors import StorageError
 from upriver.model import VbucketState
-from upriver.node.cluster_config import ClusterConfig, single_node
+from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import Entrance
-from upriver.node.role_news import RoleNews
+from upriver.node.role_changes import RoleNews
 from upriver.node.session import Session
 from upriver.node.state import NodeState
-from upriver.node.streams import StreamConnection, StreamService
-from upriver.node.tap import TapConnection, TapService
+from upriver.node.streams.service import StreamConnection, StreamService
+from upriver.node.tap.service import TapConnection, TapService
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import click
 
 from upriver.cli.complaint import Complaint
 from upriver.errors import UpriverError, UserError
-from upriver.node.users import Role, User, prepared_name
-from upriver.node.users_file import Users
+from upriver.node.auth.users import Role, User, prepared_name
+from upriver.node.auth.users_file import Users
 
 _users_option = click.option(
     "--users",

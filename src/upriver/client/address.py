@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from upriver.errors import AddressError
-from upriver.loopback import is_loopback
+from upriver.network import is_loopback
 
 PORT: Final = 11210
 SCHEME: Final = "upriver"

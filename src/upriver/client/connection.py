@@ -19,8 +19,8 @@ from upriver.client.address import Address, Endpoint
 from upriver.client.greeting import greet
 from upriver.client.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
-from upriver.loopback import do_not_pace
 from upriver.model.compression import inflated, plain
+from upriver.network import do_not_pace
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import Feature, QuitQ
 from upriver.wire.message import Request

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from upriver.errors import CannotListen
-from upriver.loopback import do_not_pace
+from upriver.network import do_not_pace
 
 #: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
 BACKLOG: Final = 4096

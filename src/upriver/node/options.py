@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
 from upriver.errors import InvalidArguments
-from upriver.loopback import is_loopback
+from upriver.network import is_loopback
 
 #: What the engine and the wire allow, written here again because importing them would cost every ``--help`` a second;
 #: a test holds the numbers together.

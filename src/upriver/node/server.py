@@ -27,24 +27,24 @@ from upriver.engine.backend import COMPILED
 from upriver.engine.malloc_tuning import keep_for_next_use
 from upriver.errors import StorageError
 from upriver.model import VbucketState
-from upriver.node.cluster_config import ClusterConfig, single_node
+from upriver.node.auth.login_queue import take_new_users
+from upriver.node.auth.users_file import Users
+from upriver.node.bucket_identity import bucket_uuid
+from upriver.node.build_info import plain_parts
+from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
-from upriver.node.compiled import plain_parts
 from upriver.node.connection import RECEIVE_BYTES, Connection
-from upriver.node.identity import bucket_uuid
 from upriver.node.listener import Listener, bind
-from upriver.node.logins import take_new_users
 from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_listen, parse_ranges
 from upriver.node.state import LOGGER, Limits, NodeState
-from upriver.node.streams import StreamService
-from upriver.node.tap import TapService
-from upriver.node.tap_registry import TapRegistry
-from upriver.node.tls import ENCRYPTED_BYTES, Encryption, server_context
-from upriver.node.users_file import Users
+from upriver.node.streams.service import StreamService
+from upriver.node.tap.client_registry import TapRegistry
+from upriver.node.tap.service import TapService
+from upriver.node.tls_transport import ENCRYPTED_BYTES, Encryption, server_context
 from upriver.protocol.tap.connect_plan import TapSettings
 
 if TYPE_CHECKING:
-    from upriver.node.health import MetricsServer
+    from upriver.node.http.metrics import MetricsServer
 
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
@@ -195,7 +195,7 @@ class Node:
             state.cluster = self._cluster(_port(measured) if measured else self.port)
             taken.pop_all()
         if measured:
-            from upriver.node.health import MetricsServer  # whoever has no metrics does not wait for them
+            from upriver.node.http.metrics import MetricsServer  # whoever has no metrics does not wait for them
 
             self._metrics = MetricsServer(state, measured)
         received, encrypted = memoryview(bytearray(RECEIVE_BYTES)), memoryview(bytearray(ENCRYPTED_BYTES))
@@ -382,7 +382,7 @@ def _fast_path(bucket: Bucket) -> Any:
     if not COMPILED:
         return None
     try:
-        from upriver.node._serve import FastPath
+        from upriver.node._fast_path import FastPath
     except ImportError:
         return None
     return FastPath(bucket.tables, bucket.ledger, bucket.operations)

@@ -29,11 +29,11 @@ from upriver.errors import (
     UnknownCommand,
     WireError,
 )
+from upriver.node.auth.sasl import SaslExchange
+from upriver.node.auth.users import Role, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.options import Entrance
-from upriver.node.sasl import SaslExchange
 from upriver.node.state import NodeState
-from upriver.node.users import Role, User
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr, upr_draft3
 from upriver.wire.codes import Magic, Status
 from upriver.wire.dialects.memcached import Feature
@@ -41,7 +41,7 @@ from upriver.wire.framing import DRAFT, EXTENDED_REQUEST, MEMCACHED, Framing
 from upriver.wire.layout import Buffer
 
 if TYPE_CHECKING:
-    from upriver.node.pump import Pump
+    from upriver.node.streams.streaming_session import Pump
 
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)

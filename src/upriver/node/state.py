@@ -9,25 +9,25 @@ from upriver import __version__
 from upriver.engine import Bucket
 from upriver.engine.malloc_tuning import Heap
 from upriver.model import VbucketState
+from upriver.node.auth.login_queue import LoginQueue
+from upriver.node.auth.login_throttle import LoginThrottle
+from upriver.node.auth.users import Role
+from upriver.node.auth.users_file import Users
+from upriver.node.buffer_budget import Holdings
 from upriver.node.checkpoints import Checkpoints
-from upriver.node.cluster_config import ClusterConfig
-from upriver.node.holdings import Holdings
-from upriver.node.logins import LoginQueue
-from upriver.node.stream_health import StreamWatch
-from upriver.node.throttle import LoginThrottle
-from upriver.node.users import Role
-from upriver.node.users_file import Users
+from upriver.node.cluster_map import ClusterConfig
+from upriver.node.streams.stall_check import StreamWatch
 from upriver.protocol.producer.send_buffer import Outbox
 from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from upriver.node._serve import FastPath
+    from upriver.node._fast_path import FastPath
     from upriver.node.connection import Connection
-    from upriver.node.pump import Pump
     from upriver.node.session import Command, Session
-    from upriver.node.streams import StreamService
-    from upriver.node.tap import TapService
+    from upriver.node.streams.service import StreamService
+    from upriver.node.streams.streaming_session import Pump
+    from upriver.node.tap.service import TapService
     from upriver.wire import Request
 
 

@@ -22,7 +22,7 @@ from upriver.engine.table.plain_table import Ledger, Table
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError, TemporaryFailure
 from upriver.model import VbucketState
 
-SAMPLES = Path(__file__).parents[1] / "data" / "engine"
+SAMPLES = Path(__file__).parents[2] / "data" / "engine"
 
 
 @pytest.fixture

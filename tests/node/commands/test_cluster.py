@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.node.peer import ABSENT, Peer, Rig, SocketPeer, open_rig
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 from upriver.node.embedded import start
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
 from upriver.wire import AnyResponse
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (

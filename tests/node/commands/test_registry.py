@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.node.peer import Peer, SessionPeer, assert_refusal, decoded, open_rig
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS
 from upriver.node.commands.registry import command, success
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (

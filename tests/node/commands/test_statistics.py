@@ -6,9 +6,9 @@ import pytest
 from tests.node.peer import ABSENT, STATES, Peer, Rig, SessionPeer, open_rig
 from upriver.engine.cursor import Options
 from upriver.model import VbucketState
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
 from upriver.node.commands.statistics import GROUPS
-from upriver.node.users import Role, User
-from upriver.node.users_file import Users
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (
     Add,

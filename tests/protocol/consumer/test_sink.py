@@ -1,6 +1,6 @@
 """What a consumer asks of its store, and that the engine's adapter has all of it."""
 
-from upriver.node.sink import EngineCopy, EngineSink
+from upriver.node.streams.engine_sink import EngineCopy, EngineSink
 from upriver.protocol.consumer.sink import Sink, SinkVbucket
 
 

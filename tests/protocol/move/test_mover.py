@@ -11,7 +11,7 @@ from tests.node.laboratory import Laboratory
 from tests.protocol.moving_world import MovingWorld
 from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState
-from upriver.node.sink import EngineCopy
+from upriver.node.streams.engine_sink import EngineCopy
 from upriver.protocol.move.mover import ATTEMPTS_MAX, Announce, Goal, Link, Mover, Phase, Send, moved_map
 from upriver.wire import dcp
 

@@ -11,8 +11,8 @@ from tests.protocol.stage import END, ask, ask_upr, brief, control, set_state, s
 from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.options import Entrance
-from upriver.node.source import EngineSource
-from upriver.node.streams import StreamConnection
+from upriver.node.streams.engine_source import EngineSource
+from upriver.node.streams.service import StreamConnection
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.protocol.producer.stream_scheduler import PIECE_BYTES, TURN_BYTES_MIN
 from upriver.wire import AnyResponse, Message, Response, dcp, upr

@@ -382,7 +382,7 @@ def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.Monke
     def fail(*_: Any) -> bytes:
         raise CorruptData("here", "it is damaged")
 
-    monkeypatch.setattr("upriver.node.source.EngineHistory.read_into", fail)
+    monkeypatch.setattr("upriver.node.streams.engine_source.EngineHistory.read_into", fail)
     assert brief(ask(peer)) == ["success", "(0,1]", "end 5"]
     assert not peer.closed
 

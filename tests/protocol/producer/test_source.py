@@ -1,7 +1,7 @@
 """What a producer asks of its store, and that the engine's adapter has all of it."""
 
 from upriver.engine import Vbucket
-from upriver.node.source import EngineHistory, EngineSource
+from upriver.node.streams.engine_source import EngineHistory, EngineSource
 from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
 
 

@@ -466,7 +466,7 @@ def test_a_history_that_breaks_before_its_stream_has_begun_is_not_missed(flags: 
 
 
 def test_a_flush_of_what_has_begun_leaves_alone_what_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "BEGIN_MAX", 1)
+    monkeypatch.setattr("upriver.protocol.tap.producer.BEGIN_MAX", 1)
     laboratory = Laboratory()
     for vbucket in (1, 2):
         laboratory.bucket.create_vbucket(vbucket)

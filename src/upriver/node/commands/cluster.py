@@ -1,9 +1,9 @@
 """Buckets and the cluster map: what clients ask for when they start."""
 
 from upriver.errors import KeyNotFound
+from upriver.node.auth.users import Role
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
-from upriver.node.users import Role
 from upriver.wire.dialects.memcached import GetClusterConfig, ListBuckets, SelectBucket, SetClusterConfig
 
 

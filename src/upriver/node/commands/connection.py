@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Final
 
 from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
+from upriver.node.auth.login_queue import take_new_users
+from upriver.node.auth.sasl import MECHANISMS, Outcome, SaslExchange, SaslStatus
 from upriver.node.commands.registry import ANY_USER, command, success
-from upriver.node.logins import take_new_users
-from upriver.node.sasl import MECHANISMS, Outcome, SaslExchange, SaslStatus
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.wire import Response
 from upriver.wire.codes import Status

@@ -7,9 +7,9 @@ from upriver.engine.backend import Item
 from upriver.engine.table.plain_table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
 from upriver.model.compression import plain
+from upriver.node.auth.users import Role
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
-from upriver.node.users import Role
 from upriver.wire import Request, Response
 from upriver.wire.dialects.memcached import (
     Add,

@@ -2,10 +2,10 @@
 
 from upriver.engine.keyvalue import LOCK_TIME_S
 from upriver.errors import Locked, NotLocked, TemporaryFailure
+from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import active_vbucket, checked_key, hit
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
-from upriver.node.users import Role
 from upriver.wire.dialects.memcached import Feature, GetLocked, Unlock
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from upriver.errors import InvalidArguments
 from upriver.model import Event
+from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import active_vbucket, checked_key, written
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Session
-from upriver.node.users import Role
 from upriver.wire.dialects.memcached import (
     DeleteQWithMeta,
     DeleteWithMeta,

@@ -3,9 +3,9 @@
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
+from upriver.node.auth.users import Role
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
-from upriver.node.users import Role
 from upriver.wire import Response
 from upriver.wire.dialects.memcached import (
     KeyObservation,

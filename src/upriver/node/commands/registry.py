@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from upriver.node.auth.users import Role
 from upriver.node.session import Command
-from upriver.node.users import Role
 from upriver.wire import AnyResponse, Request, Response, memcached
 
 #: What runs for each type of request, and the role that it needs; None for what everybody may do.

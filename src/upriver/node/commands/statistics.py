@@ -8,13 +8,13 @@ from typing import Final
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.model import VbucketState
+from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import checked_key
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Session
 from upriver.node.state import NodeState
-from upriver.node.stream_statistics import stream_statistics
-from upriver.node.tap_statistics import tap_statistics
-from upriver.node.users import Role
+from upriver.node.streams.statistics import stream_statistics
+from upriver.node.tap.statistics import tap_statistics
 from upriver.wire import Response
 from upriver.wire.dialects.memcached import Stat
 

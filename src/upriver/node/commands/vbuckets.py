@@ -3,11 +3,11 @@
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket, StatusError
 from upriver.model import VbucketState
+from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.commands.registry import ANY_USER, command, success
-from upriver.node.replicas import ReplicaConnection
 from upriver.node.session import Answer, Deferred, Session, refusal
-from upriver.node.users import Role
+from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.protocol.connection_names import checked_name
 from upriver.wire import memcached
 from upriver.wire.dialects.memcached import (

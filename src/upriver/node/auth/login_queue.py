@@ -1,0 +1,134 @@
+"""Logins in line: one attempt of a network address at a time, and who is no longer welcome.
+
+Theory of operation. The delay after a failure is worth nothing if a peer can make a thousand attempts over as many
+connections before the first has failed. So the attempts of one network stand in line: the next one's delay is reckoned
+when the one before it is decided. A peer that leaves gives up its place, but what is being looked at already counts,
+whether or not anybody waits for the outcome.
+
+Changes to the users file reach connections that are open already: roles at once, and whoever was removed or got another
+password has to log in again.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from upriver.errors import UsersFileError
+from upriver.node.auth.login_throttle import network_of
+from upriver.node.auth.sasl import Outcome, SaslStatus
+from upriver.node.auth.users import Role, User
+from upriver.node.auth.users_file import Users
+
+if TYPE_CHECKING:
+    from upriver.node.session import Session
+    from upriver.node.state import NodeState, Timer
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One message of a login, from its arrival to its outcome."""
+
+    network: str
+    work: Callable[[], Outcome]
+    done: Callable[[Outcome], object]
+    timer: "Timer | None" = None
+    #: It is being looked at: too late to take it back.
+    running: bool = False
+
+
+class LoginQueue:
+    """The attempts that are not decided, by network."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[Attempt]] = {}
+
+    def __len__(self) -> int:
+        """How many attempts are not decided."""
+        return sum(map(len, self._lines.values()))
+
+    def enter(
+        self, node: "NodeState", peer: str, work: Callable[[], Outcome], done: Callable[[Outcome], object]
+    ) -> Attempt:
+        """Do the work when it is this attempt's turn, beside the sessions, and hand the outcome over."""
+        attempt = Attempt(network_of(peer), work, done)
+        line = self._lines.setdefault(attempt.network, deque())
+        line.append(attempt)
+        if len(line) == 1:
+            self._look_at(node, attempt)
+        return attempt
+
+    def leave(self, node: "NodeState", attempt: Attempt) -> None:
+        """Forget an attempt, unless it is being looked at."""
+        line = self._lines.get(attempt.network)
+        if attempt.running or line is None or attempt not in line:
+            return
+        first = line[0] is attempt
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        line.remove(attempt)
+        if first:
+            self._next(node, attempt.network)
+
+    def _look_at(self, node: "NodeState", attempt: Attempt) -> None:
+        delay_s = node.throttle.delay_s(attempt.network, node.ticks())
+        if delay_s > 0:
+            attempt.timer = node.scheduler.later(delay_s, lambda: self._run(node, attempt))
+        else:
+            self._run(node, attempt)
+
+    def _run(self, node: "NodeState", attempt: Attempt) -> None:
+        attempt.running = True
+
+        def guarded() -> Outcome:
+            try:
+                return attempt.work()
+            except Exception:  # an error of ours must not hold up the line for ever
+                node.log.exception("a login failed")
+                return Outcome(SaslStatus.FAILED, why="internal error")
+
+        node.scheduler.beside(guarded, lambda outcome: self._decided(node, attempt, outcome))
+
+    def _decided(self, node: "NodeState", attempt: Attempt, outcome: Outcome) -> None:
+        try:
+            attempt.done(outcome)
+        finally:
+            self._lines[attempt.network].popleft()
+            self._next(node, attempt.network)
+
+    def _next(self, node: "NodeState", network: str) -> None:
+        line = self._lines[network]
+        if line:
+            self._look_at(node, line[0])
+        else:
+            del self._lines[network]
+
+
+def take_new_users(node: "NodeState", users: Users) -> None:
+    """Read the file again if it changed; who is logged in keeps or loses roles at once, or has to go."""
+    try:
+        changed = users.reload_if_changed()
+    except UsersFileError as error:
+        node.log.error("%s; the users known so far stay", error)
+        return
+    if not changed:
+        return
+    for connection in list(node.connections):
+        session = connection.session
+        if session is None or session.user is None:
+            continue
+        before, session.user = session.user, users.get(session.user.name)
+        why = _why_not(session, before)
+        if why:
+            connection.dismiss(why)
+
+
+def _why_not(session: "Session", before: User) -> str:
+    """Why the connection cannot stay; empty if it can."""
+    if session.user is None:
+        return f"the user {before.name} was removed"
+    if session.user.credentials != before.credentials:
+        return f"the password of the user {before.name} was changed"
+    if session.stream is not None and Role.STREAM not in session.user.roles:
+        return f"the user {before.name} may no longer stream"
+    return ""

@@ -1,0 +1,139 @@
+"""A login, message by message: what a client may send and what it is answered.
+
+A ``SaslExchange`` is one attempt of one connection: bytes in, an ``Outcome`` out. Nothing that a client sends raises.
+Checking PLAIN derives a key, which takes milliseconds but releases the interpreter lock: a server with other
+connections to serve calls ``start`` and ``step`` in a thread.
+"""
+
+import enum
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from upriver.errors import UserError
+from upriver.node.auth.scram import SCRAM, scramp
+from upriver.node.auth.users import Credential, User, prepared_name
+from upriver.node.auth.users_file import Users
+
+#: What the node offers, strongest first, spelled as Couchbase's clients spell it.
+MECHANISMS: Final = "SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
+#: Longer messages are refused unread: nobody has logged in yet.
+MESSAGE_BYTES_MAX: Final = 4096
+_SPELLINGS: Final = {
+    b"PLAIN": "PLAIN",
+    **{name.encode(): name for name in SCRAM},
+    **{name.replace("SHA-", "SHA").encode(): name for name in SCRAM},
+}
+
+
+class SaslStatus(enum.Enum):
+    """How far a login has come."""
+
+    SUCCESS = "success"
+    CONTINUE = "continue"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one message of the client led to."""
+
+    status: SaslStatus
+    #: For the client. Empty after a failure: it is told nothing but that.
+    challenge: bytes = b""
+    user: User | None = None
+    #: For the log: who it claimed to be, if it came to that, and what was wrong.
+    name: str = ""
+    why: str = ""
+
+
+_WRONG = "wrong name or password"
+
+
+class SaslExchange:
+    """One login of one connection; ``start`` begins it anew at any time."""
+
+    def __init__(self, users: Users, nonce: Callable[[], str] = secrets.token_hex) -> None:
+        self._users = users
+        self._nonce = nonce
+        self._name = ""
+        self._expected: Callable[[bytes], Outcome] | None = None
+
+    def start(self, mechanism: bytes, initial: bytes) -> Outcome:
+        """The client chose a mechanism, and may have sent its first message with it."""
+        self._name, self._expected = "", None
+        known = _SPELLINGS.get(bytes(mechanism))
+        if known is None:
+            # Only what looks like one is repeated: a confused client may have put its password there.
+            name = bytes(mechanism).decode("latin-1")
+            told = f" {name}" if re.fullmatch(r"[A-Z0-9_-]{1,20}", name) else ""
+            return self._failed(f"unknown mechanism{told}")
+        self._expected = self._plain if known == "PLAIN" else partial(self._client_first, known)
+        # RFC 4422, section 5.1: who sends no initial response is asked for it with an empty challenge.
+        return self.step(initial) if initial else Outcome(SaslStatus.CONTINUE)
+
+    def step(self, data: bytes) -> Outcome:
+        """The client's next message."""
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return self._failed("no login is under way")
+        if len(data) > MESSAGE_BYTES_MAX:
+            return self._failed(f"message of {len(data)} bytes")
+        try:
+            return expected(bytes(data))
+        except UnicodeDecodeError:
+            return self._failed("message is not UTF-8")
+
+    def _plain(self, data: bytes) -> Outcome:
+        """RFC 4616: authorization identity, name and password, separated by NUL."""
+        parts = data.decode().split("\0")
+        if len(parts) != 3:
+            return self._failed("malformed PLAIN message")
+        acts_for, name, password = parts
+        try:
+            self._name = prepared_name(name)
+        except UserError as error:
+            return self._failed(error.why)
+        if acts_for not in ("", name):
+            return self._failed("wants to act for somebody else")
+        user = self._users.verify_plain(self._name, password)
+        return self._failed(_WRONG) if user is None else self._succeeded(user)
+
+    def _client_first(self, mechanism: str, data: bytes) -> Outcome:
+        """RFC 5802, section 5: name and nonce; the answer is our nonce, the salt and the iterations."""
+        kept: list[Credential] = []
+
+        def find(name: str) -> Credential:
+            self._name = name
+            kept.append(self._users.credential(name, mechanism))
+            return kept[0]
+
+        try:
+            server = scramp().mechanisms[mechanism].make_server(find, s_nonce=self._nonce())
+            server.set_client_first(data.decode())
+            challenge = server.get_server_first().encode()
+        except scramp().error as error:
+            return self._failed(str(error))
+        self._expected = partial(self._client_final, mechanism, server, kept[0])
+        return Outcome(SaslStatus.CONTINUE, challenge, name=self._name)
+
+    def _client_final(self, mechanism: str, server: Any, kept: Credential, data: bytes) -> Outcome:
+        """RFC 5802, section 5: the proof; the answer proves that we know the user, too."""
+        try:
+            server.set_client_final(data.decode())
+            challenge = server.get_server_final().encode()
+        except scramp().error as error:
+            return self._failed(_WRONG if error.server_error is scramp().invalid_proof else str(error))
+        user = self._users.get(self._name)
+        if user is None or user.credentials[mechanism] != kept:
+            return self._failed("user was changed during the login")
+        return self._succeeded(user, challenge)
+
+    def _succeeded(self, user: User, challenge: bytes = b"") -> Outcome:
+        return Outcome(SaslStatus.SUCCESS, challenge, user, user.name)
+
+    def _failed(self, why: str) -> Outcome:
+        return Outcome(SaslStatus.FAILED, name=self._name, why=why)

@@ -1,0 +1,121 @@
+"""The engine as a consumer's sink: what streams bring goes into copies of vbuckets.
+
+A copy is fed by one stream at a time, whatever connection it comes from; and an active vbucket by none, because it
+writes its own history.
+"""
+
+from collections.abc import Callable
+
+from upriver.engine import Vbucket
+from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, OutOfRange, WireError
+from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.node.state import NodeState
+from upriver.node.streams.engine_source import EngineSource
+from upriver.wire import Dialect, dcp
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.layout import Buffer
+
+
+class EngineCopy:
+    """A vbucket that receives."""
+
+    __slots__ = ("_on_close", "_vbucket")
+
+    def __init__(self, vbucket: Vbucket, on_close: Callable[[], object]) -> None:
+        self._vbucket = vbucket
+        self._on_close = on_close
+
+    @property
+    def number(self) -> int:
+        """Which one it is."""
+        return self._vbucket.number
+
+    @property
+    def state(self) -> VbucketState:
+        """The role of this copy."""
+        return self._vbucket.state
+
+    @property
+    def position(self) -> StreamPosition:
+        """Where this copy stands."""
+        return self._vbucket.position
+
+    @property
+    def failover_log(self) -> FailoverLog:
+        """The branches that the history of this copy has lived on."""
+        return self._vbucket.failover_log
+
+    def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:  # noqa: ARG002
+        """A marker came."""
+        try:
+            self._vbucket.begin_snapshot(snapshot.start, snapshot.end)
+        except OutOfOrder as error:
+            raise OutOfRange(str(error), vbucket=self.number) from None
+
+    def complete_snapshot(self) -> None:
+        """The copy is whole where it stands."""
+        self._vbucket.complete_snapshot()
+
+    def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:  # noqa: ARG002
+        """Changes that follow, in their order."""
+        try:
+            if dialect is dcp.dcp:
+                self._vbucket.apply_frames(frames)
+                return
+            decoder = ChangeDecoder(dialect)
+            decoder.feed(frames)
+            for batch in decoder:
+                assert isinstance(batch, ChangeBatch)
+                self._vbucket.apply_batch(batch.records)
+        except OutOfOrder as error:
+            raise OutOfRange(str(error), vbucket=self.number) from None
+        except WireError as error:
+            raise InvalidArguments(str(error), vbucket=self.number) from None
+
+    def advance(self, seqno: int) -> None:
+        """Nothing more comes up to here."""
+        self._vbucket.advance(seqno)
+
+    def roll_back(self, seqno: int) -> int:
+        """Go back to a whole state at or below the seqno; where that is."""
+        return self._vbucket.roll_back(seqno)
+
+    def replace_failover_log(self, log: FailoverLog) -> None:
+        """Take over the producer's log."""
+        self._vbucket.replace_failover_log(log)
+
+    def clear(self) -> None:
+        """Drop everything: the producer was flushed."""
+        self._vbucket.clear()
+
+    def close(self) -> None:
+        """The stream is over; somebody else may feed it."""
+        self._on_close()
+
+
+class EngineSink:
+    """A node's bucket, where streams go into."""
+
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+        self._source = EngineSource(node)
+        self._fed: set[int] = set()
+
+    def open(self, number: int) -> EngineCopy:
+        """The copy that a stream shall feed."""
+        vbucket = self._node.bucket.existing(number)
+        if vbucket is None:
+            raise NotMyVbucket(vbucket=number)
+        if vbucket.state is VbucketState.ACTIVE:
+            raise NotMyVbucket("an active vbucket writes its own history", vbucket=number)
+        if vbucket.state is VbucketState.DEAD:  # it may be all that an interrupted takeover has left
+            raise NotMyVbucket("a dead vbucket receives nothing: make it a replica first", vbucket=number)
+        if number in self._fed:
+            raise KeyExists("another stream feeds this vbucket already", vbucket=number)
+        self._fed.add(number)
+        return EngineCopy(vbucket, lambda: self._fed.discard(number))
+
+    def set_state(self, number: int, state: VbucketState, done: Callable[[], object]) -> None:
+        """Give a vbucket another role; call back when that, and all received before, is on disk."""
+        self._source.set_state(number, state)
+        self._source.when_durable(done)

@@ -1,0 +1,104 @@
+"""A connection of the consumer type: the node's replicas are fed over it.
+
+Runs of changes go from the received bytes to the engine without becoming packets. If the engine has no room for them,
+because the disk does not keep up or memory is short, the connection reads no more until there is; so the producer is
+held back by its window and its socket, and nothing is lost.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from upriver.node.session import Session
+from upriver.node.streams.streaming_session import Pump
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.replica import Replica
+from upriver.wire import Message, dcp
+from upriver.wire.layout import Buffer
+
+if TYPE_CHECKING:
+    from upriver.node.streams.service import StreamService
+
+#: How long to wait before a run is tried again for which there was no room.
+RETRY_S: Final = 0.01
+
+
+class ReplicaConnection(Pump):
+    """A session on which the node consumes."""
+
+    type: Final = "consumer"
+    #: The other kind of connection has one.
+    producer: Final = None
+    #: An add stream is answered when the producer has answered, and nothing behind it may wait for that.
+    answers_at_once = False
+
+    def __init__(self, service: "StreamService", session: Session, name: str) -> None:
+        super().__init__(service.node, session)
+        self.service = service
+        self.name = name
+        self.created = self.node.clock()
+        #: What decodes its packets.
+        self.wire = dcp.dcp
+        self.replica = Replica(service.sink, self.node.ticks(), on_output=self._on_output, on_end=self._on_end)
+
+    # Coming in
+
+    def receive_run(self, data: Buffer, at: int) -> int:
+        """Take the changes that stand next; where they end."""
+        end = self.replica.receive_run(data, at, self.node.ticks())
+        if self.replica.full and not self.full:
+            self.full = True
+            self.node.scheduler.later(RETRY_S, self._retry)
+        self._settle()
+        return end
+
+    def _retry(self) -> None:
+        self.full = False
+        self.replica.go_on()
+        self.run()
+
+    def receive(self, message: Message) -> bool:
+        """Take a message; False if it is none of a stream's."""
+        if not self.replica.receive(message, self.node.ticks()):
+            return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Do what the replica has decided: answer, set a timer, close."""
+        replica = self.replica
+        self.session.put(replica.data_to_send())
+        if replica.closing:
+            self.service.close(self.session, replica.closing)
+        else:
+            self.call_at(replica.deadline)
+
+    def _on_output(self) -> None:
+        self._settle()
+        self.run()
+
+    def _on_end(self, stream: ReceivingStream) -> None:
+        self.session.log.info("the stream into vbucket %d is over: %s", stream.vbucket, stream.end_reason)
+
+    # Going out
+
+    def produce(self) -> bytes:
+        """Nothing: all that it has to say are answers and requests."""
+        return b""
+
+    @property
+    def has_output(self) -> bool:
+        """There is never more than what ``_settle`` has given to the session."""
+        return False
+
+    def on_time(self, now: float) -> None:
+        """Bytes are to be acknowledged, or the producer was silent for too long."""
+        self.replica.tick(now)
+        self._settle()
+        self.run()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        if self.lost:
+            return
+        super().lose()
+        self.replica.lose()
+        self.service.forget(self)

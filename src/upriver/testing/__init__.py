@@ -1,0 +1,1 @@
+"""For people who test their own consumers: the pytest plugin with the fixture ``upriver_node``."""

@@ -1,0 +1,183 @@
+"""One piece at a time: what a pump writes, and when it looks again."""
+
+import socket
+
+import pytest
+
+from tests.node.laboratory import Laboratory
+from upriver.node.session import Session
+from upriver.node.streams.streaming_session import UNSENT_BYTES, Pump
+from upriver.protocol.producer.send_buffer import COPIED_BYTES
+from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
+from upriver.wire import Message, dcp
+
+
+class Source(Pump):
+    """Sends the pieces that it was given."""
+
+    def __init__(self, laboratory: Laboratory) -> None:
+        self.runs = 0
+        super().__init__(laboratory.node, Session(laboratory.node, "peer", self.count))
+        self.pieces: list[bytes] = []
+        self.times: list[float] = []
+
+    def count(self) -> None:
+        self.runs += 1
+
+    def receive(self, message: Message) -> bool:
+        raise AssertionError(f"nobody sends {message}")
+
+    def produce(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.pieces)
+
+    def on_time(self, now: float) -> None:
+        self.times.append(now)
+
+
+class Wire:
+    """A transport that takes everything, or keeps what it was given."""
+
+    def __init__(self, pump: Pump) -> None:
+        self.pump = pump
+        self.written: list[bytes | memoryview] = []
+        self.high: int | None = None
+        self.stuck = False
+        self.socket: socket.socket | None = None
+
+    def set_write_buffer_limits(self, high: int | None = None) -> None:
+        self.high = high
+
+    def get_extra_info(self, name: str) -> object:
+        return self.socket if name == "socket" else None
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.written.append(data)
+        self.pump.blocked = self.stuck
+
+
+def test_pieces_until_the_turn_is_over_and_no_more_than_the_transport_takes() -> None:
+    class Long(Source):
+        turn_bytes = len(b"onetwothree") + PIECE_BYTES // 2 - 1
+
+    laboratory = Laboratory()
+    pump = Long(laboratory)
+    wire = Wire(pump)
+    pump.pieces = [b"one", b"two", b"three", b"four"]
+    assert pump.pump(wire) == len(b"onetwothree")
+    assert wire.written == [b"one", b"two", b"three"]
+    laboratory.settle()
+    assert pump.runs == 1
+    wire.stuck = True
+    pump.pieces = [b"four", b"five"]
+    assert pump.pump(wire) == len(b"four")
+    assert pump.pieces == [b"five"]
+    laboratory.settle()
+    assert pump.runs == 1  # the transport says when it is empty
+
+
+def test_one_piece_in_a_turn_and_answers_before_it() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    wire = Wire(pump)
+    pump.pieces = [b"one", b"two"]
+    pump.session.put(b"answer ")
+    assert pump.pump(wire) == len(b"answer one")
+    assert (wire.written, wire.high) == ([b"answer one"], 0)
+    laboratory.settle()
+    assert pump.runs == 1  # there was more, so it asked for another turn
+
+
+def test_the_system_keeps_little_of_what_it_cannot_send() -> None:
+    pump = Source(Laboratory())
+    wire = Wire(pump)
+    with socket.socket() as wire.socket:
+        pump.pump(wire)
+        assert wire.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
+    with socket.socket(socket.AF_UNIX) as other:  # has no such thing
+        wire = Wire(Source(Laboratory()))
+        wire.socket = other
+        wire.pump.pump(wire)
+        assert wire.high == 0
+
+
+def test_nothing_is_read_while_the_transport_keeps_something() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    wire = Wire(pump)
+    wire.stuck = True
+    pump.pieces = [b"one", b"two"]
+    pump.pump(wire)
+    assert pump.pump(wire) == 0
+    laboratory.settle()
+    assert (pump.pieces, pump.runs) == ([b"two"], 0)
+    pump.session.put(bytes(laboratory.node.limits.unread_answer_bytes_max))
+    assert pump.choked
+    pump.blocked = False
+    assert not pump.choked
+
+
+def test_the_earliest_deadline_counts() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    now = laboratory.clock()
+    pump.call_at(None)
+    pump.call_at(now + 20)
+    pump.call_at(now + 10)
+    pump.call_at(now + 30)
+    laboratory.pass_by(15)
+    assert pump.times == [now + 10]
+
+
+def test_after_the_end_nothing_happens() -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    pump.call_at(laboratory.clock() + 1)
+    pump.wake()
+    pump.lose()
+    pump.wake()
+    laboratory.pass_by(2)
+    assert (pump.runs, pump.times) == (0, [])
+
+
+def test_a_stream_that_fails_ends_its_own_connection_and_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+    laboratory = Laboratory()
+    pump = Source(laboratory)
+    wire, seen = Wire(pump), []
+
+    def send() -> None:
+        seen.append(pump.session.closing)
+        if not pump.session.closing:
+            pump.pump(wire)
+
+    def fail() -> bytes:
+        raise ZeroDivisionError
+
+    pump.produce, pump.session.on_output = fail, send  # type: ignore[method-assign]
+    pump.run()
+    assert seen == [False, True]
+    assert "could not be made" in caplog.text
+
+
+def test_what_a_transport_keeps_is_not_overwritten_by_what_others_send() -> None:
+    laboratory = Laboratory(vbuckets=1)
+    laboratory.bucket.create_vbuckets()
+    laboratory.write(0, b"first", b"second", value=bytes(COPIED_BYTES))
+    wires: list[Wire] = []
+    for peer in [laboratory.connect().open(name) for name in (b"slow", b"quick")]:
+        peer.put(dcp.StreamRequest(vbucket=0, opaque=len(wires) + 1))
+        peer.session.data_to_send()  # the answer would go out in one piece with the changes, which is a copy
+        assert isinstance(peer.session.stream, Pump)
+        wires.append(Wire(peer.session.stream))
+    slow, quick = wires
+    slow.stuck = True
+    slow.pump.pump(slow)
+    kept = b"".join(slow.written)
+    assert b"second" in kept
+    assert isinstance(memoryview(slow.written[0]).obj, bytearray), "what is large is not copied"
+    quick.pump.pump(quick)
+    assert b"second" in b"".join(quick.written)
+    assert b"".join(slow.written) == kept
