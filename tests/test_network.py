@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from upriver.client.address import Address, Endpoint
-from upriver.client.connection import Connection
+from upriver.client.transport.address import Address, Endpoint
+from upriver.client.transport.connection import Connection
 from upriver.network import do_not_pace, is_loopback
 from upriver.node.listener import Listener, bind
 

@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 from tests.cli.typed import piped
 from upriver.cli import diff
 from upriver.client import Address
-from upriver.client.inquiry import VbucketStatus
+from upriver.client.cluster.node_queries import VbucketStatus
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 

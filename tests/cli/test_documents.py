@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from upriver.cli.documents import NotADocument, batches_of, event_line, lines_of, text_fields
-from upriver.client.batches import Rollback
+from upriver.client.consumer.batches import Rollback
 from upriver.model import Change, Event, change_batch
 
 u32 = st.integers(0, 2**32 - 1)

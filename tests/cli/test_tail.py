@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.typed import COMMAND, PATIENCE_S, Terminal
 from upriver.client import SyncKvClient
-from upriver.client.settings import DIALECTS, DRAFTS
+from upriver.client.consumer.settings import DIALECTS, DRAFTS
 from upriver.node import EmbeddedNode, start
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.test_consumer_failures import Killed
+from tests.client.consumer.test_failures import Killed
 from tests.node.peer import SocketPeer
 from upriver.client.mover import Mover, Step
 from upriver.model import VbucketState

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.consumer.test_failures import Killed
 from tests.client.proxy import Proxy
-from tests.client.test_consumer_failures import Killed
 from tests.node.peer import SocketPeer
 from upriver.client import Mover
 from upriver.protocol.move.mover import Goal

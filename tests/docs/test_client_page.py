@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from upriver.client.settings import ConsumerSettings
+from upriver.client.consumer.settings import ConsumerSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from upriver.client import Address, Cluster, SyncKvClient
-from upriver.client.inquiry import VbucketStatus, vbuckets_of
+from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
 from upriver.model import VbucketState
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from upriver.client.address import Address
+from upriver.client.transport.address import Address
 from upriver.errors import OptionError
 from upriver.pipelines.options import JobOptions, PipelineOptions, connection, shown_name
 from upriver.spark.options import ReadOptions

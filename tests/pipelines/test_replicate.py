@@ -12,8 +12,8 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.client.test_consumer_failures import Killed
-from tests.client.test_consumer_failures import _persisted as persisted
+from tests.client.consumer.test_failures import Killed
+from tests.client.consumer.test_failures import _persisted as persisted
 from tests.pipelines.looks import changes, held, vbuckets
 from tests.pipelines.running import Running
 from upriver.client import KvClient, SyncKvClient

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from upriver.client.address import Address
+from upriver.client.transport.address import Address
 from upriver.errors import DataLoss
 from upriver.node import EmbeddedNode
 from upriver.pipelines import rereading

@@ -6,7 +6,7 @@ import time
 from tests.client.clusters import push_map, two_nodes
 from tests.node.probes import wait_until
 from upriver.client import SyncKvClient
-from upriver.client.address import Address
+from upriver.client.transport.address import Address
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
 from upriver.pipelines.source_watch import SourceWatch

@@ -13,9 +13,10 @@ import pytest
 from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
 from tests.node.probes import wait_until
-from upriver.client import Mover, SyncKvClient, placing
-from upriver.client.address import Address
-from upriver.client.settings import ConsumerSettings
+from upriver.client import Mover, SyncKvClient
+from upriver.client.consumer import feed_factory as placing
+from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.transport.address import Address
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start

@@ -8,9 +8,9 @@ import pytest
 
 from tests.client.clusters import push_map, two_nodes
 from upriver.client import SyncKvClient
-from upriver.client.address import Address
-from upriver.client.connection import Connection
-from upriver.client.inquiry import failover_logs
+from upriver.client.cluster.node_queries import failover_logs
+from upriver.client.transport.address import Address
+from upriver.client.transport.connection import Connection
 from upriver.model import FailoverLog, VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.spark import view as view_module

@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from upriver.cli.complaint import Complaint
-from upriver.client.address import Address
-from upriver.client.backoff import PATIENCE_S
+from upriver.client.transport.address import Address
+from upriver.client.transport.backoff import PATIENCE_S
 from upriver.errors import AddressError, PositionError
 from upriver.model import Snapshot, StreamPosition
 from upriver.model.vbucket import VBUCKETS_MAX

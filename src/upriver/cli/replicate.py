@@ -11,8 +11,8 @@ from upriver.cli.output import progress
 from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
 from upriver.cli.running import run
 from upriver.client import Address, Mover, Step
-from upriver.client.cluster import Cluster
-from upriver.client.inquiry import VbucketStatus, vbuckets_of
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
 from upriver.errors import UpriverError
 from upriver.protocol.move.mover import Goal, Phase
 

@@ -11,9 +11,9 @@ from upriver.cli.output import show_json
 from upriver.cli.parameters import POSITIONS, address_argument, json_option
 from upriver.cli.running import complaints, run
 from upriver.client import Address, FileCheckpoint, Progress
-from upriver.client.cluster import Cluster
-from upriver.client.inquiry import VbucketStatus, active_vbuckets, failover_logs
-from upriver.client.settings import DRAFTS
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import VbucketStatus, active_vbuckets, failover_logs
+from upriver.client.consumer.settings import DRAFTS
 from upriver.errors import KeyNotFound, OutOfRange
 from upriver.model import FailoverEntry, FailoverLog, StreamPosition
 from upriver.model.rollback import resume_by_entry, rollback_by_entry, rollback_by_snapshot

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.client.address import Endpoint
-from upriver.client.backoff import Backoff
-from upriver.client.cluster import Cluster
-from upriver.client.replies import Reply
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.transport.address import Endpoint
+from upriver.client.transport.backoff import Backoff
+from upriver.client.transport.replies import Reply
 from upriver.errors import ConnectionLost, KeyNotFound, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
 from upriver.model import CHANGES, Event
 from upriver.wire.codec.bulk_requests import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets

@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
-from upriver.client.address import Address, Endpoint
-from upriver.client.backoff import Backoff
 from upriver.client.bulk import BulkWork, keys_batch, store_batch
-from upriver.client.cluster import Cluster
-from upriver.client.connection import AGENT, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
-from upriver.client.replies import Reply
-from upriver.client.sync import Synchronous
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.transport.address import Address, Endpoint
+from upriver.client.transport.backoff import Backoff
+from upriver.client.transport.connection import AGENT, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
+from upriver.client.transport.replies import Reply
+from upriver.client.transport.sync import Synchronous
 from upriver.errors import (
     Busy,
     ConnectionLost,

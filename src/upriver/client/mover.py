@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from upriver.client.address import Address
-from upriver.client.backoff import PATIENCE_S, Backoff
-from upriver.client.connection import Connection
-from upriver.client.map_changes import MapChanges
-from upriver.client.sync import Synchronous
+from upriver.client.cluster.map_updates import MapChanges
+from upriver.client.transport.address import Address
+from upriver.client.transport.backoff import PATIENCE_S, Backoff
+from upriver.client.transport.connection import Connection
+from upriver.client.transport.sync import Synchronous
 from upriver.errors import (
     AccessDenied,
     AuthenticationFailed,

@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.client.backoff import Backoff
+from upriver.client.transport.backoff import Backoff
 from upriver.errors import NodeUnavailable
 from upriver.pipelines.applying import OF_VBUCKETS, latest
 from upriver.pipelines.caches import Cache, Fresh, cache_at

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from upriver.client.address import Address
+from upriver.client.transport.address import Address
 from upriver.spark.declared import as_address, as_count, as_flag, one_of, option, read_fields
 from upriver.spark.options import DIALECTS, ReadOptions
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import re2
 
-from upriver.client.address import Address
+from upriver.client.transport.address import Address
 from upriver.errors import OptionError
 from upriver.pipelines.directory import RunDirectory
 from upriver.pipelines.options import PipelineOptions, connection

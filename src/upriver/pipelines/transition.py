@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyarrow import feather
 
 from upriver.client import Address, Cluster, Consumer, Mover, Step
-from upriver.client.backoff import PATIENCE_S
-from upriver.client.inquiry import VbucketStatus, vbuckets_of
+from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.client.cluster.single_node import SingleNode
 from upriver.client.mover import PARALLEL
-from upriver.client.single_node import SingleNode
+from upriver.client.transport.backoff import PATIENCE_S
 from upriver.errors import OptionError, PipelineFailed, UpriverError
 from upriver.model import CHANGES, Event, VbucketState
 from upriver.pipelines.directory import RunDirectory

@@ -17,5 +17,5 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from upriver.spark import frames
 
-        return getattr(frames, name)
+        return getattr(dataframes, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,16 +19,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from upriver.client.address import Address, Endpoint
-from upriver.client.backoff import Backoff
-from upriver.client.batches import Flush, Run, VbucketEvent
-from upriver.client.cluster import Cluster
-from upriver.client.copies import Copies, Policy
-from upriver.client.feed import Feed
-from upriver.client.inquiry import failover_logs
-from upriver.client.placing import active_on, open_feed
-from upriver.client.progress import Progress
-from upriver.client.settings import ConsumerSettings
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import failover_logs
+from upriver.client.consumer.batches import Flush, Run, VbucketEvent
+from upriver.client.consumer.feed import Feed
+from upriver.client.consumer.feed_factory import active_on, open_feed
+from upriver.client.consumer.progress import Progress
+from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.tracked_vbuckets import Copies, Policy
+from upriver.client.transport.address import Address, Endpoint
+from upriver.client.transport.backoff import Backoff
 from upriver.errors import (
     ClusterMapError,
     DataLoss,

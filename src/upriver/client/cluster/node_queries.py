@@ -1,0 +1,120 @@
+"""Questions to the nodes of a cluster: statistics, where each vbucket stands, and on which branches it has lived."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.transport.address import Endpoint
+from upriver.client.transport.connection import REQUEST_TIMEOUT_S, Connection
+from upriver.errors import NotMyVbucket, TimedOut, WireError
+from upriver.model import FailoverEntry, FailoverLog, VbucketState
+from upriver.wire.dialects.memcached import GetFailoverLog, Stat
+
+_ENTRY_BYTES: Final = 16
+_STATES: Final = {state.value: state for state in VbucketState}
+_SEQNOS: Final = re.compile(r"vb_(\d+):(high_seqno|last_persisted_seqno|purge_seqno|uuid)")
+
+
+class VbucketStatus(NamedTuple):
+    """What a node says of one of its vbuckets."""
+
+    number: int
+    state: VbucketState
+    vbucket_uuid: int
+    high_seqno: int
+    persisted_seqno: int
+    purge_seqno: int
+    #: From here on every version is kept, so that ranges with exact ends can be read; None if the node has no such.
+    exact_from: int | None = None
+
+
+async def statistics(connection: Connection, group: str = "") -> dict[str, str]:
+    """One group of a node's statistics."""
+    replies = await connection.ask_list(Stat(key=group.encode()))
+    return {reply.key.decode(errors="replace"): reply.value.decode(errors="replace") for reply in replies}
+
+
+async def vbuckets_of(connection: Connection) -> dict[int, VbucketStatus]:
+    """Every vbucket that a node has, in whatever state."""
+    if connection.is_ours:
+        text = (await statistics(connection, "vbucket-positions")).get("positions", "")
+        return {status.number: status for status in map(_status, filter(None, text.split("\n")))}
+    states, seqnos = await asyncio.gather(statistics(connection, "vbucket"), statistics(connection, "vbucket-seqno"))
+    return _from_statistics(states, seqnos)
+
+
+async def active_vbuckets(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[int, VbucketStatus]:
+    """The active copies of these vbuckets, or of all, as the nodes that the cluster map names tell it."""
+    by_owner = await owners(cluster, wanted)
+    connections = [await cluster.connection(endpoint) for endpoint in by_owner]
+    found = await asyncio.gather(*map(vbuckets_of, connections))
+    active: dict[int, VbucketStatus] = {}
+    for numbers, statuses in zip(by_owner.values(), found, strict=True):
+        for number in numbers:
+            status = statuses.get(number)
+            if status is not None and status.state is VbucketState.ACTIVE:
+                active[number] = status
+    return active
+
+
+async def owners(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[Endpoint, list[int]]:
+    """Which of the vbuckets each node has, by the newest map; those that nobody has are left out."""
+    known = await cluster.open()
+    by_owner: dict[Endpoint, list[int]] = {}
+    for number in range(known.vbuckets) if wanted is None else wanted:
+        endpoint = known.owner(number)
+        if endpoint is not None:
+            by_owner.setdefault(endpoint, []).append(number)
+    return by_owner
+
+
+async def failover_logs(connection: Connection, numbers: Iterable[int]) -> dict[int, FailoverLog]:
+    """The branches that these vbuckets have lived on; those that the node does not have are left out."""
+    asked = {number: connection.post(GetFailoverLog(vbucket=number)) for number in numbers}
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            replies = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+    except TimeoutError:
+        connection.give_up_if_silent()
+        raise TimedOut(str(connection.endpoint), f"no failover logs within {REQUEST_TIMEOUT_S:g} s") from None
+    logs: dict[int, FailoverLog] = {}
+    for number, reply in replies.items():
+        error = reply.error(number)
+        if error is None:
+            logs[number] = _log(reply.value)
+        elif not isinstance(error, NotMyVbucket):
+            raise error
+    return logs
+
+
+def _log(data: bytes) -> FailoverLog:
+    if not data or len(data) % _ENTRY_BYTES:
+        raise WireError(0, "failover entries of 16 bytes", f"{len(data)} bytes")
+    numbers = [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
+    return FailoverLog(tuple(map(FailoverEntry, numbers[::2], numbers[1::2])))
+
+
+def _status(line: str) -> VbucketStatus:
+    number, state, *rest = line.split(" ")
+    return VbucketStatus(int(number), _STATES[state], *map(int, rest))
+
+
+def _from_statistics(states: dict[str, str], seqnos: dict[str, str]) -> dict[int, VbucketStatus]:
+    details: dict[int, dict[str, int]] = {}
+    for name, value in seqnos.items():
+        found = _SEQNOS.fullmatch(name)
+        if found is not None and value.isdigit():
+            details.setdefault(int(found[1]), {})[found[2]] = int(value)
+    return {
+        number: VbucketStatus(
+            number,
+            _STATES.get(states.get(f"vb_{number}", ""), VbucketState.DEAD),
+            each.get("uuid", 0),
+            each.get("high_seqno", 0),
+            each.get("last_persisted_seqno", 0),
+            each.get("purge_seqno", 0),
+        )
+        for number, each in details.items()
+    }

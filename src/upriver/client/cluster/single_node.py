@@ -1,0 +1,26 @@
+"""One node by itself, whatever the map of its cluster says: for those who compare copies."""
+
+from collections.abc import Iterable
+
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.cluster_map import ClusterMap
+from upriver.client.transport.address import Address, Endpoint
+from upriver.model.vbucket import VBUCKETS_MAX
+
+
+class SingleNode(Cluster):
+    """A cluster in which one node has all these vbuckets, in whatever state it really has them."""
+
+    def __init__(self, address: str | Address, vbuckets: Iterable[int]) -> None:
+        super().__init__(address)
+        held = frozenset(vbuckets)
+        owners = tuple(0 if number in held else -1 for number in range(VBUCKETS_MAX))
+        self._map = ClusterMap((0, 0), self.address.endpoints[:1], owners)
+
+    async def refresh(self, beyond: ClusterMap | None = None) -> ClusterMap:  # noqa: ARG002
+        """The map never changes."""
+        return self.map
+
+    def learned(self, encoded: bytes, endpoint: Endpoint) -> bool:  # noqa: ARG002
+        """Nothing that others say counts."""
+        return False

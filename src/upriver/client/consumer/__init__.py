@@ -1,0 +1,1 @@
+"""The consumer of change streams: feeds, positions, batches, checkpoints, and who keeps the streams going."""

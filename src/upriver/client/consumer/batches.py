@@ -1,0 +1,120 @@
+"""What a consumer hands out: batches of changes with their bounds, and what happened to whole vbuckets."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.client.consumer.progress import Progress
+from upriver.model import CHANGES, Change, Event, StreamPosition, change_batch, changes_in
+
+#: The columns that ``Batch.with_bounds`` adds.
+BOUNDS: Final = pa.schema(
+    [
+        pa.field("vbucket_uuid", pa.uint64(), nullable=False),
+        pa.field("snapshot_start", pa.uint64(), nullable=False),
+        pa.field("snapshot_end", pa.uint64(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The source lost everything after ``seqno``: undo it. The stream goes on from there.
+
+    A key that was changed after ``seqno`` may have its right version at or before it, which is not sent again: read
+    every key that you hold above ``seqno`` from the source, tombstones included.
+    """
+
+    vbucket: int
+    seqno: int
+    old_uuid: int
+    new_uuid: int
+    event: Event = Event.ROLLBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The vbucket starts over: what does not come again is gone."""
+
+    vbucket: int
+    old_uuid: int = 0
+    new_uuid: int = 0
+    event: Event = Event.RESET
+    seqno: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The vbucket was emptied."""
+
+    vbucket: int
+    event: Event = Event.FLUSH
+    seqno: int = 0
+
+
+VbucketEvent = Rollback | Reset | Flush
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows of a batch that follow each other in one vbucket."""
+
+    vbucket: int
+    rows: int
+    #: Where the consumer stands behind them: branch, last seqno and the snapshot that they are part of.
+    position: StreamPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Changes in their order, perhaps of several vbuckets; or a single thing that happened to one."""
+
+    #: One row for each change, by the schema ``CHANGES``.
+    records: pa.RecordBatch
+    runs: tuple[Run, ...]
+    #: What happened to a vbucket; then there is one row, which says the same.
+    event: VbucketEvent | None = None
+    #: How far the consumer is behind this batch, for each vbucket in it.
+    progress: dict[int, Progress] = field(default_factory=dict)
+    #: How many bytes it took on the wire.
+    wire_bytes: int = 0
+    #: Counts the batches of a consumer.
+    number: int = 0
+
+    def __len__(self) -> int:
+        return int(self.records.num_rows)
+
+    @classmethod
+    def of_event(cls, event: VbucketEvent, progress: Progress) -> "Batch":
+        """The batch that tells of this event."""
+        row = Change(vbucket=event.vbucket, event=event.event, seqno=event.seqno, key=b"")
+        run = Run(event.vbucket, 1, progress.position)
+        return cls(change_batch([row]), (run,), event, {event.vbucket: progress})
+
+    def changes(self) -> Iterator[Change]:
+        """The rows one by one."""
+        return changes_in(self.records)
+
+    def with_bounds(self) -> pa.RecordBatch:
+        """The rows with three more columns: the branch that they lie on, and the bounds of their snapshot."""
+        ends, end = [], 0
+        for run in self.runs:
+            end += run.rows
+            ends.append(end)
+        columns = [
+            [run.position.vbucket_uuid for run in self.runs],
+            [run.position.snapshot.start for run in self.runs],
+            [run.position.snapshot.end for run in self.runs],
+        ]
+        run_ends = pa.array(ends, pa.int32())
+        expanded = [
+            pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(run_ends, pa.array(values, pa.uint64())))
+            for values in columns
+        ]
+        schema = pa.schema([*CHANGES, *BOUNDS]) if self.records.schema == CHANGES else None
+        if schema is None:
+            schema = pa.schema([*self.records.schema, *BOUNDS])
+        return pa.RecordBatch.from_arrays([*self.records.columns, *expanded], schema=schema)

@@ -1,0 +1,199 @@
+"""Where a consumer remembers how far it is, across processes.
+
+A checkpoint only ever holds progress that was acknowledged without a gap, so whoever goes on from it may see changes
+again and never misses one. The file is replaced in one step and keeps its generations before; a file that somebody else
+or a later version has written is refused, a damaged one is passed over for the generation before it.
+"""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from upriver.client.consumer.progress import Progress
+from upriver.client.kv import KvClient
+from upriver.errors import CheckpointError, PositionError
+
+FORMAT: Final = 1
+_MAGIC: Final = "upriver-checkpoint"
+GENERATIONS: Final = 3
+
+
+class Checkpoint(Protocol):
+    """A place for progress."""
+
+    async def load(self) -> Mapping[int, Progress]:
+        """What was saved last; empty if nothing was."""
+
+    async def save(self, progress: Mapping[int, Progress]) -> None:
+        """Remember this; when it returns, a crash does not lose it."""
+
+
+def encoded(progress: Mapping[int, Progress], source: str) -> bytes:
+    """Progress as it is stored: two lines, what it is with a checksum, then everything."""
+    content = {str(number): each.as_json() for number, each in sorted(progress.items())}
+    body = json.dumps({"source": source, "vbuckets": content}, separators=(",", ":")).encode()
+    head = {"what": _MAGIC, "format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    return json.dumps(head).encode() + b"\n" + body + b"\n"
+
+
+class _Damaged(Exception):
+    """The bytes are no whole checkpoint."""
+
+
+def decoded(data: bytes, source: str, where: str) -> dict[int, Progress]:
+    """What ``encoded`` gave; refuses what another program, a later version or another source has written."""
+    head_line, newline, rest = data.partition(b"\n")
+    try:
+        head: Any = json.loads(head_line)
+    except (ValueError, RecursionError):
+        head = None
+    if not isinstance(head, dict) or head.get("what") != _MAGIC:
+        if _MAGIC.encode() in head_line[:64] or f'{{"what": "{_MAGIC}'.encode().startswith(data[:20]):
+            raise _Damaged("its first line is cut off")
+        raise CheckpointError(where, "this is no checkpoint of Upriver; choose another path")
+    if head.get("format") != FORMAT:
+        why = f"it has the format {head.get('format')!r}, this version knows {FORMAT}; use a later version of Upriver"
+        raise CheckpointError(where, why)
+    body = rest[:-1]
+    whole = newline and rest.endswith(b"\n") and len(body) == head.get("bytes")
+    if not whole or hashlib.sha256(body).hexdigest() != head.get("sha256"):
+        raise _Damaged("its checksum does not fit")
+    content = json.loads(body)
+    if content["source"] != source:
+        why = f"it belongs to {content['source']!r}, not to {source!r}; choose another path, or remove it"
+        raise CheckpointError(where, why)
+    try:
+        return {int(number): Progress.from_json(each) for number, each in content["vbuckets"].items()}
+    except PositionError as error:
+        raise CheckpointError(where, str(error)) from None
+
+
+class FileCheckpoint:
+    """Progress in a file, with a few generations before it beside it (``name.1``, ``name.2``).
+
+    ``source`` says whose progress it is; a file of another source is refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], source: str = "", generations: int = GENERATIONS) -> None:
+        if generations < 1:
+            raise ValueError("there is at least one generation")
+        self.path = Path(path)
+        self.source = source
+        self.generations = generations
+        self._writing = threading.Lock()
+
+    @classmethod
+    def existing(cls, path: str | os.PathLike[str], generations: int = GENERATIONS) -> "FileCheckpoint":
+        """The checkpoint in a file, whosever it is; with no source if there is none that is whole."""
+        found = cls(path, "", generations)
+        for number in range(generations):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+                _, _, body = found._generation(number).read_bytes().partition(b"\n")
+                found.source = str(json.loads(body)["source"])
+                break
+        return found
+
+    async def load(self) -> dict[int, Progress]:
+        """The newest generation that is whole; empty if there is none at all."""
+        return await asyncio.to_thread(self.read)
+
+    async def save(self, progress: Mapping[int, Progress]) -> None:
+        """Write a new generation."""
+        await asyncio.to_thread(self.write, progress)
+
+    def read(self) -> dict[int, Progress]:
+        """As ``load``, at once."""
+        damaged: list[str] = []
+        for number in range(self.generations):
+            path = self._generation(number)
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise CheckpointError(str(path), f"cannot be read: {error.strerror}") from None
+            try:
+                return decoded(data, self.source, str(path))
+            except _Damaged as why:
+                damaged.append(f"{path.name}: {why}")
+        if damaged:
+            text = f"no generation is whole ({'; '.join(damaged)}); remove it to start over"
+            raise CheckpointError(str(self.path), text)
+        return {}
+
+    def write(self, progress: Mapping[int, Progress]) -> None:
+        """As ``save``, at once."""
+        try:
+            with self._writing:
+                self._write(encoded(progress, self.source))
+        except OSError as error:
+            raise CheckpointError(str(self.path), f"cannot be written: {error.strerror}") from None
+
+    def _write(self, data: bytes) -> None:
+        new = self.path.with_name(self.path.name + ".new")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        for number in range(self.generations - 1, 1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self._generation(number - 1), self._generation(number))
+        if self.generations > 1:
+            # A link, not a move: at every moment there is a file under the name itself.
+            with contextlib.suppress(FileNotFoundError):
+                self._generation(1).unlink()
+            with contextlib.suppress(FileNotFoundError):
+                os.link(self.path, self._generation(1))
+        os.replace(new, self.path)
+        directory = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _generation(self, number: int) -> Path:
+        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")
+
+
+class NodeCheckpoint:
+    """Progress in documents of a cluster: two in turn, so that a write that does not arrive leaves the other."""
+
+    def __init__(self, client: KvClient, name: str, source: str = "") -> None:
+        self._client = client
+        self._keys = [f"_upriver:checkpoint:{name}:{turn}".encode() for turn in range(2)]
+        self.source = source
+        self._turn = 0
+
+    async def load(self) -> dict[int, Progress]:
+        """The newer of the two documents that is whole."""
+        found: list[tuple[int, int, dict[int, Progress]]] = []
+        damaged = 0
+        for turn, key in enumerate(self._keys):
+            item = await self._client.get(key)
+            if item is None:
+                continue
+            try:
+                count, _, data = item.value.partition(b"\n")
+                found.append((int(count), turn, decoded(base64.b64decode(data), self.source, key.decode())))
+            except (ValueError, _Damaged):
+                damaged += 1
+        if not found:
+            if damaged:
+                raise CheckpointError(self._keys[0].decode(), "no document is whole; delete it to start over")
+            return {}
+        self._turn, _, progress = max(found, key=lambda each: each[0])
+        return progress
+
+    async def save(self, progress: Mapping[int, Progress]) -> None:
+        """Write the older of the two documents."""
+        self._turn += 1
+        data = b"%d\n" % self._turn + base64.b64encode(encoded(progress, self.source))
+        await self._client.set(self._keys[self._turn % 2], data)

@@ -1,0 +1,283 @@
+"""One connection that feeds a consumer: received bytes become batches, whatever else comes goes to the protocol.
+
+The socket reads into a buffer that is used again and again. Runs of changes are checked and noted by the protocol's
+consumer without an object for each; then all of them that lie next to each other are decoded at once, whichever
+vbuckets they belong to. Only the rest of a packet that is not whole yet is moved, to the front of the buffer.
+"""
+
+import asyncio
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from upriver.client.consumer.batches import Run
+from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.transport.connection import Connection
+from upriver.errors import UpriverError, WireError
+from upriver.protocol.consumer.consumer import Answered, Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.draft_translation import DraftTranslator
+from upriver.protocol.intake import packet_size
+from upriver.wire import AnyResponse, Dialect, Framer, dcp, upr_draft3
+from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.framing import MEMCACHED
+from upriver.wire.message import AnyRequest
+
+#: How much is read at once. More would outgrow the cache between reading and decoding.
+RECEIVE_BYTES: Final = 512 * 1024
+
+
+class Owner(Protocol):
+    """Whom a feed belongs to."""
+
+    def received(self, feed: "Feed", records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
+        """Changes came."""
+
+    def stream_ended(self, feed: "Feed", stream: ReceivingStream) -> None:
+        """A stream that was accepted is over."""
+
+    def feed_lost(self, feed: "Feed", error: UpriverError) -> None:
+        """The connection is gone, and all its streams with it."""
+
+    def failed(self, error: BaseException) -> None:
+        """Something went wrong that no other attempt would change."""
+
+
+class Feed:
+    """The streams of one node to one consumer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        copies: Copies,
+        owner: Owner,
+        options: ConsumerOptions,
+        *,
+        columns: tuple[str, ...],
+        draft: Dialect | None = None,
+    ) -> None:
+        self.connection = connection
+        self.endpoint = connection.endpoint
+        self._loop = asyncio.get_running_loop()
+        self._copies = copies
+        self._owner = owner
+        self._protocol = Consumer(copies, self._loop.time(), options, on_output=self._send, on_end=self._ended)
+        self._decoder = ChangeDecoder(dcp.dcp, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
+        self._partial = bytearray()
+        #: A change that came in two pieces: noted, and decoded together with what follows it.
+        self._head = b""
+        self._draft = draft
+        self._translator = DraftTranslator(draft.name) if draft is not None else None
+        self._framer = Framer(draft.framing) if draft is not None else None
+        self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
+        #: It speaks one of the drafts, which cannot close a stream.
+        self.is_draft = draft is not None
+        #: It speaks `dcp`, in which a stream can be asked for that only an active copy gives.
+        self.is_modern = "dcp" in options.dialects
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost = False
+        #: The vbuckets that were asked for here.
+        self.carried: set[int] = set()
+        connection.stream_to(self)
+
+    # Asking
+
+    def add_stream(self, vbucket: int, done: Answered, *, end_seqno: int, flags: int = 0) -> None:
+        """Ask for the changes of a vbucket from where its copy stands; ``flush`` sends it."""
+        self._protocol.add_stream(vbucket, done, flags=flags, end_seqno=end_seqno)
+        self.carried.add(vbucket)
+
+    def flush(self) -> None:
+        """Send what was asked for."""
+        self._send()
+
+    def has_stream(self, vbucket: int) -> bool:
+        """Whether one was asked for here and has not ended."""
+        stream = self._protocol.streams.get(vbucket)
+        return stream is not None and not stream.life.ended
+
+    def close_stream(self, vbucket: int) -> None:
+        """Take no more of it, and tell the node so."""
+        stream = self._protocol.streams.get(vbucket)
+        if stream is not None and not stream.life.ended:
+            if self._translator is None:  # the drafts know no such thing; what still comes is not taken
+                self.connection.write(dcp.CloseStream(vbucket=vbucket, opaque=stream.opaque).encode())
+            self._protocol.close_stream(vbucket)
+
+    def processed(self, wire_bytes: int) -> None:
+        """Whoever uses the changes is done with so many bytes of them."""
+        if not self._lost:
+            self._protocol.processed(wire_bytes, self._loop.time())
+            self._send()
+
+    def _ended(self, stream: ReceivingStream) -> None:
+        self._owner.stream_ended(self, stream)
+
+    # The connection's receiver
+
+    def receive(self, data: memoryview) -> None:
+        """Take bytes from the socket."""
+        now = self._loop.time()
+        try:
+            if self._framer is None:
+                self._receive(data, now)
+            else:
+                self._receive_draft(data, now)
+        except WireError:
+            raise
+        except Exception as error:
+            self._owner.failed(error)
+            return
+        self._protocol.silence.heard(now)
+        self._send()
+
+    def _receive(self, data: memoryview, now: float) -> None:
+        if self._partial:
+            data = self._completed(data, now)
+        try:
+            at = self._receive_whole(data, now)
+        finally:
+            if self._head:  # it is noted already, whatever came behind it
+                self._decode(data[:0])
+        if at < len(data):
+            self._partial += data[at:]
+
+    def _receive_draft(self, data: memoryview, now: float) -> None:
+        """Take what a draft says, in `upr`: always whole packets, and between them what `upr` has no packets for."""
+        assert self._framer is not None
+        assert self._translator is not None
+        assert self._draft is not None
+        self._framer.feed(data)
+        out: list[bytes] = []
+        while (packet := self._framer.next_packet()) is not None:
+            for message in self._translator.incoming(self._draft.decode(packet), len(packet)):
+                if isinstance(message, upr_draft3.StreamStart | upr_draft3.SnapshotEnd):
+                    self._receive_translated(out, now)
+                    self._protocol.receive(message, now, len(packet))
+                else:
+                    out.append(message.encode())
+        self._receive_translated(out, now)
+
+    def _receive_translated(self, packets: list[bytes], now: float) -> None:
+        assert self._translator is not None
+        # What was held back comes with all that follows it, of which some is taken only after this.
+        self._left_over |= self._translator.take_left_over()
+        self._receive(memoryview(b"".join(packets)), now)
+        packets.clear()
+
+    def _completed(self, data: memoryview, now: float) -> memoryview:
+        """Take the packet whose first bytes came last time; what is left of the new bytes."""
+        partial = self._partial
+        for _ in range(2):  # first the header, which tells how long the whole is
+            size = packet_size(partial, 0)
+            missing = (24 if size is None else size) - len(partial)
+            if missing > 0:
+                partial += data[:missing]
+                data = data[missing:]
+            if size is not None and len(partial) >= size:
+                break
+        size = packet_size(partial, 0)
+        if size is None or len(partial) < size:
+            return data[len(data) :]
+        whole, self._partial = bytes(partial), bytearray()
+        if self._protocol.receive_run(whole, 0, now) == size:
+            self._head = whole
+        else:
+            self._receive_whole(memoryview(whole), now)
+        return data
+
+    def _receive_whole(self, data: memoryview, now: float) -> int:
+        """Take everything that is whole; where the rest begins."""
+        at = 0
+        while True:
+            end = self._protocol.receive_run(data, at, now)
+            if end > at:
+                self._decode(data[at:end])
+                at = end
+            size = packet_size(data, at)
+            if size is None or len(data) - at < size:
+                return at
+            if self._head:  # what it says comes behind the change
+                self._decode(data[:0])
+            message = self._decoder.dialect.decode(bytes(data[at : at + size]))
+            at += size
+            if isinstance(message, AnyResponse) and message.status:
+                self.connection.refused(int(message.status), message.value)
+            if not self._protocol.receive(message, now, size) and isinstance(message, AnyRequest):
+                continue  # nothing of ours: whoever sends it wants no answer from a consumer
+            if self._copies.runs:  # a change that no run has taken, alone
+                self._decode(data[at - size : at])
+
+    def _decode(self, region: memoryview) -> None:
+        decoder = self._decoder
+        if self._head:
+            decoder.feed_behind(self._head, region)
+            self._head = b""
+        else:
+            decoder.feed(region)
+        batch = decoder.next()
+        assert isinstance(batch, ChangeBatch)
+        runs = self._copies.take_runs()
+        assert len(batch) == sum(run.rows for run in runs)
+        records = batch.records if self._translator is None else self._restored(batch.records)
+        try:
+            self._owner.received(self, records, runs, batch.wire_bytes)
+        except WireError as error:  # a value that cannot be inflated: another connection would begin behind it
+            self._owner.failed(error)
+
+    def _restored(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """With what the deletions of a draft carry and `upr` has no room for."""
+        if not self._left_over:
+            return records
+        places = zip(records.column("vbucket").to_pylist(), records.column("seqno").to_pylist(), strict=True)
+        found = {row: self._left_over.pop(place) for row, place in enumerate(places) if place in self._left_over}
+        for at, name in enumerate(("flags", "expiry", "lock_time")):
+            index = records.schema.get_field_index(name)
+            if index >= 0 and found:
+                values = records.column(index).to_pylist()
+                for row, left_over in found.items():
+                    values[row] = left_over[at]
+                field = records.schema.field(index)
+                records = records.set_column(index, field, pa.array(values, field.type))
+        return records
+
+    def lost(self, error: UpriverError) -> None:
+        """The connection is gone."""
+        if self._lost:
+            return
+        self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._protocol.lose()
+        self._owner.feed_lost(self, error)
+
+    # Going out, and time
+
+    def _send(self) -> None:
+        data = self._protocol.data_to_send()
+        if self._translator is not None and data:
+            framer = Framer(MEMCACHED)
+            framer.feed(data)
+            messages = map(dcp.dcp.decode, iter(framer.next_packet, None))
+            data = b"".join(self._translator.outgoing(message) for message in messages)
+        if data:
+            self.connection.write(data)
+        if self._timer is None and self._protocol.deadline is not None and not self._lost:
+            self._timer = self._loop.call_at(self._protocol.deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._lost:
+            return
+        self._protocol.tick(self._loop.time())
+        if self._protocol.closing:
+            self.connection.abort()
+        else:
+            self._send()
+
+    async def close(self) -> None:
+        """Close the connection; nobody is told."""
+        self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.connection.close()

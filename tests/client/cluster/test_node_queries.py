@@ -1,0 +1,79 @@
+"""Questions to nodes, over real sockets."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from tests.client.clusters import two_nodes
+from upriver.client import KvClient
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import (
+    VbucketStatus,
+    _from_statistics,
+    active_vbuckets,
+    failover_logs,
+    owners,
+    statistics,
+    vbuckets_of,
+)
+from upriver.client.transport.address import Endpoint
+from upriver.errors import KeyNotFound
+from upriver.model import VbucketState, vbucket_of
+from upriver.node import EmbeddedNode
+
+
+def test_statistics_and_a_group_that_is_not_there(upriver_node: EmbeddedNode) -> None:
+    async def run() -> None:
+        cluster = Cluster(upriver_node.address)
+        connection = await cluster.connection(Endpoint(upriver_node.host, upriver_node.port))
+        assert (await statistics(connection))["curr_items"] == "0"
+        with pytest.raises(KeyNotFound, match="no group 'colours'"):
+            await statistics(connection, "colours")
+        states = await statistics(connection, "vbucket")
+        assert states["vb_3"] == "active"
+        # What other servers tell in a thousand pairs, ours tells in one.
+        assert (await vbuckets_of(connection)).keys() == _from_statistics(
+            states, await statistics(connection, "vbucket-seqno")
+        ).keys()
+        await cluster.close()
+
+    asyncio.run(run())
+
+
+def test_where_vbuckets_stand(upriver_node: EmbeddedNode) -> None:
+    async def run() -> None:
+        async with KvClient(upriver_node.address) as kv:
+            for _ in range(3):
+                written = await kv.set("a", "1")
+            connection = await kv.cluster.connection(Endpoint(upriver_node.host, upriver_node.port))
+            number = vbucket_of(b"a", 64)
+            status = (await active_vbuckets(kv.cluster))[number]
+            assert status[:4] == (number, VbucketState.ACTIVE, written.vbucket_uuid, 3)
+            assert status.exact_from == 0
+            logs = await failover_logs(connection, [number, 1000])
+            assert list(logs) == [number]
+            assert logs[number].newest.vbucket_uuid == written.vbucket_uuid
+
+    asyncio.run(run())
+
+
+def test_each_node_is_asked_for_its_own() -> None:
+    with two_nodes() as (one, other):
+
+        async def run() -> None:
+            cluster = Cluster(one.address)
+            by_owner = await owners(cluster)
+            assert sorted(map(str, by_owner)) == sorted((one.address, other.address))
+            assert sorted(await active_vbuckets(cluster)) == sorted(itertools.chain(*by_owner.values()))
+            assert list(await active_vbuckets(cluster, [5])) == [5]
+            await cluster.close()
+
+        asyncio.run(run())
+
+
+def test_what_deployed_servers_tell() -> None:
+    seqnos = {"vb_7:high_seqno": "9", "vb_7:uuid": "5", "vb_7:purge_seqno": "2", "vb_7:abs_high_seqno": "9", "x": "y"}
+    assert _from_statistics({"vb_7": "replica"}, seqnos) == {
+        7: VbucketStatus(7, VbucketState.REPLICA, 5, 9, 0, 2, None)
+    }

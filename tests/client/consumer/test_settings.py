@@ -1,0 +1,56 @@
+"""What a consumer may be told."""
+
+import math
+from typing import Any
+
+import pytest
+
+from upriver.client.consumer.settings import ConsumerSettings
+from upriver.errors import InvalidArguments, NotSupported
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dialect": "kafka"}, "there is no dialect 'kafka'; known are"),
+        ({"on_rollback": "ignore"}, "there is no policy 'ignore'; known are fail, rewind, emit"),
+        ({"start": "now"}, "start is earliest, latest or positions"),
+        ({"end": "soon"}, "end is never, latest or seqnos"),
+        ({"columns": ("key", "size")}, "there is no column size"),
+        ({"columns": ()}, "there is no column"),
+        ({"vbuckets": []}, "at least one vbucket"),
+        ({"vbuckets": [-1]}, "numbers from 0"),
+        ({"stall_s": 0}, "not negative"),
+        ({"patience_s": 0}, "patience takes some time"),
+    ],
+)
+def test_what_makes_no_sense(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArguments, match=said):
+        ConsumerSettings(**settings)
+
+
+def test_our_own_settings_go_to_our_own_nodes_alone() -> None:
+    settings = ConsumerSettings(key_filter="^a", keys_only=True, end="latest", history=True)
+    assert settings.own_controls(ours=True, node="n") == {
+        "key_filter": "^a",
+        "history": "true",
+        "keys_only": "true",
+        "exact_end": "true",
+    }
+    with pytest.raises(NotSupported, match="n is no node of Upriver and has no key_filter, history"):
+        settings.own_controls(ours=False, node="n")
+    # What does not change the contents is left out without a word.
+    assert ConsumerSettings(keys_only=True, end="latest").own_controls(ours=False, node="n") == {}
+
+
+def test_names_differ() -> None:
+    assert ConsumerSettings().name != ConsumerSettings().name
+    assert ConsumerSettings(vbuckets=[3, 1, 3]).vbuckets == (1, 3)
+
+
+def test_whoever_waits_for_an_end_gives_up() -> None:
+    assert ConsumerSettings().gives_up_after_s == math.inf
+    assert ConsumerSettings(end="latest").gives_up_after_s == ConsumerSettings(end={0: 1}).gives_up_after_s == 60
+    assert (
+        ConsumerSettings(patience_s=5).gives_up_after_s == ConsumerSettings(patience_s=5, end={}).gives_up_after_s == 5
+    )

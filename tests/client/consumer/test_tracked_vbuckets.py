@@ -1,0 +1,119 @@
+"""What a consumer's copies do when the source goes back."""
+
+import pytest
+
+from upriver.client.consumer.batches import Flush, Reset, Rollback, VbucketEvent
+from upriver.client.consumer.progress import Progress
+from upriver.client.consumer.tracked_vbuckets import Copies, Copy, Policy
+from upriver.errors import KeyNotFound, NotSupported, StreamRolledBack
+from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.model.position import NO_END
+from upriver.wire import dcp
+
+
+class Stage:
+    """A copy and what it told."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.events: list[VbucketEvent] = []
+        self.moves: list[int] = []
+        self.copies = Copies(
+            {3: Progress.beginning()},
+            policy,
+            on_event=lambda event, _: self.events.append(event),
+            on_move=lambda _, progress: self.moves.append(progress.position.seqno),
+        )
+        self.copy: Copy = self.copies.open(3)
+        self.copy.replace_failover_log(FailoverLog.fresh(77))
+
+    def receive(self, start: int, last: int, end: int) -> None:
+        self.copy.begin_snapshot(Snapshot(start, end), 0)
+        self.copy.apply(b"", dcp.dcp, last, 1)
+
+    def back(self, seqno: int) -> int:
+        where = self.copy.roll_back(seqno)
+        assert self.events == []  # not before the source has accepted
+        self.copy.replace_failover_log(FailoverLog((FailoverEntry(88, seqno), FailoverEntry(77, 0))))
+        return where
+
+
+def test_positions_follow() -> None:
+    stage = Stage("fail")
+    stage.receive(0, 4, 9)
+    assert stage.copy.position == StreamPosition(77, 4, Snapshot(0, 9))
+    stage.copy.apply(b"", dcp.dcp, 9, 2)
+    assert stage.copy.progress.whole_from == 9
+    assert [(run.rows, run.position.seqno) for run in stage.copies.take_runs()] == [(1, 4), (2, 9)]
+    assert stage.copies.take_runs() == ()
+    stage.copy.begin_snapshot(Snapshot(9, 20), 0)
+    stage.copy.advance(20)
+    assert stage.moves == [20]
+    stage.copy.begin_snapshot(Snapshot(20, NO_END), 0)  # as upr marks them
+    stage.copy.apply(b"", dcp.dcp, 25, 1)
+    assert stage.copy.position.whole_seqno == 20
+    stage.copy.complete_snapshot()
+    assert stage.copy.position == StreamPosition.at(77, 25)
+    assert stage.copy.state is VbucketState.REPLICA
+
+
+def test_fail_says_where_it_stood() -> None:
+    stage = Stage("fail")
+    stage.receive(0, 9, 9)
+    with pytest.raises(StreamRolledBack) as caught:
+        stage.copy.roll_back(5)
+    assert (caught.value.vbucket, caught.value.seqno) == (3, 5)
+    assert caught.value.position == StreamPosition(77, 9, Snapshot(0, 9))
+    assert "choose the policy 'rewind' or 'emit'" in str(caught.value)
+
+
+def test_rewind_starts_over() -> None:
+    stage = Stage("rewind")
+    stage.receive(0, 9, 9)
+    stage.receive(9, 12, 12)
+    assert stage.back(10) == 0
+    assert stage.events == [Reset(3, 77, 88)]
+    assert stage.copy.position.seqno == 0
+
+
+def test_emit_tells_whither() -> None:
+    stage = Stage("emit")
+    stage.receive(0, 9, 9)
+    stage.receive(9, 12, 12)
+    assert stage.back(10) == 10
+    assert stage.events == [Rollback(3, 10, 77, 88)]
+    assert stage.copy.position == StreamPosition.at(88, 10)
+
+
+@pytest.mark.parametrize("seqno", [0, 8])
+def test_what_was_never_held_whole_is_a_reset(seqno: int) -> None:
+    stage = Stage("emit")
+    stage.receive(0, 9, 9)
+    stage.receive(9, 12, 12)
+    assert stage.back(seqno) == 0
+    assert stage.events == [Reset(3, 77, 88)]
+
+
+def test_several_rollbacks_are_told_as_the_lowest() -> None:
+    stage = Stage("emit")
+    stage.receive(0, 9, 9)
+    stage.receive(9, 20, 20)
+    stage.copy.roll_back(15)
+    assert stage.back(11) == 11
+    assert stage.events == [Rollback(3, 11, 77, 88)]
+
+
+def test_a_flush_empties_and_starts_at_0() -> None:
+    stage = Stage("fail")
+    stage.receive(0, 9, 9)
+    stage.copy.clear()
+    assert stage.events == [Flush(3)]
+    assert stage.copy.position.seqno == 0
+    assert stage.copy.progress.whole_from is None
+
+
+def test_nothing_is_taken_over_and_nothing_unknown_opened() -> None:
+    stage = Stage("fail")
+    with pytest.raises(NotSupported):
+        stage.copies.set_state(3, VbucketState.ACTIVE, lambda: None)
+    with pytest.raises(KeyNotFound):
+        stage.copies.open(4)
