@@ -1,6 +1,6 @@
 """A cluster, a query and its crashes as a model: what any target must end with, whatever happens to them.
 
-The plan of the query is the real one (upriver.spark.plan), the vbuckets are those of its own model, and the target is
+The plan of the query is the real one (upriver.spark.batch_planner), the vbuckets are those of its own model, and the target is
 a real one that is driven as a pipeline drives it: batches that are run again, a failure before or after the target's
 commit, a lost checkpoint.
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.spark.test_plan import Source as Vbucket
-from tests.spark.test_plan import log
+from tests.spark.test_batch_planner import Source as Vbucket
+from tests.spark.test_batch_planner import log
 from upriver.pipelines.applying import Applier
 from upriver.pipelines.target import Ahead, Ground, Progress, Source, Target, Work
+from upriver.spark.batch_planner import Policy, Range, Rules, SourceState, answered_with_rollback, next_offset, ranges
 from upriver.spark.offsets import Offset, Place
-from upriver.spark.plan import Policy, Range, Rules, SourceState, answered_with_rollback, next_offset, ranges
 from upriver.spark.rows import FIELDS, rollback_value, signed
 
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind in FIELDS.items()])

@@ -11,8 +11,8 @@ from tests.pipelines.model import Cluster, Contents, converge, row, table, value
 from upriver.errors import TargetBehind
 from upriver.pipelines.applying import Applier, latest
 from upriver.pipelines.target import Ahead, Progress, Target, Work
+from upriver.spark.batch_planner import Policy
 from upriver.spark.offsets import Offset, Place
-from upriver.spark.plan import Policy
 
 
 @dataclass

@@ -19,7 +19,7 @@ from upriver.node import EmbeddedNode, start
 from upriver.pipelines.mirror import open_table
 from upriver.pipelines.sink import FORMAT, Part, PipelineSink, PipelineWriter, pipeline_of
 from upriver.pipelines.tables.delta import Delta
-from upriver.spark.source import row_schema
+from upriver.spark.data_source import row_schema
 
 SCHEMA = row_schema("binary", None)
 

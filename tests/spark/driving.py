@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from pyspark.sql.types import StructType
 
-from upriver.spark.ranges import close_readers
-from upriver.spark.source import UpriverDataSource
+from upriver.spark.data_source import UpriverDataSource
+from upriver.spark.range_reader import close_readers
 
 
 def source_of(**options: Any) -> UpriverDataSource:

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from upriver.errors import OptionError
+from upriver.spark.batch_planner import Rules
 from upriver.spark.options import ReadOptions, WriteOptions, spark_name
-from upriver.spark.plan import Rules
 
 VALID = {
     "address": ("a:1,b:2", "upriver://u:p@h:1/b?tls=on"),

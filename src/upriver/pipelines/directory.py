@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, Self
 from upriver.errors import CheckpointError, OffsetError
 from upriver.pipelines.options import PipelineOptions, shown_name
 from upriver.pipelines.pipeline import Job
+from upriver.spark.batch_planner import Range, ranges
 from upriver.spark.offsets import Offset
-from upriver.spark.plan import Range, ranges
 
 _IDENTITY: Final = "pipeline.json"
 _LOCK: Final = "lock"

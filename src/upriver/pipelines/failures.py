@@ -123,9 +123,9 @@ def _is_of_spark(error: BaseException) -> bool:
 
 
 def _stage(text: str, applying: bool) -> str:
-    if "spark/writing.py" in text:
+    if "spark/row_writer.py" in text:
         return "write"
-    if "spark/ranges.py" in text:
+    if "spark/range_reader.py" in text:
         return "read"
     return "apply" if applying else "plan"
 

@@ -23,7 +23,7 @@ from upriver.pipelines.pipeline import InTask, Pipeline
 from upriver.pipelines.repair import Mark, Repair, Selection
 from upriver.spark.declared import as_address, as_flag, option
 from upriver.spark.options import WriteOptions
-from upriver.spark.writing import Outcome, RowWriter
+from upriver.spark.row_writer import Outcome, RowWriter
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
 _MARKS: Final = "repairs.json"

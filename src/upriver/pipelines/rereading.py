@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 from upriver.errors import DataLoss
 from upriver.pipelines.applying import NOTHING
 from upriver.pipelines.target import Ahead, Ground, Source
+from upriver.spark.batch_planner import Range, Rules, SourceState
+from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import Range, Rules, SourceState
-from upriver.spark.ranges import RangeReader, Reading
+from upriver.spark.range_reader import RangeReader, Reading
 from upriver.spark.rows import FIELDS, RowMaker
-from upriver.spark.view import ClusterView
 
 #: A vbucket that changes its branch while it is read is read again, so often at most.
 ATTEMPTS_MAX: Final = 5

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from upriver.spark.offsets import describe_offset
 
 if TYPE_CHECKING:
-    from upriver.spark.frames import changes, latest, with_event_time
+    from upriver.spark.dataframes import changes, latest, with_event_time
 
 __all__ = ["changes", "describe_offset", "latest", "with_event_time"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from upriver.spark import frames
+        from upriver.spark import dataframes
 
         return getattr(dataframes, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

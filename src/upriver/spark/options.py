@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from upriver.client.consumer.settings import ConsumerSettings, default_name
 from upriver.client.transport.address import Address
 from upriver.errors import OptionError
+from upriver.spark.batch_planner import POLICIES, Policy, Rules
 from upriver.spark.declared import (
     as_address,
     as_count,
@@ -27,7 +28,6 @@ from upriver.spark.declared import (
     option,
     read_fields,
 )
-from upriver.spark.plan import POLICIES, Policy, Rules
 
 #: What Spark hands over among the options and keeps for itself.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})

@@ -19,12 +19,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from upriver.errors import OptionError
+from upriver.spark.batch_planner import Range, SourceState, backlog_rows, end_seqno, next_offset, ranges
+from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import Offset, Place
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import Range, SourceState, backlog_rows, end_seqno, next_offset, ranges
-from upriver.spark.ranges import RangeReader, Reading, reader_for
+from upriver.spark.range_reader import RangeReader, Reading, reader_for
 from upriver.spark.rows import RowMaker
-from upriver.spark.view import ClusterView
 
 
 class RangesPartition(InputPartition):

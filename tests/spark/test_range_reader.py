@@ -14,18 +14,18 @@ from tests.client.clusters import push_map, two_nodes
 from tests.client.deployed import UUID, Deployed
 from tests.node.probes import wait_until
 from upriver.client import Mover, SyncKvClient
-from upriver.client.consumer import feed_factory as placing
+from upriver.client.consumer import feed_factory
 from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.transport.address import Address
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.move.mover import Goal
-from upriver.spark import ranges
+from upriver.spark import range_reader
+from upriver.spark.batch_planner import GoBack, Policy, Range, Rules
 from upriver.spark.offsets import Place
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import GoBack, Policy, Range, Rules
-from upriver.spark.ranges import READERS_MAX, RangeReader, Reading, reader_for
+from upriver.spark.range_reader import READERS_MAX, RangeReader, Reading, reader_for
 from upriver.spark.rows import FIELDS, RowMaker
 
 
@@ -134,7 +134,7 @@ def test_a_range_of_a_vbucket_that_is_gone(
     written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever may lose data goes on with what there is; otherwise the query would come back to this range for ever."""
-    monkeypatch.setattr(ranges, "RETRY_S", 0.2)
+    monkeypatch.setattr(range_reader, "RETRY_S", 0.2)
     node, uuid = written
     other = node.bucket.vbucket(4)
     node.call(other.set, b"k", b"v")
@@ -179,9 +179,9 @@ def test_ranges_with_and_without_exact_ends_are_read_side_by_side(monkeypatch: p
 
     async def open_feed(cluster: Any, endpoint: Any, settings: ConsumerSettings, *rest: Any) -> Any:
         opened.append(settings.name)
-        return await placing.open_feed(cluster, endpoint, settings, *rest)
+        return await feed_factory.open_feed(cluster, endpoint, settings, *rest)
 
-    monkeypatch.setattr(ranges, "open_feed", open_feed)
+    monkeypatch.setattr(range_reader, "open_feed", open_feed)
     with start(vbuckets=2, history_s=0, history_bytes=0) as node:
         forgetful, large = (node.bucket.vbucket(number) for number in range(2))
 
@@ -226,7 +226,7 @@ def test_a_server_of_others() -> None:
 def test_a_filter_may_look_for_long_at_what_does_not_pass(
     written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "STALL_S", 0.0)
+    monkeypatch.setattr(range_reader, "STALL_S", 0.0)
     node, uuid = written
     settings = ReadOptions(key_filter="nothing like this").consumer_settings(("seqno",))
     rows = RowMaker(("seqno",))
@@ -237,7 +237,7 @@ def test_a_filter_may_look_for_long_at_what_does_not_pass(
 
 
 def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "STALL_S", 0.3)
+    monkeypatch.setattr(range_reader, "STALL_S", 0.3)
 
     async def main() -> list[dict[str, Any]]:
         async with Deployed() as server:  # which sends what there is when it is asked, and then nothing
@@ -274,8 +274,8 @@ def test_a_worker_need_not_wait_for_pandas(written: tuple[EmbeddedNode, int]) ->
     script = f"""
 import sys
 import pyspark_upriver
-from tests.spark.test_ranges import reader_of
-from upriver.spark.plan import Range
+from tests.spark.test_range_reader import reader_of
+from upriver.spark.batch_planner import Range
 from upriver.spark.offsets import Place
 reader = reader_of({node.address!r})
 assert sum(batch.num_rows for batch in reader.read([Range(Place(3, {uuid}), 10), Range(Place(4), 0)])) == 10

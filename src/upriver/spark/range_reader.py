@@ -42,7 +42,7 @@ from upriver.errors import (
 from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
 from upriver.model.compression import inflated_batch
 from upriver.protocol.consumer.consumer_stream import ReceivingStream
-from upriver.spark.plan import GoBack, Range, Rules, answered_with_rollback
+from upriver.spark.batch_planner import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
 from upriver.wire import dcp
 

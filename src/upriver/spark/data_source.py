@@ -17,9 +17,9 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, NullType, Strin
 
 from upriver.errors import OptionError
 from upriver.spark.options import ReadOptions, WriteOptions
-from upriver.spark.reading import BatchReader, StreamReader
+from upriver.spark.readers import BatchReader, StreamReader
+from upriver.spark.row_writer import Outcome, RowWriter
 from upriver.spark.rows import SCHEMA, document_metadata
-from upriver.spark.writing import Outcome, RowWriter
 
 LOG: Final = logging.getLogger("upriver.spark")
 
@@ -42,7 +42,7 @@ class UpriverDataSource(DataSource):
         options = self._read_options()
         columns = readable_columns(schema, self.schema())
         if options.dialect == "tap":
-            from upriver.spark.tap import TapReader
+            from upriver.spark.tap_readers import TapReader
 
             return TapReader(options, columns)
         return BatchReader(options, columns)
@@ -52,7 +52,7 @@ class UpriverDataSource(DataSource):
         options = self._read_options()
         columns = readable_columns(schema, self.schema())
         if options.dialect == "tap":
-            from upriver.spark.tap import TapStreamReader
+            from upriver.spark.tap_readers import TapStreamReader
 
             return TapStreamReader(options, columns)
         return StreamReader(options, columns)

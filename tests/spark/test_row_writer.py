@@ -10,9 +10,9 @@ from upriver.client import SyncKvClient
 from upriver.errors import RowsRefused
 from upriver.model import Event
 from upriver.node import EmbeddedNode
-from upriver.spark import writing
+from upriver.spark import row_writer
 from upriver.spark.options import WriteOptions
-from upriver.spark.writing import Outcome, RowWriter, as_changes
+from upriver.spark.row_writer import Outcome, RowWriter, as_changes
 
 
 def rows(**columns: list[object]) -> pa.RecordBatch:
@@ -133,14 +133,14 @@ def test_when_rows_cannot_be_made_what_came_before_is_written(upriver_node: Embe
 
 
 def test_large_rows_go_out_in_small_batches(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "BATCH_BYTES_MAX", 100_000)
+    monkeypatch.setattr(row_writer, "BATCH_BYTES_MAX", 100_000)
     sizes: list[int] = []
 
     def counting(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
         sizes.append(batch.num_rows)
         return as_changes(batch, with_meta=with_meta)
 
-    monkeypatch.setattr(writing, "as_changes", counting)
+    monkeypatch.setattr(row_writer, "as_changes", counting)
     large = [rows(key=[f"k{n}" for n in range(10)], value=["v" * 40_000] * 10), rows(key=["x"], value=["v" * 500_000])]
     assert writer(upriver_node).write(large).written == 11
     assert sizes == [2] * 5 + [1]

@@ -13,9 +13,9 @@ from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
 from upriver.model import FailoverLog, VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
-from upriver.spark import view as view_module
+from upriver.spark import cluster_view as view_module
+from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import Offset, Place
-from upriver.spark.view import ClusterView
 
 
 def test_where_the_active_copies_stand(upriver_node: EmbeddedNode) -> None:

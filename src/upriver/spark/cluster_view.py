@@ -12,8 +12,8 @@ from upriver.client.transport.address import Address, Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.errors import NodeUnavailable
 from upriver.model import FailoverLog
+from upriver.spark.batch_planner import SourceState
 from upriver.spark.offsets import Offset
-from upriver.spark.plan import SourceState
 
 T = TypeVar("T")
 #: For so long an answer is sought from a cluster that has lost a node: one that starts again is soon back.

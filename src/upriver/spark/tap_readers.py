@@ -20,12 +20,12 @@ from upriver.client.consumer.consumer import Consumer
 from upriver.client.consumer.progress import Progress
 from upriver.errors import OptionError
 from upriver.model import Event, FailoverLog
+from upriver.spark.batch_planner import Range, ranges
+from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import Offset
 from upriver.spark.options import ReadOptions
-from upriver.spark.plan import Range, ranges
-from upriver.spark.reading import ReaderOfRows, StreamReader
+from upriver.spark.readers import ReaderOfRows, StreamReader
 from upriver.spark.rows import Bounds, rollback_value
-from upriver.spark.view import ClusterView
 
 #: A node that says nothing for so long has said everything.
 SILENCE_S: Final = 0.5

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import DataLoss, QueryRolledBack
 from upriver.model import FailoverEntry, FailoverLog
-from upriver.spark.offsets import Offset, Place
-from upriver.spark.plan import (
+from upriver.spark.batch_planner import (
     GoBack,
     Policy,
     Range,
@@ -24,6 +23,7 @@ from upriver.spark.plan import (
     proven,
     ranges,
 )
+from upriver.spark.offsets import Offset, Place
 
 EMIT, REWIND = Rules("emit"), Rules("rewind")
 
