@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from upriver import __version__
-from upriver.cli.complaint import Complaint, Failure, reason
+from upriver.cli.errors import Complaint, Failure, reason
 
 #: Each command is a function of its own name in a file of its own name, with an underscore for a hyphen, and one behind
 #: a name that Python has taken; what the list of commands says about it.
@@ -55,7 +55,7 @@ class LateCommands(MutableMapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name in COMMANDS and name not in self._added:
             name_here = name.replace("-", "_")
-            module = import_module(f"upriver.cli.{name_here}")
+            module = import_module(f"upriver.cli.commands.{name_here}")
             self._added[name] = getattr(module, f"{name_here}_", None) or getattr(module, name_here)
         return self._added[name]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from upriver.cli.complaint import Complaint
+from upriver.cli.errors import Complaint
 from upriver.client.transport.address import Address
 from upriver.client.transport.backoff import PATIENCE_S
 from upriver.errors import AddressError, PositionError

@@ -1,0 +1,31 @@
+"""``upriver backup``: a copy of a node's data while it runs."""
+
+from pathlib import Path
+
+import click
+
+from upriver.cli.run_async import complaints
+
+
+@click.command()
+@click.argument("data", type=click.Path(path_type=Path), metavar="DATA")
+@click.argument("target", type=click.Path(path_type=Path), metavar="BACKUP")
+def backup(data: Path, target: Path) -> None:
+    """Copy the data directory of a node, which may go on running.
+
+    DATA is what `upriver serve --data` was given, on the same machine; BACKUP is a new or empty directory. The copy is
+    consistent: it holds everything that was on disk at one moment, vbuckets, tombstones, failover logs and history. A
+    write that was answered from memory alone (--ack memory) may be a moment too young for it.
+
+    `upriver dump` copies documents through the network instead, without history and failover logs.
+
+    \b
+    Examples:
+      upriver backup /var/lib/upriver /backup/monday
+      upriver restore /backup/monday /var/lib/upriver
+    """
+    from upriver.engine.storage.online_backup import hot_copy
+
+    with complaints():
+        hot_copy(data, target)
+    click.echo(f"{target}: a copy of {data}", err=True)

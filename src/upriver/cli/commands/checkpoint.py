@@ -1,0 +1,92 @@
+"""``upriver checkpoint``: the files in which consumers remember how far they are."""
+
+from pathlib import Path
+
+import click
+
+from upriver.cli.errors import Complaint, Failure
+from upriver.cli.output import show_table
+from upriver.cli.parameters import json_option, vbuckets_option
+from upriver.cli.run_async import complaints
+from upriver.client.consumer.checkpoint import FileCheckpoint
+from upriver.client.consumer.progress import Progress
+
+_file = click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
+_COLUMNS = ("vbucket", "vbucket_uuid", "seqno", "snapshot_start", "snapshot_end")
+
+
+@click.group(no_args_is_help=False)
+def checkpoint() -> None:
+    """Show, back up, restore and reset the checkpoints of consumers.
+
+    A checkpoint is a file in which a consumer, such as `upriver tail --checkpoint`, remembers how far it is. Change it
+    only while its consumer is stopped.
+
+    \b
+    Examples:
+      upriver checkpoint show seen.ckpt
+      upriver checkpoint backup seen.ckpt monday.ckpt
+      upriver checkpoint reset --vbuckets 7 seen.ckpt
+    """
+
+
+@checkpoint.command()
+@json_option
+@_file
+def show(as_json: bool, path: Path) -> None:
+    """Show where a consumer stands in each vbucket."""
+    found, progress = _read(path)
+    rows = (
+        (number, at.vbucket_uuid, at.seqno, at.snapshot.start, at.snapshot.end)
+        for number, at in ((number, progress[number].position) for number in sorted(progress))
+    )
+    click.echo(f"{path}: progress in {len(progress)} vbuckets of {found.source or 'a source without a name'}", err=True)
+    show_table(_COLUMNS, rows, as_json=as_json)
+
+
+@checkpoint.command()
+@_file
+@click.argument("target", type=click.Path(path_type=Path), metavar="BACKUP")
+def backup(path: Path, target: Path) -> None:
+    """Copy what a checkpoint says to another file, which must not be there."""
+    _copy(path, target)
+
+
+@checkpoint.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="BACKUP")
+@_file
+@click.option("--force", is_flag=True, help="Also over a checkpoint that is there; it stays as the generation before.")
+def restore(source: Path, path: Path, force: bool) -> None:
+    """Set a checkpoint back to what a backup says: its consumer sees everything since then again."""
+    _copy(source, path, force=force)
+
+
+@checkpoint.command()
+@vbuckets_option("Only these vbuckets, like 0-511,700.")
+@_file
+def reset(vbuckets: tuple[int, ...] | None, path: Path) -> None:
+    """Forget how far a consumer is: it starts over, or in some vbuckets only."""
+    found, progress = _read(path)
+    kept = {} if vbuckets is None else {n: each for n, each in progress.items() if n not in vbuckets}
+    with complaints():
+        found.write(kept)
+    click.echo(f"{path}: {len(progress) - len(kept)} vbuckets start over", err=True)
+
+
+def _read(path: Path) -> tuple[FileCheckpoint, dict[int, Progress]]:
+    if not path.exists():
+        raise Failure(f"{path}: there is no such checkpoint")
+    with complaints():
+        found = FileCheckpoint.existing(path)
+        return found, found.read()
+
+
+def _copy(source: Path, target: Path, *, force: bool = False) -> None:
+    found, progress = _read(source)
+    if target.exists() and not force:
+        raise Complaint(f"{target}: there is a file already")
+    with complaints():
+        if target.exists() and FileCheckpoint.existing(target).source != found.source:
+            raise Complaint(f"{target}: belongs to another source than {source}")
+        FileCheckpoint(target, source=found.source).write(progress)
+    click.echo(f"{target}: progress in {len(progress)} vbuckets", err=True)

@@ -1,0 +1,38 @@
+"""``upriver delete``: delete a key."""
+
+import click
+
+from upriver.cli.commands.set import show_written
+from upriver.cli.errors import Failure
+from upriver.cli.parameters import address_argument, json_option, key_of
+from upriver.cli.run_async import run
+from upriver.client import Address, KvClient, Written
+from upriver.errors import KeyNotFound
+
+
+@click.command()
+@click.argument("key")
+@click.option("--cas", type=click.IntRange(0, 2**64 - 1), default=0, help="Only if the key has this CAS.")
+@json_option
+@address_argument
+def delete(key: str, cas: int, as_json: bool, address: Address) -> None:
+    """Delete a key.
+
+    Exit code 1 if there is none.
+
+    \b
+    Examples:
+      upriver delete fruit
+      upriver delete --cas 1789012345678 fruit 10.0.0.7:11210
+    """
+    written = run(_delete(key, cas, address))
+    if as_json:
+        show_written(written)
+
+
+async def _delete(key: str, cas: int, address: Address) -> Written:
+    async with KvClient(address) as kv:
+        try:
+            return await kv.delete(key_of(key), cas=cas)
+        except KeyNotFound:
+            raise Failure(f"there is no key {key!r}") from None

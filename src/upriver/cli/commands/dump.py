@@ -1,0 +1,213 @@
+"""``upriver dump``: all documents, as they are now."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.cli.errors import Complaint
+from upriver.cli.json_lines import lines_of
+from upriver.cli.output import Advance, progress
+from upriver.cli.parameters import address_argument, patience_option, vbuckets_option
+from upriver.cli.run_async import interruptible, run
+from upriver.client import Address, Consumer
+from upriver.client.cluster.node_queries import active_vbuckets
+from upriver.model import CHANGES, Event
+
+#: The columns of a dump in Parquet, as far as they are wanted.
+COLUMNS: Final = ("vbucket", "event", "seqno", "rev_seqno", "cas", "flags", "expiry", "datatype", "key", "value")
+#: A row group is written when it has so many rows or bytes: large enough to compress, small enough to hold.
+ROWS_MAX: Final = 256 * 1024
+BYTES_MAX: Final = 32 * 1024 * 1024
+
+
+class Writer(Protocol):
+    """Where a dump goes."""
+
+    async def write(self, changes: pa.Table) -> None:
+        """Take changes; what is no document is left out."""
+
+    async def close(self) -> None:
+        """There are no more."""
+
+
+@click.command()
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "parquet"]),
+    help="Default: by the ending of the output's name, else jsonl.",
+)
+@click.option("-o", "--output", metavar="FILE", default="-", help="Write to FILE; - is standard output.")
+@vbuckets_option("Only these vbuckets, like 0-511,700.")
+@click.option("--keys-only", is_flag=True, help="Leave out the values.")
+@click.option("--deletions", is_flag=True, help="Also what was deleted, as far as the node still knows it.")
+@patience_option()
+@address_argument
+def dump(
+    form: str | None,
+    output: str,
+    vbuckets: tuple[int, ...] | None,
+    keys_only: bool,
+    deletions: bool,
+    patience: float,
+    address: Address,
+) -> None:
+    """Write all documents as JSON lines or Parquet.
+
+    One document a line: key, value, flags, expiry, cas, seqno, vbucket, rev_seqno. A key or value that is not UTF-8 is
+    written as base64, under the name key_base64 or value_base64; `upriver load` reads both. Parquet has the same
+    columns, with keys and values as bytes.
+
+    What is written is the state at the start of the dump, vbucket by vbucket; writers are not kept waiting. A server
+    that is no node of Upriver may tell a key twice that changes meanwhile: the later line counts.
+
+    \b
+    Examples:
+      upriver dump 127.0.0.1:11210 > all.jsonl
+      upriver dump -o all.parquet
+      upriver dump --keys-only --vbuckets 0-15 | wc -l
+
+    A file that is named with -o takes its name only when everything is in it.
+    """
+    form = form or ("parquet" if output.endswith(".parquet") else "jsonl")
+    if form == "parquet" and output == "-":
+        raise Complaint("Parquet does not go to standard output: name a file with -o")
+    columns = tuple(name for name in COLUMNS if not (keys_only and name == "value"))
+    left = "the lines end where it stopped" if output == "-" else f"{output} is not written"
+    with interruptible(left), _opened(output, form, columns) as writer:
+        settings: dict[str, Any] = {"vbuckets": vbuckets, "keys_only": keys_only, "patience_s": patience}
+        run(_dump(writer, deletions, address, columns=columns, **settings))
+
+
+async def _dump(writer: Writer, deletions: bool, address: Address, **settings: Any) -> None:
+    now = int(time.time())
+    async with Consumer(address, end="latest", on_rollback="fail", **settings) as consumer:
+        held = await active_vbuckets(consumer.cluster, settings["vbuckets"])
+        total = sum(each.high_seqno for each in held.values())
+        with progress("dump", total, "changes") as advance:
+            await _write_all(consumer, writer, deletions, now, advance)
+    await writer.close()
+
+
+async def _write_all(consumer: Consumer, writer: Writer, deletions: bool, now: int, advance: Advance) -> None:
+    # Many vbuckets make many small batches: they are put together before anything else is done with them.
+    gathered: list[pa.RecordBatch] = []
+    rows = size = 0
+
+    async def hand_over() -> None:
+        changes = pa.Table.from_batches(gathered)
+        await writer.write(changes if deletions else live(changes, now))
+        gathered.clear()
+
+    async for batch in consumer:
+        gathered.append(batch.records)
+        rows += len(batch)
+        size += batch.wire_bytes
+        advance(len(batch))
+        if rows >= ROWS_MAX or size >= BYTES_MAX:
+            await hand_over()
+            rows = size = 0
+    if gathered:
+        await hand_over()
+
+
+def live(changes: pa.Table, now: int) -> pa.Table:
+    """Those rows that are documents: stored, and not expired."""
+    stored = pc.equal(changes.column("event"), pa.scalar(int(Event.MUTATION), pa.uint8()))
+    expiry = changes.column("expiry")
+    if (pc.max(expiry).as_py() or 0) > 0:
+        lasting = pc.or_(pc.equal(expiry, 0), pc.greater(expiry, pa.scalar(now, pa.uint32())))
+        stored = pc.and_(stored, lasting)
+    return changes if pc.all(stored).as_py() is not False else changes.filter(stored)
+
+
+@contextlib.contextmanager
+def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer]:
+    if output == "-":
+        yield LinesWriter(sys.stdout.buffer)
+        return
+    with _until_whole(Path(output)) as path:
+        if form == "jsonl":
+            with path.open("wb") as file:
+                yield LinesWriter(file)
+            return
+        writer = ParquetWriter(str(path), pa.schema([CHANGES.field(name) for name in columns]))
+        try:
+            yield writer
+        finally:
+            writer.abandon()
+
+
+@contextlib.contextmanager
+def _until_whole(output: Path) -> Iterator[Path]:
+    """Where to write meanwhile: nobody shall take half a dump for a whole one, nor lose the one before for it."""
+    if output.is_dir():
+        raise Complaint(f"{output}: Is a directory")
+    if output.exists() and not output.is_file():  # a device or a pipe, which has nothing to lose
+        yield output
+        return
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        part.touch()
+    except OSError as error:
+        raise Complaint(f"{output}: {error.strerror}") from None
+    try:
+        yield part
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class LinesWriter:
+    """JSON lines."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    async def write(self, changes: pa.Table) -> None:
+        """Take documents."""
+        for batch in changes.to_batches():
+            self._file.write("".join(f"{line}\n" for line in lines_of(batch)).encode())
+
+    async def close(self) -> None:
+        """There are no more."""
+        self._file.flush()
+
+
+class ParquetWriter:
+    """A file of row groups, each encoded in a thread while the next ones come in."""
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq  # here, because only Parquet needs it
+
+        few = [name for name in ("vbucket", "event", "flags", "expiry", "datatype") if name in schema.names]
+        self._file = pq.ParquetWriter(
+            path, schema, compression="zstd", compression_level=1, use_dictionary=few, write_statistics=few
+        )
+        self._writing: asyncio.Task[None] | None = None
+
+    async def write(self, changes: pa.Table) -> None:
+        """Take documents, once those before are written."""
+        if self._writing is not None:
+            await self._writing
+        self._writing = asyncio.create_task(asyncio.to_thread(self._file.write_table, changes))
+
+    async def close(self) -> None:
+        """There are no more."""
+        if self._writing is not None:
+            await self._writing
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file, whatever has become of it."""
+        if self._file.is_open:
+            self._file.close()

@@ -1,0 +1,128 @@
+"""``upriver explain``: what packets say, byte by byte."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from upriver.cli.errors import Complaint
+from upriver.errors import WireError
+from upriver.wire import DIALECTS, hexdump
+from upriver.wire import explain as wire_explain
+from upriver.wire.explain import Explanation, Ink
+
+_COLOURED: Mapping[Ink, Callable[[str], str]] = {
+    Ink.TITLE: partial(click.style, bold=True),
+    Ink.FRAME: partial(click.style, dim=True),
+    Ink.HEADER: partial(click.style, fg="cyan"),
+    Ink.NUMBER: partial(click.style, fg="yellow"),
+    Ink.TEXT: partial(click.style, fg="green"),
+    Ink.MEANING: partial(click.style, fg="magenta"),
+}
+
+
+@click.command()
+@click.option(
+    "-d", "--dialect", type=click.Choice(list(DIALECTS)), help="The dialect of the packets. Default: what fits best."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of diagrams.")
+@click.option("-f", "--file", "path", type=click.Path(path_type=Path), help="Read FILE; - is standard input.")
+@click.argument("words", metavar="[HEX...]", nargs=-1)
+def explain(dialect: str | None, as_json: bool, path: Path | None, words: tuple[str, ...]) -> None:
+    """Show what packets say: the byte diagram and the list of fields.
+
+    The packets come as hexadecimal digits on the command line, from a file (-f FILE) or from standard input (-, or
+    nothing at all). A file may hold raw bytes, digits with or without 0x, spaces, colons and # comments, the output of
+    xxd or hexdump -C, or a recording. All packets of a run are taken to be of one dialect.
+
+    \b
+    Examples:
+      upriver explain 80 5c 0000 00 00 0000 00000000 00000001 0000000000000000
+      upriver explain --dialect upr -f packets.hex
+      xxd packets.bin | upriver explain --json -
+
+    JSON: a list of {"dialect", "message", "magic", "offset", "length", "fields"}, where a field is {"name", "first",
+    "last", "value", "meaning"} with first and last as inclusive byte offsets inside the packet. Numbers are numbers.
+    Keys and values are text, or "hex:" and digits if they are not UTF-8. The drafts with a 12-byte header have no
+    magic: null.
+
+    Wrong input is one line on standard error and exit code 2, after the packets before it.
+    """
+    data = _given(words, path)
+    explained = wire_explain.explain(data, None if dialect is None else DIALECTS[dialect])
+    show = _show_json if as_json else _show_text
+    if failure := show(explained):
+        raise Complaint(str(failure))
+
+
+def _given(words: tuple[str, ...], path: Path | None) -> bytes:
+    if words and words != ("-",):
+        if path is not None:
+            raise Complaint("give either HEX or -f FILE, not both")
+        return _bytes_of(" ".join(words).encode())
+    if path is None and not words and from_terminal():
+        raise Complaint("nothing to explain: give HEX, -f FILE or - for standard input")
+    return _bytes_of(_contents(path))
+
+
+def from_terminal() -> bool:
+    """Whether standard input is somebody at a keyboard, who would be kept waiting."""
+    return sys.stdin.isatty()
+
+
+def _contents(path: Path | None) -> bytes:
+    if path is None or str(path) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Complaint(f"{path}: {error.strerror}") from None
+
+
+def _bytes_of(given: bytes) -> bytes:
+    try:
+        data = hexdump.read(given)
+    except hexdump.NotHexadecimal as error:
+        raise Complaint(str(error)) from None
+    if not data:
+        raise Complaint("nothing to explain: there are no bytes")
+    return data
+
+
+def _show_text(explained: Iterator[Explanation]) -> WireError | None:
+    """Print each packet as soon as it is explained; what stopped it, if anything did."""
+    paint = _coloured if wants_colour(sys.stdout, os.environ) else wire_explain.plain
+    between = ""
+    try:
+        for explanation in explained:
+            click.echo(between + wire_explain.render(explanation, paint))
+            between = "\n"
+    except WireError as error:
+        return error
+    return None
+
+
+def _show_json(explained: Iterator[Explanation]) -> WireError | None:
+    """Print the list, closed even if something stopped it halfway."""
+    found: list[dict[str, object]] = []
+    failure = None
+    try:
+        found.extend(map(wire_explain.as_json, explained))  # keeps what came before a failure
+    except WireError as error:
+        failure = error
+    click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    return failure
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Colours only for a terminal, and not if NO_COLOR forbids them."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def _coloured(text: str, ink: Ink) -> str:
+    return _COLOURED[ink](text)

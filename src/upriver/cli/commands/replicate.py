@@ -1,0 +1,123 @@
+"""``upriver replicate``: keep copies on another node."""
+
+import asyncio
+from collections.abc import Callable
+
+import click
+
+from upriver.cli.commands.move import show_step
+from upriver.cli.errors import Failure
+from upriver.cli.output import progress
+from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
+from upriver.cli.run_async import run
+from upriver.client import Address, Mover, Step
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.errors import UpriverError
+from upriver.protocol.move.mover import Goal, Phase
+
+_LOOK_S = 0.2
+
+
+@click.command()
+@click.argument("vbuckets", type=VBUCKETS, metavar="VBUCKETS")
+@click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="The node that gets copies.")
+@click.option("--once", is_flag=True, help="End when the copies hold what the node holds at the start.")
+@patience_option("Give up if nothing goes on for so long.")
+@json_option
+@address_argument
+def replicate(
+    vbuckets: tuple[int, ...], destination: Address, once: bool, patience: float, as_json: bool, address: Address
+) -> None:
+    """Keep copies of vbuckets on another node up to date, until Ctrl-C.
+
+    ADDRESS is the node that has them active. On the other node they become replicas, whatever was there before; it must
+    not have them active. Connections that break are made again, and streams that end begin again. A vbucket that cannot
+    be replicated is told at once, while the others go on. With --json each step of each vbucket is a line.
+
+    \b
+    Examples:
+      upriver replicate 0-1023 --to 10.0.0.8:11210 10.0.0.7:11210
+      upriver replicate --once 7 --to 10.0.0.8:11210
+    """
+    tells = len(vbuckets) > 1  # of a single one that fails the command's own failure tells
+    run(_replicate(address, destination, vbuckets, once, patience, show_step if as_json else _tell if tells else None))
+
+
+def _tell(step: Step) -> None:
+    """A vbucket that is left behind while the others go on."""
+    if step.phase is Phase.FAILED:
+        click.echo(f"vbucket {step.vbucket} is not replicated: {step.reason}", err=True)
+
+
+async def _replicate(
+    source: Address,
+    destination: Address,
+    vbuckets: tuple[int, ...],
+    once: bool,
+    patience_s: float,
+    on_step: Callable[[Step], object] | None,
+) -> None:
+    goals = {number: each.high_seqno for number, each in (await _look(source)).items() if number in vbuckets}
+    missing = [number for number in vbuckets if number not in goals]
+    if missing:
+        raise Failure(f"{source.endpoints[0]} has no vbucket {', '.join(map(str, missing[:10]))}")
+    streaming: set[int] = set()
+
+    def take_step(step: Step) -> None:
+        (streaming.add if step.phase is Phase.STREAMING else streaming.discard)(step.vbucket)
+        if step.phase is Phase.FAILED:
+            goals.pop(step.vbucket, None)  # nobody waits for it
+        if on_step is not None:
+            on_step(step)
+
+    mover = Mover(source, destination, vbuckets, Goal.REPLICATE, patience_s=patience_s, on_step=take_step)
+    watching = asyncio.create_task(stop_when_there(mover, source, destination, goals, streaming)) if once else None
+    try:
+        steps = await mover.carry_out()
+    finally:
+        if watching is not None:
+            watching.cancel()
+        await mover.close()
+    failed = [step for step in steps if step.phase is not Phase.STREAMING]
+    if failed:
+        raise Failure(f"vbucket {failed[0].vbucket}: {failed[0].reason or failed[0].phase.value}")
+
+
+async def stop_when_there(
+    mover: Mover, source: Address, destination: Address, goals: dict[int, int], streaming: set[int]
+) -> None:
+    """Stop the mover when the copies hold so much, or all that the source still has."""
+    with progress("replicate", sum(goals.values()), "changes") as advance:
+        shown = 0
+        while True:
+            there = await _there(source, destination, goals)
+            advance(max(0, sum(there.values()) - shown))
+            shown = max(shown, sum(there.values()))
+            if there == goals and goals.keys() <= streaming:
+                mover.stop()
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+async def _there(source: Address, destination: Address, goals: dict[int, int]) -> dict[int, int]:
+    """How far each copy is; one that is not on the branch of its source yet counts for nothing, however much it has."""
+    try:
+        original, copies = await asyncio.gather(_look(source), _look(destination))
+    except UpriverError:  # the mover knows for how long to be patient
+        return {}
+    for number in goals.keys() & original.keys():  # a flush takes back what was there at the start
+        goals[number] = min(goals[number], original[number].high_seqno)
+    return {
+        number: min(goal, copies[number].high_seqno)
+        for number, goal in goals.items()
+        if number in original and number in copies and copies[number].vbucket_uuid == original[number].vbucket_uuid
+    }
+
+
+async def _look(address: Address) -> dict[int, VbucketStatus]:
+    cluster = Cluster(address)
+    try:
+        return await vbuckets_of(await cluster.connection(address.endpoints[0]))
+    finally:
+        await cluster.close()

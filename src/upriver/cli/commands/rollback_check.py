@@ -1,0 +1,197 @@
+"""``upriver rollback-check``: would a consumer be sent back, and why."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from upriver.cli.errors import Complaint, Failure
+from upriver.cli.output import show_json
+from upriver.cli.parameters import POSITIONS, address_argument, json_option
+from upriver.cli.run_async import complaints, run
+from upriver.client import Address, FileCheckpoint, Progress
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import VbucketStatus, active_vbuckets, failover_logs
+from upriver.client.consumer.settings import DRAFTS
+from upriver.errors import KeyNotFound, OutOfRange
+from upriver.model import FailoverEntry, FailoverLog, StreamPosition
+from upriver.model.rollback import resume_by_entry, rollback_by_entry, rollback_by_snapshot
+
+DIALECTS = ("dcp", "upr", *DRAFTS)
+
+ROLLED_BACK = 1
+
+
+@click.command("rollback-check")
+@click.option("--at", "positions", type=POSITIONS, metavar="POSITIONS", help="VBUCKET:UUID:SEQNO[:START:END],…")
+@click.option("--dialect", type=click.Choice(DIALECTS), default="dcp", show_default=True,
+              help="By whose rule; tap knows no positions.")  # fmt: skip
+@click.option("--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="Take the positions of a consumer.")
+@json_option
+@address_argument
+def rollback_check(
+    positions: dict[int, StreamPosition] | None, dialect: str, checkpoint: Path | None, as_json: bool, address: Address
+) -> None:
+    """Tell whether a consumer would be sent back, and why.
+
+    A position is what a consumer keeps of a vbucket: the uuid of the branch, the last seqno, and the bounds of the
+    snapshot that it lies in. It is held against the failover log of the active node. Requests of `upr` and the drafts
+    carry no bounds: their consumers compare the logs themselves, and START is where they were last whole. Exit code 1
+    if a vbucket would be rolled back.
+
+    \b
+    Examples:
+      upriver rollback-check --at 7:0xdeadbeef:100
+      upriver rollback-check --at 7:0xdeadbeef:100:90:120 10.0.0.7:11210
+      upriver rollback-check --dialect upr --checkpoint seen.ckpt
+    """
+    if (positions is None) == (checkpoint is None):
+        raise click.UsageError("give either --at POSITIONS or --checkpoint FILE")
+    progress = _progress_in(checkpoint) if checkpoint is not None else {}
+    positions = positions or {number: each.position for number, each in progress.items()}
+    statuses, logs = run(_ask(sorted(positions), address))
+    back = 0
+    for number, position in sorted(positions.items()):
+        if number not in statuses or number not in logs:
+            raise Failure(f"vbucket {number}: no node of the cluster has it active")
+        source = Source(logs[number], statuses[number].high_seqno, statuses[number].purge_seqno)
+        ours = progress[number].failover_log if number in progress else None
+        to, why = judged(position, source) if dialect == "dcp" else judged_by_logs(position, ours, source, dialect)
+        back += to is not None
+        if as_json:
+            show_json({"vbucket": number, "rollback": to is not None, "to_seqno": to, "why": why})
+        else:
+            verdict = "goes on" if to is None else f"would be rolled back to {to}"
+            click.echo(f"vbucket {number}: {verdict}: {why}")
+    if back:
+        click.get_current_context().exit(ROLLED_BACK)
+
+
+def _progress_in(path: Path) -> dict[int, Progress]:
+    if not path.exists():
+        raise Complaint(f"{path}: there is no such checkpoint")
+    with complaints():
+        progress = dict(FileCheckpoint.existing(path).read())
+    if any(each.is_unplaced for each in progress.values()):
+        raise Complaint(f"{path}: this checkpoint is of tap, which tells no positions; there is nothing to compare")
+    return progress
+
+
+async def _ask(numbers: list[int], address: Address) -> tuple[Mapping[int, VbucketStatus], Mapping[int, FailoverLog]]:
+    cluster = Cluster(address)
+    logs: dict[int, FailoverLog] = {}
+    try:
+        known = await cluster.open()
+        numbers = [number for number in numbers if number < known.vbuckets]
+        statuses = await active_vbuckets(cluster, numbers)
+        for number in statuses:
+            endpoint = known.owner(number)
+            assert endpoint is not None
+            logs |= await failover_logs(await cluster.connection(endpoint), [number])
+    finally:
+        await cluster.close()
+    return statuses, logs
+
+
+class Source(NamedTuple):
+    """What the rules ask of the node that has a vbucket."""
+
+    log: FailoverLog
+    high_seqno: int
+    purge_seqno: int
+
+
+_NOTHING = "it starts at 0, and who has nothing can lose nothing"
+
+
+def _purged(seqno: int, purge_seqno: int) -> str:
+    return (
+        f"deletions up to seqno {purge_seqno} are purged, it stands before them at {seqno} and may have missed some, "
+        "so it starts over"
+    )
+
+
+def judged(position: StreamPosition, source: Source) -> tuple[int | None, str]:
+    """Whither a consumer of `dcp` at this position is sent back, None if it may go on; and why."""
+    return rollback_by_snapshot(*source, position), _explained(position, *source)
+
+
+def _explained(position: StreamPosition, log: FailoverLog, high_seqno: int, purge_seqno: int) -> str:
+    uuid, seqno = position.vbucket_uuid, position.seqno
+    if seqno == 0:
+        return _NOTHING
+    if seqno < purge_seqno:
+        return _purged(seqno, purge_seqno)
+    place = log.index(uuid)
+    if place is None:
+        return f"the uuid {uuid:#x} is not in the failover log: nothing is known of that branch, so it starts over"
+    upper = log.upper(place, high_seqno)
+    branch = "the newest branch" if place == 0 else f"branch {uuid:#x}, since which {place} newer ones have begun"
+    shared = f"it is on {branch}, of which the node shares the history up to seqno {upper}"
+    start, end = position.snapshot.start, position.snapshot.end
+    if seqno in (start, end):
+        if seqno <= upper:
+            return f"{shared}, and holds nothing beyond that: it is at {seqno}"
+        return f"{shared}, and it holds changes up to {seqno}, which the node does not have"
+    inside = f"it is in the middle of a snapshot from {start} to {end}, at {seqno}"
+    if end <= upper:
+        return f"{shared}; {inside}, which the node has whole"
+    return (
+        f"{shared}; {inside}, and the node cannot finish that snapshot as it was begun, so it goes back "
+        f"to where it was whole or the branches part, whichever is earlier"
+    )
+
+
+def judged_by_logs(
+    position: StreamPosition, ours: FailoverLog | None, source: Source, dialect: str
+) -> tuple[int | None, str]:
+    """The same for a consumer of `upr` or a draft, whose own log is known from its checkpoint.
+
+    Without one it is taken to name the entry as the node has it.
+    """
+    uuid, theirs = position.vbucket_uuid, source.log
+    if ours is None:
+        place = theirs.index(uuid)
+        ours = FailoverLog((FailoverEntry(uuid, 0) if place is None else theirs.entries[place],))
+    entry, seqno = resume_by_entry(position, ours, theirs)
+    try:
+        back = rollback_by_entry(*source, seqno, entry, unknown_is_error=dialect == "upr")
+    except (KeyNotFound, OutOfRange):  # both count as a rollback
+        back = 0
+    reached = seqno if back is None else back
+    why = _explained_by_logs(position, ours, source, entry, seqno)
+    return (reached if reached < position.seqno else None), why
+
+
+def _explained_by_logs(
+    position: StreamPosition, ours: FailoverLog, source: Source, entry: FailoverEntry, seqno: int
+) -> str:
+    theirs, high_seqno, purge_seqno = source
+    if position.seqno == 0:
+        return _NOTHING
+    place = theirs.index(entry.vbucket_uuid)
+    if place is None or ours.index(entry.vbucket_uuid) is None:
+        return (
+            f"the uuid {position.vbucket_uuid:#x} is not in the failover log: nothing is known of that branch, "
+            "so it starts over"
+        )
+    if 0 < seqno < purge_seqno:
+        return _purged(seqno, purge_seqno)
+    there = theirs.entries[place]
+    if seqno and there != entry:
+        branch = f"it has branch {entry.vbucket_uuid:#x} from seqno {entry.seqno}"
+        return f"{branch}, the node from {there.seqno}: it starts over"
+    upper = theirs.upper(place, high_seqno)
+    shared = f"the node shares its history up to seqno {upper}"
+    if seqno < position.seqno:
+        reason = (
+            "its own newer branches, which the node never had, count for nothing"
+            if entry != ours.newest
+            else f"newer branches have begun ({place}), and nobody knows without bounds whether it is whole where it is"
+        )
+        first = f"{reason}: it goes back by itself to {seqno}"
+        return first if seqno <= upper else f"{first}; {shared}, so it goes back further"
+    if seqno <= upper:
+        return f"{shared}, and it holds nothing beyond that: it is at {seqno}"
+    return f"{shared}, and it holds changes up to {seqno}, which the node does not have"

@@ -1,0 +1,208 @@
+"""``upriver run``: carry out a pipeline."""
+
+import contextlib
+import dataclasses
+import tomllib
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from upriver.cli.errors import Complaint, Failure
+from upriver.cli.parameters import default_address, with_password
+from upriver.cli.progress_display import Watcher
+from upriver.cli.run_async import complaints
+from upriver.client import Address
+from upriver.errors import OptionError
+from upriver.pipelines.options import JobOptions, shown_name
+from upriver.pipelines.pipeline import Job
+from upriver.pipelines.registry import PIPELINES, find
+from upriver.spark.declared import as_seconds
+
+#: What says how a pipeline is run, beside its own options; the same as in ``_SHARED``, in its order.
+_RUNNING: Final = ("checkpoint", "once", "for", "forever", "master", "patience")
+_INTERRUPTED: Final = 130
+
+
+class TimeType(click.ParamType[float]):
+    """``500ms``, ``30s`` or ``5m``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """So many seconds."""
+        try:
+            return float(value) if isinstance(value, float | int) else as_seconds(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} is not {error}", param, ctx)
+
+
+TIME: Final = TimeType()
+_SHARED: Final = (
+    click.Option(["--checkpoint"], metavar="DIR", help="Where progress is kept. [default: by source and target]"),
+    click.Option(["--once"], is_flag=True, help="End with what the source holds now."),
+    click.Option(["--for", "for_"], type=TIME, metavar="TIME", help="End after so long."),
+    click.Option(["--forever"], is_flag=True, help="Go on until Ctrl-C; the default."),
+    click.Option(["--master"], metavar="URL", help="Use this Spark instead of one of our own."),
+    click.Option(["--patience"], type=TIME, metavar="TIME", help="Fail if nothing works for so long. [default: 10m]"),
+)
+
+
+class PipelineCommands(MutableMapping[str, click.Command]):
+    """A command for each pipeline, made from its table of options when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made and name in PIPELINES:
+            self._made[name] = command_of(name)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(PIPELINES))
+
+    def __len__(self) -> int:
+        return len(PIPELINES)
+
+
+class Pipelines(click.Group):
+    """The pipelines, none of them imported before it is needed."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.commands = PipelineCommands()
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Pipelines"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in sorted(PIPELINES.items())])
+
+
+@click.group(cls=Pipelines, invoke_without_command=True, subcommand_metavar="[PIPELINE] [OPTIONS]")
+@click.option("-f", "--file", metavar="FILE", help="Take the pipeline and its options from a TOML file.")
+@click.pass_context
+def run(ctx: click.Context, file: str | None) -> None:
+    """Carry out a pipeline: what people do with a change stream.
+
+    A Spark of its own runs on this machine; nothing else has to be installed or started. While it runs a line shows how
+    far it is; in a pipe that is a JSON line now and then. Ctrl-C stops it, and the same command goes on from there.
+    Temporary trouble, such as a node that is away, is waited for; whatever else fails is told with its place, and the
+    checkpoint stays as it is.
+
+    A file has the name of the pipeline as `pipeline`, and every option by its name without the hyphens before it.
+
+    \b
+    Examples:
+      upriver run replicate --from 10.0.0.7:11210 --to 10.0.0.8:11210 --once
+      upriver run -f copies.toml
+    """
+    if file is None:
+        if ctx.invoked_subcommand is None:
+            raise click.UsageError("name a pipeline, or a file with -f")
+        return
+    if ctx.invoked_subcommand is not None:
+        raise click.UsageError("name a pipeline or a file, not both")
+    _run_file(file)
+
+
+def command_of(name: str) -> click.Command:
+    """The command of a pipeline."""
+    kind = find(name)
+
+    def callback(**given: Any) -> None:
+        running = {each: given.pop("for_" if each == "for" else each) for each in _RUNNING}
+        carry_out(kind, {each: value for each, value in given.items() if value is not None}, running)
+
+    summary = PIPELINES[name][1]
+    parameters: list[click.Parameter] = [*map(_parameter, dataclasses.fields(kind.options_type)), *_SHARED]
+    text = f"{summary}\n\n{kind.__doc__ or ''}"
+    return click.Command(name, params=parameters, callback=callback, help=text, short_help=summary)
+
+
+def _parameter(field: "dataclasses.Field[Any]") -> click.Option:
+    shown, meaning = shown_name(field.name), str(field.metadata["meaning"])
+    help_text = f"{meaning[0].upper()}{meaning[1:]}."
+    if isinstance(field.default, bool):
+        names = f"--{shown}/--no-{shown}" if field.default else f"--{shown}"
+        return click.Option([names, field.name], is_flag=True, default=None, help=help_text)
+    default = field.default
+    if default not in (None, ""):
+        help_text += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+    metavar = str(field.metadata["values"]).replace(" or a URL", "").upper() or "TEXT"
+    return click.Option([f"--{shown}", field.name], metavar=metavar.replace(", ", "|"), help=help_text)
+
+
+def _run_file(path: str) -> None:
+    try:
+        given = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise Complaint(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Complaint(f"{path}: {error}") from None
+    name = given.pop("pipeline", None)
+    if not isinstance(name, str):
+        raise Complaint(f'{path}: it has no pipeline = "NAME"; there are {", ".join(sorted(PIPELINES))}')
+    context = click.get_current_context()
+    running: dict[str, Any] = dict.fromkeys(_RUNNING)
+    for each, option in zip(_RUNNING, _SHARED, strict=True):
+        if (value := given.pop(each, None)) is not None:
+            running[each] = option.type.convert(value, option, context)  # as if it had been typed
+    with _plain_errors():
+        kind = find(name)
+    carry_out(kind, given, running)
+
+
+def carry_out(kind: type[Job], given: dict[str, Any], running: dict[str, Any]) -> None:
+    """Run it to its end, and show how it goes."""
+    if sum(bool(running[each]) for each in ("once", "for", "forever")) > 1:
+        raise click.UsageError("--once, --for and --forever exclude each other")
+    with _plain_errors():
+        options = _with_passwords(kind.options_type.read({"from": default_address(), **_from_named(given)}))
+        job = kind(options)
+    from upriver.pipelines.runner import PATIENCE_S, run
+
+    with complaints(), Watcher(job) as watcher:
+        summary = run(
+            job,
+            checkpoint=running["checkpoint"],
+            once=bool(running["once"]),
+            seconds=running["for"],
+            master=running["master"],
+            patience_s=running["patience"] or PATIENCE_S,
+            on_progress=watcher.show,
+        )
+    watcher.conclude(summary)
+    if summary.interrupted and running["once"]:
+        click.get_current_context().exit(_INTERRUPTED)
+
+
+def _from_named(given: dict[str, Any]) -> dict[str, Any]:
+    """The source goes by one name, whoever gives it."""
+    return {"from" if name == "source" else name: value for name, value in given.items()}
+
+
+def _with_passwords(options: JobOptions) -> JobOptions:
+    addresses = {
+        field.name: with_password(value)
+        for field in dataclasses.fields(options)
+        if isinstance(value := getattr(options, field.name), Address)
+    }
+    return dataclasses.replace(options, **addresses)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """An option that makes no sense is the user's to mend, a missing extra too."""
+    try:
+        yield
+    except OptionError as error:
+        raise Complaint(str(error)) from None
+    except ImportError as error:
+        raise Failure(f"{error.name} is not installed: pip install 'upriver[pipelines]'") from None

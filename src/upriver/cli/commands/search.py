@@ -1,0 +1,56 @@
+"""``upriver search``: what an index finds."""
+
+import click
+
+from upriver.cli.errors import Complaint
+from upriver.cli.json_lines import text_fields
+from upriver.cli.output import on_terminal, show_json, shown
+from upriver.cli.run_async import complaints
+
+NOTHING_FOUND = 1
+#: What marks the words in a snippet before anybody has decided how to show them; no text has these.
+_MARKS = ("\x02", "\x03")
+
+
+@click.command()
+@click.argument("index")
+@click.argument("query")
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="So many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines also on a terminal.")
+def search(index: str, query: str, limit: int, as_json: bool) -> None:
+    """Search the index that the pipeline index keeps.
+
+    INDEX is what the pipeline was told with --to: a file, or the URL of an index at a server. The best hits come first,
+    each with its key and the place of the words in the text; in a pipe as JSON lines. Exit code 1 if nothing was found.
+
+    Words must all be there; "several words" stand together, word* begins so. In a file AND, OR and NOT work as well.
+
+    \b
+    Examples:
+      upriver search index.db 'harbour light*'
+      upriver search opensearch+http://127.0.0.1:9200/shop '"red shoes"' | jq -r .key
+    """
+    try:
+        from upriver.pipelines.index import search_index
+    except ImportError as error:
+        raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
+    with complaints():
+        hits = search_index(index, query, limit, _MARKS)
+    for hit in hits:
+        if as_json or not on_terminal():
+            plain = hit.snippet.replace(_MARKS[0], "[").replace(_MARKS[1], "]")
+            show_json({**text_fields("key", hit.key), "snippet": plain, "score": round(hit.score, 4)})
+        else:
+            click.echo(f"{click.style(shown(hit.key), bold=True)}\n  {_coloured(hit.snippet)}")
+    if not hits:
+        click.get_current_context().exit(NOTHING_FOUND)
+
+
+def _coloured(snippet: str) -> str:
+    """The snippet with its words in colour, and nothing that would play with the terminal."""
+    out = []
+    for piece in snippet.split(_MARKS[0]):
+        word, mark, rest = piece.rpartition(_MARKS[1])
+        out.append(click.style(shown(word.encode()), fg="yellow", bold=True) if mark else "")
+        out.append(shown(rest.encode()))
+    return "".join(out)

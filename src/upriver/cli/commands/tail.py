@@ -1,0 +1,116 @@
+"""``upriver tail``: changes as they happen."""
+
+import sys
+from typing import Any, Final
+
+import click
+
+from upriver.cli.errors import Complaint
+from upriver.cli.json_lines import event_line, lines_of
+from upriver.cli.output import on_terminal, shown
+from upriver.cli.parameters import POSITIONS, address_argument, json_option, patience_option, vbuckets_option
+from upriver.cli.run_async import run
+from upriver.client import Address, Batch, Consumer, FileCheckpoint
+from upriver.client.consumer.settings import DIALECTS
+from upriver.client.consumer.tracked_vbuckets import POLICIES
+from upriver.client.transport.backoff import PATIENCE_S
+from upriver.errors import InvalidArguments
+from upriver.model import Event
+
+_COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow"}
+
+
+@click.command()
+@click.option(
+    "-d", "--dialect", type=click.Choice(list(DIALECTS)), default="dcp", help="What to speak.  [default: dcp]"
+)
+@click.option(
+    "--from",
+    "start",
+    default="now",
+    metavar="WHERE",
+    help="earliest, now, or positions VBUCKET:UUID:SEQNO[:START:END],…  [default: now]",
+)
+@click.option(
+    "--stream-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Where streams are asked for, if elsewhere: upr_draft1 needs a listener pinned to it.",
+)
+@click.option("--until-now", is_flag=True, help="End with what is there now instead of waiting for more.")
+@click.option("--checkpoint", metavar="FILE", help="Go on from where FILE says, and keep it up to date.")
+@click.option("--on-rollback", type=click.Choice(list(POLICIES)), default="rewind", help="[default: rewind]")
+@click.option("-n", "--limit", type=click.IntRange(1), help="End after so many changes.")
+@vbuckets_option("Only these vbuckets, like 0-511,700.")
+@click.option("--keys-only", is_flag=True, help="Leave out the values.")
+@click.option("--key-filter", metavar="REGEX", help="Only keys in which this is found (RE2).")
+@click.option("--value-filter", metavar="JSON", help='Only JSON values with this: {"field": "a.b", "equals": 1}.')
+@click.option("--persisted-only", is_flag=True, help="Only what is on the node's disk.")
+@click.option("--history", is_flag=True, help="Every version that is kept, not only the newest of each key.")
+@patience_option(f"Give up if a vbucket gets no stream for so long.  [default: {PATIENCE_S:g} with --until-now]", None)
+@json_option
+@address_argument
+def tail(
+    start: str, until_now: bool, checkpoint: str | None, limit: int | None, as_json: bool, address: Address,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Show changes as they happen, until Ctrl-C.
+
+    A line for each change: vbucket, seqno, what happened, key, value. With --json as `upriver dump` writes them, with
+    the event besides; what happens to whole vbuckets (rollback, reset, flush) has the event and no key. With a
+    checkpoint every change is shown at least once, also across restarts of either side. A node that is gone is waited
+    for, however long, unless there is an end to reach or --patience says otherwise.
+
+    \b
+    Examples:
+      upriver tail --from earliest --json --dialect upr
+      upriver tail --key-filter '^order:' --value-filter '{"field": "state", "contains": "paid"}'
+      upriver tail --from 7:0xdeadbeef:100 --vbuckets 7
+      upriver tail --checkpoint seen.ckpt --json 10.0.0.7:11210 | while read -r line; do …; done
+    """
+    settings["start"] = _start(start)
+    settings["end"] = "latest" if until_now else "never"
+    settings["patience_s"] = settings.pop("patience")
+    if checkpoint is not None:
+        settings["checkpoint"] = FileCheckpoint(checkpoint, source=str(address))
+    run(_tail(settings, limit, as_json, address))
+
+
+async def _tail(settings: dict[str, Any], limit: int | None, as_json: bool, address: Address) -> None:
+    try:
+        consumer = Consumer(address, **settings)
+    except InvalidArguments as error:
+        raise Complaint(error.detail) from None
+    left = limit
+    async with consumer:
+        async for batch in consumer:
+            lines = _json_lines(batch) if as_json else _plain_lines(batch)
+            sys.stdout.write("".join(f"{line}\n" for line in lines[:left]))
+            sys.stdout.flush()
+            if left is not None:
+                left -= len(lines[:left])
+                if left == 0:
+                    return
+
+
+def _start(text: str) -> Any:
+    if text in ("earliest", "now"):
+        return "latest" if text == "now" else text
+    return POSITIONS.convert(text, None, click.get_current_context())
+
+
+def _json_lines(batch: Batch) -> list[str]:
+    if batch.event is not None:
+        return [event_line(batch.event)]
+    return list(lines_of(batch.records, with_event=True))
+
+
+def _plain_lines(batch: Batch) -> list[str]:
+    coloured = on_terminal()
+    lines = []
+    for row in batch.records.select(["vbucket", "seqno", "event", "key", "value"]).to_pylist():
+        event = Event(row["event"]).name.lower()
+        name = click.style(event, fg=_COLOURS.get(event, "magenta")) if coloured else event
+        cells = [str(row["vbucket"]), str(row["seqno"]), name, shown(row["key"]), shown(row["value"])]
+        lines.append("\t".join(cells).rstrip("\t"))
+    return lines

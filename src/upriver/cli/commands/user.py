@@ -1,0 +1,118 @@
+"""``upriver user``: who may use a node."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from upriver.cli.errors import Complaint
+from upriver.errors import UpriverError, UserError
+from upriver.node.auth.users import Role, User, prepared_name
+from upriver.node.auth.users_file import Users
+
+_users_option = click.option(
+    "--users",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="users.json",
+    envvar="UPRIVER_USERS",
+    show_default=True,
+    show_envvar=True,
+    help="The file of users.",
+)
+
+
+@click.group(no_args_is_help=False)
+def user() -> None:
+    """Add, list and remove the users of a node.
+
+    The file of users holds names, roles and salted SCRAM credentials, never passwords. A running node takes changes
+    to it without a restart.
+
+    \b
+    Examples:
+      upriver user add alice --roles read,write
+      pass show upriver/indexer | upriver user add indexer --roles stream --password-stdin
+      upriver user list
+      upriver user remove alice
+    """
+
+
+@user.command()
+@click.argument("name")
+@click.option("--roles", required=True, help="What the user may do: read, write, stream, admin; separated by commas.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input instead of asking for it.")
+@click.option("--replace", is_flag=True, help="Give a user who exists already these roles and this password.")
+@_users_option
+def add(name: str, roles: str, password_stdin: bool, replace: bool, path: Path) -> None:
+    """Add a user; the file is made if there is none."""
+    with _complaints():
+        name, granted = prepared_name(name), Role.named(filter(None, map(str.strip, roles.split(","))))
+        if not replace and path.exists() and name in Users.load(path):
+            raise UserError("exists already", name)  # before anybody has to type a password
+        added = User.create(name, _password_given() if password_stdin else _password_asked(), granted)
+        with Users.edit(path, create=True) as users:
+            users.add(added, replace=replace)
+    click.echo(f"{path}: {name} may {', '.join(granted.names)}")
+
+
+@user.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of names and roles.")
+@_users_option
+def list_users(as_json: bool, path: Path) -> None:
+    """List the users and their roles."""
+    with _complaints():
+        users = list(Users.load(path))
+    if as_json:
+        listed = [{"name": each.name, "roles": each.roles.names} for each in users]
+        click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+        return
+    width = max((len(each.name) for each in users), default=0)
+    for each in users:
+        click.echo(f"{each.name:<{width}}  {','.join(each.roles.names)}")
+
+
+@user.command()
+@click.argument("name")
+@_users_option
+def remove(name: str, path: Path) -> None:
+    """Remove a user."""
+    with _complaints(), Users.edit(path) as users:
+        users.remove(name)
+    click.echo(f"{path}: {name} is removed")
+
+
+@contextlib.contextmanager
+def _complaints() -> Iterator[None]:
+    try:
+        yield
+    except UpriverError as error:
+        raise Complaint(str(error)) from None
+    except OSError as error:
+        raise Complaint(f"{error.filename}: {error.strerror}") from None
+
+
+def at_terminal() -> bool:
+    """Whether there is somebody who can be asked."""
+    return sys.stdin.isatty()
+
+
+def _password_asked() -> str:
+    if not at_terminal():
+        raise Complaint("nobody to ask for a password: standard input is no terminal (try --password-stdin)")
+    return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+
+
+def _password_given() -> str:
+    """Everything on standard input but the end of its only line."""
+    try:
+        given = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise Complaint("the password is not UTF-8") from None
+    password = given.removesuffix("\n").removesuffix("\r")
+    if "\n" in password:
+        raise Complaint("standard input holds more than one line")
+    return password

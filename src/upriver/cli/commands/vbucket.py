@@ -1,0 +1,93 @@
+"""``upriver vbucket``: which vbuckets a node has, and what it may do with them."""
+
+import click
+
+from upriver.cli.output import show_table
+from upriver.cli.parameters import VBUCKETS, address_argument, json_option
+from upriver.cli.run_async import run
+from upriver.client import Address
+from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.model import VbucketState
+from upriver.wire import memcached
+
+_COLUMNS = ("vbucket", "state", "vbucket_uuid", "high_seqno", "persisted_seqno", "purge_seqno")
+
+
+@click.group(no_args_is_help=False)
+def vbucket() -> None:
+    """List the vbuckets of a node, set their state, and delete dead ones.
+
+    Only one node may have a vbucket active: `upriver move` moves it so that this holds. Setting states by hand is for
+    failover, when the active node is gone for good.
+
+    \b
+    Examples:
+      upriver vbucket list
+      upriver vbucket set 0-511 active 10.0.0.8:11210
+      upriver vbucket delete 0-511 10.0.0.7:11210
+    """
+
+
+@vbucket.command("list")
+@click.option("--state", type=click.Choice([each.value for each in VbucketState]), help="Only those in this state.")
+@json_option
+@address_argument
+def list_(state: str | None, as_json: bool, address: Address) -> None:
+    """List the vbuckets of a node: state, newest uuid, and how far memory, disk and purging are."""
+    rows = (
+        (each.number, each.state.value, each.vbucket_uuid, each.high_seqno, each.persisted_seqno, each.purge_seqno)
+        for each in run(_list(address))
+        if state in (None, each.state.value)
+    )
+    show_table(_COLUMNS, rows, as_json=as_json)
+
+
+async def _list(address: Address) -> list[VbucketStatus]:
+    cluster = Cluster(address)
+    try:
+        found = await vbuckets_of(await cluster.connection(address.endpoints[0]))
+    finally:
+        await cluster.close()
+    return [found[number] for number in sorted(found)]
+
+
+@vbucket.command("set")
+@click.argument("vbuckets", type=VBUCKETS, metavar="VBUCKETS")
+@click.argument("state", type=click.Choice([each.value for each in VbucketState]))
+@address_argument
+def set_(vbuckets: tuple[int, ...], state: str, address: Address) -> None:
+    """Set the state of vbuckets, which are made if they are not there; done when it is on disk."""
+    run(_set(vbuckets, VbucketState(state), address))
+
+
+async def _set(vbuckets: tuple[int, ...], state: VbucketState, address: Address) -> None:
+    cluster = Cluster(address)
+    try:
+        connection = await cluster.connection(address.endpoints[0])
+        for number in vbuckets:
+            await connection.ask(memcached.SetVbucket(vbucket=number, state=memcached.VbucketState[state.name]))
+    finally:
+        await cluster.close()
+
+
+@vbucket.command()
+@click.argument("vbuckets", type=VBUCKETS, metavar="RANGES")
+@address_argument
+def delete(vbuckets: tuple[int, ...], address: Address) -> None:
+    """Delete dead vbuckets and everything in them, as a move leaves on its source; done when it is on disk.
+
+    A node deletes only dead ones: the first that is not, or is not there, ends the command, and those before it are
+    deleted. Deployed servers delete them in any state.
+    """
+    run(_delete(vbuckets, address))
+
+
+async def _delete(vbuckets: tuple[int, ...], address: Address) -> None:
+    cluster = Cluster(address)
+    try:
+        connection = await cluster.connection(address.endpoints[0])
+        for number in vbuckets:
+            await connection.ask(memcached.DeleteVbucket(vbucket=number))
+    finally:
+        await cluster.close()

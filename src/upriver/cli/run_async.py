@@ -1,0 +1,58 @@
+"""How a command runs what waits for the network, and what it says when that fails."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from upriver.cli.errors import Complaint, Failure, reason
+from upriver.errors import AddressError, OptionError, StatusError, UpriverError
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end; whatever goes wrong on purpose becomes one line."""
+    with complaints():
+        return asyncio.run(work)
+
+
+@contextlib.contextmanager
+def complaints() -> Iterator[None]:
+    """Turn the errors that a user can do something about into one line each."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        with complaints():
+            raise _first(group) from None
+    except (AddressError, OptionError) as error:
+        raise Complaint(str(error)) from None
+    except StatusError as error:
+        where = "" if error.vbucket is None else f"vbucket {error.vbucket}: "
+        raise Failure(f"{where}{error.detail or error.text}") from None
+    except UpriverError as error:
+        raise Failure(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(reason(error)) from None
+
+
+@contextlib.contextmanager
+def interruptible(meaning: str) -> Iterator[None]:
+    """Say what Ctrl-C means for work that was not done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"{click.get_current_context().command_path}: interrupted: {meaning}", err=True)
+        raise
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real error of several that happened at once."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,164 @@
+"""``upriver load``."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.typed import COMMAND, PATIENCE_S, piped
+from upriver.cli.commands.load import sample_batches, taken
+from upriver.node import EmbeddedNode, start
+
+
+def documents(run: Run, *arguments: str) -> dict[str, dict[str, object]]:
+    found = map(json.loads, run("dump", *arguments).stdout.splitlines())
+    return {document["key"]: document for document in found}
+
+
+def test_samples_are_the_same_each_time(run: Run) -> None:
+    result = run("load", "--sample", "500")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "500 documents are stored\n")
+    held = documents(run)
+    assert len(held) == 500
+    assert json.loads(str(held["sample:00000007"]["value"]))["number"] == 7
+    (batch,) = sample_batches(3)
+    assert batch.column("key").to_pylist() == [b"sample:00000000", b"sample:00000001", b"sample:00000002"]
+    assert run("load", "--sample", "0").stderr == "0 documents are stored\n"
+
+
+def test_lines_from_standard_input(run: Run) -> None:
+    lines = '{"key":"a","value":"first"}\n{"key":"a","value":"last","flags":3}\n{"key":"b","value":{"x":1}}\n'
+    assert run("load", "-", given=lines).exit_code == 0
+    held = documents(run)
+    assert (held["a"]["value"], held["a"]["flags"], held["b"]["value"]) == ("last", 3, '{"x":1}')
+    assert run("load", "-", given='{"key":"a","deleted":true}\n').exit_code == 0
+    assert list(documents(run)) == ["b"]
+
+
+def test_csv(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "fruit.csv"
+    path.write_text('key,value,flags,colour\napple,"a, ""b""\nc",5,red\npear,,0,green\n')
+    assert run("load", str(path)).exit_code == 0
+    held = documents(run)
+    assert (held["apple"]["value"], held["apple"]["flags"]) == ('a, "b"\nc', 5)
+    assert held["pear"]["value"] == ""
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
+def test_with_meta_keeps_cas_and_revision(run: Run, tmp_path: Path, name: str) -> None:
+    for value in ("first", "second"):
+        run("set", "fruit", value)
+    run("set", "gone", "soon")
+    run("delete", "gone")
+    path = str(tmp_path / name)
+    assert run("dump", "--deletions", "-o", path).exit_code == 0
+    with start(vbuckets=8) as other:
+        assert run("load", "--with-meta", path, other.address).exit_code == 0
+        held = documents(run, "--deletions", other.address)
+    for document in (mine := documents(run, "--deletions")).values():
+        assert document["rev_seqno"] == 2
+    for document in (*mine.values(), *held.values()):
+        del document["seqno"]
+    assert held == mine
+
+
+@pytest.mark.parametrize("given", ['{"key":"a","value":"b","cas":7}\n', '{"key":"a","value":"b","rev_seqno":7}\n'])
+def test_with_meta_needs_a_version(run: Run, given: str) -> None:
+    result = run("load", "--with-meta", "-", given='{"key":"c","value":"d","cas":7,"rev_seqno":1}\n' + given)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "for --with-meta has empty places" in result.stderr
+    result = run("load", "--with-meta", "--sample", "5")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "there is no column cas for --with-meta" in result.stderr
+    assert documents(run) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "why"),
+    [
+        ("x.jsonl", b'{"key":"a","value":"b"}\nnonsense\n', 1, "x.jsonl: line 2: this is no JSON"),
+        ("x.csv", b"name,value\na,b\n", 1, "no column key"),
+        ("x.csv", b"key,value,flags\na,b,many\n", 2, "invalid value 'many'"),
+        ("x.csv", b"", 2, "x.csv"),
+        ("x.parquet", b"nonsense", 2, "x.parquet"),
+    ],
+)
+def test_what_cannot_be_read(run: Run, tmp_path: Path, name: str, content: bytes, code: int, why: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    result = run("load", str(path))
+    assert result.exit_code == code, result.output
+    assert why in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert documents(run) == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("nowhere.jsonl",), ("nowhere.parquet",), ("--format", "parquet", "-"), ("a", "b", "c"), ("--sample", "x")],
+)
+def test_what_makes_no_sense(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run("load", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_columns_of_another_kind(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "text.parquet")
+    pq.write_table(pa.table({"key": ["a"], "value": ["b"], "flags": pa.array([4], pa.int64())}), path)
+    assert run("load", path).exit_code == 0
+    assert documents(run)["a"]["flags"] == 4
+    pq.write_table(pa.table({"key": ["a", None], "value": ["b", "c"]}), path)
+    assert "empty places" in run("load", path).stderr
+    pq.write_table(pa.table({"key": ["a"], "value": ["b"], "flags": [-1]}), path)
+    assert "flags" in run("load", path).stderr
+    assert taken(pa.record_batch({"key": [b"a"], "value": [b"b"], "cas": [1]}), False).schema.names == ["key", "value"]
+
+
+@pytest.mark.parametrize(("event", "key"), [(9, "key"), (1, "k" * 70_000)])
+def test_rows_that_no_packet_could_hold(run: Run, tmp_path: Path, event: int, key: str) -> None:
+    path = tmp_path / "odd.parquet"
+    pq.write_table(pa.table({"key": [key], "value": ["v"], "event": [event]}), path)
+    result = run("load", str(path))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert f"{path}: row 0 cannot be a packet" in result.stderr
+    assert documents(run) == {}
+
+
+def test_refused_documents_are_counted(run: Run) -> None:
+    lines = json.dumps({"key": "k" * 300, "value": "v"}) + "\n" + json.dumps({"key": "good", "value": "v"}) + "\n"
+    result = run("load", "-", given=lines)
+    assert result.exit_code == 1
+    assert "1 documents are stored" in result.stderr
+    assert "1 documents were refused" in result.stderr
+    assert list(documents(run)) == ["good"]
+
+
+def test_from_one_node_to_another(node: EmbeddedNode, run: Run) -> None:
+    run("load", "--sample", "1000")
+    with start(vbuckets=4) as other:
+        dump = subprocess.Popen([*COMMAND, "dump", node.address], stdout=subprocess.PIPE)
+        assert dump.stdout is not None
+        load = subprocess.run(
+            [*COMMAND, "load", "-", other.address], stdin=dump.stdout, capture_output=True, timeout=PATIENCE_S
+        )
+        dump.stdout.close()
+        assert (dump.wait(PATIENCE_S), load.returncode) == (0, 0)
+        assert len(documents(run, other.address)) == 1000
+    assert piped("load", "--sample", "1", "127.0.0.1:1").returncode == 1
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
+def test_deletions_of_what_is_not_there_are_no_failure(run: Run, tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+    run("load", "--sample", "10")
+    run("delete", "sample:00000003")
+    assert run("dump", "--deletions", "-o", path).exit_code == 0
+    with start(vbuckets=8) as other:
+        result = run("load", path, other.address)
+        assert (result.exit_code, result.stderr) == (0, "10 documents are stored\n")
+        assert run("get", "sample:00000003", other.address).exit_code == 1

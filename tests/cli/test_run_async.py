@@ -1,0 +1,79 @@
+"""How commands fail."""
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.typed import COMMAND, PATIENCE_S
+from upriver.cli.errors import Complaint, Failure
+from upriver.cli.run_async import complaints, run
+from upriver.errors import AddressError, NotMyVbucket, Unreachable
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (Unreachable("host:1", "nobody"), Failure, "host:1: nobody"),
+        (AddressError("x", "no"), Complaint, "x"),
+        (NotMyVbucket(vbucket=7), Failure, "vbucket 7: Not my vbucket"),
+        (FileNotFoundError(2, "No such file", "here"), Failure, "here: No such file"),
+        (ExceptionGroup("several", [Unreachable("host:1", "nobody")]), Failure, "host:1: nobody"),
+    ],
+)
+def test_each_error_is_a_line(error: Exception, kind: type[click.ClickException], text: str) -> None:
+    with pytest.raises(kind) as caught, complaints():
+        raise error
+    assert type(caught.value) is kind
+    assert text in caught.value.message
+
+
+def test_what_nobody_expected_is_not_hidden() -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(work())
+
+
+def test_a_closed_pipe_is_left_to_who_knows_what_to_do() -> None:
+    with pytest.raises(BrokenPipeError), complaints():
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meaning"),
+    [
+        (("dump",), "the lines end where it stopped"),
+        (("dump", "-o", "all.jsonl"), "all.jsonl is not written"),
+        (("dump", "-o", "all.parquet"), "all.parquet is not written"),
+        (("load", "--sample", "1000"), "load it again"),
+        (("move", "1", "--to", "127.0.0.1:1"), "type the same again to go on"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_ctrl_c_says_what_is_not_done(tmp_path: Path, arguments: tuple[str, ...], meaning: str) -> None:
+    """The node has taken the connection and does not answer."""
+    old = tmp_path / arguments[-1]
+    if arguments[0] == "dump":
+        old.write_text("whole")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        process = subprocess.Popen(
+            [*COMMAND, *arguments, address], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        peer, _ = listener.accept()
+        with peer:
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output) == (130, b"")
+    assert errors.startswith(f"upriver {arguments[0]}: interrupted: ".encode()), errors
+    assert errors.count(b"\n") == 1
+    assert meaning in errors.decode()
+    if arguments[0] == "dump":  # nobody takes half a dump for a whole one, nor loses the one before
+        assert old.read_text() == "whole"
+        assert list(tmp_path.iterdir()) == [old]
