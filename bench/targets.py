@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
-from upriver.pipelines.applying import latest
-from upriver.pipelines.search.sqlite_index import SqliteIndex
-from upriver.pipelines.tables.delta import Delta
-from upriver.pipelines.tables.parquet import ParquetTable
-from upriver.pipelines.target import Target, Work
+from upriver.pipelines.apply.applying import latest
+from upriver.pipelines.targets.search.sqlite_index import SqliteIndex
+from upriver.pipelines.targets.tables.delta import Delta
+from upriver.pipelines.targets.tables.parquet import ParquetTable
+from upriver.pipelines.targets.target import Target, Work
 from upriver.spark.rows import FIELDS
 
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind in FIELDS.items()])

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from upriver.client import Consumer
 from upriver.model import Event
-from upriver.pipelines.search.texts import text_of
-from upriver.pipelines.tables.columns import PART
+from upriver.pipelines.targets.search.texts import text_of
+from upriver.pipelines.targets.tables.columns import PART
 
 
 def in_nodes(address: str) -> dict[bytes, bytes]:

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from docs.marked_tables import with_table
-from upriver.pipelines.options import JobOptions, shown_name
-from upriver.pipelines.registry import PIPELINES, find
+from upriver.pipelines.core.options import JobOptions, shown_name
+from upriver.pipelines.core.registry import PIPELINES, find
 
 PAGE = Path(__file__).parent / "pipelines.md"
 

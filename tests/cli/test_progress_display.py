@@ -7,8 +7,8 @@ import pytest
 
 from upriver.cli.progress_display import Watcher, line_of
 from upriver.pipelines import Progress, Summary
-from upriver.pipelines.observe import Observe
-from upriver.pipelines.transition import Transition
+from upriver.pipelines.jobs.observe import Observe
+from upriver.pipelines.jobs.transition import Transition
 
 PROGRESS = Progress("replicate", 2.0, 1500, 750.0, 40, 0.26, 3, 1, {"written": 1499, "known": 0}, "a:1: nobody answers")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.docs.snippets import PAGES, commands
 from upriver.cli import main
 from upriver.cli.parameters import PASSWORD_VARIABLE
-from upriver.pipelines.registry import find
+from upriver.pipelines.core.registry import find
 
 COMMANDS = [
     pytest.param(words, id=f"{page.stem}-{shlex.join(words)}"[:90]) for page in PAGES for words in commands(page)

@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from docs.pipelines_page import PAGE, options_table, pipelines_page
-from upriver.pipelines.options import shown_name
-from upriver.pipelines.registry import PIPELINES, find
+from upriver.pipelines.core.options import shown_name
+from upriver.pipelines.core.registry import PIPELINES, find
 
 TEXT = PAGE.read_text()
 FILES = re.findall(r"^```toml\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tests.spark.test_batch_planner import Source as Vbucket
 from tests.spark.test_batch_planner import log
-from upriver.pipelines.applying import Applier
-from upriver.pipelines.target import Ahead, Ground, Progress, Source, Target, Work
+from upriver.pipelines.apply.applying import Applier
+from upriver.pipelines.targets.target import Ahead, Ground, Progress, Source, Target, Work
 from upriver.spark.batch_planner import Policy, Range, Rules, SourceState, answered_with_rollback, next_offset, ranges
 from upriver.spark.offsets import Offset, Place
 from upriver.spark.rows import FIELDS, rollback_value, signed

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from upriver.pipelines.pipeline import Job
-from upriver.pipelines.progress import Progress, Summary
+from upriver.pipelines.core.pipeline import Job
+from upriver.pipelines.core.progress import Progress, Summary
 
 if TYPE_CHECKING:
     from rich.live import Live

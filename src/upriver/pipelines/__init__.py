@@ -7,10 +7,10 @@
     run(find("replicate").of(source="a:11210", to="b:11210"), once=True)
 """
 
-from upriver.pipelines.declaring import declare
-from upriver.pipelines.pipeline import Job, Pipeline, Task
-from upriver.pipelines.progress import Progress, Summary
-from upriver.pipelines.registry import find
-from upriver.pipelines.runner import run
+from upriver.pipelines.core.declaring import declare
+from upriver.pipelines.core.pipeline import Job, Pipeline, Task
+from upriver.pipelines.core.progress import Progress, Summary
+from upriver.pipelines.core.registry import find
+from upriver.pipelines.core.runner import run
 
 __all__ = ["Job", "Pipeline", "Progress", "Summary", "Task", "declare", "find", "run"]

@@ -11,9 +11,9 @@ pytest.importorskip("deltalake", reason="the pipelines extra is not installed")
 from tests.cli.conftest import Run
 from upriver.client import Address, SyncKvClient
 from upriver.node import EmbeddedNode
-from upriver.pipelines.applying import Applier
-from upriver.pipelines.rereading import NodeReader
-from upriver.pipelines.tables.delta import Delta
+from upriver.pipelines.apply.applying import Applier
+from upriver.pipelines.apply.rereading import NodeReader
+from upriver.pipelines.targets.tables.delta import Delta
 from upriver.spark.options import ReadOptions
 
 

@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 from tests.client.clusters import push_map
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
-from upriver.pipelines.registry import PIPELINES
+from upriver.pipelines.core.registry import PIPELINES
 
 COMMAND = [sys.executable, "-m", "upriver", "run"]
 

@@ -13,10 +13,10 @@ from tests.cli.typed import Terminal
 from tests.pipelines.model import row, table
 from tests.pipelines.stand_in import OpenSearchStandIn, served
 from upriver.cli import main
-from upriver.pipelines.search.http_requests import HttpRequests
-from upriver.pipelines.search.opensearch import OpenSearch
-from upriver.pipelines.search.sqlite_index import SqliteIndex
-from upriver.pipelines.target import Work
+from upriver.pipelines.targets.search.http_requests import HttpRequests
+from upriver.pipelines.targets.search.opensearch import OpenSearch
+from upriver.pipelines.targets.search.sqlite_index import SqliteIndex
+from upriver.pipelines.targets.target import Work
 
 BATCH = Work(
     query="q",

@@ -59,9 +59,9 @@ def verify(
       upriver mirror verify --json tables/shop | jq -r .key
     """
     try:
-        from upriver.pipelines.mirror import open_table
-        from upriver.pipelines.rereading import NodeReader
-        from upriver.pipelines.verifying import differences
+        from upriver.pipelines.apply.rereading import NodeReader
+        from upriver.pipelines.jobs.mirror import open_table
+        from upriver.pipelines.jobs.verifying import differences
         from upriver.spark.options import ReadOptions
     except ImportError as error:
         raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None

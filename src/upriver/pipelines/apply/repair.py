@@ -1,0 +1,217 @@
+"""Makes a copy of vbuckets in another cluster right again after their source has gone back.
+
+A copy has seqnos of its own, so it cannot be rolled back: it is compared with the source and what differs is written,
+without conflict resolution, because what was lost at the source may be the newer one by its revision. Tombstones count:
+one that the source does not know would win against a key that is created there anew, so it is replaced by one that
+loses against everything.
+
+Where changes go both ways the copy is a source as well. There nothing is forced: the newer version wins on both sides,
+so that what one side has lost comes back from the other.
+
+What was read may itself be lost by another failover before the stream has passed it; or a key that it held is deleted
+and the deletion forgotten, of which a stream from the beginning says nothing. So each repair leaves a *mark*, the
+ground that it was read on and the source's high seqno, and is done again if the ground is another one when the stream
+is proven whole up to that seqno, or before. While nobody has the vbucket the mark stays.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from upriver.client import Address, Cluster, Consumer, KvClient
+from upriver.client.cluster.node_queries import active_vbuckets
+from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, RowsRefused, StatusError
+from upriver.model import CHANGES, Event
+from upriver.pipelines.targets.target import Ground
+from upriver.wire.dialects.memcached import MetaOption
+
+#: So many changes are compared at a time, and of one vbucket at least.
+CHANGES_MAX: Final = 256 * 1024
+#: How often a comparison is begun anew because the source fell over meanwhile.
+_ATTEMPTS_MAX: Final = 10
+#: The meta of a tombstone that loses against everything.
+_WEAKEST: Final = (1, 1)
+_SAMPLES_MAX: Final = 5
+
+
+class Mark(NamedTuple):
+    """On which ground a vbucket was repaired, and how far its source was then."""
+
+    vbucket_uuid: int
+    high_seqno: int
+    purge_seqno: int = 0
+
+    @property
+    def ground(self) -> Ground:
+        """What the read stands on."""
+        return Ground(self.vbucket_uuid, self.purge_seqno)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which keys are copied, and what they are called there."""
+
+    #: Whether a key of the source is copied.
+    chosen: Callable[[bytes], bool]
+    #: The copy's name of a key, and the way back; None if no key of the source has that name there.
+    there: Callable[[bytes], bytes]
+    back: Callable[[bytes], bytes | None]
+    #: Whether a key may change its name, and with it its vbucket.
+    renames: bool = False
+
+
+class Repair:
+    """Compares vbuckets of two clusters and writes what differs."""
+
+    def __init__(
+        self, source: Address, target: Address, selection: Selection, filters: dict[str, Any], *, merge: bool = False
+    ) -> None:
+        self._addresses = source, target
+        self._selection = selection
+        self._filters = filters
+        self._merge = merge
+        #: How many keys were put right.
+        self.keys = 0
+
+    async def run(self, vbuckets: Iterable[int]) -> dict[int, Mark]:
+        """Put these vbuckets right; the marks that this leaves."""
+        marks: dict[int, Mark] = {}
+        source, target = Cluster(self._addresses[0]), Cluster(self._addresses[1])
+        try:
+            same_places = (await source.open()).vbuckets == (await target.open()).vbuckets
+            narrow = same_places and not self._selection.renames
+            for group in await self._groups(source, sorted(vbuckets)):
+                marks |= await self._run_group(source, group, narrow)
+        finally:
+            await source.close()
+            await target.close()
+        return marks
+
+    async def grounds(self, vbuckets: Iterable[int]) -> dict[int, Ground]:
+        """What a read of these vbuckets would stand on now; without those that nobody has at the moment."""
+        cluster = Cluster(self._addresses[0])
+        try:
+            states = await active_vbuckets(cluster, sorted(vbuckets))
+        finally:
+            await cluster.close()
+        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
+
+    async def _groups(self, source: Cluster, numbers: list[int]) -> list[list[int]]:
+        states = await active_vbuckets(source, numbers)
+        groups: list[list[int]] = []
+        room = 0
+        for number in numbers:
+            if number not in states:
+                raise NotMyVbucket("no node has it now", vbucket=number)
+            size = states[number].high_seqno
+            if not groups or size > room:
+                groups.append([])
+                room = CHANGES_MAX
+            groups[-1].append(number)
+            room -= size
+        return groups
+
+    async def _run_group(self, source: Cluster, group: list[int], narrow: bool) -> dict[int, Mark]:
+        for _ in range(_ATTEMPTS_MAX):
+            before = await active_vbuckets(source, group)
+            ours = await self._read(self._addresses[0], group, self._filters)
+            after = await active_vbuckets(source, group)
+            if before.keys() == after.keys() == set(group) and all(
+                before[number].vbucket_uuid == after[number].vbucket_uuid for number in group
+            ):
+                break
+        else:
+            raise NotMyVbucket("its source does not come to rest", vbucket=group[0])
+        held = await self._read(self._addresses[1], group if narrow else None, {})
+        wanted = frozenset(group)
+        theirs: dict[bytes, _Version] = {}
+        for there, version in held.items():
+            key = self._selection.back(there)
+            if key is not None and self._selection.chosen(key) and source.map.vbucket_of(key) in wanted:
+                theirs[key] = version
+        await self._write(ours, theirs)
+        return {
+            number: Mark(state.vbucket_uuid, state.high_seqno, before[number].purge_seqno)
+            for number, state in after.items()
+        }
+
+    async def _read(
+        self, address: Address, vbuckets: Sequence[int] | None, filters: dict[str, Any]
+    ) -> "dict[bytes, _Version]":
+        """The newest version of each key, tombstones included."""
+        found: dict[bytes, _Version] = {}
+        async with Consumer(address, vbuckets=vbuckets, end="latest", on_rollback="rewind", **filters) as consumer:
+            async for batch in consumer:
+                if batch.event is None:
+                    found.update((version.key, version) for version in _versions(batch.records))
+        return found
+
+    async def _write(self, ours: "dict[bytes, _Version]", theirs: "dict[bytes, _Version]") -> None:
+        now = int(time.time())
+        there, here = self._selection.there, []
+        rows: list[_Version] = []
+        for key, version in ours.items():
+            other = theirs.get(key)
+            if (other is None or other.meta != version.meta) and not version.is_over(now):
+                rows.append(version._replace(key=there(key)))
+                if other is not None:
+                    here.append(other._replace(key=key))
+        for key, version in theirs.items():
+            if key not in ours and not version.is_over(now) and version.meta != (False, *_WEAKEST):
+                rows.append(_tombstone(there(key)))
+                here.append(version._replace(key=key))
+        rows = [row for row in rows if row.meta[1:] != _WEAKEST] if self._merge else rows
+        self.keys += len(rows) + (len(here) if self._merge else 0)
+        options = None if self._merge else MetaOption.SKIP_CONFLICT_RESOLUTION
+        await _write_all(self._addresses[1], rows, options)
+        if self._merge:
+            await _write_all(self._addresses[0], here, None)
+
+
+class _Version(NamedTuple):
+    """What is known of a key."""
+
+    key: bytes
+    event: int
+    rev_seqno: int
+    cas: int
+    value: bytes
+    flags: int
+    expiry: int
+    datatype: int
+
+    @property
+    def meta(self) -> tuple[bool, int, int]:
+        """What tells versions apart: an expiration is a deletion elsewhere."""
+        return self.event == Event.MUTATION, self.rev_seqno, self.cas
+
+    def is_over(self, now: int) -> bool:
+        """Whether it is a document whose time is up: each side finds that out by itself."""
+        return self.event == Event.MUTATION and 0 < self.expiry <= now
+
+
+def _tombstone(key: bytes) -> _Version:
+    return _Version(key, Event.DELETION, *_WEAKEST, b"", 0, 0, 0)
+
+
+def _versions(records: pa.RecordBatch) -> Iterator[_Version]:
+    columns = [records.column(name).to_pylist() for name in _Version._fields]
+    return map(_Version._make, zip(*columns, strict=True))
+
+
+async def _write_all(address: Address, rows: Sequence[_Version], options: MetaOption | None) -> None:
+    if not rows:
+        return
+    columns = {
+        name: pa.array([getattr(row, name) for row in rows], CHANGES.field(name).type) for name in _Version._fields
+    }
+    async with KvClient(address) as kv:
+        refused = await kv.write_batch(pa.record_batch(columns), with_meta=True, options=options)
+    failed: dict[bytes, StatusError] = {
+        key: error for key, error in refused.items() if not isinstance(error, KeyNotFound | KeyExists)
+    }
+    if failed:
+        raise RowsRefused(len(failed), [f"{key!r}: {error}" for key, error in list(failed.items())[:_SAMPLES_MAX]])

@@ -1,0 +1,112 @@
+"""Reading whole vbuckets from the nodes, with the same options as the query that a target belongs to."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.errors import DataLoss
+from upriver.pipelines.apply.applying import NOTHING
+from upriver.pipelines.targets.target import Ahead, Ground, Source
+from upriver.spark.batch_planner import Range, Rules, SourceState
+from upriver.spark.cluster_view import ClusterView
+from upriver.spark.offsets import Place
+from upriver.spark.options import ReadOptions
+from upriver.spark.range_reader import RangeReader, Reading
+from upriver.spark.rows import FIELDS, RowMaker
+
+#: A vbucket that changes its branch while it is read is read again, so often at most.
+ATTEMPTS_MAX: Final = 5
+#: So many changes are held at a time, and those of one vbucket at least.
+CHANGES_MAX: Final = 256 * 1024
+
+
+class NodeReader(Source):
+    """Asks the nodes; connects when it is first asked."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._view = ClusterView(options.cluster, options.vbuckets)
+        self._reader: RangeReader | None = None
+
+    def vbuckets(self) -> list[int]:
+        """Which vbuckets there are, or which were chosen."""
+        return self._view.vbuckets()
+
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+        """What a read of each of these vbuckets would stand on now."""
+        states = self._view.states()
+        found = {number: states[number] for number in vbuckets if number in states}
+        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in found.items()}
+
+    def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
+        """The same vbuckets in groups that are small enough to be held."""
+        states = self._view.states()
+        groups: list[list[int]] = []
+        held = 0
+        for number in sorted(vbuckets):
+            size = states[number].high_seqno if number in states else 0
+            if not groups or held + size > CHANGES_MAX:
+                groups.append([])
+                held = 0
+            groups[-1].append(number)
+            held += size
+        return groups
+
+    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, Ahead]]:
+        """All that these vbuckets hold now, and how far that is."""
+        left, tables, ahead = set(vbuckets), [NOTHING], dict[int, Ahead]()
+        for _ in range(ATTEMPTS_MAX):
+            before = self._states(left)
+            rows = self._rows(before)
+            after = self._states(left)
+            same = {number for number in left if after[number].vbucket_uuid == before[number].vbucket_uuid}
+            tables.append(_of(rows, same))
+            ahead |= {number: _ahead(before[number], after[number]) for number in same}
+            left -= same
+            if not left:
+                return pa.concat_tables(tables), ahead
+        raise DataLoss(min(left), f"it changed its branch {ATTEMPTS_MAX} times while it was read")
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._view.close()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _states(self, vbuckets: Iterable[int]) -> dict[int, SourceState]:
+        states = self._view.states()
+        missing = [number for number in vbuckets if number not in states]
+        if missing:
+            raise DataLoss(min(missing), "no node has it now")
+        return {number: states[number] for number in vbuckets}
+
+    def _rows(self, states: Mapping[int, SourceState]) -> pa.Table:
+        ranges = [
+            Range(Place(number, state.vbucket_uuid), state.high_seqno)
+            for number, state in states.items()
+            if state.high_seqno
+        ]
+        if self._reader is None or not self._reader.is_open:
+            self._reader = self._new_reader()
+        return pa.Table.from_batches(self._reader.read(ranges), NOTHING.schema)
+
+    def _new_reader(self) -> RangeReader:
+        rows = RowMaker(tuple(FIELDS), keys_only=self._options.keys_only)
+        settings = self._options.consumer_settings(rows.to_decode)
+        return RangeReader(Reading(self._options.cluster, settings, Rules("emit"), rows, self._options.rows_per_batch))
+
+
+def _of(rows: pa.Table, vbuckets: set[int]) -> pa.Table:
+    wanted = pc.is_in(rows.column("vbucket"), pa.array(sorted(vbuckets), pa.int32()))
+    return rows.filter(pc.and_(wanted, pc.is_valid(rows.column("key"))))
+
+
+def _ahead(before: SourceState, after: SourceState) -> Ahead:
+    """What was read is the state at the end of the range, if nothing moved meanwhile or the node keeps all versions."""
+    end = before.high_seqno
+    exact = after.exact_from is not None and after.exact_from <= end
+    if exact or after.high_seqno == end:
+        return Ahead(before.vbucket_uuid, end, end, before.purge_seqno)
+    return Ahead(before.vbucket_uuid, 0, after.high_seqno, before.purge_seqno)

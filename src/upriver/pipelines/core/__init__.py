@@ -1,0 +1,1 @@
+"""What every pipeline shares: how it is declared, run, restarted, watched and reported."""

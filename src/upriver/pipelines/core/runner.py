@@ -1,0 +1,289 @@
+"""Runs a job: starts it, watches it, starts it again after temporary trouble, and stops it cleanly.
+
+Each leg of a pipeline is a query of Spark with a checkpoint of its own. A query that ends with an error is looked at:
+if the trouble may pass, the leg is started again after a pause that grows, until a batch succeeds. If not, or if
+nothing succeeds for as long as the runner has patience, all legs are stopped and the failure is told with its place.
+Stopping interrupts the batch that is at work; it comes again with the next start.
+"""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from upriver.client.transport.backoff import Backoff
+from upriver.errors import PipelineFailed
+from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.core.failures import Trouble, trouble
+from upriver.pipelines.core.pipeline import Job, Pipeline, Task
+from upriver.pipelines.core.progress import Lag, Meter, Progress, Summary
+from upriver.pipelines.core.session import spark_session
+from upriver.pipelines.core.source_watch import SourceWatch
+from upriver.pipelines.core.warm_up import WARM_UP
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+#: How long nothing may succeed before temporary trouble is none any more.
+PATIENCE_S: Final = 600.0
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 15.0
+_LOOK_S: Final = 0.1
+_TELL_S: Final = 1.0
+LOG: Final = "spark.log"
+
+Listener = Callable[[Progress], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a job is run."""
+
+    #: End with what is there now.
+    once: bool = False
+    #: End after so long; None for never.
+    seconds: float | None = None
+    #: Another Spark than one of our own on this machine.
+    master: str | None = None
+    patience_s: float = PATIENCE_S
+
+
+def run(
+    job: Job,
+    *,
+    checkpoint: str | Path | None = None,
+    once: bool = False,
+    seconds: float | None = None,
+    master: str | None = None,
+    patience_s: float = PATIENCE_S,
+    on_progress: Listener | None = None,
+    stop: threading.Event | None = None,
+) -> Summary:
+    """Run a job until it is done, its time is over, ``stop`` is set, or Ctrl-C; what it has done.
+
+    ``once`` ends with what the source holds now, ``seconds`` after so long, neither of them never. Without a
+    ``checkpoint`` the directory is found by source and target, under the user's state directory.
+    """
+    directory = RunDirectory.default(job) if checkpoint is None else RunDirectory(Path(checkpoint).absolute())
+    plan = Plan(once=once, seconds=seconds, master=master, patience_s=patience_s)
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.close)
+        stack.callback(job.conclude)
+        stack.enter_context(directory)
+        directory.claim(job)
+        listener = on_progress or (lambda _: None)
+        runner = _Runner(job, directory, plan, listener, stop or threading.Event())
+        return runner.run()
+
+
+class _Runner:
+    """One run of one job."""
+
+    def __init__(
+        self, job: Job, directory: RunDirectory, plan: Plan, listener: Listener, stop: threading.Event
+    ) -> None:
+        self._job = job
+        self._directory = directory
+        self._plan = plan
+        self._listener = listener
+        self._stop = stop
+        self._started = time.monotonic()
+        self._legs: list[_Leg] = []
+        self._interrupted = False
+
+    def run(self) -> Summary:
+        """To the end."""
+        if isinstance(self._job, Pipeline):
+            self._run_pipeline(self._job)
+        else:
+            assert isinstance(self._job, Task)
+            with self._interruptible():
+                self._job.carry_out(self._directory.path, self._tell, self._stop)
+        last = self._tell()
+        return Summary(self._job.name, str(self._directory.path), last, self._interrupted)
+
+    def _run_pipeline(self, pipeline: Pipeline) -> None:
+        spark = spark_session(self._directory.path / LOG, self._plan.master)
+        legs = pipeline.legs()
+        for each in legs:
+            place = self._directory if len(legs) == 1 else self._directory.leg(each.name)
+            self._legs.append(_Leg(spark, each, place, self._plan))
+        with self._interruptible(), contextlib.ExitStack() as stack:
+            for leg in self._legs:
+                stack.enter_context(leg.source)
+                stack.callback(leg.end)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Until all legs are done, the time is over or somebody says stop."""
+        told = 0.0
+        while not self._stop.wait(_LOOK_S):
+            for leg in self._legs:
+                leg.look()
+            now = time.monotonic()
+            if all(leg.is_done for leg in self._legs):
+                return
+            if self._plan.seconds is not None and now - self._started >= self._plan.seconds:
+                return
+            if now - told >= _TELL_S:
+                told = now
+                self._tell()
+
+    def _tell(self) -> Progress:
+        """How far it is, to whoever listens."""
+        counts: Counter[str] = Counter(self._job.counts())
+        for leg in self._legs:
+            if leg.pipeline is not self._job:
+                counts.update(leg.pipeline.counts())
+            leg.weigh()
+        meters = [leg.meter for leg in self._legs]
+        changes = [leg.lag.changes for leg in self._legs]
+        seconds = [leg.lag.seconds for leg in self._legs]
+        progress = Progress(
+            pipeline=self._job.name,
+            seconds=time.monotonic() - self._started,
+            rows=sum(meter.rows for meter in meters),
+            rows_per_s=sum(meter.rows_per_s for meter in meters),
+            lag_changes=sum(each for each in changes if each is not None) if all_known(changes) else None,
+            lag_s=max(each for each in seconds if each is not None) if all_known(seconds) else None,
+            batches=sum(meter.batches for meter in meters),
+            restarts=sum(leg.restarts for leg in self._legs),
+            counts=dict(counts),
+            waiting_for="; ".join(leg.trouble.why for leg in self._legs if leg.trouble is not None),
+        )
+        self._listener(progress)
+        return progress
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop; Spark's own handler would leave the query in its middle."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(*_: Any) -> None:
+            self._interrupted = True
+            self._stop.set()
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Leg:
+    """One query, over all its lives."""
+
+    def __init__(self, spark: "SparkSession", pipeline: Pipeline, directory: RunDirectory, plan: Plan) -> None:
+        self._spark = spark
+        self.pipeline = pipeline
+        self._directory = directory
+        self._plan = plan
+        self._query: StreamingQuery | None = None
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._again_at = 0.0
+        self._failing_since: float | None = None
+        self._measured_at = 0.0
+        self.source = SourceWatch(pipeline.options.source, pipeline.options.vbuckets)
+        self.meter = Meter()
+        self.lag = Lag()
+        self.restarts = 0
+        #: What it waits to pass.
+        self.trouble: Trouble | None = None
+        self.is_done = False
+
+    def look(self) -> None:
+        """See how it is, and do what is needed."""
+        if self.is_done:
+            return
+        if self._query is None:
+            if time.monotonic() >= self._again_at and WARM_UP.may_start(self):
+                self._attempt(self._start)
+            return
+        if self._query.isActive:
+            if time.monotonic() - self._measured_at >= _TELL_S:
+                self._measure(self._query)
+                self._attempt(self.pipeline.idle)
+            return
+        self._measure(self._query)
+        error = self._query.exception()
+        if error is None:
+            self.is_done = True
+            WARM_UP.is_ready(self)
+        else:
+            self._failed(self.pipeline.failure or str(error), applying=self.pipeline.failure is not None)
+
+    def weigh(self) -> None:
+        """How far is the source beyond what is done?"""
+        reached = self._directory.reached()
+        # Only Spark knows where a query began that shall not begin at the beginning, until its first batch is done.
+        if self.source.high_seqnos and (reached.places or self.pipeline.options.start == "earliest"):
+            self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
+
+    def end(self) -> None:
+        """Stop the query and wait until nothing is at work any more."""
+        if self._query is not None:
+            with contextlib.suppress(Exception):  # it may have ended by itself, with whatever
+                self._query.stop()
+            self.pipeline.settle()
+            self._measure(self._query)
+            self._query = None
+        WARM_UP.gave_up(self)
+
+    def _start(self) -> None:
+        self.pipeline.failure = None
+        self.pipeline.open(self._directory.path)
+        reader = self._spark.readStream.format("upriver").options(**self.pipeline.reader_options())
+        self._query = self.pipeline.start(reader.load(), self._directory.spark, once=self._plan.once)
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.end()
+            self._failed(error, applying=False)
+
+    def _failed(self, error: BaseException | str, *, applying: bool) -> None:
+        """Start again later, if that may help."""
+        self._query = None
+        WARM_UP.gave_up(self)
+        found = trouble(error, applying=applying)
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        if not found.is_temporary or now - self._failing_since > self._plan.patience_s:
+            where = found.where(self._directory.batch())
+            raise PipelineFailed(self.pipeline.name, found.stage, where, found.why, str(self._directory.path)) from (
+                error if isinstance(error, BaseException) else None
+            )
+        self.trouble = found
+        self.restarts += 1
+        self._again_at = now + self._backoff.pause_s()
+
+    def _measure(self, query: "StreamingQuery") -> None:
+        self._measured_at = time.monotonic()
+        for event in query.recentProgress:
+            WARM_UP.is_ready(self)
+            if self.meter.take(json.loads(event.json)):
+                self._succeeded()
+        if query.isActive and self.trouble is not None and query.lastProgress is not None:
+            self._succeeded()
+
+    def _succeeded(self) -> None:
+        self.trouble = None
+        self._failing_since = None
+        self._backoff.reset(_FIRST_PAUSE_S)
+
+
+def all_known(values: list[Any]) -> bool:
+    """Whether there are some, and none is missing."""
+    return bool(values) and None not in values

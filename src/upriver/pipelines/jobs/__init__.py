@@ -1,0 +1,1 @@
+"""The pipelines themselves: mirror, index, invalidate, replicate, observe and transition."""

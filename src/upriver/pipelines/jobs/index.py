@@ -1,0 +1,94 @@
+"""The pipeline index: a full-text index of what the nodes hold, always up to date."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from upriver.errors import OptionError
+from upriver.pipelines.apply.keeping import Keeping, KeepingOptions
+from upriver.pipelines.targets.search.http_requests import HttpRequests
+from upriver.pipelines.targets.search.opensearch import OpenSearch
+from upriver.pipelines.targets.search.solr import Solr
+from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
+from upriver.pipelines.targets.target import Target
+from upriver.spark.declared import as_seconds, as_text, option
+
+#: How a URL says which product it is, before the scheme of HTTP itself.
+SCHEMES: Final[dict[str, type[OpenSearch] | type[Solr]]] = {
+    "opensearch": OpenSearch,
+    "elasticsearch": OpenSearch,
+    "solr": Solr,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions(KeepingOptions):
+    """What index is told."""
+
+    to: str = option(
+        "index.db",
+        as_text,
+        "the index: a file, or the URL of an index or collection",
+        values="FILE, opensearch+http://… or solr+http://…",
+    )
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a server that is down or busy", values="TIME")
+
+    def __post_init__(self) -> None:
+        super(IndexOptions, self).__post_init__()
+        if is_file(self.to) and Path(self.to).is_dir():
+            raise OptionError("to", self.to, "this is a directory: name a file")
+
+
+class Index(Keeping):
+    """Keeps an index of the texts in documents."""
+
+    name = "index"
+    options_type = IndexOptions
+    options: IndexOptions
+
+    @property
+    def target(self) -> str:
+        """The file, wherever it is named from, or the index without the password for it."""
+        if is_file(self.options.to):
+            return str(Path(self.options.to).absolute())
+        parts = urlsplit(self.options.to)
+        return self.options.to if parts.password is None else urlunsplit(parts._replace(netloc=_without_login(parts)))
+
+    def opened(self) -> Target:
+        """The index, made if there is none."""
+        if is_file(self.options.to):
+            return SqliteIndex(Path(self.options.to))
+        return served(self.options.to, self.options.wait)
+
+
+def _without_login(parts: object) -> str:
+    return str(getattr(parts, "netloc", "")).rpartition("@")[2]
+
+
+def is_file(to: str) -> bool:
+    """Whether the index is a file, and not at a server."""
+    if "://" not in to:
+        return True
+    product, plus, transport = to.partition("://")[0].partition("+")
+    if product not in SCHEMES or not plus or transport not in ("http", "https"):
+        known = ", ".join(f"{name}+http://HOST:PORT/NAME" for name in SCHEMES)
+        raise OptionError("to", to, f"write a file or one of {known} (or https)")
+    return False
+
+
+def served(to: str, patience_s: float) -> OpenSearch | Solr:
+    """The index at a server."""
+    product, _, rest = to.partition("+")
+    return SCHEMES[product](HttpRequests(rest, patience_s=patience_s))
+
+
+def search_index(to: str, query: str, limit: int, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
+    """The best hits in an index, wherever it is."""
+    if is_file(to):
+        return search(Path(to), query, limit, marks)
+    target = served(to, 10.0)
+    try:
+        return target.search(query, limit, marks)
+    finally:
+        target.close()

@@ -1,0 +1,85 @@
+"""The pipeline mirror: the latest state of every key, and if wanted the history, as tables."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from upriver.errors import ForeignData, OptionError
+from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
+from upriver.pipelines.targets.tables.delta import Delta, DeltaHistory
+from upriver.pipelines.targets.tables.parquet import ParquetTable
+from upriver.pipelines.targets.tables.table import TableTarget, sync
+from upriver.spark.declared import as_text, one_of, option
+
+FORMATS: Final = ("delta", "parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorOptions(KeepingOptions):
+    """What mirror is told."""
+
+    to: str = option("mirror", as_text, "the directory of the table", values="DIR")
+    format: str = option("delta", one_of(*FORMATS), "what kind of table", values=", ".join(FORMATS))
+    history: str | None = option(None, as_text, "a directory for every change, as a table of its own", values="DIR")
+
+    def __post_init__(self) -> None:
+        super(MirrorOptions, self).__post_init__()
+        if self.history is not None and Path(self.history).absolute() == Path(self.to).absolute():
+            raise OptionError("history", self.history, "this is the table of the latest state: name another directory")
+
+
+class ParquetHistory:
+    """Every change as it came, one file for each batch."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, changes: pa.Table, query: str, number: int) -> bool:
+        """Add a batch, unless it is there already."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        path = self._path / f"{query}-{number:012}.parquet"
+        if path.exists():
+            return False
+        made = self._path / f".{path.name}"
+        pq.write_table(changes, made, compression="zstd")
+        sync([made])  # a name that outlives a crash must not lead to half a file
+        made.replace(path)
+        sync([self._path])
+        return True
+
+
+class Mirror(Keeping):
+    """Keeps a table that holds what the nodes hold."""
+
+    name = "mirror"
+    options_type = MirrorOptions
+    options: MirrorOptions
+
+    @property
+    def target(self) -> str:
+        """The directory, wherever it is named from."""
+        return str(Path(self.options.to).absolute())
+
+    def opened(self) -> TableTarget:
+        """The table, made if there is none."""
+        return (Delta if self.options.format == "delta" else ParquetTable)(Path(self.options.to))
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:
+        """The history first: a batch is done when the table has it."""
+        if self.options.history is not None:
+            assert self.directory is not None
+            kind = DeltaHistory if self.options.format == "delta" else ParquetHistory
+            kind(Path(self.options.history)).append(found, query_of(self.directory), batch_number)
+        super().apply(found, batch_number)
+
+
+def open_table(path: Path) -> TableTarget:
+    """The mirror that is there already, of whichever kind."""
+    if (path / "_delta_log").is_dir():
+        return Delta(path)
+    if (path / "current").is_symlink():
+        return ParquetTable(path)
+    raise ForeignData(str(path), "there is no mirror")

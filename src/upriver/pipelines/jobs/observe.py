@@ -1,0 +1,182 @@
+"""Watches a change stream: rates by event and key prefix over windows of time, hot keys, value sizes, what expires.
+
+A window is told when it is over: as a line of JSON, or as a Parquet file of its own. What was counted is kept beside
+the checkpoint, together with the number of the batch, so that a batch that comes again is not counted again. A change's
+time is that of its CAS.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from upriver.errors import OptionError
+from upriver.pipelines.core.directory import RunDirectory, write_whole
+from upriver.pipelines.core.options import PipelineOptions
+from upriver.pipelines.core.pipeline import InTask, Pipeline
+from upriver.pipelines.jobs.windows import COUNTS, Window, Windows, counted
+from upriver.spark.declared import as_count, as_seconds, as_text, option
+
+_STATE: Final = "windows.json"
+_EVENTS: Final = ("mutation", "deletion", "expiration")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveOptions(PipelineOptions):
+    """What is counted, and where it goes."""
+
+    to: str = option(
+        "-", as_text, "where windows go: - for JSON lines on standard output, a file FILE.jsonl, else a directory"
+        " for Parquet files", values="PLACE",
+    )  # fmt: skip
+    window: float = option(10.0, as_seconds, "how long a window is, in whole seconds", values="TIME")
+    late: float = option(5.0, as_seconds, "how late changes may come until their window is told", values="TIME")
+    delimiter: str = option(":", as_text, "what ends the prefix of a key", values="TEXT")
+    top: int = option(10, as_count, "how many prefixes and hot keys are told", values="N")
+    keep: int = option(360, as_count, "how many windows are kept for the plot", values="N")
+    plot: str | None = option(None, as_text, "draw what was seen into a picture at the end", values="FILE.png")
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.window != int(self.window):
+            raise OptionError("window", f"{self.window:g}s", "write a time of whole seconds")
+        # Files are written when a window is over, the picture at the end: too late to learn that there is no place.
+        for name, file in (("to", self.to if self.to.endswith(".jsonl") else None), ("plot", self.plot)):
+            if file is not None and not Path(file).absolute().parent.is_dir():
+                raise OptionError(name, file, "there is no such directory")
+            if file is not None and Path(file).is_dir():
+                raise OptionError(name, file, "this is a directory: name a file")
+
+
+class Observe(Pipeline):
+    """Rates by event and key prefix, hot keys, value sizes, expiry against deletion."""
+
+    name = "observe"
+    options_type = ObserveOptions
+    options: ObserveOptions
+
+    def __init__(self, options: ObserveOptions) -> None:
+        super().__init__(options)
+        self.windows = Windows(int(options.window), options.keep, options.late)
+        self.owns_output = options.to == "-"
+        self._changes = dict.fromkeys(_EVENTS, 0)
+
+    @property
+    def target(self) -> str:
+        """The file or directory, wherever it is named from."""
+        return self.options.to if self.owns_output else str(Path(self.options.to).absolute())
+
+    def open(self, directory: Path) -> None:
+        """Go on with what was counted."""
+        super().open(directory)
+        kept = RunDirectory(directory).read(_STATE)
+        self.windows = Windows(int(self.options.window), self.options.keep, self.options.late)
+        if kept is not None:
+            self.windows.restore(kept)
+
+    def in_task(self) -> InTask:
+        """Count the rows."""
+        return _Counting(self.windows.seconds, self.options.delimiter)
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:
+        """Add the counts of a batch up."""
+        assert self.directory is not None
+        if batch_number > self.windows.batch:
+            rows = found.to_pylist()
+            self.windows.add(rows, batch_number)
+            for row in rows:
+                if row["event"] in self._changes:
+                    self._changes[row["event"]] += row["changes"]
+        self._tell(self.windows.over())
+        RunDirectory(self.directory).write(_STATE, self.windows.as_json())
+
+    def counts(self) -> dict[str, int]:
+        """How many of which event."""
+        return {f"{event}s": count for event, count in self._changes.items()}
+
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[Any]]] | None:
+        """The window in which the last changes came."""
+        window = self.windows.newest
+        return None if window is None else (TABLE_COLUMNS, list(table_rows(window, self.options.top)))
+
+    def conclude(self) -> None:
+        """Tell also the windows that are not over, and draw the picture."""
+        if self.directory is not None:
+            self._tell(self.windows.over(all_of_them=True))
+            RunDirectory(self.directory).write(_STATE, self.windows.as_json())
+            if self.options.plot is not None:
+                from upriver.pipelines.jobs.plotting import plot
+
+                plot(list(self.windows.windows.values()), Path(self.options.plot), self.options.top)
+
+    def _tell(self, windows: Sequence[Window]) -> None:
+        place, top = self.options.to, self.options.top
+        if not windows:
+            return
+        if place != "-" and not place.endswith(".jsonl"):
+            _write_parquet(Path(place), windows, top)
+            return
+        lines = "".join(json.dumps(window.as_json(top), ensure_ascii=False) + "\n" for window in windows)
+        if place != "-":
+            with open(place, "a") as file:
+                file.write(lines)
+        elif not sys.stdout.isatty():  # there the table is shown
+            sys.stdout.write(lines)
+            sys.stdout.flush()
+
+
+class _Counting(InTask):
+    """What a task of Spark does with its rows."""
+
+    columns = ("event", "key", "cas", "expiry", "length(value) AS size")
+    schema = COUNTS
+
+    def __init__(self, seconds: int, delimiter: str) -> None:
+        self._seconds = seconds
+        self._delimiter = delimiter
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield counted(batch, self._seconds, self._delimiter)
+
+
+TABLE_COLUMNS: Final = ("prefix or key", "stored/s", "deleted/s", "expired/s", "mean bytes", "largest", "expiring")
+
+
+def table_rows(window: Window, top: int) -> Iterator[Sequence[Any]]:
+    """What is shown of a window: everything together, the busiest prefixes, the hottest keys."""
+
+    def rate(changes: int) -> float:
+        return round(changes / window.seconds, 1)
+
+    total = window.by_event()
+    events = [rate(total[event].changes) if event in total else 0.0 for event in _EVENTS]
+    yield ("(all)", *events, *_sizes(total.get("mutation")))
+    for prefix in list(window.by_prefix())[:top]:
+        counts = [window.of(prefix, event) for event in _EVENTS]
+        yield (prefix or "(none)", *(rate(count.changes) for count in counts), *_sizes(counts[0]))
+    for hot in window.as_json(top)["hot_keys"]:
+        yield (f"key {hot['key']}", rate(hot["changes"]), 0.0, 0.0, 0, 0, 0)
+
+
+def _sizes(count: Any) -> tuple[int, int, int]:
+    if count is None or not count.changes:
+        return 0, 0, 0
+    return round(count.bytes / count.changes), count.largest, count.expiring
+
+
+def _write_parquet(directory: Path, windows: Sequence[Window], top: int) -> None:
+    """A file for each window: one that is told again takes the place of what was told before."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for window in windows:
+        table = pa.Table.from_pylist(list(window.rows(top)), schema=COUNTS)
+        begins = pa.array([window.start * 10**6] * table.num_rows, pa.timestamp("us", "UTC"))
+        table = table.set_column(0, "window", begins)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        write_whole(directory / f"window-{window.start}.parquet", sink.getvalue().to_pybytes())

@@ -1,0 +1,218 @@
+"""Copies changes from cluster to cluster, with their meta: one way, or both ways without loops.
+
+Each change is written with the revision and CAS that it has at its source, and the newer version wins. So a change that
+comes back to where it was made is known there already and changes nothing: an echo ends after one round. A source that
+has gone back is followed by a repair (``upriver.pipelines.apply.repair``), after the batch is written and before it is done.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import re2
+
+from upriver.client.transport.address import Address
+from upriver.errors import OptionError
+from upriver.pipelines.apply.repair import Mark, Repair, Selection
+from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.core.options import PipelineOptions, connection
+from upriver.pipelines.core.pipeline import InTask, Pipeline
+from upriver.spark.declared import as_address, as_flag, option
+from upriver.spark.options import WriteOptions
+from upriver.spark.row_writer import Outcome, RowWriter
+
+_OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
+_MARKS: Final = "repairs.json"
+
+
+def as_rename(value: str) -> tuple[str, str]:
+    """``OLD=NEW``: keys that begin with OLD begin with NEW there; one of them may be empty."""
+    old, equals, new = value.partition("=")
+    if not equals or old == new:
+        raise ValueError("OLD=NEW, two beginnings of keys that differ")
+    return old, new
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateOptions(PipelineOptions):
+    """What is copied where."""
+
+    to: Address | None = option(None, as_address, "the cluster that gets the changes", values="HOST:PORT or a URL")
+    rename: tuple[str, str] | None = option(
+        None, as_rename, "only keys that begin with OLD, which begin with NEW there", values="OLD=NEW"
+    )
+    both: bool = option(False, as_flag, "changes of the target go back to the source as well; the newer one wins")
+
+    def __post_init__(self) -> None:
+        if self.to is None:
+            raise OptionError("to", "", "name the cluster that gets the changes")
+        if self.rename is not None and self.key_filter is not None:
+            raise OptionError("key-filter", self.key_filter, "it cannot be combined with rename: use key-prefix")
+        old, new = self.rename or ("", "")
+        if not (self.key_prefix or old).startswith(old):
+            raise OptionError("key-prefix", self.key_prefix or "", f"rename takes only keys that begin with {old!r}")
+        same = self.source.endpoints == self.to.endpoints and self.source.bucket == self.to.bucket
+        if same and (self.rename is None or new.startswith(old) or self.both):
+            raise OptionError("to", str(self.to), "a cluster cannot be copied onto itself, except by rename, one way")
+
+    @property
+    def prefix(self) -> str:
+        """What the keys that are copied begin with at the source."""
+        return self.key_prefix or (self.rename or ("", ""))[0]
+
+    def reversed(self) -> "ReplicateOptions":
+        """The way back."""
+        assert self.to is not None
+        old, new = self.rename or ("", "")
+        prefix = new + self.prefix[len(old) :]
+        rename = None if self.rename is None else (new, old)
+        return dataclasses.replace(self, source=self.to, to=self.source, rename=rename, key_prefix=prefix or None)
+
+
+class Replicate(Pipeline):
+    """Changes of one cluster, written to another."""
+
+    name = "replicate"
+    options_type = ReplicateOptions
+    options: ReplicateOptions
+
+    def __init__(self, options: ReplicateOptions, *, back: bool = False) -> None:
+        super().__init__(options)
+        if back:
+            self.name = "replicate-back"  # it has a checkpoint of its own
+        assert options.to is not None
+        self._to = options.to
+        self._written = Outcome()
+        self._rolled_back = 0
+        self._marks: dict[int, Mark] = {}
+        self._repair = Repair(
+            options.source, self._to, selection(options), _consumer_filters(options), merge=options.both
+        )
+
+    def legs(self) -> list[Pipeline]:
+        """The way there and, if wanted, the way back."""
+        return [self, Replicate(self.options.reversed(), back=True)] if self.options.both else [self]
+
+    def reader_options(self) -> dict[str, str]:
+        """Only keys that are copied come at all."""
+        prefix = {"keyPrefix": self.options.prefix} if self.options.prefix else {}
+        return {**super().reader_options(), **prefix}
+
+    def open(self, directory: Path) -> None:
+        """Find the marks of repairs that may have to be done again."""
+        super().open(directory)
+        kept = RunDirectory(directory).read(_MARKS) or {}
+        self._marks = {int(number): Mark(*mark) for number, mark in kept.items()}
+
+    def in_task(self) -> InTask:
+        """Write the changes."""
+        return _Writing(self._to, self.options.rename)
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
+        """The changes are written: put right what the source has lost."""
+        written, known = (pc.sum(found.column(name)).as_py() or 0 for name in ("written", "known"))
+        self._written += Outcome(written, known)
+        rolled_back = set(found.column("vbucket").drop_null().to_pylist())
+        self._rolled_back += len(rolled_back)
+        if rolled_back or self._marks:
+            asyncio.run(self._put_right(rolled_back))
+
+    def idle(self) -> None:
+        """A source that falls over while nothing comes may have lost what a repair has read."""
+        if self._marks and self._working.acquire(blocking=False):
+            try:
+                asyncio.run(self._put_right(set()))
+            finally:
+                self._working.release()
+
+    def counts(self) -> dict[str, int]:
+        """What was written, what was there already, and what had to be put right."""
+        return {
+            "written": self._written.written,
+            "known": self._written.known,
+            "rollbacks": self._rolled_back,
+            "repaired": self._repair.keys,
+        }
+
+    async def _put_right(self, rolled_back: set[int]) -> None:
+        assert self.directory is not None
+        directory = RunDirectory(self.directory)
+        done = directory.reached().places
+        before, due = dict(self._marks), set(rolled_back)
+        # Asked for after it is known how far the stream is: what it has read stood on this ground, or one before it.
+        for number, ground in (await self._repair.grounds(before) if before else {}).items():
+            mark, place = before[number], done.get(number)
+            if ground != mark.ground:
+                due.add(number)
+            elif place is not None and place.vbucket_uuid == mark.vbucket_uuid and place.whole_seqno >= mark.high_seqno:
+                del self._marks[number]
+        if due:
+            self._marks |= await self._repair.run(due)
+        if self._marks != before:
+            directory.write(_MARKS, self._marks)
+
+
+class _Writing(InTask):
+    """What a task of Spark does with its rows: write them, and hand back which vbuckets have gone back."""
+
+    columns = ("*",)
+    schema = _OUTCOMES
+
+    def __init__(self, to: Address, rename: tuple[str, str] | None) -> None:
+        self._options = {**connection(to), "mode": "meta"}
+        self._rename = rename
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        went_back: list[int] = []
+
+        def changes() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                whole = pc.is_null(batch.column("key"))
+                if pc.any(whole).as_py():
+                    went_back.extend(batch.column("vbucket").filter(whole).to_pylist())
+                    batch = batch.filter(pc.invert(whole))
+                if batch.num_rows:
+                    yield renamed(batch, self._rename)
+
+        outcome = RowWriter(WriteOptions.read(self._options)).write(changes())
+        rows: list[dict[str, Any]] = [{"vbucket": number, "written": 0, "known": 0} for number in went_back]
+        rows.append({"vbucket": None, "written": outcome.written, "known": outcome.known})
+        yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOMES)
+
+
+def renamed(batch: pa.RecordBatch, rename: tuple[str, str] | None) -> pa.RecordBatch:
+    """The rows with their keys as they are called at the target."""
+    if rename is None:
+        return batch
+    old, new = rename[0].encode(), rename[1].encode()
+    keys = [new + key[len(old) :] for key in batch.column("key").to_pylist()]
+    place = batch.schema.get_field_index("key")
+    return batch.set_column(place, batch.schema.field(place), pa.array(keys, pa.binary()))
+
+
+def selection(options: ReplicateOptions) -> Selection:
+    """Which keys are copied, and their names there."""
+    old, new = (part.encode() for part in options.rename or ("", ""))
+    prefix = options.prefix.encode()
+    pattern = None if options.key_filter is None else re2.compile(options.key_filter.encode())
+
+    def chosen(key: bytes) -> bool:
+        return key.startswith(prefix) and (pattern is None or pattern.search(key) is not None)
+
+    def there(key: bytes) -> bytes:
+        return new + key[len(old) :]
+
+    def back(key: bytes) -> bytes | None:
+        return old + key[len(new) :] if key.startswith(new) else None
+
+    return Selection(chosen, there, back, renames=old != new)
+
+
+def _consumer_filters(options: ReplicateOptions) -> dict[str, Any]:
+    prefix = "^" + re2.escape(options.prefix) if options.prefix else None
+    said = {"key_filter": prefix or options.key_filter, "value_filter": options.value_filter}
+    return {name: value for name, value in said.items() if value is not None}

@@ -1,0 +1,299 @@
+"""Moves vbuckets from node to node, verifies what has arrived, and takes it back if wanted.
+
+A few vbuckets go at a time. Before they move, what the source holds of them is written down: every key with its place
+in history and its version, but no values. After the move everything that was written down must be at the destination,
+unchanged or changed since, and nothing else may be there from that time. What was written down stays on disk until it
+is verified, so that a transition that was interrupted goes on, verification included. The moves themselves are the
+client's ``Mover``.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import feather
+
+from upriver.client import Address, Cluster, Consumer, Mover, Step
+from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.client.cluster.single_node import SingleNode
+from upriver.client.mover import PARALLEL
+from upriver.client.transport.backoff import PATIENCE_S
+from upriver.errors import OptionError, PipelineFailed, UpriverError
+from upriver.model import CHANGES, Event, VbucketState
+from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.core.options import JobOptions, same_as
+from upriver.pipelines.core.pipeline import Task
+from upriver.protocol.move.mover import Goal, Phase
+from upriver.spark.declared import as_address, as_count, as_flag, as_seconds, option
+
+#: So many changes are written down at a time, and of one vbucket at least.
+CHANGES_MAX: Final = 512 * 1024
+_STATE: Final = "transition.json"
+_COLUMNS: Final = ("vbucket", "seqno", "rev_seqno", "cas", "event", "key")
+_WRITTEN_DOWN: Final = pa.schema([CHANGES.field(name) for name in _COLUMNS])
+_LOOK_S: Final = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionOptions(JobOptions):
+    """What moves where."""
+
+    to: Address | None = option(None, as_address, "the node that gets the vbuckets", values="HOST:PORT or a URL")
+    vbuckets: tuple[int, ...] | None = same_as(
+        "vbuckets", meaning="which vbuckets; by default all that the source has active", values="0-511,700"
+    )
+    undo: bool = option(False, as_flag, "take it back: what has moved moves back, what was interrupted is undone")
+    verify: bool = option(True, as_flag, "see that everything has arrived")
+    parallel: int = option(PARALLEL, as_count, "so many at a time", values="N")
+    step_patience: float = option(PATIENCE_S, as_seconds, "give a vbucket up that gets no further", values="TIME")
+
+    def __post_init__(self) -> None:
+        if self.to is None:
+            raise OptionError("to", "", "name the node that gets the vbuckets")
+        if self.to.endpoints[0] == self.source.endpoints[0]:
+            raise OptionError("to", str(self.to), "that is the source itself")
+
+
+class Transition(Task):
+    """Vbuckets that move from one node to another, each of them verified."""
+
+    name = "transition"
+    options_type = TransitionOptions
+    options: TransitionOptions
+
+    def __init__(self, options: TransitionOptions) -> None:
+        super().__init__(options)
+        assert options.to is not None
+        self._to = options.to
+        self._counts = {"vbuckets": 0, "moved": 0, "verified": 0, "undone": 0, "bytes": 0}
+        self._tell: Callable[[], object] = lambda: None
+
+    def counts(self) -> dict[str, int]:
+        """How many vbuckets there are to move, and how far they are."""
+        return dict(self._counts)
+
+    def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
+        """Move them all, or take them back."""
+        self._tell = tell
+        asyncio.run(self._carry_out(RunDirectory(directory), stop))
+
+    async def _carry_out(self, directory: RunDirectory, stop: threading.Event) -> None:
+        source, destination = self.options.source, self._to
+        known: dict[str, str] = directory.read(_STATE) or {}
+        here, there = await asyncio.gather(_held(source), _held(destination))
+        wanted = self._wanted(here, known)
+        self._counts["vbuckets"] = len(wanted)
+        if self.options.undo:
+            moved = [number for number in wanted if _is_active(there, number)]
+            broken = [number for number in wanted if not _is_active(there, number)]
+            await self._go(directory, known, _Way(source, destination, Goal.UNDO), broken, stop)
+            await self._go(directory, known, _Way(destination, source, Goal.TAKE_OVER), moved, stop)
+        else:
+            await self._go(directory, known, _Way(source, destination, Goal.TAKE_OVER), wanted, stop)
+
+    def _wanted(self, here: dict[int, VbucketStatus], known: dict[str, str]) -> list[int]:
+        """Which vbuckets: those that are named; else those that are known from before and those of the source."""
+        if self.options.vbuckets is not None:
+            return list(self.options.vbuckets)
+        mine = set() if self.options.undo else {number for number in here if _is_active(here, number)}
+        return sorted(mine | {int(number) for number in known})
+
+    async def _go(
+        self, directory: RunDirectory, known: dict[str, str], way: "_Way", numbers: list[int], stop: threading.Event
+    ) -> None:
+        # What was done may have been taken back since, by whomever: it counts only where it is still so.
+        there = await _held(way.home)
+        for group in await _groups(way.source, numbers):
+            if stop.is_set():
+                return
+            todo = [n for n in group if known.get(str(n)) != way.done or not _is_active(there, n)]
+            verified = self.options.verify and way.goal is Goal.TAKE_OVER
+            if verified:
+                await self._write_down(directory, way, todo)
+            known |= dict.fromkeys(map(str, todo), way.doing)
+            directory.write(_STATE, known)
+            await self._move(directory, way, todo, stop)
+            if stop.is_set():
+                return
+            if verified:
+                await self._verify(directory, way, todo)
+            known |= dict.fromkeys(map(str, todo), way.done)
+            directory.write(_STATE, known)
+            for number in todo:
+                way.paper(directory, number).unlink(missing_ok=True)
+
+    async def _move(self, directory: RunDirectory, way: "_Way", numbers: list[int], stop: threading.Event) -> None:
+        def on_step(step: Step) -> None:
+            if step.phase in (Phase.MOVED, Phase.UNDONE):
+                self._counts["moved" if step.phase is Phase.MOVED and not self.options.undo else "undone"] += 1
+            self._counts["bytes"] = passed_before + mover.bytes_passed_on
+            self._tell()
+            if stop.is_set():  # perhaps by whoever was told: not one step more
+                mover.stop()
+
+        passed_before = self._counts["bytes"]
+        mover = Mover(
+            way.source, way.destination, numbers, way.goal, parallel=self.options.parallel,
+            patience_s=self.options.step_patience, on_step=on_step,
+        )  # fmt: skip
+        watching = asyncio.create_task(_stop_with(stop, mover))
+        try:
+            steps = await mover.carry_out()
+        except UpriverError as error:
+            where = f"{_span(numbers)}, {way}"
+            raise PipelineFailed(self.name, "move", where, str(error), str(directory.path)) from error
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            await mover.close()
+        if stop.is_set():
+            return
+        wanted = Phase.UNDONE if way.goal is Goal.UNDO else Phase.MOVED
+        for step in steps:
+            if step.phase is not wanted:
+                where, why = f"vbucket {step.vbucket}, {way}", step.reason or step.phase.value
+                raise PipelineFailed(self.name, step.phase.name.lower(), where, why, str(directory.path))
+
+    async def _write_down(self, directory: RunDirectory, way: "_Way", numbers: list[int]) -> None:
+        """Note what the source holds; what was noted before an interruption counts on."""
+        fresh = [number for number in numbers if not way.paper(directory, number).exists()]
+        held = await _held(way.source)
+        ready = [number for number in fresh if _is_active(held, number)]
+        noted = await _read(way.source, {number: held[number].high_seqno for number in ready})
+        for number in ready:
+            table = noted[number].replace_schema_metadata({"high": str(held[number].high_seqno)})
+            path = way.paper(directory, number)
+            feather.write_feather(table, str(path.with_suffix(".new")))
+            path.with_suffix(".new").replace(path)
+
+    async def _verify(self, directory: RunDirectory, way: "_Way", numbers: list[int]) -> None:
+        held, left = await asyncio.gather(_held(way.destination), _held(way.source))
+        papers = [number for number in numbers if way.paper(directory, number).exists()]
+        arrived = await _read(way.destination, {n: held[n].high_seqno for n in papers if _is_active(held, n)})
+        for number in numbers:
+            why = ""
+            if not _is_active(held, number):
+                why = f"it is not active on {way.destination}"
+            elif _is_active(left, number):
+                why = f"it is still active on {way.source}"
+            elif number in papers:
+                why = difference(feather.read_table(str(way.paper(directory, number))), arrived[number])
+            if why:
+                where = f"vbucket {number}, {way}"
+                raise PipelineFailed(self.name, "verify", where, why, str(directory.path))
+            self._counts["verified"] += 1
+        self._tell()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Way:
+    """From where to where, and what for."""
+
+    source: Address
+    destination: Address
+    goal: Goal
+
+    def __str__(self) -> str:
+        return f"{self.source} to {self.destination}"
+
+    @property
+    def home(self) -> Address:
+        """Who has a vbucket active when it is done."""
+        return self.source if self.goal is Goal.UNDO else self.destination
+
+    @property
+    def doing(self) -> str:
+        """What stands of a vbucket while it is on its way."""
+        return "undoing" if self.goal is Goal.UNDO else f"to {self.destination}"
+
+    @property
+    def done(self) -> str:
+        """What stands of it when it has arrived."""
+        return "undone" if self.goal is Goal.UNDO else f"at {self.destination}"
+
+    def paper(self, directory: RunDirectory, number: int) -> Path:
+        """Where it is written down what the source held."""
+        endpoint = str(self.destination.endpoints[0]).replace(":", "-")
+        return directory.path / f"vbucket-{number}-to-{endpoint}.arrow"
+
+
+def difference(before: pa.Table, after: pa.Table) -> str:
+    """What of a vbucket did not arrive as it was; empty if everything did."""
+    high = int((before.schema.metadata or {}).get(b"high", b"0"))
+    noted, arrived = dict(_rows(before)), dict(_rows(after))
+    for key, (seqno, version, is_document) in noted.items():
+        found = arrived.get(key)
+        if found is None:
+            if is_document:  # a tombstone may have been purged meanwhile
+                return f"key {key!r}, change {seqno}, has not arrived"
+        elif found[0] <= high and found[:2] != (seqno, version):
+            return f"key {key!r} has arrived as change {found[0]}, another version than change {seqno}"
+    for key, (seqno, _, _) in arrived.items():
+        if seqno <= high and key not in noted:
+            return f"key {key!r}, change {seqno}, was not at the source"
+    return ""
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[bytes, tuple[int, tuple[int, int], bool]]]:
+    columns = (table.column(name).to_pylist() for name in ("key", "seqno", "rev_seqno", "cas", "event"))
+    for key, seqno, rev_seqno, cas, event in zip(*columns, strict=True):
+        yield key, (seqno, (rev_seqno, cas), event == Event.MUTATION)
+
+
+def _is_active(held: dict[int, VbucketStatus], number: int) -> bool:
+    return number in held and held[number].state is VbucketState.ACTIVE
+
+
+async def _held(address: Address) -> dict[int, VbucketStatus]:
+    cluster = Cluster(address)
+    try:
+        return await vbuckets_of(await cluster.connection(address.endpoints[0]))
+    finally:
+        await cluster.close()
+
+
+async def _groups(address: Address, numbers: Iterable[int]) -> list[list[int]]:
+    held = await _held(address)
+    groups: list[list[int]] = []
+    room = 0
+    for number in numbers:
+        size = held[number].high_seqno if number in held else 0
+        if not groups or size > room:
+            groups.append([])
+            room = CHANGES_MAX
+        groups[-1].append(number)
+        room -= size
+    return groups
+
+
+async def _read(address: Address, ends: dict[int, int]) -> dict[int, pa.Table]:
+    """Every key of these vbuckets of one node, with its version, up to these seqnos."""
+    pieces: dict[int, list[pa.RecordBatch]] = {number: [] for number in ends}
+    asked = {number: end for number, end in ends.items() if end}
+    if asked:
+        settings: dict[str, Any] = {"vbuckets": list(asked), "end": asked, "columns": _COLUMNS, "keys_only": True}
+        consumer = Consumer(address, active_only=False, **settings)
+        consumer.cluster = SingleNode(address, asked)
+        async with consumer:
+            async for batch in consumer:
+                at = 0
+                for run in batch.runs:
+                    pieces[run.vbucket].append(batch.records.slice(at, run.rows).select(list(_COLUMNS)))
+                    at += run.rows
+    return {number: pa.Table.from_batches(batches, _WRITTEN_DOWN) for number, batches in pieces.items()}
+
+
+async def _stop_with(stop: threading.Event, mover: Mover) -> None:
+    while not stop.is_set():
+        await asyncio.sleep(_LOOK_S)
+    mover.stop()
+
+
+def _span(numbers: list[int]) -> str:
+    return f"vbucket {numbers[0]}" if len(numbers) == 1 else f"vbuckets {numbers[0]} to {numbers[-1]}"

@@ -1,0 +1,1 @@
+"""What pipelines keep current: tables, search indexes and caches."""

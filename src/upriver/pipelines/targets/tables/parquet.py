@@ -1,0 +1,105 @@
+"""The latest state as Parquet files: a directory ``current`` that is exchanged in one step.
+
+A batch makes a new directory of links to the files that stay and of those that are new; then the link ``current`` is
+pointed to it. Whoever has begun to read finds the directory before still there.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from upriver.errors import ForeignData
+from upriver.pipelines.targets.tables.table import DataFile, TableTarget, sync
+from upriver.pipelines.targets.target import Progress
+
+_STATE: Final = "_upriver.json"
+_SCHEMA: Final = "_schema"
+#: So many directories before the current one are kept for their readers.
+KEPT: Final = 2
+
+
+class ParquetTable(TableTarget):
+    """A directory with a link ``current``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        if not self._link.is_symlink() and any(path.iterdir()):
+            raise ForeignData(str(path), "it is no mirror, and not empty: name another directory")
+        self._fresh: Path | None = None
+        #: What was current when the files were looked at.
+        self._known = self._version
+        super().__init__()
+
+    @property
+    def _link(self) -> Path:
+        return self.path / "current"
+
+    @property
+    def _version(self) -> int:
+        return int(os.readlink(self._link).removeprefix("v")) if self._link.is_symlink() else 0
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _discard(self) -> None:
+        self._fresh = None
+
+    def _schema(self) -> pa.Schema | None:
+        return pq.read_schema(self._link / _SCHEMA) if self._link.is_symlink() else None
+
+    def _stored_progress(self) -> Progress:
+        return Progress.of_text((self._link / _STATE).read_text()) if self._link.is_symlink() else Progress()
+
+    def _stored_files(self) -> Iterable[DataFile]:
+        if self._link.is_symlink():
+            directory = self._link.resolve()
+            for path in sorted(directory.glob("p*.parquet")):
+                yield DataFile(int(path.name[1:5]), path)
+
+    def _new_path(self, part: int, name: str) -> Path:
+        return self._next() / f"p{part:04}-{name}"
+
+    def _next(self) -> Path:
+        """The directory that will be the current one."""
+        if self._fresh is None:
+            if self._version != self._known:
+                raise ForeignData(str(self.path), "somebody else writes to it: stop one of the two, and start anew")
+            self._fresh = self.path / f"v{self._known + 1:012}"
+            shutil.rmtree(self._fresh, ignore_errors=True)  # of an attempt that was not finished
+            self._fresh.mkdir()
+        return self._fresh
+
+    def _exchange_files(
+        self,
+        added: Sequence[DataFile],  # noqa: ARG002 (they are in the new directory already)
+        removed: Sequence[DataFile],
+        schema: pa.Schema,
+        progress: Progress,
+    ) -> None:
+        directory = self._next()
+        staying = []
+        for file in self._files:
+            if file not in removed:
+                os.link(file.path, directory / file.path.name)
+                staying.append(DataFile(file.part, directory / file.path.name, file.rows))
+        pq.write_metadata(schema, directory / _SCHEMA)
+        (directory / _STATE).write_text(progress.as_text())
+        sync([directory / _STATE])
+        sync([directory])
+        link = self.path / ".next"
+        link.unlink(missing_ok=True)
+        link.symlink_to(directory.name)
+        os.replace(link, self._link)
+        sync([self.path])
+        self._fresh = None
+        self._known += 1
+        # From now on the files are known by their names in the new directory.
+        self._files = [*removed, *staying]
+        for old in sorted(self.path.glob("v*"))[: -KEPT - 1]:
+            shutil.rmtree(old)

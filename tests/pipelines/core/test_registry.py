@@ -1,0 +1,17 @@
+"""Pipelines are found by name."""
+
+import pytest
+
+from upriver.errors import OptionError
+from upriver.pipelines.core.registry import PIPELINES, find
+
+
+def test_every_pipeline_bears_its_name() -> None:
+    for name, (_, summary) in PIPELINES.items():
+        assert find(name).name == name
+        assert summary.endswith(".")
+
+
+def test_a_name_that_nobody_has_is_a_clear_error() -> None:
+    with pytest.raises(OptionError, match="there is none of this name"):
+        find("replikate")

@@ -1,0 +1,175 @@
+"""The runner: it starts again what may pass, tells what does not, and never loses what was done."""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+
+from pyspark.sql import SparkSession
+
+from tests.pipelines.running import Running
+from upriver.client import SyncKvClient
+from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
+from upriver.node import EmbeddedNode
+from upriver.pipelines import Pipeline, Progress, Task, run
+from upriver.pipelines.core.options import JobOptions, PipelineOptions
+from upriver.pipelines.core.runner import all_known
+
+
+class Waiting(Task):
+    """Counts to three, then waits until it is stopped."""
+
+    name = "waiting"
+    options_type = JobOptions
+    closed = 0
+    number = 0
+    interrupts_itself = False
+
+    def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
+        for self.number in range(1, 4):
+            tell()
+        if self.interrupts_itself:
+            signal.raise_signal(signal.SIGINT)
+        assert stop.wait(60)
+
+    def counts(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_task_tells_how_far_it_is_and_is_closed_once(tmp_path: Path) -> None:
+    job = Waiting.of()
+    with Running(job, tmp_path) as running:
+        running.wait(lambda: bool(running.seen) and running.seen[-1].counts == {"number": 3})
+        with pytest.raises(CheckpointError, match="another process"):
+            run(Waiting.of(), checkpoint=tmp_path)
+        assert [progress.counts["number"] for progress in running.seen] == [1, 2, 3]
+    assert running.summary is not None
+    assert (running.summary.pipeline, running.summary.checkpoint) == ("waiting", str(tmp_path))
+    assert not running.summary.interrupted
+    assert job.closed == 1
+
+
+def test_ctrl_c_stops_and_the_handler_is_as_before(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    job = Waiting.of()
+    job.interrupts_itself = True
+    assert run(job, checkpoint=tmp_path).interrupted
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_source_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    run(Waiting.of({"from": "a:1"}), checkpoint=tmp_path, stop=stop)
+    with pytest.raises(CheckpointError, match="from is 'a:1' there and 'b:1' here"):
+        run(Waiting.of({"from": "b:1"}), checkpoint=tmp_path)
+
+
+def test_what_is_not_known_of_all_is_not_told() -> None:
+    assert [all_known(values) for values in ([1, 0], [1, None], [])] == [True, False, False]
+
+
+class Collecting(Pipeline):
+    """Keeps the keys that come, and fails as often as it is told to."""
+
+    name = "collecting"
+    options_type = PipelineOptions
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        self.keys: list[bytes] = []
+        self.troubles: list[Exception] = []
+        self.idled = threading.Event()
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:
+        if self.troubles:
+            raise self.troubles.pop()
+        self.keys += found.column("key").to_pylist()
+
+    def idle(self) -> None:
+        self.idled.set()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    def fill(name: str) -> None:
+        with SyncKvClient(upriver_node.address) as kv:
+            kv.set_many({f"{name}{n}": b"v" for n in range(50)})
+
+    def job() -> Collecting:
+        return Collecting.of({"from": upriver_node.address})
+
+    fill("a")
+    first, seen = job(), list[Progress]()
+    first.troubles = [TemporaryFailure("full"), ConnectionResetError("cut")]
+    summary = run(first, checkpoint=tmp_path, once=True, on_progress=seen.append)
+    assert sorted(first.keys) == sorted(b"a%d" % n for n in range(50))
+    assert summary.last.restarts >= 2  # and those that a slow machine makes Spark need
+    assert (summary.last.batches, summary.last.rows) == (1, 50)
+    assert (summary.last.lag_changes, summary.last.lag_s) == (0, 0.0)
+    assert summary.last.waiting_for == ""
+    assert any("full" in progress.waiting_for for progress in seen)
+
+    fill("b")
+    second = job()
+    second.troubles = [ValueError("nonsense")]
+    with pytest.raises(
+        PipelineFailed, match=r"stage 'apply', batch 1, .*vbucket \d+ \(changes \d+ to \d+\): ValueError"
+    ):
+        run(second, checkpoint=tmp_path, once=True)
+    third = job()
+    third.troubles = [TemporaryFailure("full") for _ in range(100)]
+    with pytest.raises(PipelineFailed, match="full"):
+        run(third, checkpoint=tmp_path, once=True, patience_s=0.5)
+
+    last = job()
+    with Running(last, tmp_path) as running:
+        running.wait(lambda: sorted(last.keys) == sorted(b"b%d" % n for n in range(50)))
+        fill("c")
+        running.wait(lambda: len(last.keys) == 100 and last.idled.is_set())
+        running.wait(lambda: running.seen[-1].lag_changes == 0)
+    assert running.summary is not None
+    assert running.summary.last.rows == 100
+
+
+class Held(Collecting):
+    """Its batches are not done before somebody lets them."""
+
+    name = "held"
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        self.entered = threading.Event()
+        self.let = threading.Event()
+
+    def apply(self, found: pa.Table, batch_number: int) -> None:
+        self.entered.set()
+        assert self.let.wait(200)
+        super().apply(found, batch_number)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_what_the_source_gets_while_a_batch_is_at_work_counts_as_behind(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    job = Held.of({"from": upriver_node.address})
+    with SyncKvClient(upriver_node.address) as kv, Running(job, tmp_path) as running:
+        kv.set_many({f"a{n}": b"v" for n in range(50)})
+        running.wait(job.entered.is_set)
+        kv.set_many({f"b{n}": b"v" for n in range(30)})
+        running.wait(lambda: running.seen[-1].lag_changes == 80 and (running.seen[-1].lag_s or 0.0) > 1.0)
+        job.let.set()
+        running.wait(lambda: running.seen[-1].lag_changes == 0)
+        assert (len(job.keys), running.seen[-1].lag_s) == (80, 0.0)
