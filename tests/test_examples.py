@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, node, run
-from tests.client.clusters import push_map
-from tests.pipelines.cache_servers import CacheServer
 from tests.spark.conftest import spark
+from tests.support.cache_servers import CacheServer
+from tests.support.node_clusters import push_map
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from tests.cli.typed import COMMAND, PATIENCE_S
+from tests.support.terminal import COMMAND, PATIENCE_S
 from upriver import __version__
 from upriver.cli import main
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.typed import Terminal, piped
+from tests.support.terminal import Terminal, piped
 from upriver.cli.output import progress, show_table, shown
 from upriver.node import EmbeddedNode
 

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cli.conftest import Run
-from tests.cli.typed import Terminal
 from tests.client.conftest import guarded_node  # noqa: F401
+from tests.support.terminal import Terminal
 from upriver.cli import main, parameters
 from upriver.model import Snapshot, StreamPosition
 from upriver.node import EmbeddedNode

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.typed import COMMAND, PATIENCE_S
+from tests.support.terminal import COMMAND, PATIENCE_S
 from upriver.cli.errors import Complaint, Failure
 from upriver.cli.run_async import complaints, run
 from upriver.errors import AddressError, NotMyVbucket, Unreachable

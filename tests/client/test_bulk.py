@@ -10,8 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
-from tests.node.probes import Client
+from tests.support.node_clusters import push_map, two_nodes
+from tests.support.node_process import Client
 from upriver.client import KvClient, SyncKvClient
 from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, not_overtaken, slices, store_batch
 from upriver.errors import InvalidArguments, KeyExists

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
-from tests.node.probes import Client, Served
+from tests.support.node_clusters import push_map, two_nodes
+from tests.support.node_process import Client, Served
 from upriver.client import KvClient, SyncKvClient
 from upriver.errors import ConnectionLost, KeyExists, KeyNotFound, Locked, NotMyVbucket, NotStored, Unreachable
 from upriver.model import vbucket_of

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clusters import push_map
-from tests.client.contents import contents_of
-from tests.client.proxy import Proxy
+from tests.support.consumer_mirror import contents_of
+from tests.support.faulty_proxy import Proxy
+from tests.support.node_clusters import push_map
 from upriver.client import Address, KvClient
 from upriver.client.mover import Mover, Step
 from upriver.errors import AuthenticationFailed, NotMyVbucket, TemporaryFailure, UpriverError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.consumer.test_failures import Killed
-from tests.node.peer import SocketPeer
+from tests.support.command_peers import SocketPeer
 from upriver.client.mover import Mover, Step
 from upriver.model import VbucketState
 from upriver.protocol.move.mover import Goal, Link, Phase

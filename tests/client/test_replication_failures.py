@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.client.consumer.test_failures import Killed
-from tests.client.proxy import Proxy
-from tests.node.peer import SocketPeer
+from tests.support.command_peers import SocketPeer
+from tests.support.faulty_proxy import Proxy
 from upriver.client import Mover
 from upriver.protocol.move.mover import Goal
 from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.docs.snippets import PAGES, commands
+from tests.support.page_snippets import PAGES, commands
 from upriver.cli import main
 from upriver.cli.parameters import PASSWORD_VARIABLE
 from upriver.pipelines.core.registry import find

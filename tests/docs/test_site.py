@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.docs.snippets import ROOT
+from tests.support.page_snippets import ROOT
 
 
 def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path) -> None:

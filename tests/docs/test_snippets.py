@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import PAGES, ROOT, examples, needs_spark, program_of, shown_tests
+from tests.support.page_snippets import PAGES, ROOT, examples, needs_spark, program_of, shown_tests
 from upriver.node import EmbeddedNode, start
 
 #: A page that quotes declarations, and where they stand.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import Clock
-from tests.engine.digest import digest
+from tests.support.bucket_digest import digest
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention
 from upriver.engine.flusher import Flusher
 from upriver.errors import (

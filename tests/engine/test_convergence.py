@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.cluster import Cluster, random_script
 from tests.engine.conftest import Clock
+from tests.support.engine_cluster import Cluster, random_script
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import Clock
-from tests.engine.digest import digest
 from tests.engine.watched_disk import run_watched
+from tests.support.bucket_digest import digest
 from upriver.engine import Bucket, Retention
 from upriver.engine.storage.interface import Batch
 from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
@@ -184,7 +184,7 @@ import json, pickle, shutil, sys
 from pathlib import Path
 import lmdb
 from tests.engine.conftest import Clock
-from tests.engine.digest import digest
+from tests.support.bucket_digest import digest
 from tests.engine.test_crash import StoppingStorage, scripted_run
 from upriver.engine import Bucket, Retention
 path, image, less = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model.strategies import changes
+from tests.support.change_strategies import changes
 from upriver.model import CHANGES, Change, Event, change_batch, changes_in
 
 TYPES = {

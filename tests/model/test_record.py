@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model.strategies import U8, U32, U64, key_changes
+from tests.support.change_strategies import U8, U32, U64, key_changes
 from upriver.model import Change, Event, record
 from upriver.model.record import Record, pack, size_at, unpack
 

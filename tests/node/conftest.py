@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.node.peer import VBUCKETS, Peer, Rig, SessionPeer, SocketPeer, make_states, open_rig
+from tests.support.command_peers import VBUCKETS, Peer, Rig, SessionPeer, SocketPeer, make_states, open_rig
 from upriver.engine.backend import COMPILED
 from upriver.node.embedded import start
 

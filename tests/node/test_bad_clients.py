@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.probes import Client, Probe, Served, descriptors, gets, noops, rss_bytes, served_meanwhile, wait_until
+from tests.support.node_process import (
+    Client,
+    Probe,
+    Served,
+    descriptors,
+    gets,
+    noops,
+    rss_bytes,
+    served_meanwhile,
+    wait_until,
+)
 from upriver.wire.dialects.memcached import Get, Noop, Set, Touch
 
 #: Measured growth is far below; pages of a fragmented heap come and go.

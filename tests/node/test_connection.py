@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.probes import Client, gets, noops, opaques, served_meanwhile, wait_until
-from tests.node.stream_client import StreamClient
+from tests.support.node_process import Client, gets, noops, opaques, served_meanwhile, wait_until
+from tests.support.stream_client import StreamClient
 from upriver.node import connection as connection_module
 from upriver.node import server as server_module
 from upriver.node.auth.users import Role, User

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import upriver.node
-from tests.node.peer import SocketPeer
-from tests.node.probes import Client, descriptors, gets, threads, wait_until
+from tests.support.command_peers import SocketPeer
+from tests.support.node_process import Client, descriptors, gets, threads, wait_until
 from upriver.errors import CannotListen, CorruptData, DataInUse, InvalidArguments, StorageError, UsersFileError
 from upriver.model import VbucketState
 from upriver.node.embedded import EmbeddedNode, start

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.peer import Rig, SessionPeer, encoded, open_rig
+from tests.support.command_peers import Rig, SessionPeer, encoded, open_rig
 from upriver.engine.backend import COMPILED, Item
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.auth.users import Role, User

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.probes import Client, Served
+from tests.support.node_process import Client, Served
 from upriver.node import logs
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.node.memcached_model import NUMBER_KEYS, Model, Operation, Outcome, operations, outcome, perform
-from tests.node.peer import Peer, SocketPeer, open_rig
+from tests.support.command_peers import Peer, SocketPeer, open_rig
+from tests.support.memcached_model import NUMBER_KEYS, Model, Operation, Outcome, operations, outcome, perform
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.wire.codes import Status
 

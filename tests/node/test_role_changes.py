@@ -1,6 +1,6 @@
 """Roles that vbuckets took on, told together."""
 
-from tests.node.laboratory import Laboratory
+from tests.support.in_memory_node import Laboratory
 from upriver.model import VbucketState
 from upriver.node.role_changes import RoleNews
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.probes import PATIENCE_S, Client, gets, opaques, served_meanwhile, wait_until
 from tests.node.test_connection import told
+from tests.support.node_process import PATIENCE_S, Client, gets, opaques, served_meanwhile, wait_until
 from upriver.engine.backend import COMPILED
 from upriver.errors import CannotListen, StorageError
 from upriver.node import server as server_module

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.peer import Rig, SessionPeer, SocketPeer, assert_refusal, decoded, encoded, open_rig
+from tests.support.command_peers import Rig, SessionPeer, SocketPeer, assert_refusal, decoded, encoded, open_rig
 from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS
 from upriver.node.embedded import start

@@ -16,9 +16,9 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.probes import PATIENCE_S, Client, gets, noops, opaques, wait_until
-from tests.node.stream_client import StreamClient
 from tests.node.test_connection import connections, name_of, only_connection, told
+from tests.support.node_process import PATIENCE_S, Client, gets, noops, opaques, wait_until
+from tests.support.stream_client import StreamClient
 from upriver.errors import InvalidArguments
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.tls_transport import PIECE_BYTES, Encryption, server_context

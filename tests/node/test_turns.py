@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.peer import STATES, VBUCKETS, assert_refusal, decoded, encoded, open_rig
+from tests.support.command_peers import STATES, VBUCKETS, assert_refusal, decoded, encoded, open_rig
 from upriver.node.auth.users import Role
 from upriver.node.commands.observe import OBSERVED_KEYS_MAX
 from upriver.node.commands.statistics import GROUPS

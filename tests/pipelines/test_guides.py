@@ -19,9 +19,9 @@ import trustme
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.docs.snippets import PAGES, ROOT, sessions
-from tests.pipelines.cache_servers import CacheServer, free_port
-from tests.pipelines.stand_in import OpenSearchStandIn, SolrStandIn, served
+from tests.support.cache_servers import CacheServer, free_port
+from tests.support.page_snippets import PAGES, ROOT, sessions
+from tests.support.search_servers import OpenSearchStandIn, SolrStandIn, served
 from upriver.cli import main
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start

@@ -7,8 +7,8 @@ because when they come is free; but all that was received must be acknowledged i
 
 import pytest
 
-from tests.protocol.recorded_differences import CONSUMER_DIFFERENCES, check_reasons, wanted
-from tests.protocol.replay import ConsumerReplay, consumer_recordings
+from tests.support.recorded_differences import CONSUMER_DIFFERENCES, check_reasons, wanted
+from tests.support.recording_replay import ConsumerReplay, consumer_recordings
 
 
 def test_there_are_recordings() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.paper_sink import PaperCopy, PaperSink
+from tests.support.in_memory_node import Laboratory
+from tests.support.recording_sink import PaperCopy, PaperSink
 from upriver.errors import NotMyVbucket
 from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
 from upriver.node.streams.engine_source import EngineSource

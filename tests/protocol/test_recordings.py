@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.protocol.recorded_differences import DIFFERENCES, check_reasons, check_refusals, wanted
-from tests.protocol.replay import Replay, recordings
+from tests.support.recorded_differences import DIFFERENCES, check_reasons, check_refusals, wanted
+from tests.support.recording_replay import Replay, recordings
 
 
 def test_there_are_recordings() -> None:

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.protocol.back_to_back import BackToBack, Wires, statuses
-from tests.protocol.draft_wires import DraftWires
+from tests.support.draft_replication import DraftWires
+from tests.support.in_memory_replication import BackToBack, Wires, statuses
 from upriver.model import VbucketState
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.stream_state import TRANSITIONS, StreamEvent, StreamLife, StreamState

@@ -7,7 +7,7 @@ checks that every message is allowed where it comes.
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from tests.node.laboratory import Laboratory, Peer
+from tests.support.in_memory_node import Laboratory, Peer
 from upriver.model import VbucketState
 from upriver.node.options import Entrance
 from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
+from tests.support.node_clusters import push_map, two_nodes
 from upriver.client import SyncKvClient
 from upriver.client.cluster.node_queries import failover_logs
 from upriver.client.transport.address import Address

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.processes import connect_server, run, script
-from tests.spark.tables import contents_at
+from tests.support.spark_processes import connect_server, run, script
+from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 

@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tests.spark.driving import source_of
-from tests.spark.tables import PATIENCE_S, contents_at, stream_of
+from tests.support.spark_driver import source_of
+from tests.support.spark_tables import PATIENCE_S, contents_at, stream_of
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start

@@ -6,7 +6,7 @@ import time
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.spark.driving import Query
+from tests.support.spark_driver import Query
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 from upriver.spark import changes, latest, with_event_time

@@ -11,10 +11,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.client.clusters import two_nodes
-from tests.node.probes import Client, Served
-from tests.spark.driving import Query
-from tests.spark.tables import Gate, Table, catch_up, contents_at, fill, start_query, stream_of, wait_until
+from tests.support.node_clusters import two_nodes
+from tests.support.node_process import Client, Served
+from tests.support.spark_driver import Query
+from tests.support.spark_tables import Gate, Table, catch_up, contents_at, fill, start_query, stream_of, wait_until
 from upriver.client import Mover, SyncKvClient
 from upriver.errors import StreamRolledBack
 from upriver.model import VbucketState, vbucket_of

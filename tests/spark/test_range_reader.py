@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
-from tests.client.deployed import UUID, Deployed
-from tests.node.probes import wait_until
+from tests.support.deployed_server import UUID, Deployed
+from tests.support.node_clusters import push_map, two_nodes
+from tests.support.node_process import wait_until
 from upriver.client import Mover, SyncKvClient
 from upriver.client.consumer import feed_factory
 from upriver.client.consumer.settings import ConsumerSettings

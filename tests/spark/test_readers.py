@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from tests.client.clusters import two_nodes
-from tests.spark.driving import Query, read_batch, source_of
-from tests.spark.tables import PATIENCE_S, contents_at
+from tests.support.node_clusters import two_nodes
+from tests.support.spark_driver import Query, read_batch, source_of
+from tests.support.spark_tables import PATIENCE_S, contents_at
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError, QueryRolledBack
 from upriver.model import VbucketState

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.spark.tables import Gate, Table, catch_up, contents_at, fill, kill_workers, start_query, stream_of
+from tests.support.spark_tables import Gate, Table, catch_up, contents_at, fill, kill_workers, start_query, stream_of
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.spark import describe_offset

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.docs.snippets import PAGES, needs_spark, program_of
+from tests.support.page_snippets import PAGES, needs_spark, program_of
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.spark.driving import Query, read_batch
-from tests.spark.tables import contents_at
+from tests.support.spark_driver import Query, read_batch
+from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.model import VbucketState

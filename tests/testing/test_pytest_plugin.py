@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.probes import Client
+from tests.support.node_process import Client
 from upriver.node.embedded import EmbeddedNode
 
 pytest_plugins = ["pytester"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.vectors import messages_of
+from tests.support.vectors import messages_of
 from upriver.errors import WireError
 from upriver.wire import DIALECTS, dcp, memcached, tap, upr, upr_draft3
 from upriver.wire.detect import detect

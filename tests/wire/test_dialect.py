@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.wire.strategies import messages
+from tests.support.message_strategies import messages
 from upriver.errors import WireError
 from upriver.model import Event
 from upriver.wire import DIALECTS, AnyRequest, AnyResponse, Dialect, Message, Request, Response, dcp, memcached, upr

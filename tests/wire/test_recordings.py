@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.wire.transcripts import packets_of, recordings, unfaithful
+from tests.support.transcripts import packets_of, recordings, unfaithful
 
 #: The only packets that do not come back byte for byte, and what becomes of them.
 EXCEPTIONS = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.wire.strategies import any_message, dialects, messages, unknown_messages
-from tests.wire.transcripts import dialect_of, packets_of, recordings
+from tests.support.message_strategies import any_message, dialects, messages, unknown_messages
+from tests.support.transcripts import dialect_of, packets_of, recordings
 from upriver.errors import WireError
 from upriver.wire import DIALECTS, Dialect, Framer, Message
 from upriver.wire.fields import UInt

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.wire.vectors import (
+from tests.support.vectors import (
     Incomplete,
     Outcome,
     Refused,

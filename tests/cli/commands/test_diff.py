@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.typed import piped
+from tests.support.terminal import piped
 from upriver.cli.commands import diff
 from upriver.client import Address
 from upriver.client.cluster.node_queries import VbucketStatus

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.typed import COMMAND, PATIENCE_S, Terminal, piped
+from tests.support.terminal import COMMAND, PATIENCE_S, Terminal, piped
 from upriver.cli.commands.dump import live
 from upriver.client import SyncKvClient
 from upriver.model import Change, Event, change_batch

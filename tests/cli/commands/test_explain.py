@@ -14,7 +14,7 @@ from upriver.cli.commands.explain import wants_colour
 from upriver.wire import DIALECTS, dcp
 from upriver.wire.explain import explain_packet, render
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 NOOP = dcp.Noop(opaque=1).encode()
 MARKER = dcp.SnapshotMarker(start_seqno=0, end_seqno=6).encode()
 

@@ -3,7 +3,7 @@
 import json
 
 from tests.cli.conftest import Run
-from tests.cli.typed import Terminal, piped
+from tests.support.terminal import Terminal, piped
 from upriver.node import EmbeddedNode
 
 

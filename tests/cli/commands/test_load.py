@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.typed import COMMAND, PATIENCE_S, piped
+from tests.support.terminal import COMMAND, PATIENCE_S, piped
 from upriver.cli.commands.load import sample_batches, taken
 from upriver.node import EmbeddedNode, start
 

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tests.cli.conftest import Run
-from tests.cli.typed import COMMAND, PATIENCE_S, piped
+from tests.support.terminal import COMMAND, PATIENCE_S, piped
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 

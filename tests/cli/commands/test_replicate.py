@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.conftest import Run
-from tests.cli.typed import PATIENCE_S, Terminal
+from tests.support.terminal import PATIENCE_S, Terminal
 from upriver.cli.commands.replicate import stop_when_there
 from upriver.client import Address, Mover, SyncKvClient
 from upriver.node import EmbeddedNode, start

@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from tests.cli.conftest import Run
-from tests.client.clusters import push_map
+from tests.support.node_clusters import push_map
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines.core.registry import PIPELINES

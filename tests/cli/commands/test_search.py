@@ -9,9 +9,9 @@ pytest.importorskip("pyspark", reason="the pipelines extra is not installed")
 
 from click.testing import CliRunner, Result
 
-from tests.cli.typed import Terminal
-from tests.pipelines.model import row, table
-from tests.pipelines.stand_in import OpenSearchStandIn, served
+from tests.support.pipeline_model import row, table
+from tests.support.search_servers import OpenSearchStandIn, served
+from tests.support.terminal import Terminal
 from upriver.cli import main
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.opensearch import OpenSearch

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.node.probes import PATIENCE_S, Client, Served, descriptors, gets, refused, wait_until
 from tests.node.test_server import has_ipv6
 from tests.node.test_tls_transport import Pki
-from upriver import cli
-from upriver.cli import COMMANDS, main
+from tests.support.node_process import PATIENCE_S, Client, Served, descriptors, gets, refused, wait_until
+from upriver.cli import COMMANDS, commands, main
 from upriver.node.options import NodeOptions
 from upriver.wire.dialects.memcached import GetFailoverLog, Noop, Set
 
@@ -239,13 +238,9 @@ def test_every_option_is_on_the_command_line() -> None:
         assert f"--{field.name.replace('_', '-')} " in text or f"--{field.name.replace('_', '-')}\n" in text
 
 
-#: What commands share.
-NO_COMMANDS = {"comparison", "complaint", "documents", "output", "parameters", "running", "watching"}
-
-
 def test_the_list_of_commands_says_what_the_commands_say() -> None:
-    files = {path.stem for path in Path(cli.__file__).parent.glob("[a-z]*.py")}
-    assert {name.replace("-", "_") for name in COMMANDS} == files - NO_COMMANDS
+    files = {path.stem for path in Path(commands.__file__).parent.glob("[a-z]*.py")}
+    assert {name.replace("-", "_") for name in COMMANDS} == files
     for name, short in COMMANDS.items():
         help_text = main.commands[name].help
         assert help_text is not None

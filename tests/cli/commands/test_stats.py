@@ -3,7 +3,7 @@
 import json
 
 from tests.cli.conftest import Run
-from tests.cli.typed import Terminal
+from tests.support.terminal import Terminal
 from upriver.node import EmbeddedNode
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.typed import COMMAND, PATIENCE_S, Terminal
+from tests.support.terminal import COMMAND, PATIENCE_S, Terminal
 from upriver.client import SyncKvClient
 from upriver.client.consumer.settings import DIALECTS, DRAFTS
 from upriver.node import EmbeddedNode, start

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
-from tests.node.probes import Client
+from tests.support.node_clusters import push_map, two_nodes
+from tests.support.node_process import Client
 from upriver.client import Cluster, KvClient
 from upriver.client.transport.address import Endpoint
 from upriver.errors import NodeUnavailable, Unreachable

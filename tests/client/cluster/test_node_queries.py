@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from tests.client.clusters import two_nodes
+from tests.support.node_clusters import two_nodes
 from upriver.client import KvClient
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.node_queries import (

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.client.clusters import push_map, two_nodes
+from tests.support.node_clusters import push_map, two_nodes
 from upriver.client import Consumer
 from upriver.client.cluster.single_node import SingleNode
 

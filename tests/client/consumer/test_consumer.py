@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from tests.client.contents import Mirror, contents_of, follow
+from tests.support.consumer_mirror import Mirror, contents_of, follow
 from upriver.client import Consumer, FileCheckpoint, Flush, KvClient, SyncKvClient
 from upriver.client.consumer.consumer import SynchronousConsumer
 from upriver.errors import (

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.client.consumer.test_consumer import run
-from tests.client.contents import Mirror, follow
-from tests.client.deployed import UUID, Deployed
+from tests.support.consumer_mirror import Mirror, follow
+from tests.support.deployed_server import UUID, Deployed
 from upriver.client import Consumer
 from upriver.errors import NotSupported, WireError
 from upriver.model import Snapshot, StreamPosition

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
 from tests.client.consumer.test_consumer import DIALECTS, DRAFT1, fill, run
-from tests.client.contents import Mirror, contents_of, follow
-from tests.client.proxy import Proxy
-from tests.node.probes import Client, Served
+from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.faulty_proxy import Proxy
+from tests.support.node_clusters import push_map, two_nodes
+from tests.support.node_process import Client, Served
 from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
 from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.client.consumer.test_consumer import run
-from tests.client.contents import Mirror, follow
+from tests.support.consumer_mirror import Mirror, follow
 from upriver.client import Consumer, KvClient
 from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.client.clusters import push_map, two_nodes
 from tests.client.consumer.test_consumer import DIALECTS, run
-from tests.client.contents import Mirror, contents_of, follow
+from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.node_clusters import push_map, two_nodes
 from upriver.client import Consumer, KvClient
 from upriver.client.consumer import stream_supervisor
 from upriver.client.consumer.feed_factory import active_on

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.client.consumer.test_consumer import fill, first_batch, read, run
-from tests.client.contents import Mirror, contents_of, follow
+from tests.support.consumer_mirror import Mirror, contents_of, follow
 from upriver.client import Consumer, KvClient, SyncKvClient
 from upriver.errors import AuthenticationFailed, InvalidArguments
 from upriver.model import StreamPosition

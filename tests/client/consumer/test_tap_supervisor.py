@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.client.consumer.test_consumer import fill, read, run
-from tests.client.contents import Mirror, contents_of, follow
+from tests.support.consumer_mirror import Mirror, contents_of, follow
 from upriver.client import Consumer, FileCheckpoint, KvClient, Progress
 from upriver.client.consumer.tap_supervisor import tap_progress
 from upriver.errors import InvalidArguments, StreamRolledBack

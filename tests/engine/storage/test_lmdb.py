@@ -13,8 +13,8 @@ import lmdb
 import pytest
 
 from tests.engine.conftest import Clock
-from tests.engine.digest import digest
 from tests.engine.watched_disk import run_watched
+from tests.support.bucket_digest import digest
 from upriver.engine import Bucket
 from upriver.engine.storage.interface import Batch, Block
 from upriver.engine.storage.lmdb import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.typed import piped
+from tests.support.terminal import piped
 from upriver.engine import Bucket
 from upriver.engine.storage.lmdb import DATA_FILE
 from upriver.engine.storage.online_backup import hot_copy

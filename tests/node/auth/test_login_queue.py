@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.peer import Rig, SessionPeer, open_rig
-from tests.node.probes import Client, Reply, wait_until
 from tests.node.test_connection import connections, name_of, told
+from tests.support.command_peers import Rig, SessionPeer, open_rig
+from tests.support.node_process import Client, Reply, wait_until
 from upriver.node.auth.login_queue import LoginQueue
 from upriver.node.auth.sasl import Outcome, SaslExchange
 from upriver.node.auth.users import Role, User

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scramp import ScramClient
 
-from tests.node.samples_of_users import ALICE, log_in, path, users, users_with
+from tests.support.sample_users import ALICE, log_in, path, users, users_with
 from upriver.node.auth.sasl import MECHANISMS, MESSAGE_BYTES_MAX, Outcome, SaslExchange, SaslStatus
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import ITERATIONS_MIN, Users

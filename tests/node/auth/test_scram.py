@@ -3,7 +3,7 @@
 import pytest
 from scramp import ScramException, ScramMechanism
 
-from tests.node.samples_of_users import ALICE
+from tests.support.sample_users import ALICE
 from upriver.node.auth.scram import DIGEST_BYTES, SCRAM, scramp
 from upriver.node.auth.users_file import ITERATIONS_MIN
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.samples_of_users import ALICE, users_with
+from tests.support.sample_users import ALICE, users_with
 from upriver.errors import UserError
 from upriver.node.auth.users import NAME_BYTES_MAX, PASSWORD_BYTES_MAX, Role, User, prepared_name
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.samples_of_users import ALICE, log_in, path, users, users_with
+from tests.support.sample_users import ALICE, log_in, path, users, users_with
 from upriver.errors import StorageError, UserError, UsersFileError
 from upriver.node.auth.sasl import SaslStatus
 from upriver.node.auth.users import Role, User

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.peer import ABSENT, Peer, Rig, SocketPeer, open_rig
+from tests.support.command_peers import ABSENT, Peer, Rig, SocketPeer, open_rig
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.embedded import start

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.peer import Peer, Rig, SessionPeer, SocketPeer
+from tests.support.command_peers import Peer, Rig, SessionPeer, SocketPeer
 from upriver.node.embedded import start
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status

@@ -3,7 +3,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.node.peer import ABSENT, Peer, Rig, assert_refusal, encoded, open_rig
+from tests.support.command_peers import ABSENT, Peer, Rig, assert_refusal, encoded, open_rig
 from upriver.engine.table.plain_table import RELATIVE_EXPIRY_S_MAX
 from upriver.errors import StorageError
 from upriver.model.compression import SNAPPY

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.peer import ABSENT, Peer, Rig
+from tests.support.command_peers import ABSENT, Peer, Rig
 from upriver.model import Event
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (

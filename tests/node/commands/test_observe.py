@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from tests.node.peer import ABSENT, Peer, Rig, SocketPeer, open_rig
-from tests.node.probes import wait_until
+from tests.support.command_peers import ABSENT, Peer, Rig, SocketPeer, open_rig
+from tests.support.node_process import wait_until
 from upriver.model import VbucketState
 from upriver.node.commands.observe import PERSISTENCE_WAIT_S
 from upriver.node.embedded import start

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.peer import Peer, SessionPeer, assert_refusal, decoded, open_rig
+from tests.support.command_peers import Peer, SessionPeer, assert_refusal, decoded, open_rig
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.peer import ABSENT, STATES, Peer, Rig, SessionPeer, open_rig
+from tests.support.command_peers import ABSENT, STATES, Peer, Rig, SessionPeer, open_rig
 from upriver.engine.cursor import Options
 from upriver.model import VbucketState
 from upriver.node.auth.users import Role, User

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.peer import ABSENT, STATES, Peer, Rig
+from tests.support.command_peers import ABSENT, STATES, Peer, Rig
 from upriver.model import VbucketState as ModelState
 from upriver.node.commands.vbuckets import model_state, wire_state
 from upriver.wire.codes import Status

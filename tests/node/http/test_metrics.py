@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.node.probes import Client, descriptors, served_meanwhile, wait_until
+from tests.support.node_process import Client, descriptors, served_meanwhile, wait_until
 from upriver.engine.storage.interface import Batch
 from upriver.errors import StorageError
 from upriver.node.embedded import EmbeddedNode, start

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.node.stream_client import StreamClient
 from tests.node.streams.test_statistics import group
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.stream_client import StreamClient
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.auth.users_file import Users

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.laboratory import Laboratory
+from tests.support.in_memory_node import Laboratory
 from upriver.errors import KeyExists, NotMyVbucket, OutOfRange
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, VbucketState
 from upriver.model.position import NO_END

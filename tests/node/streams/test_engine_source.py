@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.node.laboratory import Laboratory
+from tests.support.in_memory_node import Laboratory
 from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.laboratory import Laboratory, Peer
+from tests.support.in_memory_node import Laboratory, Peer
 from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node.streams.statistics import stream_statistics

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.node.probes import wait_until
-from tests.node.stream_client import StreamClient
-from tests.protocol.stage import ask, brief, stage
+from tests.support.in_memory_node import Laboratory
+from tests.support.node_process import wait_until
+from tests.support.stream_client import StreamClient
+from tests.support.stream_requests import ask, brief, stage
 from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.tap_stage import ACK, BACKFILL, TapPeer, connect
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.tap_peer import ACK, BACKFILL, TapPeer, connect
 from upriver.model.position import NO_END
 from upriver.node.http.metrics import problems
 from upriver.node.streams.service import StreamConnection

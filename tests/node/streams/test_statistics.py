@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.stage import ask, ask_upr, control, stage
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.stream_requests import ask, ask_upr, control, stage
 from upriver.node.streams.statistics import stream_statistics
 from upriver.wire import Response, dcp, memcached, upr
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.node.laboratory import Laboratory
+from tests.support.in_memory_node import Laboratory
 from upriver.node.session import Session
 from upriver.node.streams.streaming_session import UNSENT_BYTES, Pump
 from upriver.protocol.producer.send_buffer import COPIED_BYTES

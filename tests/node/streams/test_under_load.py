@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from tests.node.probes import wait_until
+from tests.support.node_process import wait_until
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, put_opaque
 from upriver.wire import Framer, Message, dcp, memcached, upr, upr_draft2
 from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.node.probes import Client, Served, refused, wait_until
-from tests.node.tap_relay import Listener
-from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, KEYS_ONLY, REGISTERED, TapPeer, brief, connect, state_of
+from tests.support.in_memory_node import Laboratory
+from tests.support.node_process import Client, Served, refused, wait_until
+from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, REGISTERED, TapPeer, brief, connect, state_of
+from tests.support.tap_sockets import Listener
 from upriver.engine import Bucket
 from upriver.errors import StorageError
 from upriver.model import Snapshot, StreamPosition

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import ACK, BACKFILL, LIST, TAKEOVER, TapPeer, brief, connect
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import ACK, BACKFILL, LIST, TAKEOVER, TapPeer, brief, connect
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
 from upriver.wire import Message, Request, Response, tap

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import DUMP, LIST, TapPeer, brief, connect, keys
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import DUMP, LIST, TapPeer, brief, connect, keys
 from upriver.errors import KeyExists, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.model.record import unpack

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import brief
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import brief
 from upriver.engine import Bucket
 from upriver.errors import InvalidArguments, TemporaryFailure
 from upriver.model import StreamPosition, VbucketState

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import ACK, BACKFILL, LIST, REGISTERED, TapPeer, connect
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import ACK, BACKFILL, LIST, REGISTERED, TapPeer, connect
 from upriver.node.tap.statistics import tap_statistics
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import memcached, tap

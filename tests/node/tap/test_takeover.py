@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.probes import Client, Served, wait_until
-from tests.node.tap_relay import Relay
-from tests.protocol.tap_stage import ACK, LIST, TAKEOVER, connect
+from tests.support.node_process import Client, Served, wait_until
+from tests.support.tap_peer import ACK, LIST, TAKEOVER, connect
+from tests.support.tap_sockets import Relay
 from upriver.wire import Message, Response, tap
 from upriver.wire.dialects.memcached import Get, GetVbucket, Set, SetVbucket, VbucketState
 

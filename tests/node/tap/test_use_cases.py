@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from tests.node.probes import Client, wait_until
-from tests.node.tap_relay import Listener, Relay
-from tests.protocol.tap_stage import ACK, BACKFILL, FUTURE, KEYS_ONLY, LIST, TAKEOVER, connect
+from tests.support.node_process import Client, wait_until
+from tests.support.tap_peer import ACK, BACKFILL, FUTURE, KEYS_ONLY, LIST, TAKEOVER, connect
+from tests.support.tap_sockets import Listener, Relay
 from upriver.engine import Vbucket
 from upriver.model import VbucketState
 from upriver.model.record import size_at, unpack

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.model import Cluster, Contents, converge, row, table, value_of
+from tests.support.pipeline_model import Cluster, Contents, converge, row, table, value_of
 from upriver.errors import TargetBehind
 from upriver.pipelines.apply.applying import Applier, latest
 from upriver.pipelines.targets.target import Ahead, Progress, Target, Work

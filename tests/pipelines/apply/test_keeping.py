@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.model import row, table
+from tests.support.pipeline_model import row, table
 from upriver.errors import TargetBehind
 from upriver.node import EmbeddedNode
 from upriver.pipelines.apply.keeping import query_of

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.pipelines.model import row, table
+from tests.support.pipeline_model import row, table
 from upriver.pipelines.apply.seen_keys import SeenKeys
 
 

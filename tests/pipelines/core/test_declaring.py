@@ -10,15 +10,15 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytest.importorskip("grpc", reason="Spark Connect needs grpcio: install pyspark[connect]")
 
 from tests.pipelines.jobs.test_mirror import found
-from tests.spark.processes import connect_server, run, script
-from tests.spark.tables import contents_at
+from tests.support.spark_processes import connect_server, run, script
+from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines import declare
 from upriver.pipelines.jobs.index import search_index
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "declared-pipelines"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "declared-pipelines"
 STORAGE = "file:///var/tmp/upriver-declared"
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.pipelines.running import Running
+from tests.support.background_pipeline import Running
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
 from upriver.node import EmbeddedNode

@@ -10,9 +10,9 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from pyspark.sql import SparkSession
 
 from tests.pipelines.jobs.test_mirror import found
-from tests.pipelines.looks import changes, held
-from tests.pipelines.model import row, table
-from tests.pipelines.spark_runs import PATIENCE_S, Mortal
+from tests.support.node_contents import changes, held
+from tests.support.pipeline_model import row, table
+from tests.support.pipeline_runs import PATIENCE_S, Mortal
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, OptionError
 from upriver.node import EmbeddedNode, start

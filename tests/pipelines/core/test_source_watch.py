@@ -3,8 +3,8 @@
 import socket
 import time
 
-from tests.client.clusters import push_map, two_nodes
-from tests.node.probes import wait_until
+from tests.support.node_clusters import push_map, two_nodes
+from tests.support.node_process import wait_until
 from upriver.client import SyncKvClient
 from upriver.client.transport.address import Address
 from upriver.model import VbucketState

@@ -9,8 +9,8 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.pipelines.spark_runs import Mortal, run_once
-from tests.pipelines.stand_in import OpenSearchStandIn, served
+from tests.support.pipeline_runs import Mortal, run_once
+from tests.support.search_servers import OpenSearchStandIn, served
 from upriver.client import SyncKvClient
 from upriver.errors import Unreachable
 from upriver.node import EmbeddedNode

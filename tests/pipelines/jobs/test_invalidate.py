@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-from tests.pipelines.model import row, table
+from tests.support.pipeline_model import row, table
 from upriver.errors import NodeUnavailable, OptionError, Unreachable
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.jobs.invalidate import Invalidate

@@ -10,9 +10,9 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.pipelines.cache_servers import CacheServer
-from tests.pipelines.spark_runs import run_once
 from tests.pipelines.targets.test_caches import User
+from tests.support.cache_servers import CacheServer
+from tests.support.pipeline_runs import run_once
 from upriver.client import SyncKvClient
 from upriver.errors import NodeUnavailable
 from upriver.node import EmbeddedNode

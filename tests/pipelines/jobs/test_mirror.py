@@ -10,8 +10,8 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from tests.pipelines.model import row, table
-from tests.pipelines.spark_runs import Mortal, run_once
+from tests.support.pipeline_model import row, table
+from tests.support.pipeline_runs import Mortal, run_once
 from upriver.client import Address, SyncKvClient
 from upriver.errors import ForeignData, OptionError
 from upriver.node import EmbeddedNode

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from pyspark.sql import SparkSession
 
 from tests.pipelines.jobs.test_mirror import found
-from tests.pipelines.spark_runs import run_once
+from tests.support.pipeline_runs import run_once
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.pipelines.jobs.mirror import Mirror

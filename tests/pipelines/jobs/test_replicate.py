@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from tests.client.consumer.test_failures import Killed
 from tests.client.consumer.test_failures import _persisted as persisted
-from tests.pipelines.looks import changes, held, vbuckets
-from tests.pipelines.running import Running
+from tests.support.background_pipeline import Running
+from tests.support.node_contents import changes, held, vbuckets
 from upriver.client import KvClient, SyncKvClient
 from upriver.errors import OptionError, PipelineFailed
 from upriver.model import VbucketState

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.client.clusters import push_map
-from tests.pipelines.looks import active, held
+from tests.support.node_clusters import push_map
+from tests.support.node_contents import active, held
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError, PipelineFailed
 from upriver.model import VbucketState

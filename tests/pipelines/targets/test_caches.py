@@ -12,7 +12,7 @@ import bmemcached
 import pytest
 import redis
 
-from tests.pipelines.cache_servers import CacheServer, free_port
+from tests.support.cache_servers import CacheServer, free_port
 from upriver.errors import ConnectionLost, OptionError, TargetRefused, Unreachable
 from upriver.pipelines.targets.caches import Fresh, Memcached, Redis, cache_at
 

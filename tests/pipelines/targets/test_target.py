@@ -1,6 +1,6 @@
 """The interface of targets: what work is by default."""
 
-from tests.pipelines.model import table
+from tests.support.pipeline_model import table
 from upriver.pipelines.targets.target import Ahead, Progress, Work
 
 

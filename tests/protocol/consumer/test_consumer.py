@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.protocol.paper_sink import PaperCopy, PaperSink
+from tests.support.recording_sink import PaperCopy, PaperSink
 from upriver.errors import (
     InvalidArguments,
     KeyExists,

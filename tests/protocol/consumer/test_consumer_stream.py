@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.protocol.paper_sink import PaperCopy
+from tests.support.recording_sink import PaperCopy
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, OutOfRange, ProtocolViolation
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END, SEQNO_MAX

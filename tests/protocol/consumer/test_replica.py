@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.protocol.back_to_back import BackToBack, statuses
 from tests.protocol.consumer.test_consumer import QUIET, messages, status_of
-from tests.protocol.paper_sink import PaperCopy, PaperSink
+from tests.support.in_memory_replication import BackToBack, statuses
+from tests.support.recording_sink import PaperCopy, PaperSink
 from upriver.model import VbucketState
 from upriver.protocol.consumer.replica import Replica
 from upriver.wire import AnyResponse, Message, dcp, memcached, upr

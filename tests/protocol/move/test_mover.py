@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.moving_world import MovingWorld
+from tests.support.in_memory_move import MovingWorld
+from tests.support.in_memory_node import Laboratory
 from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node.streams.engine_sink import EngineCopy

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocol.stage import ask, brief, stage, uuid_of
+from tests.support.stream_requests import ask, brief, stage, uuid_of
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES, RUN_REQUESTS_MAX, PlainRequest, plain_requests
 from upriver.wire import Response, dcp, upr
 

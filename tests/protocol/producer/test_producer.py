@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.stage import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.stream_requests import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
 from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.options import Entrance

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.stage import END, answer_to, ask, ask_upr, brief, control, set_state, stage, uuid_of
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.stream_requests import END, answer_to, ask, ask_upr, brief, control, set_state, stage, uuid_of
 from upriver.errors import CorruptData, NotMyVbucket
 from upriver.model import Change, Event, VbucketState
 from upriver.wire import AnyResponse, Message, dcp, upr
@@ -452,7 +452,7 @@ def test_a_filtered_stream_loads_nothing_that_takes_long() -> None:
     """The node stands still while a module is imported, and pandas takes seconds."""
     script = (
         "import sys\n"
-        "from tests.protocol.stage import ask, ask_upr, brief, control, stage\n"
+        "from tests.support.stream_requests import ask, ask_upr, brief, control, stage\n"
         "laboratory, peer = stage(b'a', b'b')\n"
         "before = set(sys.modules)\n"
         "control(peer, b'key_filter', b'^b')\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.laboratory import Laboratory
+from tests.support.in_memory_node import Laboratory
 from upriver.errors import NotMyVbucket
 from upriver.model import VbucketState
 from upriver.protocol.producer.takeover import Handover

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.protocol.tap_stage import BACKFILL, REGISTERED, connect
+from tests.support.tap_peer import BACKFILL, REGISTERED, connect
 from upriver.errors import TemporaryFailure
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import plan_of

@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import (
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import (
     ACK,
     BACKFILL,
     BYTE_ORDER,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.protocol.tap_stage import ACK, BACKFILL, BYTE_ORDER, DUMP, FUTURE, KEYS_ONLY, LIST, REGISTERED, TAKEOVER
-from tests.protocol.tap_stage import connect as request
+from tests.support.tap_peer import ACK, BACKFILL, BYTE_ORDER, DUMP, FUTURE, KEYS_ONLY, LIST, REGISTERED, TAKEOVER
+from tests.support.tap_peer import connect as request
 from upriver.errors import InvalidArguments
 from upriver.protocol.tap.connect_plan import plan_of
 from upriver.wire import tap

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.tap_stage import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.tap_peer import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState

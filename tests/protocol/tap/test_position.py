@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, FUTURE, KEYS_ONLY, LIST, TAKEOVER, connect
+from tests.support.tap_peer import ACK, BACKFILL, DUMP, FUTURE, KEYS_ONLY, LIST, TAKEOVER, connect
 from upriver.model import Snapshot, StreamPosition
 from upriver.protocol.tap.connect_plan import TapPlan, plan_of
 from upriver.protocol.tap.position import NEVER, TapPlace

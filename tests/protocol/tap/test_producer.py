@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.laboratory import Laboratory
-from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
 from upriver.protocol.tap import ack_window, producer, retry_queue
 from upriver.protocol.tap.ack_window import key_of
 from upriver.protocol.tap.connect_plan import TapSettings

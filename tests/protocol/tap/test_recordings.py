@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.protocol.recorded_differences import check_reasons, check_refusals, wanted
-from tests.protocol.tap_recorded_differences import DIFFERENCES
-from tests.protocol.tap_replay import TapReplay, recordings
+from tests.support.recorded_differences import check_reasons, check_refusals, wanted
+from tests.support.tap_recorded_differences import DIFFERENCES
+from tests.support.tap_recording_replay import TapReplay, recordings
 
 
 def test_there_are_recordings() -> None:

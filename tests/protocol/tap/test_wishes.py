@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.node.laboratory import Laboratory
 from tests.protocol.tap.test_converges import AT_THE_NODE, KEYS, SETTINGS, VBUCKETS, VERDICTS, Consumer, take
-from tests.protocol.tap_stage import ACK, BACKFILL, DUMP, KEYS_ONLY, LIST, REGISTERED, connect
+from tests.support.in_memory_node import Laboratory
+from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
 from upriver.wire import Message, tap
 from upriver.wire.dialects.tap import Control, TapFlag

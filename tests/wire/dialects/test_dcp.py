@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model.strategies import key_changes
+from tests.support.change_strategies import key_changes
 from upriver.errors import WireError
 from upriver.model import Change, Event
 from upriver.model import record as r

@@ -2,7 +2,7 @@
 
 Each change is written with the revision and CAS that it has at its source, and the newer version wins. So a change that
 comes back to where it was made is known there already and changes nothing: an echo ends after one round. A source that
-has gone back is followed by a repair (``upriver.pipelines.apply.repair``), after the batch is written and before it is done.
+has gone back is followed by a repair (``apply.repair``), after the batch is written and before it is done.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipelines.stand_in import StandIn, served
+from tests.support.search_servers import StandIn, served
 from upriver.errors import HttpRefused, OptionError, Unreachable
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 

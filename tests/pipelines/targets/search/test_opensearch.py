@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.model import Contents, converge, row, table, value_of
-from tests.pipelines.stand_in import OpenSearchStandIn, served
+from tests.support.pipeline_model import Contents, converge, row, table, value_of
+from tests.support.search_servers import OpenSearchStandIn, served
 from upriver.errors import TargetRefused, Unreachable
 from upriver.pipelines.targets.search import opensearch
 from upriver.pipelines.targets.search.http_requests import HttpRequests

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.model import Contents, converge, row, table, value_of
+from tests.support.pipeline_model import Contents, converge, row, table, value_of
 from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.targets.search.texts import text_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipelines.model import row, table
+from tests.support.pipeline_model import row, table
 from upriver.pipelines.targets.tables.columns import COLUMNS_MAX, OWN, Columns, keys_of
 
 VALUES = st.recursive(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.pipelines.model import row, table
+from tests.support.pipeline_model import row, table
 from upriver.errors import ForeignData
 from upriver.pipelines.targets.tables.delta import APPLICATION, KEPT, Delta, DeltaHistory
 from upriver.pipelines.targets.target import Work

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pipelines.model import row, table
+from tests.support.pipeline_model import row, table
 from upriver.errors import ForeignData
 from upriver.pipelines.targets.tables.parquet import KEPT, ParquetTable
 from upriver.pipelines.targets.target import Work

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.model import Contents, converge, row, table
+from tests.support.pipeline_model import Contents, converge, row, table
 from upriver.pipelines.targets.tables.columns import keys_of
 from upriver.pipelines.targets.tables.delta import Delta
 from upriver.pipelines.targets.tables.parquet import ParquetTable

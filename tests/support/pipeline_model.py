@@ -1,6 +1,6 @@
 """A cluster, a query and its crashes as a model: what any target must end with, whatever happens to them.
 
-The plan of the query is the real one (upriver.spark.batch_planner), the vbuckets are those of its own model, and the target is
+The plan of the query is the real one (spark.batch_planner), the vbuckets are those of its own model, and the target is
 a real one that is driven as a pipeline drives it: batches that are run again, a failure before or after the target's
 commit, a lost checkpoint.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.node.probes import Client, Served
+from tests.support.node_process import Client, Served
 from upriver.pipelines import Pipeline
 from upriver.wire.dialects.memcached import StopPersistence
 

@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 
-from tests.node.laboratory import Laboratory, Peer
+from tests.support.in_memory_node import Laboratory, Peer
 from upriver.model import VbucketState
 from upriver.protocol.move.mover import (
     Action,

@@ -1,6 +1,6 @@
 """Where we say something else over TAP than the recorded servers did, and why we want to."""
 
-from tests.protocol.recorded_differences import Difference
+from tests.support.recorded_differences import Difference
 
 GOODBYE = "The text says that the sending node signals with it that it is finished and closes its connection."
 TWICE = (

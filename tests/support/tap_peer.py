@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.node.laboratory import Laboratory, Peer
+from tests.support.in_memory_node import Laboratory, Peer
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import ConnectFlag, TapFlag

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from tests.node.probes import PATIENCE_S
+from tests.support.node_process import PATIENCE_S
 from upriver.wire import AnyResponse, Framer, Message, Request, tap
 from upriver.wire.dialects.tap import TapFlag
 from upriver.wire.framing import MEMCACHED

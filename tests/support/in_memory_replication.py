@@ -5,7 +5,7 @@ Bytes wait in two pipes until somebody delivers some of them, in pieces of any s
 
 from collections.abc import Callable
 
-from tests.node.laboratory import Laboratory
+from tests.support.in_memory_node import Laboratory
 from upriver.engine import Vbucket
 from upriver.model import VbucketState
 from upriver.node.streams.engine_sink import EngineSink

@@ -1,6 +1,6 @@
 """A producer of a draft and a replica back to back, with the draft put into the words of `upr` in between."""
 
-from tests.protocol.back_to_back import BackToBack, Wires
+from tests.support.in_memory_replication import BackToBack, Wires
 from upriver.errors import WireError
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.consumer.draft_translation import DraftTranslator

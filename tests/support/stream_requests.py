@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.node.laboratory import Laboratory, Peer
+from tests.support.in_memory_node import Laboratory, Peer
 from upriver.model import VbucketState
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.codes import Status

@@ -14,8 +14,8 @@ the mark for network byte order are read in the order of that machine.
 import difflib
 from collections import Counter, defaultdict
 
-from tests.node.laboratory import Laboratory, Peer
-from tests.protocol.replay import FOLDER, Line, Place, lines_of, packets_of, pipelined
+from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.recording_replay import FOLDER, Line, Place, lines_of, packets_of, pipelined
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.node.laboratory import Laboratory, Peer
+from tests.support.in_memory_node import Laboratory, Peer
 from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.framing import MEMCACHED
 

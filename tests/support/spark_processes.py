@@ -16,7 +16,7 @@ from typing import Any
 
 import pyspark
 
-from tests.spark.tables import wait_until
+from tests.support.spark_tables import wait_until
 
 RUN_PATIENCE_S = 600
 HOME = Path(pyspark.__file__).parent

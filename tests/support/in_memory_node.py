@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.node.peer import ManualTimer
+from tests.support.command_peers import ManualTimer
 from upriver.engine import Bucket
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS

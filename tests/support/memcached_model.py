@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.node.peer import Peer
+from tests.support.command_peers import Peer
 from upriver.wire import Request, Response
 from upriver.wire import memcached as wire
 from upriver.wire.codes import Status
