@@ -216,26 +216,26 @@ def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Cl
     if died_before:
         vbucket.set_state(VbucketState.DEAD)
         bucket.flusher.step()
-    vbucket.set_state(VbucketState.DEAD, heir="a->b")
+    vbucket.set_state(VbucketState.DEAD, successor="a->b")
     bucket.flusher.step()
     bucket.abandon()
     bucket = opened(path, clock)
     vbucket = bucket.vbucket(1)
-    assert (vbucket.state, vbucket.heir) == (VbucketState.DEAD, "a->b")
-    assert (vbucket.may_go_to("a->b"), vbucket.may_go_to("a->c")) == (True, False)
-    vbucket.inherit("a->c")
-    assert vbucket.may_go_to("a->b")
-    vbucket.inherit("a->b")
+    assert (vbucket.state, vbucket.successor) == (VbucketState.DEAD, "a->b")
+    assert (vbucket.may_hand_over_to("a->b"), vbucket.may_hand_over_to("a->c")) == (True, False)
+    vbucket.confirm_takeover("a->c")
+    assert vbucket.may_hand_over_to("a->b")
+    vbucket.confirm_takeover("a->b")
     bucket.flusher.step()
     bucket.abandon()
     bucket = opened(path, clock)
     vbucket = bucket.vbucket(1)
-    assert not vbucket.may_go_to("a->b")
+    assert not vbucket.may_hand_over_to("a->b")
     vbucket.set_state(VbucketState.DEAD)
-    assert not vbucket.may_go_to("a->b"), "it was dead before"
+    assert not vbucket.may_hand_over_to("a->b"), "it was dead before"
     vbucket.set_state(VbucketState.ACTIVE)
-    assert vbucket.heir == ""
-    assert vbucket.may_go_to("a->c")
+    assert vbucket.successor == ""
+    assert vbucket.may_hand_over_to("a->c")
     bucket.close()
 
 
@@ -444,7 +444,7 @@ def test_each_restored_copy_is_another_store_on_a_branch_of_its_own(path: Path, 
             assert [e.seqno for e in copy.vbucket(0).failover_log] == [1, 0]
             assert copy.vbucket(0).failover_log.entries[1:] == log.entries
             assert copy.vbucket(1).failover_log == replica_log
-            assert (copy.vbucket(1).high_seqno, copy.vbucket(1).whole_seqno) == (4, 0)
+            assert (copy.vbucket(1).high_seqno, copy.vbucket(1).consistent_seqno) == (4, 0)
             store = copy.store
         with opened(path.parent / name, clock) as copy:
             assert copy.store == store, "it keeps its new name"

@@ -1,13 +1,13 @@
-from upriver.engine.consistent_points import RANGES_MAX, WholeStates
+from upriver.engine.consistent_points import RANGES_MAX, ConsistentPoints
 
 
 def test_the_empty_state_is_whole() -> None:
-    assert WholeStates().at_or_below(100, 0) == 0
-    assert WholeStates().newest == 0
+    assert ConsistentPoints().at_or_below(100, 0) == 0
+    assert ConsistentPoints().newest == 0
 
 
 def test_written_history_is_whole_everywhere_received_only_at_ends() -> None:
-    whole = WholeStates()
+    whole = ConsistentPoints()
     whole.extend(10)
     whole.add(20)
     whole.add(35)
@@ -15,7 +15,7 @@ def test_written_history_is_whole_everywhere_received_only_at_ends() -> None:
 
 
 def test_nothing_below_the_floor_can_be_restored() -> None:
-    whole = WholeStates()
+    whole = ConsistentPoints()
     whole.extend(10)
     whole.add(20)
     assert whole.at_or_below(15, 10) == 10
@@ -24,7 +24,7 @@ def test_nothing_below_the_floor_can_be_restored() -> None:
 
 
 def test_truncation_cuts_ranges() -> None:
-    whole = WholeStates([(0, 10), (20, 30), (40, 40)])
+    whole = ConsistentPoints([(0, 10), (20, 30), (40, 40)])
     whole.truncate(25)
     assert whole.ranges == [(0, 10), (20, 25)]
     whole.truncate(15)
@@ -32,7 +32,7 @@ def test_truncation_cuts_ranges() -> None:
 
 
 def test_the_list_is_bounded() -> None:
-    whole = WholeStates()
+    whole = ConsistentPoints()
     for seqno in range(1, 2000, 2):
         whole.add(seqno)
     assert len(whole.ranges) == RANGES_MAX

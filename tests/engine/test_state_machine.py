@@ -88,7 +88,7 @@ class Model:
     locks: dict[bytes, tuple[int, float]] = field(default_factory=dict)
 
     @property
-    def whole_seqno(self) -> int:
+    def consistent_seqno(self) -> int:
         if self.state is VbucketState.ACTIVE or self.high >= self.end:
             return self.high
         return self.start
@@ -130,7 +130,7 @@ class Model:
         The kept start is not behind the last whole state, and is one itself. A snapshot of which something has come
         must still be completed, so its end is not moved forward.
         """
-        whole = self.whole_seqno
+        whole = self.consistent_seqno
         kept = end if whole == self.high else max(end, self.end)
         if start > end or kept < self.high:
             return False
@@ -311,7 +311,7 @@ class CopyMachine(RuleBasedStateMachine):
     def promote(self, number: int) -> None:
         vbucket, model = self.pair(number)
         if model.state is not VbucketState.ACTIVE:
-            branch = model.whole_seqno
+            branch = model.consistent_seqno
             vbucket.set_state(VbucketState.ACTIVE)
             model.log = [(self.log(vbucket)[0][0], branch), *model.log][:25]
             model.state = VbucketState.ACTIVE
@@ -414,7 +414,7 @@ class CopyMachine(RuleBasedStateMachine):
     def roll_back(self, number: int, back: int) -> None:
         vbucket, model = self.receiving(number)
         to = max(0, model.high - back)
-        if to == model.high == model.whole_seqno:
+        if to == model.high == model.consistent_seqno:
             assert vbucket.roll_back(to) == to
             return
         expected = max((s for s in model.whole if s <= to), default=0)
@@ -439,7 +439,7 @@ class CopyMachine(RuleBasedStateMachine):
         if model.state is not VbucketState.ACTIVE:
             if model.state is VbucketState.PENDING and uuid != model.log[0][0]:
                 model.state = VbucketState.REPLICA
-            model.log = [(uuid, model.whole_seqno), *model.log][:25]
+            model.log = [(uuid, model.consistent_seqno), *model.log][:25]
             vbucket.replace_failover_log(FailoverLog(tuple(FailoverEntry(*entry) for entry in model.log)))
 
     def flush(self, number: int) -> None:
@@ -641,13 +641,13 @@ class CopyMachine(RuleBasedStateMachine):
             vbucket = self.bucket.vbucket(number)
             assert vbucket.state is model.state
             assert vbucket.high_seqno == model.high
-            assert vbucket.whole_seqno == model.whole_seqno
+            assert vbucket.consistent_seqno == model.consistent_seqno
             assert self.log(vbucket) == model.log
             assert vbucket.purge_seqno >= model.filled
             assert vbucket.purge_seqno <= model.high or model.state is not VbucketState.ACTIVE
-            self.agree_on_state(vbucket, model, vbucket.whole_seqno)
-            if vbucket.whole_seqno > vbucket.floor_seqno:
-                earlier = vbucket.whole_at_or_below(vbucket.whole_seqno - 1)
+            self.agree_on_state(vbucket, model, vbucket.consistent_seqno)
+            if vbucket.consistent_seqno > vbucket.floor_seqno:
+                earlier = vbucket.consistent_at_or_below(vbucket.consistent_seqno - 1)
                 if earlier:
                     assert earlier in model.whole
                     self.agree_on_state(vbucket, model, earlier)

@@ -143,9 +143,9 @@ def test_a_run_has_the_effect_of_its_changes_one_by_one(data: st.DataObject) -> 
             high = single.high_seqno
             for other in (frames, rows):
                 assert other.position.snapshot == single.position.snapshot
-                assert (other.high_seqno, other.whole.ranges) == (high, single.whole.ranges)
+                assert (other.high_seqno, other.consistent_points.ranges) == (high, single.consistent_points.ranges)
                 assert other.table.locks == single.table.locks
-                assert other.table.whole_seqnos == single.table.whole_seqnos
+                assert other.table.consistent_seqnos == single.table.consistent_seqnos
                 assert history(other) == history(single)
             if outcomes[0]:
                 break
@@ -183,10 +183,10 @@ def test_kept_bounds_after_a_resume_in_mid_snapshot(replica: Vbucket) -> None:
     replica.begin_snapshot(4, 7)
     assert replica.position.snapshot == Snapshot(0, 10)
     replica.apply(change(7, b"b"))
-    assert replica.whole_seqno == 0
+    assert replica.consistent_seqno == 0
     replica.begin_snapshot(7, 12)
     replica.apply(change(12, b"c"))
-    assert replica.whole_seqno == 12
+    assert replica.consistent_seqno == 12
 
 
 def test_promotion_in_mid_snapshot_branches_at_the_kept_start(replica: Vbucket) -> None:
@@ -198,7 +198,7 @@ def test_promotion_in_mid_snapshot_branches_at_the_kept_start(replica: Vbucket) 
     replica.set_state(VbucketState.ACTIVE)
     assert [entry.seqno for entry in replica.failover_log] == [10, 0]
     assert replica.set(b"c", b"")[1] == 16
-    assert replica.whole_seqno == 16
+    assert replica.consistent_seqno == 16
     # Who stands at 15 in the same snapshot goes back to where all was shared.
     assert replica.rollback_for(StreamPosition(5, 15, Snapshot(10, 20))) == 10
     assert replica.rollback_for(StreamPosition(5, 10, Snapshot(10, 10))) is None
@@ -265,10 +265,10 @@ def test_a_marker_that_begins_before_what_was_whole_shows_nobody_a_mixture(repli
     replica.apply(change(20, b"b"))
     replica.apply(change(50, b"k"))  # an older version of it was left out
     replica.begin_snapshot(49, 80)
-    assert replica.whole_seqno == 10
+    assert replica.consistent_seqno == 10
     assert [(each.end, [found.key for found in each]) for each in replica.changes()] == [(10, [b"a"])]
     replica.apply(change(80, b"z"))
-    assert replica.whole_seqno == 80
+    assert replica.consistent_seqno == 80
     assert [found.key for each in replica.changes() for found in each] == [b"a", b"b", b"k", b"z"]
 
 
@@ -452,7 +452,7 @@ def test_advance_completes_a_snapshot_whose_last_change_was_left_out(replica: Vb
     replica.begin_snapshot(0, 9)
     replica.apply(change(4, b"k"))
     replica.advance(9)
-    assert (replica.high_seqno, replica.whole_seqno) == (9, 9)
+    assert (replica.high_seqno, replica.consistent_seqno) == (9, 9)
 
 
 def test_a_copy_without_seqnos_from_its_peer_counts_for_itself(replica: Vbucket) -> None:
@@ -460,7 +460,7 @@ def test_a_copy_without_seqnos_from_its_peer_counts_for_itself(replica: Vbucket)
     assert replica.receive(Event.MUTATION, b"plain", b"v") == 2
     assert replica.receive(Event.DELETION, b"k") == 3
     assert replica.streamable
-    assert (replica.whole_seqno, replica.position.snapshot) == (3, Snapshot(3, 3))
+    assert (replica.consistent_seqno, replica.position.snapshot) == (3, Snapshot(3, 3))
     deleted, plain = replica.table.find(b"k"), replica.table.find(b"plain")
     assert deleted is not None
     assert plain is not None
@@ -501,7 +501,7 @@ def test_starting_over_means_another_history(replica: Vbucket) -> None:
 
 def test_a_copy_that_starts_over_before_it_was_told_anything_can_be_read_too(replica: Vbucket) -> None:
     told: list[int] = []
-    replica.on_role = told.append
+    replica.on_role_change = told.append
     assert not replica.streamable
     replica.start_over()
     assert (replica.streamable, told) == (True, [replica.number])
@@ -525,16 +525,16 @@ def test_a_snapshot_without_known_bounds_is_whole_when_told(replica: Vbucket) ->
     vbucket.begin_snapshot(0, NO_END)
     assert vbucket.purge_seqno == 0, "it follows when the end is known"
     vbucket.apply(Change(vbucket=1, event=Event.MUTATION, seqno=3, key=b"k", cas=1, rev_seqno=1))
-    assert vbucket.whole_seqno == 0
+    assert vbucket.consistent_seqno == 0
     vbucket.complete_snapshot()
-    assert vbucket.whole_seqno == vbucket.whole_at_or_below(9) == 3
+    assert vbucket.consistent_seqno == vbucket.consistent_at_or_below(9) == 3
     # It was filled from nothing: what was deleted before, it never heard of.
     assert vbucket.purge_seqno == 3
     vbucket.begin_snapshot(3, NO_END)
     vbucket.apply(Change(vbucket=1, event=Event.MUTATION, seqno=4, key=b"k", cas=2, rev_seqno=2))
-    assert vbucket.whole_seqno == 3
+    assert vbucket.consistent_seqno == 3
     vbucket.complete_snapshot()
-    assert (vbucket.whole_seqno, vbucket.purge_seqno) == (4, 3)
+    assert (vbucket.consistent_seqno, vbucket.purge_seqno) == (4, 3)
     vbucket.set_state(VbucketState.ACTIVE)
     with pytest.raises(OutOfOrder):
         vbucket.complete_snapshot()
@@ -543,7 +543,7 @@ def test_a_snapshot_without_known_bounds_is_whole_when_told(replica: Vbucket) ->
 def test_a_pending_copy_waits_for_the_branch_that_it_is_on(bucket: Bucket) -> None:
     copy = bucket.create_vbucket(1, VbucketState.REPLICA)
     roles: list[VbucketState] = []
-    copy.on_role = lambda number: roles.append(copy.state)
+    copy.on_role_change = lambda number: roles.append(copy.state)
     copy.replace_failover_log(FailoverLog.fresh(5))
     copy.set_state(VbucketState.PENDING)
     copy.replace_failover_log(FailoverLog.fresh(4).branch(5, 3))

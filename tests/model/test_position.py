@@ -49,13 +49,13 @@ def test_a_position_lies_in_its_snapshot(start: int, size: int, seqno: int) -> N
 
 def test_the_beginning_is_before_every_change() -> None:
     beginning = StreamPosition.beginning()
-    assert (beginning.vbucket_uuid, beginning.seqno, beginning.whole_seqno) == (0, 0, 0)
+    assert (beginning.vbucket_uuid, beginning.seqno, beginning.consistent_seqno) == (0, 0, 0)
 
 
 @given(SEQNOS)
 def test_a_position_held_whole_is_whole(seqno: int) -> None:
     position = StreamPosition.at(7, seqno)
-    assert position.whole_seqno == position.seqno == seqno
+    assert position.consistent_seqno == position.seqno == seqno
     assert position.vbucket_uuid == 7
 
 
@@ -63,7 +63,7 @@ def test_a_position_held_whole_is_whole(seqno: int) -> None:
 def test_a_position_is_whole_before_and_after_its_snapshot_and_not_inside(position: StreamPosition) -> None:
     start, end = position.snapshot.start, position.snapshot.end
     expected = start if start < position.seqno < end else position.seqno
-    assert position.whole_seqno == expected
+    assert position.consistent_seqno == expected
 
 
 @given(positions(), SMALL)
@@ -81,7 +81,7 @@ def test_a_marker_is_kept_with_the_earlier_start_and_the_later_end(
     position: StreamPosition, start: int, size: int
 ) -> None:
     marker = Snapshot(start, start + size)
-    whole = position.whole_seqno
+    whole = position.consistent_seqno
     unfinished = whole != position.seqno
     end = max(marker.end, position.snapshot.end) if unfinished else marker.end
     if end < position.seqno:
@@ -91,7 +91,7 @@ def test_a_marker_is_kept_with_the_earlier_start_and_the_later_end(
         after = position.announced(marker)
         assert after.snapshot == Snapshot(min(marker.start, whole), end)
         assert (after.seqno, after.vbucket_uuid) == (position.seqno, 7)
-        assert after.whole_seqno <= whole
+        assert after.consistent_seqno <= whole
 
 
 class Feed:
@@ -154,7 +154,7 @@ def test_a_consumer_that_is_whole_holds_a_state_that_the_producer_had(
             feed.cut()
         else:
             feed.receive(int(str(argument[0])), prints_first)
-        if feed.position.whole_seqno == feed.position.seqno:
+        if feed.position.consistent_seqno == feed.position.seqno:
             assert feed.data == feed.state_at(feed.position.seqno)
 
 
@@ -167,4 +167,4 @@ def test_a_snapshot_not_finished_before_a_cut_must_be_finished_after_it() -> Non
     feed.write("c")
     feed.receive(2, False)
     assert feed.position.snapshot == Snapshot(0, 4)
-    assert feed.position.whole_seqno == 0
+    assert feed.position.consistent_seqno == 0

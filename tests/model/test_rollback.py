@@ -65,7 +65,7 @@ def test_by_snapshot_a_consumer_needs_all_of_a_snapshot_that_it_is_in(
     elif needed <= shared:
         expected = None
     else:
-        expected = min(shared, position.whole_seqno)
+        expected = min(shared, position.consistent_seqno)
     assert rollback_by_snapshot(log, high, purge, position) == expected
 
 
@@ -73,7 +73,7 @@ def test_by_snapshot_a_consumer_needs_all_of_a_snapshot_that_it_is_in(
 @given(logs(), SMALL, SMALL, positions())
 def test_by_snapshot_one_never_rolls_forward(log: FailoverLog, high: int, purge: int, position: StreamPosition) -> None:
     answer = rollback_by_snapshot(log, high, purge, position)
-    assert answer is None or answer <= position.whole_seqno
+    assert answer is None or answer <= position.consistent_seqno
 
 
 @settings(max_examples=400)
@@ -282,7 +282,7 @@ class World:
         position, data = StreamPosition.at(copy.log.newest.vbucket_uuid, 0), dict[str, Write]()
         for _ in range(self.rng.randrange(1, 3)):
             later = [end for end in copy.ends if end > max(position.seqno, copy.purge)]
-            if not later or position.whole_seqno != position.seqno:
+            if not later or position.consistent_seqno != position.seqno:
                 break
             end = self.rng.choice(later)
             items = sorted(copy.newest(position.seqno, end).values(), key=lambda w: w.seqno)
@@ -361,4 +361,4 @@ def request_by_entry(consumer: Consumer, theirs: FailoverLog) -> tuple[FailoverE
         return None
     if own[0] == theirs.newest:
         return own[0], consumer.position.seqno
-    return own[place], min([consumer.position.whole_seqno, *(entry.seqno for entry in own[:place])])
+    return own[place], min([consumer.position.consistent_seqno, *(entry.seqno for entry in own[:place])])

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidArguments
-from upriver.protocol.connection_names import NAME_BYTES_MAX, checked_name, heir_by_open, heir_by_tap, made_up, readable
+from upriver.protocol.connection_names import (
+    NAME_BYTES_MAX,
+    checked_name,
+    made_up,
+    readable,
+    successor_by_open,
+    successor_by_tap,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,6 @@ def test_no_name_is_taken_for_one_that_was_made_up(told: bytes, peer: bytes) -> 
 @given(PARTS.map(b"".join), PARTS.map(b"".join), st.sampled_from([b"", b"tap:", b"\\tap:"]))
 def test_no_connection_inherits_from_a_tap_client_nor_from_another(one: bytes, other: bytes, before: bytes) -> None:
     opened, client = readable(before + one), readable(other)
-    assert heir_by_open(opened) != heir_by_tap(client)
-    assert (heir_by_open(opened) == heir_by_open(client)) == (opened == client)
-    assert (heir_by_tap(opened) == heir_by_tap(client)) == (opened == client)
+    assert successor_by_open(opened) != successor_by_tap(client)
+    assert (successor_by_open(opened) == successor_by_open(client)) == (opened == client)
+    assert (successor_by_tap(opened) == successor_by_tap(client)) == (opened == client)

@@ -120,7 +120,7 @@ class Copies:
         """Somebody gave our copies other roles, a turn ago."""
         for number in sorted(numbers):
             if self.replica is not None:
-                self.replica.role_taken(number)
+                self.replica.role_changed(number)
         self._pass_on()
 
     def attend(self) -> None:

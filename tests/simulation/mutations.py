@@ -10,7 +10,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from upriver.engine import Bucket, Vbucket
-from upriver.engine.consistent_points import WholeStates
+from upriver.engine.consistent_points import ConsistentPoints
 from upriver.engine.cursor import NO_END, Cursor
 from upriver.engine.flusher import Flusher
 from upriver.engine.maintenance import Maintenance
@@ -25,7 +25,7 @@ from upriver.protocol.consumer.consumer_stream import ReceivingStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.move.mover import Goal, Mover, Phase
 from upriver.protocol.producer import producer as producers
-from upriver.protocol.producer.takeover import Handover
+from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent
 from upriver.protocol.tap.producer_stream import TapStream
 from upriver.wire.framing import MEMCACHED
@@ -82,7 +82,7 @@ def ignore_snapshot_bounds() -> list[Change]:
         return rules.rollback_by_snapshot(log, high, purge, whole)
 
     # A copy looks once more before it becomes active; that would hide what the producer does wrong.
-    return [(producers, "rollback_by_snapshot", instead), (ReceivingStream, "_check_whole", lambda self: None)]
+    return [(producers, "rollback_by_snapshot", instead), (ReceivingStream, "_check_consistent", lambda self: None)]
 
 
 @mutation
@@ -134,9 +134,12 @@ def inclusive_marker_start() -> list[Change]:
         return self.seqno if self.seqno == self.snapshot.end else min(self.snapshot.start + 1, self.seqno)
 
     def whole_of_copy(self: Vbucket) -> int:
-        return self.high_seqno if self.state is VbucketState.ACTIVE else self.position.whole_seqno
+        return self.high_seqno if self.state is VbucketState.ACTIVE else self.position.consistent_seqno
 
-    return [(StreamPosition, "whole_seqno", property(whole)), (Vbucket, "whole_seqno", property(whole_of_copy))]
+    return [
+        (StreamPosition, "consistent_seqno", property(whole)),
+        (Vbucket, "consistent_seqno", property(whole_of_copy)),
+    ]
 
 
 @mutation
@@ -144,7 +147,7 @@ def forget_unfinished_end() -> list[Change]:
     """A receiver in mid-snapshot takes the end of the next marker, though the older one reached further."""
 
     def announced(self: StreamPosition, marker: Snapshot) -> StreamPosition:
-        start = min(marker.start, self.whole_seqno)
+        start = min(marker.start, self.consistent_seqno)
         return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(start, marker.end))
 
     return [(StreamPosition, "announced", announced)]
@@ -155,7 +158,7 @@ def forget_kept_start() -> list[Change]:
     """A receiver in mid-snapshot takes the start of the next marker, though it was last whole before it."""
 
     def announced(self: StreamPosition, marker: Snapshot) -> StreamPosition:
-        end = marker.end if self.whole_seqno == self.seqno else max(marker.end, self.snapshot.end)
+        end = marker.end if self.consistent_seqno == self.seqno else max(marker.end, self.snapshot.end)
         return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(min(marker.start, self.seqno), end))
 
     return [(StreamPosition, "announced", announced)]
@@ -164,7 +167,7 @@ def forget_kept_start() -> list[Change]:
 @mutation
 def snapshots_end_where_copy_is_torn() -> list[Change]:
     """A copy sends on what it has received of a snapshot, as if it were all."""
-    return [(Vbucket, "whole_seqno", property(lambda self: self.high_seqno))]
+    return [(Vbucket, "consistent_seqno", property(lambda self: self.high_seqno))]
 
 
 # Branches.
@@ -245,14 +248,14 @@ def roll_back_to_a_mixture() -> list[Change]:
     def at_or_below(_self: Any, seqno: int, floor: int) -> int:
         return seqno if seqno >= floor else 0
 
-    return [(WholeStates, "at_or_below", at_or_below)]
+    return [(ConsistentPoints, "at_or_below", at_or_below)]
 
 
 @mutation
 def roll_back_below_the_floor() -> list[Change]:
     """A state below the floor is restored, though versions of it were dropped."""
-    found = WholeStates.at_or_below
-    return [(WholeStates, "at_or_below", lambda self, seqno, _floor: found(self, seqno, 0))]
+    found = ConsistentPoints.at_or_below
+    return [(ConsistentPoints, "at_or_below", lambda self, seqno, _floor: found(self, seqno, 0))]
 
 
 @mutation
@@ -335,10 +338,10 @@ def acknowledge_before_commit() -> list[Change]:
 def source_lives_on() -> list[Change]:
     """The destination becomes active while the source still is."""
 
-    def die(self: Handover) -> None:
+    def die(self: SourceTakeover) -> None:
         self.dead = self.durable = True
 
-    return [(Handover, "die", die)]
+    return [(SourceTakeover, "die", die)]
 
 
 @mutation
@@ -351,11 +354,11 @@ def death_not_on_disk() -> list[Change]:
 def source_does_not_await_its_death() -> list[Change]:
     """The same, of the source alone."""
 
-    def die(self: Handover) -> None:
-        self._source.set_state(self._vbucket.number, VbucketState.DEAD, heir=self._heir)
+    def die(self: SourceTakeover) -> None:
+        self._source.set_state(self._vbucket.number, VbucketState.DEAD, successor=self._successor)
         self.dead = self.durable = True
 
-    return [(Handover, "die", die)]
+    return [(SourceTakeover, "die", die)]
 
 
 @mutation
@@ -406,7 +409,7 @@ def undo_whoever_was_active_since() -> list[Change]:
     the destination by its log and the source because it has heard so: neither is asked."""
     return [
         (Mover, "_when_never_active", lambda self, move, then: then()),
-        (Vbucket, "inherit", lambda self, heir: None),
+        (Vbucket, "confirm_takeover", lambda self, successor: None),
     ]
 
 
@@ -440,7 +443,7 @@ def forget_the_heir() -> list[Change]:
     """A source does not remember for whom it died: another takeover goes on with it."""
     set_state = Vbucket.set_state
 
-    def instead(self: Vbucket, state: VbucketState, *, heir: str = "") -> None:
+    def instead(self: Vbucket, state: VbucketState, *, successor: str = "") -> None:
         set_state(self, state)
 
     return [(Vbucket, "set_state", instead)]
@@ -448,7 +451,7 @@ def forget_the_heir() -> list[Change]:
 
 @mutation
 def takeovers_are_never_over() -> list[Change]:
-    """When its heir is pending again, and fed by a third, a takeover is repeated: a source forgets that its heir was
+    """When its successor is pending again, and fed by a third, a takeover is repeated: a source forgets that its successor was
     active, and a pending copy is not told apart by its branch."""
     replace = Vbucket.replace_failover_log
 
@@ -457,7 +460,7 @@ def takeovers_are_never_over() -> list[Change]:
         replace(self, log)
         self.state = was
 
-    return [(Vbucket, "inherit", lambda self, heir: None), (Vbucket, "replace_failover_log", instead)]
+    return [(Vbucket, "confirm_takeover", lambda self, successor: None), (Vbucket, "replace_failover_log", instead)]
 
 
 @mutation
@@ -500,7 +503,7 @@ def drafts_share_an_heir() -> list[Change]:
     def instead(self: producers.Producer, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         if self.dialect.startswith("upr_draft"):
-            self.heir = self.dialect
+            self.successor = self.dialect
 
     return [(producers.Producer, "__init__", instead)]
 

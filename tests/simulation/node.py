@@ -17,7 +17,7 @@ from upriver.model import VbucketState
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import Entrance
-from upriver.node.role_changes import RoleNews
+from upriver.node.role_changes import RoleChanges
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams.service import StreamConnection, StreamService
@@ -140,7 +140,7 @@ class Machine:
         )
         self.service = self.state.streams = StreamService(self.state)
         self.state.tap = TapService(self.state)
-        RoleNews(self.state, lambda numbers: self.on_roles(numbers))
+        RoleChanges(self.state, lambda numbers: self.on_roles(numbers))
         self.up = True
 
     def vbucket(self, number: int) -> Vbucket:

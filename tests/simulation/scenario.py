@@ -630,23 +630,23 @@ class Author:
 
     def _given_up_feeds_the_dead(self) -> Iterator[Action]:
         """A machine that was given up comes back unaware, and is carried to its successor, who is dead by then: its
-        heir does not have everything yet."""
+        successor does not have everything yet."""
         rng, world = self.rng, self.world
         old, consumers = world.owner[0], len(world.consumers)
-        successor, heir = rng.sample([n for n in range(len(world.machines)) if n != old], 2)
+        successor, successor = rng.sample([n for n in range(len(world.machines)) if n != old], 2)
         yield from self._some(old, rng.randint(1, 3))
         yield from self._fed(consumers + successor, old, ALL)
         yield ("disk", old)
         yield ("promote", 0, successor, "down")
-        yield ("takeover", 0, heir)
+        yield ("takeover", 0, successor)
         for turn in range(60):
             if 0 not in world.moving or world.machines[successor].role(0) is VbucketState.DEAD:
                 break
-            if world.machines[heir].role(0) is VbucketState.PENDING:
+            if world.machines[successor].role(0) is VbucketState.PENDING:
                 yield from self._some(successor, rng.randint(0, 2))
             yield ("disk", successor)
             yield ("relay", 0, 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
-            yield ("disk", heir)
+            yield ("disk", successor)
         if rng.random() < 0.8:
             yield ("mover", 0, 0, "source")
         yield ("start", old, "alone")

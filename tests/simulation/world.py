@@ -551,7 +551,7 @@ class World:
         machine = self.machines[n]
         if machine.role(v) is REPLICA and self.owner[v] != n and not self._takes_part(machine, v):
             machine.become(v, DEAD)
-            # It has no heir now, so any of the moves that it was handed over by could be undone, or go on.
+            # It has no successor now, so any of the moves that it was handed over by could be undone, or go on.
             self.typed[v] = [(source, destination) for source, destination in self.typed[v] if source != n]
 
     def do_delete(self, n: int, v: int, then: str = "replaced") -> None:
@@ -645,13 +645,13 @@ class World:
             self.machines[n].starts,
             vbucket.failover_log.newest,
             vbucket.high_seqno,
-            vbucket.whole_seqno,
+            vbucket.consistent_seqno,
             vbucket.state,
         )
         if self._checked.get((n, v)) == claim:
             return
         self._checked[n, v] = claim
-        if vbucket.whole_seqno != vbucket.high_seqno:
+        if vbucket.consistent_seqno != vbucket.high_seqno:
             return
         who, held = f"{self.machines[n]} vb{v}", contents_of(vbucket, self.keys[v])
         if vbucket.high_seqno == 0:
@@ -808,7 +808,7 @@ class World:
     def _check_equal(self, n: int, v: int, active: Vbucket, circumstance: str = "") -> None:
         copy = self.machines[n].vbucket(v)
         # Who is still in its first snapshot, on `upr` perhaps for ever, has not heard of deletions either.
-        unheard_to = copy.purge_seqno if copy.whole_seqno else copy.high_seqno
+        unheard_to = copy.purge_seqno if copy.consistent_seqno else copy.high_seqno
         who = f"{self.machines[n]} vb{v} at {copy.high_seqno}{circumstance}"
         held, expected = contents_of(copy, self.keys[v]), contents_of(active, self.keys[v])
         check_same(held, expected, who, active.purge_seqno, unheard_to)

@@ -194,7 +194,7 @@ def test_ranges_with_and_without_exact_ends_are_read_side_by_side(monkeypatch: p
         for n in range(900):
             node.call(large.set, b"k%d" % n, b"x" * 50_000)  # more than the window: it is at work for a while
             node.bucket.sync()
-        wait_until(lambda: node.call(forgetful.whole_at_or_below, 15) != 15, "the past to be forgotten")
+        wait_until(lambda: node.call(forgetful.consistent_at_or_below, 15) != 15, "the past to be forgotten")
         uuids = [vbucket.failover_log.newest.vbucket_uuid for vbucket in (forgetful, large)]
         reader = reader_of(node.address, columns=("vbucket", "seqno"))
         rows = read(reader, [Range(Place(0, uuids[0]), 15), Range(Place(1, uuids[1]), 900)])

@@ -37,7 +37,7 @@ def digest(bucket: Bucket, *, branched: bool = False) -> dict[int, Any]:
             "purge": vbucket.purge_seqno,
             "floor": vbucket.floor_seqno,
             "streamable": vbucket.streamable,
-            "whole": [vbucket.whole_at_or_below(seqno) for seqno in range(vbucket.high_seqno + 2)],
+            "whole": [vbucket.consistent_at_or_below(seqno) for seqno in range(vbucket.high_seqno + 2)],
             "contents": contents(vbucket),
         }
     return found

@@ -149,7 +149,7 @@ class Ranges:
         self.follower.accepted(self.source)
         end = None
         if self.mode == 3:
-            end = vbucket.whole_at_or_below(min(position.seqno + 2, vbucket.high_seqno))
+            end = vbucket.consistent_at_or_below(min(position.seqno + 2, vbucket.high_seqno))
             if end <= position.seqno:
                 end = None
         options = dataclasses.replace(

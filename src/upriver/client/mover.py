@@ -78,8 +78,8 @@ class Mover:
     ) -> None:
         """``patience_s`` is how long a vbucket may get no further before it is given up; ``on_step`` sees each step."""
         self.addresses = {Link.SOURCE: Address.parse(source), Link.DESTINATION: Address.parse(destination)}
-        if self._heir == str(self.addresses[Link.SOURCE].endpoints[0]):
-            raise OptionError("to", self._heir, "this node has the vbuckets already: name another one")
+        if self._successor == str(self.addresses[Link.SOURCE].endpoints[0]):
+            raise OptionError("to", self._successor, "this node has the vbuckets already: name another one")
         self.vbuckets = tuple(dict.fromkeys(vbuckets))
         self.goal = goal
         self.patience_s = patience_s
@@ -101,7 +101,7 @@ class Mover:
         if self.goal is Goal.REPLICATE:
             # The same command again takes the place of one that was interrupted; any other leaves it alone.
             these = zlib.crc32(repr(self.vbuckets).encode())
-            return await self._run_pair(f"upriver-replicator:{self._heir}:{these:08x}", self.vbuckets)
+            return await self._run_pair(f"upriver-replicator:{self._successor}:{these:08x}", self.vbuckets)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._run_one(number)) for number in self.vbuckets]
@@ -129,13 +129,13 @@ class Mover:
             if self._stopping.is_set():
                 return [Step(vbucket, Phase.WAITING, "stopped before it began")]
             # A source that dies remembers for whom by this name, and lets nobody else go on with it.
-            found = await self._run_pair(f"upriver-mover:{vbucket}:{self._heir}", (vbucket,))
+            found = await self._run_pair(f"upriver-mover:{vbucket}:{self._successor}", (vbucket,))
             if found[0].phase is Phase.MOVED:
                 await self.maps.settle(vbucket, self.patience_s)
             return found
 
     @property
-    def _heir(self) -> str:
+    def _successor(self) -> str:
         return str(self.addresses[Link.DESTINATION].endpoints[0])
 
     async def _run_pair(self, name: str, vbuckets: tuple[int, ...]) -> list[Step]:

@@ -315,13 +315,13 @@ class Bucket:
 
     def _new(self, number: int) -> Vbucket:
         vbucket = Vbucket(number, self.ledger, self.journal, self.operations)
-        vbucket.on_role = self._role_taken
+        vbucket.on_role_change = self._role_changed
         if self.storage.keeps_records:
             vbucket.table.fetch = lambda seqno: self._fetch(number, seqno)
             vbucket.read_block = lambda seqno: self._read_block(number, seqno)
         return vbucket
 
-    def _role_taken(self, number: int) -> None:
+    def _role_changed(self, number: int) -> None:
         for listener in self.role_listeners:
             listener(number)
 

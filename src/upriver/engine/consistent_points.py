@@ -12,7 +12,7 @@ from typing import Final
 RANGES_MAX: Final = 256
 
 
-class WholeStates:
+class ConsistentPoints:
     """Ranges of whole seqnos, ascending, both ends included."""
 
     __slots__ = ("_ranges",)

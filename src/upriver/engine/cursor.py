@@ -98,7 +98,7 @@ class Cursor:
 
     def __init__(self, vbucket: "Vbucket", name: str, start_seqno: int, end_seqno: int, options: Options) -> None:
         table = vbucket.table
-        whole_seqno = table.whole_seqno
+        consistent_seqno = table.consistent_seqno
         if start_seqno > end_seqno:
             raise OutOfRange(f"start {start_seqno} lies beyond end {end_seqno}", vbucket=vbucket.number)
         if not 0 <= start_seqno <= table.high_seqno:
@@ -108,7 +108,7 @@ class Cursor:
             )
         if 0 < start_seqno < table.purge_seqno:
             raise RollbackRequired("deletions in between were purged", vbucket=vbucket.number, seqno=0)
-        if options.exact_end and whole_seqno >= end_seqno != vbucket.whole_at_or_below(end_seqno):
+        if options.exact_end and consistent_seqno >= end_seqno != vbucket.consistent_at_or_below(end_seqno):
             raise OutOfRange(f"the state at {end_seqno} is not retained", vbucket=vbucket.number)
         self.vbucket = vbucket
         self.table = table
@@ -130,7 +130,7 @@ class Cursor:
         self.bytes_filtered = 0
         self._looks_at_each = options.filtered
         self._may_take_long = options.key_pattern is not None and options.key_pattern.may_take_long
-        self._first_end: int | None = whole_seqno
+        self._first_end: int | None = consistent_seqno
         if start_seqno == end_seqno:
             self.end(CursorEnd.OK)
 
@@ -181,7 +181,7 @@ class Cursor:
             not_beyond is not None
             and self._first_end is None
             and self.seqno < not_beyond < end
-            and self.vbucket.whole_at_or_below(not_beyond) == not_beyond
+            and self.vbucket.consistent_at_or_below(not_beyond) == not_beyond
         ):
             end = not_beyond
         self._first_end = None
@@ -191,13 +191,13 @@ class Cursor:
 
     def _snapshot_end(self) -> int | None:
         options = self.options
-        end = self.table.whole_seqno
+        end = self.table.consistent_seqno
         if options.persisted_only:
-            end = self.vbucket.whole_at_or_below(min(end, self.table.persisted_seqno))
+            end = self.vbucket.consistent_at_or_below(min(end, self.table.persisted_seqno))
         if self._first_end is not None and end < self._first_end:
             return None
         if options.exact_end and end >= self.end_seqno:
-            if self.vbucket.whole_at_or_below(self.end_seqno) != self.end_seqno:
+            if self.vbucket.consistent_at_or_below(self.end_seqno) != self.end_seqno:
                 raise OutOfRange(f"the state at {self.end_seqno} is not retained", vbucket=self.vbucket.number)
             return self.end_seqno
         return end

@@ -181,7 +181,7 @@ class Maintenance:
             if table.tombstones:
                 self._end_stuck(vbucket)
                 # Only what stands in blocks can go: where little is written no checkpoint would come by itself.
-                wants_blocks |= table.seqno_before(before, vbucket.whole_seqno) > table.checkpointed_seqno
+                wants_blocks |= table.seqno_before(before, vbucket.consistent_seqno) > table.checkpointed_seqno
                 yield
                 yield from self._purge(vbucket, NO_END, before)
                 # What came with a time in the future is as old as what came after it.
@@ -249,7 +249,7 @@ class Maintenance:
                 break
             limit = old = self._limit(vbucket)
             if not short:
-                old = vbucket.table.seqno_before(cutoff, vbucket.whole_seqno)
+                old = vbucket.table.seqno_before(cutoff, vbucket.consistent_seqno)
                 limit = min(limit, old)
                 yield
             limit = self._unpinned(vbucket, limit)
@@ -282,7 +282,7 @@ class Maintenance:
 
     def _limit(self, vbucket: Vbucket) -> int:
         """Neither beyond what is in blocks nor beyond the last whole state."""
-        return min(vbucket.table.checkpointed_seqno, vbucket.whole_seqno)
+        return min(vbucket.table.checkpointed_seqno, vbucket.consistent_seqno)
 
     def _slowest(self, vbucket: Vbucket) -> int:
         """How far all open cursors have read."""

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from upriver.engine.backend import Ledger, Table
-from upriver.engine.consistent_points import WholeStates
+from upriver.engine.consistent_points import ConsistentPoints
 from upriver.engine.cursor import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.durability_waiters import Done
 from upriver.engine.journal import Journal
@@ -73,11 +73,11 @@ class Vbucket(KeyValue):
         self.journal = journal
         self.state = VbucketState.DEAD
         #: Who shall have what a dead copy held: nobody else may take it over. Empty for anybody.
-        self.heir = ""
-        #: The heir has it: from now on nobody may take it over from here.
-        self.inherited = False
+        self.successor = ""
+        #: The successor has it: from now on nobody may take it over from here.
+        self.taken_over = False
         self.failover_log = FailoverLog.fresh(new_uuid())
-        self.whole = WholeStates()
+        self.consistent_points = ConsistentPoints()
         #: No state below this seqno can be restored: versions were dropped.
         self.floor_seqno = 0
         #: Purged tombstones up to here are gone from memory entirely; the disk may follow.
@@ -88,12 +88,12 @@ class Vbucket(KeyValue):
         self.flush_ttl = TTL_MAX
         self.flush_marks: deque[int] = deque(maxlen=FLUSH_MARKS_MAX)
         #: A copy that gives changes seqnos of its own, because its peer tells none, as in TAP.
-        self.counts_itself = False
+        self.assigns_seqnos = False
         #: Its bucket has deleted it; whoever still holds it cannot change anything.
         self.removed = False
         self.cursors: dict[str, Cursor] = {}
         #: Called when it has taken on a role, or has something to stream for the first time; must only take note.
-        self.on_role: Callable[[int], object] = lambda _: None
+        self.on_role_change: Callable[[int], object] = lambda _: None
         #: Reads a stored block around a seqno: (records, last seqno).
         self.read_block: Callable[[int], tuple[bytes, int]] | None = None
         #: Whom to call at the next change, and when the next one is on disk; by who asked, to be let go again.
@@ -133,9 +133,9 @@ class Vbucket(KeyValue):
         return StreamPosition(uuid, high, Snapshot(self.table.snapshot_start, self.table.snapshot_end))
 
     @property
-    def whole_seqno(self) -> int:
+    def consistent_seqno(self) -> int:
         """The last seqno at which this copy was whole."""
-        return self.table.whole_seqno
+        return self.table.consistent_seqno
 
     def rollback_for(self, position: StreamPosition) -> int | None:
         """Whither a consumer that stands at ``position`` must roll back first; None if it may go on."""
@@ -143,49 +143,49 @@ class Vbucket(KeyValue):
 
     # Roles.
 
-    def set_state(self, state: VbucketState, *, heir: str = "") -> None:
+    def set_state(self, state: VbucketState, *, successor: str = "") -> None:
         """Take on a role. Who becomes active starts a new branch where others can be sure to share.
 
-        Who dies for an ``heir`` remembers it, on disk with the death, until it takes on another role. Who is dead
-        already and may be had by anybody gets an heir the same way; who has another one is refused.
+        Who dies for an ``successor`` remembers it, on disk with the death, until it takes on another role. Who is dead
+        already and may be had by anybody gets a successor the same way; who has another one is refused.
         """
         with self.journal.lock:
             self._check_changeable()
-            if state is self.state and heir and not self.may_go_to(heir):
-                raise NotMyVbucket(f"this copy died for {self.heir!r}, who may own it", vbucket=self.number)
-            if state is self.state and heir in ("", self.heir):
+            if state is self.state and successor and not self.may_hand_over_to(successor):
+                raise NotMyVbucket(f"this copy died for {self.successor!r}, who may own it", vbucket=self.number)
+            if state is self.state and successor in ("", self.successor):
                 return
             if self.state is VbucketState.ACTIVE:
-                self._note_whole()
+                self._note_consistent()
                 self._place(self.high_seqno)
             if state is VbucketState.ACTIVE:
-                self._branch(self.whole_seqno)
-                self.counts_itself = False
+                self._branch(self.consistent_seqno)
+                self.assigns_seqnos = False
             self.state = state
-            self.heir = heir
-            self.inherited = False
+            self.successor = successor
+            self.taken_over = False
             self.table.active = state is VbucketState.ACTIVE
             self.table.ledger.expect(self.table.due())  # only who is active lets items expire
             self.journal.change(self.number)
-        self.on_role(self.number)
+        self.on_role_change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
-    def may_go_to(self, heir: str) -> bool:
+    def may_hand_over_to(self, successor: str) -> bool:
         """Whether this takeover may have the copy: it has died for no other, and nobody has it yet."""
-        return self.heir in ("", heir) and not self.inherited
+        return self.successor in ("", successor) and not self.taken_over
 
-    def inherit(self, heir: str) -> None:
+    def confirm_takeover(self, successor: str) -> None:
         """Who this copy died for is active: that is remembered like the death, and nobody undoes it or repeats it."""
         with self.journal.lock:
-            if self.state is VbucketState.DEAD and self.heir == heir and not self.inherited:
-                self.inherited = True
+            if self.state is VbucketState.DEAD and self.successor == successor and not self.taken_over:
+                self.taken_over = True
                 self.journal.change(self.number)
 
     def branch_after_crash(self) -> None:
         """An unclean stop may have lost changes that consumers saw: who counts them goes on under a new uuid."""
-        if self.state is VbucketState.ACTIVE or self.counts_itself:
+        if self.state is VbucketState.ACTIVE or self.assigns_seqnos:
             with self.journal.lock:
-                self._branch(self.whole_seqno)
+                self._branch(self.consistent_seqno)
                 self.journal.change(self.number)
 
     def _branch(self, seqno: int) -> None:
@@ -198,14 +198,14 @@ class Vbucket(KeyValue):
         # What it would have been told of deletions up to the end of its first snapshot is history of the other branch.
         self.table.purge_seqno = min(self.table.purge_seqno, self.high_seqno)
         # From here on this copy is the truth, mixture or not: its own state is whole by definition.
-        self.whole.add(self.high_seqno)
+        self.consistent_points.add(self.high_seqno)
 
     def _place(self, seqno: int) -> None:
         self.table.snapshot_start = self.table.snapshot_end = seqno
 
-    def _note_whole(self) -> None:
+    def _note_consistent(self) -> None:
         if self.state is VbucketState.ACTIVE:
-            self.whole.extend(self.high_seqno)
+            self.consistent_points.extend(self.high_seqno)
 
     # Receiving.
 
@@ -231,12 +231,12 @@ class Vbucket(KeyValue):
             if not self.streamable:
                 self.streamable = True
                 self.journal.change(self.number)
-                self.on_role(self.number)
+                self.on_role_change(self.number)
             start = position.snapshot.start
-            if start < self.position.whole_seqno:
+            if start < self.position.consistent_seqno:
                 # The marker begins before the state that was whole. Until it ends, what was whole there is what counts:
                 # between whole states lie mixtures, and nobody may be shown one.
-                start = self.whole.at_or_below(start, self.floor_seqno)
+                start = self.consistent_points.at_or_below(start, self.floor_seqno)
             self.table.snapshot_start = start
             self.table.snapshot_end = position.snapshot.end
             self.table.touch()
@@ -296,7 +296,7 @@ class Vbucket(KeyValue):
 
         So the history is this copy's own, under a uuid under which nobody else counts, and whole after every change.
         """
-        if not self.counts_itself:
+        if not self.assigns_seqnos:
             self._count_itself()
         with self.journal.lock:
             seqno = self.high_seqno + 1
@@ -318,11 +318,11 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             self._check_receiving(self.high_seqno + 1)
             was_streamable = self.streamable
-            self._branch(self.whole_seqno)
-            self.counts_itself = True
+            self._branch(self.consistent_seqno)
+            self.assigns_seqnos = True
             self.journal.change(self.number)
             if not was_streamable:
-                self.on_role(self.number)
+                self.on_role_change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever reads knows it by the old log
 
     def apply_frames(self, frames: bytes | bytearray | memoryview, ttl: int = TTL_MAX) -> int:
@@ -369,7 +369,7 @@ class Vbucket(KeyValue):
             if self.state is VbucketState.PENDING and log.newest.vbucket_uuid != self.failover_log.newest.vbucket_uuid:
                 self.set_state(VbucketState.REPLICA)
             self.failover_log = log
-            self.counts_itself = False
+            self.assigns_seqnos = False
             self.journal.change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
@@ -381,14 +381,14 @@ class Vbucket(KeyValue):
                 raise KeyExists("an active vbucket does not roll back", vbucket=self.number)
             if seqno < 0:
                 raise OutOfRange(f"there is no state {seqno} to go back to", vbucket=self.number)
-            if seqno >= self.high_seqno and self.whole_seqno == self.high_seqno:
+            if seqno >= self.high_seqno and self.consistent_seqno == self.high_seqno:
                 return self.high_seqno
-            state = self.whole.at_or_below(seqno, self.floor_seqno)
+            state = self.consistent_points.at_or_below(seqno, self.floor_seqno)
             if state == 0:
                 self._clear()
             else:
                 self.table.truncate(state)
-                self.whole.truncate(state)
+                self.consistent_points.truncate(state)
                 self._place(state)
                 self.journal.trim(self.number, state)
                 self.table.touch()  # what is left may have been in a group that no longer counts
@@ -402,10 +402,10 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             undone = self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
-            self.counts_itself = True
+            self.assigns_seqnos = True
             was_streamable, self.streamable = self.streamable, True  # that it holds nothing is something to tell
         if not was_streamable:
-            self.on_role(self.number)
+            self.on_role_change(self.number)
         notify(undone)
         self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever asks again is told of the new log
 
@@ -443,7 +443,7 @@ class Vbucket(KeyValue):
     def _clear(self) -> None:
         self.table.clear()
         self.scanned.forget()
-        self.whole = WholeStates()
+        self.consistent_points = ConsistentPoints()
         self.floor_seqno = self.purged_seqno = 0
         self.journal.trim(self.number, 0)
 
@@ -475,9 +475,9 @@ class Vbucket(KeyValue):
 
     def _complete(self) -> None:
         high = self.table.high_seqno
-        if high == self.table.snapshot_end and high > self.whole.newest:
-            self.whole.add(high)
-            self.table.whole_seqnos.append(high)
+        if high == self.table.snapshot_end and high > self.consistent_points.newest:
+            self.consistent_points.add(high)
+            self.table.consistent_seqnos.append(high)
 
     # Sending.
 
@@ -512,9 +512,9 @@ class Vbucket(KeyValue):
         With ``persisted_only`` it ends at the last whole state that is on disk now.
         """
         self._check_streamable()  # nothing is not the same as no change
-        reached = self.whole_seqno
+        reached = self.consistent_seqno
         if options is not None and options.persisted_only:
-            reached = self.whole_at_or_below(min(reached, self.persisted_seqno))
+            reached = self.consistent_at_or_below(min(reached, self.persisted_seqno))
         if end_seqno is None and reached <= start_seqno <= self.high_seqno:
             return  # a copy may stand inside a snapshot whose rest has not come yet
         end = reached if end_seqno is None else end_seqno
@@ -525,11 +525,11 @@ class Vbucket(KeyValue):
                 yield reader
                 reader.skip()
 
-    def whole_at_or_below(self, seqno: int) -> int:
+    def consistent_at_or_below(self, seqno: int) -> int:
         """The newest state that we held whole and still can show, at or below ``seqno``; 0 for none."""
         with self.journal.lock:
-            self._note_whole()
-            return self.whole.at_or_below(seqno, self.floor_seqno)
+            self._note_consistent()
+            return self.consistent_points.at_or_below(seqno, self.floor_seqno)
 
     def when_changed(self, callback: Callable[[], object], persisted: bool = False, owner: object = None) -> None:
         """Call back once, at the next change or, with ``persisted``, when the next one is on disk.
@@ -577,18 +577,18 @@ class Vbucket(KeyValue):
 
     def describe(self) -> dict[str, Any]:
         """What the disk must know: called under the journal's lock, right after ``collect``."""
-        self._note_whole()
+        self._note_consistent()
         table = self.table
         return {
             "state": self.state.value,
-            "heir": self.heir,
-            "inherited": self.inherited,
-            "counts_itself": self.counts_itself,
+            "heir": self.successor,
+            "inherited": self.taken_over,
+            "counts_itself": self.assigns_seqnos,
             "flush_marks": list(self.flush_marks),
             "log": [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log],
             "high": table.high_seqno if self.state is not VbucketState.ACTIVE else table.flushing_seqno,
             "snapshot": [table.snapshot_start, table.snapshot_end],
-            "whole": self.whole.ranges,
+            "whole": self.consistent_points.ranges,
             "floor": self.floor_seqno,
             "purge": table.purge_seqno,
             "deleted_rev": table.deleted_rev_seqno,
@@ -601,12 +601,12 @@ class Vbucket(KeyValue):
         """Take the description back, before the records are loaded."""
         table = self.table
         self.state = VbucketState(stored["state"])
-        self.heir = stored.get("heir", "")  # older descriptions have none
-        self.inherited = stored.get("inherited", False)  # nor this
-        self.counts_itself = stored.get("counts_itself", False)  # nor this
+        self.successor = stored.get("heir", "")  # older descriptions have none
+        self.taken_over = stored.get("inherited", False)  # nor this
+        self.assigns_seqnos = stored.get("counts_itself", False)  # nor this
         self.flush_marks.extend(stored.get("flush_marks", ()))  # nor these
         self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))
-        self.whole = WholeStates(tuple(pair) for pair in stored["whole"])
+        self.consistent_points = ConsistentPoints(tuple(pair) for pair in stored["whole"])
         self.floor_seqno = stored["floor"]
         self.streamable = stored["streamable"]
         table.active = self.state is VbucketState.ACTIVE
@@ -621,11 +621,11 @@ class Vbucket(KeyValue):
         table = self.table
         table.high_seqno = max(table.high_seqno, stored["high"])
         table.persisted_seqno = table.flushing_seqno = table.high_seqno
-        for seqno in table.whole_seqnos:
-            self.whole.add(seqno)
-        table.whole_seqnos = []
+        for seqno in table.consistent_seqnos:
+            self.consistent_points.add(seqno)
+        table.consistent_seqnos = []
         if self.state is VbucketState.ACTIVE:
             self._place(self.high_seqno)
             # The description may already know of changes that its batch came too early for.
-            self.whole.truncate(self.high_seqno)
-            self.whole.extend(self.high_seqno)
+            self.consistent_points.truncate(self.high_seqno)
+            self.consistent_points.extend(self.high_seqno)

@@ -54,7 +54,7 @@ class StreamPosition:
         return cls(vbucket_uuid, seqno, Snapshot(seqno, seqno))
 
     @property
-    def whole_seqno(self) -> int:
+    def consistent_seqno(self) -> int:
         """The last seqno at which the receiver's state is a state that the sender once had.
 
         In the middle of a snapshot the receiver holds a mixture: some keys are new already, while older
@@ -68,7 +68,7 @@ class StreamPosition:
         The start is not later than what was held whole, and an unfinished snapshot must still be finished:
         the state is whole again only at the larger of both ends.
         """
-        whole = self.whole_seqno
+        whole = self.consistent_seqno
         end = marker.end if whole == self.seqno else max(marker.end, self.snapshot.end)
         start = min(marker.start, whole)
         if end < self.seqno:

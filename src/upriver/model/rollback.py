@@ -65,7 +65,7 @@ def resume_by_entry(position: StreamPosition, ours: FailoverLog, theirs: Failove
     if shared != ours.newest:
         place = ours.index(shared.vbucket_uuid)
         assert place is not None
-        return shared, min(ours.upper(place, position.seqno), position.whole_seqno)
+        return shared, min(ours.upper(place, position.seqno), position.consistent_seqno)
     if shared.vbucket_uuid != theirs.newest.vbucket_uuid:
-        return shared, position.whole_seqno
+        return shared, position.consistent_seqno
     return shared, position.seqno

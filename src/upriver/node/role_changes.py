@@ -6,7 +6,7 @@ from typing import Final
 from upriver.node.state import NodeState
 
 
-class RoleNews:
+class RoleChanges:
     """Gathers roles, whoever in whichever thread gives them, until the event loop has its next turn."""
 
     def __init__(self, node: NodeState, tell: Callable[[set[int]], object]) -> None:

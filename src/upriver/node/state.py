@@ -156,9 +156,9 @@ class NodeState:
     stall_s: float = 10.0
 
     def __post_init__(self) -> None:
-        self.bucket.role_listeners.append(self._role_taken)
+        self.bucket.role_listeners.append(self._role_changed)
 
-    def _role_taken(self, _: int) -> None:
+    def _role_changed(self, _: int) -> None:
         """Whoever gives a vbucket its role, a peer or the program around the node, clients are told who owns what."""
         self.cluster.own_vbuckets_changed(self._active)
 

@@ -33,11 +33,11 @@ def made_up(name: str) -> str:
     return f"\\{name}"
 
 
-def heir_by_tap(name: str) -> str:
+def successor_by_tap(name: str) -> str:
     """For whom a vbucket dies that is handed over to a TAP client of this name; it is kept on disk."""
     return f"{_TAP}{name}"
 
 
-def heir_by_open(name: str) -> str:
+def successor_by_open(name: str) -> str:
     """The same for a connection that was opened: it can call itself what it likes, and yet is no TAP client."""
     return made_up(name) if name.startswith(_TAP) else name

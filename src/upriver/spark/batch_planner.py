@@ -67,14 +67,16 @@ def proven(place: Place, state: SourceState) -> Place:
     if place.vbucket_uuid != state.vbucket_uuid or not place.seqno:
         return place
     still = state.high_seqno == place.seqno
-    exact = state.exact_from is not None and state.exact_from <= place.whole_seqno
+    exact = state.exact_from is not None and state.exact_from <= place.consistent_seqno
     if not still and not exact:
         return place
-    if place.whole_seqno == place.seqno and place.first_whole and state.purge_seqno <= place.whole_seqno:
+    if place.consistent_seqno == place.seqno and place.first_consistent and state.purge_seqno <= place.consistent_seqno:
         return place  # as it mostly is, for a thousand vbuckets in each micro-batch
     # Whoever read from below the purge seqno was reset while it read, and its offset does not know it.
-    reset = state.purge_seqno > place.whole_seqno or not place.first_whole
-    return place._replace(whole_seqno=place.seqno, first_whole=place.seqno if reset else place.first_whole)
+    reset = state.purge_seqno > place.consistent_seqno or not place.first_consistent
+    return place._replace(
+        consistent_seqno=place.seqno, first_consistent=place.seqno if reset else place.first_consistent
+    )
 
 
 def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
@@ -91,9 +93,9 @@ def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
     if index == 0 and place.seqno <= state.high_seqno:
         return place
     upper = log.upper(index, state.high_seqno)
-    if place.whole_seqno == place.seqno <= upper:
+    if place.consistent_seqno == place.seqno <= upper:
         return place._replace(vbucket_uuid=state.vbucket_uuid)
-    shared = min(place.whole_seqno, upper)
+    shared = min(place.consistent_seqno, upper)
     back = 0 if shared < state.purge_seqno else shared
     return _back(place, back, state, rules, f"the source went another way after {upper}")
 
@@ -127,9 +129,9 @@ def _back(place: Place, seqno: int, state: SourceState, rules: Rules, why: str) 
     if rules.on_rollback == "fail":
         raise QueryRolledBack(place.vbucket, seqno, place.position, state.vbucket_uuid, why)
     branch = place.branch + 1
-    if rules.on_rollback == "rewind" or not seqno or seqno < place.first_whole or not place.first_whole:
+    if rules.on_rollback == "rewind" or not seqno or seqno < place.first_consistent or not place.first_consistent:
         return Place(place.vbucket, state.vbucket_uuid, branch=branch)
-    return Place(place.vbucket, state.vbucket_uuid, seqno, seqno, branch, place.first_whole)
+    return Place(place.vbucket, state.vbucket_uuid, seqno, seqno, branch, place.first_consistent)
 
 
 def next_offset(
@@ -198,7 +200,7 @@ def ranges(start: Offset, end: Offset) -> Iterable[Range]:
     for after in end:
         before = start.places.get(after.vbucket, Place(after.vbucket))
         if after.branch != before.branch:
-            base = after._replace(seqno=after.whole_seqno)
+            base = after._replace(seqno=after.consistent_seqno)
             yield Range(base, after.seqno, GoBack(base.seqno, before.vbucket_uuid, after.vbucket_uuid))
         elif after.seqno > before.seqno:
             yield Range(after._replace(seqno=before.seqno), after.seqno)
@@ -217,9 +219,9 @@ def answered_with_rollback(asked: Range, seqno: int, log: FailoverLog, rules: Ru
     if rules.on_rollback == "fail":
         why = "the range was planned before the source was rolled back"
         raise QueryRolledBack(place.vbucket, seqno, place.position, newest_uuid, why)
-    if rules.on_rollback == "rewind" or seqno < place.first_whole or not place.first_whole:
+    if rules.on_rollback == "rewind" or seqno < place.first_consistent or not place.first_consistent:
         seqno = 0
     old_uuid = place.vbucket_uuid if asked.go_back is None else asked.go_back.old_uuid
     seqno_end = asked.end_seqno if newest_uuid == place.vbucket_uuid else seqno
-    base = place._replace(vbucket_uuid=newest_uuid, seqno=seqno, whole_seqno=min(seqno, place.whole_seqno))
+    base = place._replace(vbucket_uuid=newest_uuid, seqno=seqno, consistent_seqno=min(seqno, place.consistent_seqno))
     return Range(base, seqno_end, GoBack(seqno, old_uuid, newest_uuid))

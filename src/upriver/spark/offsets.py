@@ -33,24 +33,26 @@ class Place(NamedTuple):
     #: Everything up to here was read.
     seqno: int = 0
     #: The last seqno at which what was read is proven whole: a key that changes while a range is read moves beyond it.
-    whole_seqno: int = 0
+    consistent_seqno: int = 0
     #: How many rollbacks this query has seen.
     branch: int = 0
     #: The first seqno held whole since the start at 0; 0 if there was none yet.
-    first_whole: int = 0
+    first_consistent: int = 0
 
     @classmethod
-    def whole_at(cls, vbucket: int, vbucket_uuid: int, seqno: int, branch: int = 0, first_whole: int = 0) -> "Place":
+    def consistent_at(
+        cls, vbucket: int, vbucket_uuid: int, seqno: int, branch: int = 0, first_consistent: int = 0
+    ) -> "Place":
         """Everything up to ``seqno`` is held as the source held it."""
-        return cls(vbucket, vbucket_uuid, seqno, seqno, branch, first_whole or seqno)
+        return cls(vbucket, vbucket_uuid, seqno, seqno, branch, first_consistent or seqno)
 
     @property
     def position(self) -> StreamPosition:
         """What a stream request says of it."""
-        return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(self.whole_seqno, self.seqno))
+        return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(self.consistent_seqno, self.seqno))
 
 
-_SEQNO, _WHOLE = map(Place._fields.index, ("seqno", "whole_seqno"))
+_SEQNO, _WHOLE = map(Place._fields.index, ("seqno", "consistent_seqno"))
 
 
 class Offset:
@@ -107,9 +109,9 @@ class Offset:
             str(place.vbucket): {
                 "uuid": f"{place.vbucket_uuid:#x}",
                 "seqno": place.seqno,
-                "whole": place.whole_seqno,
+                "whole": place.consistent_seqno,
                 "branch": place.branch,
-                "first_whole": place.first_whole,
+                "first_whole": place.first_consistent,
             }
             for place in self
         }
@@ -194,14 +196,14 @@ def _entry(name: str, value: Any) -> tuple[int, Place | str]:
         uuid, seqno = _number(value["uuid"]), _number(value["seqno"])
         whole = _number(value.get("whole", seqno))
         branch = _number(value.get("branch", 0))
-        first_whole = _number(value.get("first_whole", whole))
+        first_consistent = _number(value.get("first_whole", whole))
     except (KeyError, TypeError, ValueError) as error:
         raise OffsetError(f"vbucket {number}: uuid and seqno are needed, as numbers ({error})") from None
     if whole > seqno:
         raise OffsetError(f"vbucket {number}: it cannot be whole at {whole} when it was read up to {seqno}")
     if seqno and not uuid:
         raise OffsetError(f"vbucket {number}: seqno {seqno} means nothing without the uuid that it was read under")
-    return number, Place(number, uuid, seqno, whole, branch, first_whole)
+    return number, Place(number, uuid, seqno, whole, branch, first_consistent)
 
 
 def _number(value: Any) -> int:

@@ -453,7 +453,7 @@ def _progress(asked: Range, stands: StreamPosition | None = None) -> Progress:
     if not position.seqno:
         return Progress.beginning()
     log = FailoverLog((FailoverEntry(place.vbucket_uuid, 0),))
-    return Progress(position, log, place.first_whole or None)
+    return Progress(position, log, place.first_consistent or None)
 
 
 #: The readers that this worker process keeps, the one used last at the end.

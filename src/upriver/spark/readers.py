@@ -180,7 +180,9 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """How far the source is, so that the lag can be told; Spark asks right after ``latestOffset``, which saw it."""
         states = self._view.states() if self._seen is None else self._seen
-        return Offset(Place.whole_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()).packed()
+        return Offset(
+            Place.consistent_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()
+        ).packed()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The work of a micro-batch, cut into tasks; also of one that Spark has planned in another life."""
@@ -241,7 +243,7 @@ def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Of
         if isinstance(word, Place):
             return word
         state = latest.get(number) if word == "latest" else None
-        return Place(number) if state is None else Place.whole_at(number, state.vbucket_uuid, state.high_seqno)
+        return Place(number) if state is None else Place.consistent_at(number, state.vbucket_uuid, state.high_seqno)
 
     return Offset(place(number) for number in numbers)
 

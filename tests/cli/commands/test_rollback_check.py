@@ -101,7 +101,7 @@ def test_the_words_agree_with_the_rule_of_upr(
         assert to == 0
     if "goes back by itself" in why and "further" not in why:
         assert to is not None
-        assert to <= position.whole_seqno
+        assert to <= position.consistent_seqno
 
 
 @pytest.mark.parametrize("dialect", ["upr", "upr_draft1", "upr_draft2", "upr_draft3"])

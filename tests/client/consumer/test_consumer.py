@@ -329,7 +329,7 @@ def test_whoever_speaks_a_draft_knows_where_a_snapshot_ends(upriver_node: Embedd
 def _whole(consumer: Consumer, changes: int) -> bool:
     """Has it taken so many changes, and does it know of each vbucket that it is whole there?"""
     positions = [each.position for each in consumer.progress.values()]
-    return sum(each.seqno for each in positions) == sum(each.whole_seqno for each in positions) == changes
+    return sum(each.seqno for each in positions) == sum(each.consistent_seqno for each in positions) == changes
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -38,14 +38,14 @@ def test_what_cannot_be_right(value: object) -> None:
 
 def test_the_first_whole_seqno_is_kept() -> None:
     now = Progress.beginning()
-    assert now.whole_from is None
-    for seqno, end, whole_from in ((2, 5, None), (5, 5, 5), (8, 8, 5)):
+    assert now.consistent_from is None
+    for seqno, end, consistent_from in ((2, 5, None), (5, 5, 5), (8, 8, 5)):
         now = now.moved(StreamPosition(1, seqno, Snapshot(0, end)))
-        assert now.whole_from == whole_from
+        assert now.consistent_from == consistent_from
 
 
 def test_an_unknown_past_is_not_gone_back_into() -> None:
     inside = StreamPosition(1, 7, Snapshot(4, 9))
-    assert Progress.at(inside).whole_from == 4
-    assert Progress.at(inside, whole_from=2).whole_from == 2
+    assert Progress.at(inside).consistent_from == 4
+    assert Progress.at(inside, consistent_from=2).consistent_from == 2
     assert Progress.at(StreamPosition.beginning()) == Progress.beginning()

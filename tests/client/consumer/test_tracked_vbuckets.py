@@ -42,7 +42,7 @@ def test_positions_follow() -> None:
     stage.receive(0, 4, 9)
     assert stage.copy.position == StreamPosition(77, 4, Snapshot(0, 9))
     stage.copy.apply(b"", dcp.dcp, 9, 2)
-    assert stage.copy.progress.whole_from == 9
+    assert stage.copy.progress.consistent_from == 9
     assert [(run.rows, run.position.seqno) for run in stage.copies.take_runs()] == [(1, 4), (2, 9)]
     assert stage.copies.take_runs() == ()
     stage.copy.begin_snapshot(Snapshot(9, 20), 0)
@@ -50,7 +50,7 @@ def test_positions_follow() -> None:
     assert stage.moves == [20]
     stage.copy.begin_snapshot(Snapshot(20, NO_END), 0)  # as upr marks them
     stage.copy.apply(b"", dcp.dcp, 25, 1)
-    assert stage.copy.position.whole_seqno == 20
+    assert stage.copy.position.consistent_seqno == 20
     stage.copy.complete_snapshot()
     assert stage.copy.position == StreamPosition.at(77, 25)
     assert stage.copy.state is VbucketState.REPLICA
@@ -108,7 +108,7 @@ def test_a_flush_empties_and_starts_at_0() -> None:
     stage.copy.clear()
     assert stage.events == [Flush(3)]
     assert stage.copy.position.seqno == 0
-    assert stage.copy.progress.whole_from is None
+    assert stage.copy.progress.consistent_from is None
 
 
 def test_nothing_is_taken_over_and_nothing_unknown_opened() -> None:

@@ -442,7 +442,7 @@ def test_format_1_is_upgraded_in_place(path: Path, clock: Clock) -> None:
             assert active.get(b"late").value == b"in a group"
             assert len(active.failover_log) == 1
             assert replica.state is VbucketState.REPLICA
-            assert (replica.position.seqno, replica.whole_seqno) == (7, 5)
+            assert (replica.position.seqno, replica.consistent_seqno) == (7, 5)
             assert len(bucket.store) == 16
             store = bucket.store
     storage = LmdbStorage(path)
@@ -461,7 +461,7 @@ def test_format_2_is_upgraded_in_place(path: Path, clock: Clock) -> None:
             assert active.get(b"key9").value == b"value 29"
             assert active.get(b"late").value == b"in a group"
             assert len(active.failover_log) == 1
-            assert (replica.position.seqno, replica.whole_seqno, replica.table.items) == (7, 5, 3)
+            assert (replica.position.seqno, replica.consistent_seqno, replica.table.items) == (7, 5, 3)
             assert [entry.vbucket_uuid for entry in replica.failover_log] == [78, 77]
             assert bucket.store == "b945b2013598f6cc"
     with lmdb.open(str(path), max_dbs=9) as env, env.begin(db=env.open_db(b"descriptions")) as txn:

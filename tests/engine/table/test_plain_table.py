@@ -481,19 +481,19 @@ def test_groups_bring_tables_back(backend: ModuleType, clock: Clock) -> None:
         receiver.snapshot_start, receiver.snapshot_end = round_ * 10, round_ * 10 + 10
         for seqno in range(round_ * 10 + 1, round_ * 10 + 11):
             receiver.store(Event.MUTATION, b"r%d" % seqno, b"", 0, 0, 0, 5, 6, seqno)
-        receiver.whole_seqnos.append(receiver.high_seqno)
+        receiver.consistent_seqnos.append(receiver.high_seqno)
         tables = ledger.take_dirty()
         assert len(tables) == 2
         groups.append(backend.collect(tables))
         for table in tables:
             table.committed()
-    assert receiver.whole_seqnos == []
+    assert receiver.consistent_seqnos == []
     copies = [backend.Table(n, backend.Ledger(clock)) for n in (0, 1)]
     for number, group in enumerate(groups):
         backend.replay(number, group, [*copies])
     for table, copy in zip((writer, receiver), copies, strict=True):
         assert copy.read(0, 500, 500, 10**9, every=True) == table.read(0, 500, 500, 10**9, every=True)
-    assert copies[1].whole_seqnos == [10, 20, 30, 40, 50]
+    assert copies[1].consistent_seqnos == [10, 20, 30, 40, 50]
     assert (copies[1].snapshot_start, copies[1].snapshot_end) == (40, 50)
     for cut in (4, 20, 60, len(groups[0]) - 8):
         with pytest.raises(CorruptData):
@@ -1022,12 +1022,12 @@ def test_reads_go_on_where_they_stopped_whatever_moved_meanwhile(backend: Module
 def test_where_a_copy_is_whole(table: Any) -> None:
     table.set(b"a", b"")
     table.set(b"b", b"")
-    assert table.whole_seqno == 2
+    assert table.consistent_seqno == 2
     table.active = False
     table.snapshot_start, table.snapshot_end = 1, 3
-    assert table.whole_seqno == 1
+    assert table.consistent_seqno == 1
     table.snapshot_end = 2
-    assert table.whole_seqno == 2
+    assert table.consistent_seqno == 2
 
 
 @pytest.mark.parametrize("later_key_bytes", [3, 16, 250])

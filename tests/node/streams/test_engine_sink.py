@@ -46,13 +46,13 @@ def test_changes_of_dcp_and_upr_are_kept_as_they_came(laboratory: Laboratory) ->
         )
     )
     copy.apply(frames, dcp.dcp, 4, 3)
-    assert copy.position.seqno == copy.position.whole_seqno == 4
+    assert copy.position.seqno == copy.position.consistent_seqno == 4
     copy.begin_snapshot(Snapshot(4, NO_END), 0)
     frames = upr.Mutation(by_seqno=6, key=b"c", value=b"3").encode() + upr.Expiration(by_seqno=7, key=b"b").encode()
     copy.apply(frames, upr.upr, 7, 2)
-    assert copy.position.whole_seqno == 4
+    assert copy.position.consistent_seqno == 4
     copy.complete_snapshot()
-    assert copy.position.whole_seqno == 7
+    assert copy.position.consistent_seqno == 7
     table = laboratory.bucket.vbucket(0).table
     assert list(table.live_keys()) == [b"c"]
     deleted = table.find(b"a")

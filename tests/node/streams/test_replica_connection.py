@@ -322,22 +322,22 @@ def test_a_mover_makes_nothing_active_in_the_place_of_what_was_deleted(
 
 def test_a_mover_makes_a_source_active_again_that_died(laboratory: Laboratory) -> None:
     peer = laboratory.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
-    laboratory.bucket.vbucket(1).set_state(VbucketState.DEAD, heir="move")
+    laboratory.bucket.vbucket(1).set_state(VbucketState.DEAD, successor="move")
     (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE))
     assert isinstance(answer, Response)
     assert answer.status is Status.SUCCESS
     assert laboratory.bucket.vbucket(1).state is VbucketState.ACTIVE
 
 
-@pytest.mark.parametrize("heir", ["move", "other"])
-def test_a_mover_tells_a_source_that_died_for_it_to_stay_so(laboratory: Laboratory, heir: str) -> None:
+@pytest.mark.parametrize("successor", ["move", "other"])
+def test_a_mover_tells_a_source_that_died_for_it_to_stay_so(laboratory: Laboratory, successor: str) -> None:
     peer = laboratory.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
     source = laboratory.bucket.vbucket(1)
-    source.set_state(VbucketState.DEAD, heir=heir)
+    source.set_state(VbucketState.DEAD, successor=successor)
     (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.DEAD))
     assert isinstance(answer, Response)
     assert answer.status is Status.SUCCESS
-    assert source.may_go_to(heir) is (heir == "other"), "what died for another is none of its business"
+    assert source.may_hand_over_to(successor) is (successor == "other"), "what died for another is none of its business"
     (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE))
     assert isinstance(answer, Response)
     assert answer.status is Status.KEY_EEXISTS
@@ -369,6 +369,6 @@ def test_a_stream_that_ends_well_under_a_copy_that_has_another_role_leaves_it(
     vbucket.set_state(now)
     peer.send(*of(opaque, upr.StreamEnd(reason=upr.EndReason.OK)))
     assert not peer.closed
-    assert now is VbucketState.ACTIVE or vbucket.whole_seqno == 0
+    assert now is VbucketState.ACTIVE or vbucket.consistent_seqno == 0
     vbucket.set_state(VbucketState.REPLICA)
     assert isinstance(peer.send(upr.AddStream(opaque=2))[-1], dcp.StreamRequest)

@@ -73,8 +73,8 @@ def test_sparks_text_tells_the_stage_and_the_vbucket() -> None:
 
 
 def test_the_place_is_told_as_exactly_as_it_is_known() -> None:
-    start = Offset([Place.whole_at(n, 0x5, 10) for n in range(3)])
-    end = Offset([Place(0, 0x5, 20, 10, 0, 10), Place(1, 0x5, 30, 10, 0, 10), Place.whole_at(2, 0x5, 10)])
+    start = Offset([Place.consistent_at(n, 0x5, 10) for n in range(3)])
+    end = Offset([Place(0, 0x5, 20, 10, 0, 10), Place(1, 0x5, 30, 10, 0, 10), Place.consistent_at(2, 0x5, 10)])
     batch = Batch(7, start, end, is_done=False)
     of_one, of_all = Trouble("read", "why", True, 1), Trouble("apply", "why", False)
     assert of_one.where(batch) == "batch 7, vbucket 1 (changes 10 to 30)"

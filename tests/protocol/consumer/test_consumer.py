@@ -249,7 +249,7 @@ def test_a_snapshot_that_no_history_reaches_is_refused_and_costs_its_stream(star
     wrong = of(stream, dcp.SnapshotMarker(start_seqno=start, end_seqno=end, flags=dcp.MarkerFlag.MEMORY))
     assert status_of(stage.tell(wrong)) is Status.ERANGE
     assert stage.ended == [stream]
-    assert (stage.copies[0].position.seqno, stage.copies[0].position.whole_seqno) == (1, 1)
+    assert (stage.copies[0].position.seqno, stage.copies[0].position.consistent_seqno) == (1, 1)
     assert status_of(stage.tell(mutation(stream, 2))) is Status.KEY_ENOENT
     assert not stage.consumer.closing
     assert stage.tell(marker(other)) == [], "the others go on"

@@ -44,7 +44,7 @@ def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
     stream.unbounded_marker()
     data = changes(5, 8, modern=False)
     assert stream.run(data, 0) == len(data)
-    assert copy.position.whole_seqno == 2
+    assert copy.position.consistent_seqno == 2
     stream.snapshot_end()
     assert copy.position == StreamPosition.at(7, 8)
     assert stream.position == StreamPosition.at(7, 8)
@@ -63,7 +63,7 @@ def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
     stream.run(changes(2, modern=False), 0)
     if draft:
         stream.snapshot_end()
-    assert copy.position.whole_seqno == 0
+    assert copy.position.consistent_seqno == 0
     stream.end(upr.EndReason.OK)
     assert copy.position == StreamPosition.at(7, 3)
 
@@ -244,22 +244,22 @@ def test_upr_is_whole_at_the_next_marker() -> None:
     stream, copy = opened(modern=False)
     stream.unbounded_marker()
     stream.run(changes(2, 5, modern=False), 0)
-    assert copy.position.whole_seqno == 0
+    assert copy.position.consistent_seqno == 0
     stream.unbounded_marker()
     assert copy.told == [f"(0,{NO_END}] 0x0", "k2 k5", "whole at 5", f"(5,{NO_END}] 0x0"]
     stream.run(changes(6, modern=False), 0)
-    assert copy.position.whole_seqno == 5
+    assert copy.position.consistent_seqno == 5
     stream.end(upr.EndReason.OK)
-    assert copy.position.whole_seqno == 6
+    assert copy.position.consistent_seqno == 6
 
 
 def test_upr_resumed_inside_a_snapshot_is_not_whole_at_its_first_marker() -> None:
     stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)), modern=False)
     stream.unbounded_marker()
-    assert copy.position.whole_seqno == stream.position.whole_seqno == 2
+    assert copy.position.consistent_seqno == stream.position.consistent_seqno == 2
     stream.run(changes(6, modern=False), 0)
     stream.unbounded_marker()
-    assert copy.position.whole_seqno == stream.position.whole_seqno == 6
+    assert copy.position.consistent_seqno == stream.position.consistent_seqno == 6
 
 
 @pytest.mark.parametrize("reason", [upr.EndReason.STATE_CHANGED, upr.EndReason.STATE_CHANGED_EARLY])
@@ -268,13 +268,13 @@ def test_upr_that_ends_otherwise_is_not_whole(reason: upr.EndReason) -> None:
     stream.unbounded_marker()
     stream.run(changes(2, modern=False), 0)
     stream.end(reason)
-    assert copy.position.whole_seqno == 0
+    assert copy.position.consistent_seqno == 0
 
 
 def test_upr_that_ends_ok_where_it_was_resumed_is_not_whole() -> None:
     stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)), modern=False)
     stream.end(upr.EndReason.OK)
-    assert copy.position.whole_seqno == 2
+    assert copy.position.consistent_seqno == 2
 
 
 @pytest.mark.parametrize("modern", [True, False])
@@ -284,7 +284,7 @@ def test_a_takeover(modern: bool) -> None:
     copy.state = VbucketState.PENDING
     assert stream.life.state.value == StreamState.PENDING.value
     if not modern:
-        assert copy.position.whole_seqno == 5  # there was nothing more to send
+        assert copy.position.consistent_seqno == 5  # there was nothing more to send
     with pytest.raises(ProtocolViolation):
         stream.handed_over(VbucketState.ACTIVE)
     stream.pending_answered()

@@ -444,20 +444,20 @@ def turn_round(world: MovingWorld, goal: Goal) -> None:
 
 
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
-@pytest.mark.parametrize("heir", ["a->c", ""])
-def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Goal, heir: str) -> None:
+@pytest.mark.parametrize("successor", ["a->c", ""])
+def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Goal, successor: str) -> None:
     """The source was given up long ago and does not know it; its successor died, and nobody has its writes yet."""
     world = written(Goal.REPLICATE)
     world.settle()
     successor = world.destination.bucket.vbucket(0)
     successor.set_state(ACTIVE)
     world.destination.write(0, b"acknowledged")
-    successor.set_state(DEAD, heir=heir)
+    successor.set_state(DEAD, successor=successor)
     type_again(world, goal)
     assert world.move.phase is Phase.FAILED
     assert "holds what the source does not" in world.move.reason
     assert world.states() == (ACTIVE, DEAD)
-    assert successor.heir == heir
+    assert successor.successor == successor
     assert b"acknowledged" in world.contents(Link.DESTINATION)
 
 
@@ -526,7 +526,7 @@ def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(go
     world.settle()
     assert world.phases[-1] is Phase.MOVED
     source = world.source.bucket.vbucket(0)
-    assert source.inherited
+    assert source.taken_over
     world.destination.bucket.delete_vbucket(0)
     copy = world.destination.bucket.create_vbucket(0, REPLICA)
     copy.replace_failover_log(source.failover_log)
@@ -560,7 +560,7 @@ def test_what_is_over_is_not_repeated_though_nobody_has_told_the_source(goal: Go
     copy, source = second.bucket.vbucket(0), first.bucket.vbucket(0)
     copy.roll_back(0)
     copy.replace_failover_log(source.failover_log)
-    assert not source.inherited
+    assert not source.taken_over
     world = between(first, second, goal)
     world.settle()
     assert world.move.phase is Phase.FAILED
@@ -585,7 +585,7 @@ def test_the_new_map_does_not_wait_for_the_disk_of_a_source_that_has_not_heard_h
     world.source.bucket.flusher.resume()
     world.settle()
     assert world.phases[-4:] == [Phase.CONFIRMING, Phase.ANNOUNCING, Phase.ENDING, Phase.MOVED]
-    assert world.source.bucket.vbucket(0).inherited
+    assert world.source.bucket.vbucket(0).taken_over
 
 
 def test_a_promotion_behind_the_movers_back_is_not_overruled() -> None:

@@ -705,7 +705,7 @@ def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over() -> None:
     laboratory.disk_works = True
     laboratory.settle()
     assert brief(peer.take()) == ["end 0"]
-    assert laboratory.bucket.vbucket(0).inherited
+    assert laboratory.bucket.vbucket(0).taken_over
 
 
 @pytest.mark.parametrize("died_before", [False, True])
@@ -718,7 +718,7 @@ def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: boo
     assert brief(pending) == ["state pending"] * 2
     assert brief(other.send(answer_to(pending[1]))) == ["state active"]
     assert brief(peer.send(answer_to(pending[0]))) == ["end 2"]
-    assert peer.laboratory.bucket.vbucket(0).heir == "other"
+    assert peer.laboratory.bucket.vbucket(0).successor == "other"
 
 
 @pytest.mark.parametrize("way", ["key_filter", "value_filter", "keys_only", "no value", "notifier"])

@@ -24,7 +24,7 @@ def test_the_engine_fits() -> None:
     assert {name for name in vars(SourceVbucket) if not name.startswith("_")} - set(dir(Vbucket)) == {
         "flush_marks",
         "flush_ttl",
-        "heir",
+        "successor",
         "number",
         "state",
         "streamable",

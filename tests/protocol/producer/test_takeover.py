@@ -5,7 +5,7 @@ import pytest
 from tests.support.in_memory_node import Laboratory
 from upriver.errors import NotMyVbucket
 from upriver.model import VbucketState
-from upriver.protocol.producer.takeover import Handover
+from upriver.protocol.producer.takeover import SourceTakeover
 
 
 def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
@@ -16,7 +16,7 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     source_vbucket = source.vbucket(3)
     assert source_vbucket is not None
     called: list[bool] = []
-    handover = Handover(source, source_vbucket, "heir", lambda: called.append(handover.durable))
+    handover = SourceTakeover(source, source_vbucket, "successor", lambda: called.append(handover.durable))
     assert (handover.dead, handover.durable) == (False, False)
 
     laboratory.disk_works = False
@@ -28,14 +28,14 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     laboratory.disk_works = True
     laboratory.settle()
     assert called == [True]
-    assert laboratory.bucket.vbucket(3).heir == "heir"
+    assert laboratory.bucket.vbucket(3).successor == "successor"
     assert laboratory.bucket.vbucket(3).persisted_seqno == 1
 
 
 def test_writers_are_waited_for_while_each_round_leaves_less_than_half_of_the_last() -> None:
     laboratory = Laboratory()
     vbucket = laboratory.bucket.create_vbucket(3)
-    handover = Handover(laboratory.service.source, vbucket, "heir", lambda: None)
+    handover = SourceTakeover(laboratory.service.source, vbucket, "successor", lambda: None)
     sent = 0
     for written in (9000, 4000, 1900):
         laboratory.write(3, *(b"%d" % number for number in range(written)))
@@ -50,7 +50,7 @@ def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> 
     laboratory = Laboratory()
     vbucket = laboratory.bucket.create_vbucket(3)
     laboratory.write(3, b"a", b"b")
-    handover = Handover(laboratory.service.source, vbucket, "heir", lambda: None)
+    handover = SourceTakeover(laboratory.service.source, vbucket, "successor", lambda: None)
     assert not handover.is_near(1)
     assert handover.is_near(2)
     laboratory.write(3, *(b"%d" % number for number in range(1000)))
@@ -62,14 +62,14 @@ def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
     vbucket = laboratory.bucket.create_vbucket(3)
     vbucket.set_state(VbucketState.DEAD)
     source = laboratory.service.source
-    first, second = (Handover(source, vbucket, name, lambda: None) for name in ("first", "second"))
+    first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
     laboratory.disk_works = False
     first.die()
     laboratory.settle()
-    assert (vbucket.heir, first.durable) == ("first", False), "it is not on disk yet"
+    assert (vbucket.successor, first.durable) == ("first", False), "it is not on disk yet"
     with pytest.raises(NotMyVbucket, match="died for 'first'"):
         second.die()
-    assert (vbucket.heir, second.dead) == ("first", False)
+    assert (vbucket.successor, second.dead) == ("first", False)
     laboratory.disk_works = True
     laboratory.settle()
     assert first.durable
@@ -79,28 +79,28 @@ def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
     laboratory = Laboratory()
     vbucket = laboratory.bucket.create_vbucket(3)
     source = laboratory.service.source
-    first, second = (Handover(source, vbucket, name, lambda: None) for name in ("first", "second"))
+    first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
     first.die()
     laboratory.settle()
-    second.inherit()
-    assert vbucket.may_go_to("first"), "that another is active has nothing to do with it"
+    second.confirm_takeover()
+    assert vbucket.may_hand_over_to("first"), "that another is active has nothing to do with it"
     laboratory.disk_works = False
-    first.inherit()
+    first.confirm_takeover()
     laboratory.settle()
     assert not first.over, "it is not on disk yet"
     laboratory.disk_works = True
     laboratory.settle()
     assert first.over
     with pytest.raises(NotMyVbucket, match="died for 'first'"):
-        Handover(source, vbucket, "first", lambda: None).die()
+        SourceTakeover(source, vbucket, "first", lambda: None).die()
 
 
 def test_of_a_copy_that_is_gone_nobody_needs_to_know_who_has_it() -> None:
     laboratory = Laboratory()
     vbucket = laboratory.bucket.create_vbucket(3)
-    handover = Handover(laboratory.service.source, vbucket, "heir", lambda: None)
+    handover = SourceTakeover(laboratory.service.source, vbucket, "successor", lambda: None)
     handover.die()
     laboratory.bucket.delete_vbucket(3)
-    handover.inherit()
+    handover.confirm_takeover()
     laboratory.settle()
     assert handover.over

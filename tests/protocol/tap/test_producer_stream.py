@@ -526,11 +526,11 @@ def test_active_that_is_refused_for_now_is_said_again_and_then_it_is_over() -> N
     peer.judge = lambda m: statuses.pop() if brief([m]) == ["state active"] and statuses else Status.SUCCESS
     assert brief(peer.run())[-1:] == ["state active"]
     for _ in range(2):
-        assert not laboratory.bucket.vbucket(1).inherited
+        assert not laboratory.bucket.vbucket(1).taken_over
         laboratory.pass_by(6)
         peer.run()
     assert brief(peer.received)[-3:] == ["state active", "state active", "#close_tap_stream"]
-    assert laboratory.bucket.vbucket(1).inherited
+    assert laboratory.bucket.vbucket(1).taken_over
 
 
 @pytest.mark.parametrize("status", [Status.NOT_MY_VBUCKET, Status.EINVAL])
@@ -540,7 +540,7 @@ def test_who_refuses_to_be_active_for_good_does_not_have_it(status: Status) -> N
     peer.judge = lambda m: status if brief([m]) == ["state active"] else Status.SUCCESS
     peer.run()
     assert peer.closed
-    assert not laboratory.bucket.vbucket(1).inherited
+    assert not laboratory.bucket.vbucket(1).taken_over
     assert brief(follow(laboratory, TAKEOVER | ACK).run())[-2:] == ["state active", "#close_tap_stream"]
 
 
@@ -556,7 +556,7 @@ def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over(meanwhile: str) -> N
 
     peer.judge = judge
     assert brief(peer.run())[-1:] == ["state active"]
-    assert vbucket.inherited
+    assert vbucket.taken_over
     if meanwhile == "left":
         peer.leave()
     elif meanwhile == "active":
@@ -571,7 +571,7 @@ def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over(meanwhile: str) -> N
 def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.LogCaptureFixture) -> None:
     laboratory = stage(b"a")
     laboratory.bucket.create_vbucket(2)
-    peer = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    peer = TapPeer(laboratory, connect(b"successor", TAKEOVER | ACK | LIST, vbuckets=(1,)))
     peer.judge = lambda m: None if brief([m]) == ["state active"] else Status.SUCCESS
     peer.run()
     peer.leave()
@@ -581,28 +581,28 @@ def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for(caplog: pytest.Lo
     other = TapPeer(laboratory, connect(b"other", TAKEOVER | ACK | LIST, vbuckets=(1, 2)))
     with caplog.at_level(logging.WARNING):
         assert "a=v" not in brief(other.run())
-    assert "vbucket 1 is not handed over: died for 'tap:heir', who may own it" in caplog.text
+    assert "vbucket 1 is not handed over: died for 'tap:successor', who may own it" in caplog.text
     assert laboratory.bucket.vbucket(2).state is VbucketState.DEAD
     takeover = dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3)
-    for name in (b"mover", b"heir", b"tap:heir", b"\\tap:heir"):
+    for name in (b"mover", b"successor", b"tap:successor", b"\\tap:successor"):
         assert brief(laboratory.connect().open(name).send(takeover)) == ["not_my_vbucket"]
-    heir = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
-    assert brief(heir.run())[-2:] == ["state active", "#close_tap_stream"]
-    again = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    successor = TapPeer(laboratory, connect(b"successor", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    assert brief(successor.run())[-2:] == ["state active", "#close_tap_stream"]
+    again = TapPeer(laboratory, connect(b"successor", TAKEOVER | ACK | LIST, vbuckets=(1,)))
     assert brief(again.run()) == ["not_my_vbucket"], "who has it may have handed it on since"
 
 
 def test_a_dead_vbucket_does_not_go_to_a_client_whose_name_only_looks_like_that_of_a_connection() -> None:
     laboratory = stage(b"a")
     takeover = dcp.StreamRequest(vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=3, end_seqno=NO_END)
-    peer = laboratory.connect().open(b"tap:heir")
+    peer = laboratory.connect().open(b"tap:successor")
     messages = peer.send(takeover)
     while laboratory.bucket.vbucket(1).state is not VbucketState.DEAD:
         asked = [m for m in messages if isinstance(m, dcp.SnapshotMarker | dcp.SetVbucketState)]
         messages = peer.send(*(AnyResponse(opcode=m.code, opaque=m.opaque, status=Status.SUCCESS) for m in asked))
-    other = TapPeer(laboratory, connect(b"heir", TAKEOVER | ACK | LIST, vbuckets=(1,)))
+    other = TapPeer(laboratory, connect(b"successor", TAKEOVER | ACK | LIST, vbuckets=(1,)))
     assert brief(other.run()) == ["not_my_vbucket"]
-    assert brief(laboratory.connect().open(b"tap:heir").send(takeover))[0] == "success"
+    assert brief(laboratory.connect().open(b"tap:successor").send(takeover))[0] == "success"
 
 
 @pytest.mark.parametrize("acks", [0, ACK])

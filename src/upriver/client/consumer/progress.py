@@ -20,7 +20,7 @@ class Progress:
     position: StreamPosition
     failover_log: FailoverLog
     #: The first seqno held whole since the start at 0; None while there was none.
-    whole_from: int | None = None
+    consistent_from: int | None = None
 
     @classmethod
     def beginning(cls) -> "Progress":
@@ -28,12 +28,12 @@ class Progress:
         return _BEGINNING
 
     @classmethod
-    def at(cls, position: StreamPosition, whole_from: int | None = None) -> "Progress":
+    def at(cls, position: StreamPosition, consistent_from: int | None = None) -> "Progress":
         """At a position whose history before it is not known."""
         if position.seqno == 0:
             return _BEGINNING
         log = FailoverLog((FailoverEntry(position.vbucket_uuid, 0),))
-        return cls(position, log, position.whole_seqno if whole_from is None else whole_from)
+        return cls(position, log, position.consistent_seqno if consistent_from is None else consistent_from)
 
     @classmethod
     def unplaced(cls, log: FailoverLog) -> "Progress":
@@ -43,31 +43,33 @@ class Progress:
     @property
     def is_unplaced(self) -> bool:
         """Whether something is held of which nobody here knows how far it reaches."""
-        return self.whole_from == NO_END
+        return self.consistent_from == NO_END
 
     def moved(self, position: StreamPosition) -> "Progress":
         """Further on, on the same branch."""
-        whole_from = self.whole_from
-        if whole_from is None and position.seqno and position.whole_seqno == position.seqno:
-            whole_from = position.seqno
-        return Progress(position, self.failover_log, whole_from)
+        consistent_from = self.consistent_from
+        if consistent_from is None and position.seqno and position.consistent_seqno == position.seqno:
+            consistent_from = position.seqno
+        return Progress(position, self.failover_log, consistent_from)
 
     def as_json(self) -> list[Any]:
         """In a form that JSON can hold."""
         position, snapshot = self.position, self.position.snapshot
         entries = [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log]
-        whole_from = -1 if self.whole_from is None else self.whole_from
-        return [position.vbucket_uuid, position.seqno, snapshot.start, snapshot.end, whole_from, entries]
+        consistent_from = -1 if self.consistent_from is None else self.consistent_from
+        return [position.vbucket_uuid, position.seqno, snapshot.start, snapshot.end, consistent_from, entries]
 
     @classmethod
     def from_json(cls, value: Any) -> "Progress":
         """What ``as_json`` gave; a PositionError if it cannot be right."""
         try:
-            uuid, seqno, start, end, whole_from, entries = value
+            uuid, seqno, start, end, consistent_from, entries = value
             if not all(type(number) is int and -1 <= number <= NO_END for number in value[:5]):
                 raise PositionError(f"{value!r} are no numbers of a position")
             log = FailoverLog(tuple(FailoverEntry(int(entry[0]), int(entry[1])) for entry in entries))
-            return cls(StreamPosition(uuid, seqno, Snapshot(start, end)), log, None if whole_from < 0 else whole_from)
+            return cls(
+                StreamPosition(uuid, seqno, Snapshot(start, end)), log, None if consistent_from < 0 else consistent_from
+            )
         except (TypeError, ValueError, IndexError) as error:
             raise PositionError(f"{value!r} is no position: {error}") from None
 

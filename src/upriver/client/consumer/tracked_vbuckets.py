@@ -71,8 +71,8 @@ class Copy:
         """The source went back: follow by the policy, or fail."""
         if self._policy == "fail":
             raise StreamRolledBack(self.number, seqno, self.position)
-        whole_from = self.progress.whole_from
-        if self._policy == "rewind" or whole_from is None or seqno < max(1, whole_from):
+        consistent_from = self.progress.consistent_from
+        if self._policy == "rewind" or consistent_from is None or seqno < max(1, consistent_from):
             seqno = 0
         uuid = self.position.vbucket_uuid
         self._back = (seqno, uuid) if self._back is None else (min(seqno, self._back[0]), self._back[1])
@@ -80,14 +80,14 @@ class Copy:
             self.progress = Progress.beginning()
         else:
             position = StreamPosition.at(uuid, seqno)
-            self.progress = Progress(position, self.progress.failover_log, self.progress.whole_from)
+            self.progress = Progress(position, self.progress.failover_log, self.progress.consistent_from)
         return seqno
 
     def replace_failover_log(self, log: FailoverLog) -> None:
         """The source has accepted: we are on its branch now, and can tell what happened before."""
         position, new_uuid = self.position, log.newest.vbucket_uuid
         moved = StreamPosition(new_uuid, position.seqno, position.snapshot)
-        self.progress = Progress(moved, log, self.progress.whole_from)
+        self.progress = Progress(moved, log, self.progress.consistent_from)
         if self._back is not None:
             (seqno, old_uuid), self._back = self._back, None
             self._copies.happened(

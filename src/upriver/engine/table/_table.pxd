@@ -62,7 +62,7 @@ cdef class Table:
     cdef public uint64_t snapshot_start, snapshot_end, purge_seqno, deleted_rev_seqno
     cdef readonly uint64_t highest_rev_seqno
     cdef public uint64_t records_from_group, state_from_group
-    cdef public list whole_seqnos
+    cdef public list consistent_seqnos
     cdef readonly int64_t items, tombstones, evicted_items, evicted
     cdef readonly int64_t memory_bytes, history_bytes, pending_bytes
     cdef public dict locks

@@ -196,7 +196,7 @@ cdef class Table:
     def __cinit__(self, uint16_t vbucket, Ledger ledger):
         self.vbucket = vbucket
         self.ledger = ledger
-        self.whole_seqnos = []
+        self.consistent_seqnos = []
         self.locks = {}
         self.slots = <uint64_t *>zeroed_take(SLOTS_MIN * sizeof(uint64_t))
         if self.slots == NULL:
@@ -218,7 +218,7 @@ cdef class Table:
             zeroed_give(<char *>self.old_slots, (self.old_mask + 1) * sizeof(uint64_t))
 
     @property
-    def whole_seqno(self):
+    def consistent_seqno(self):
         """The last seqno at which this copy was whole."""
         return self.high_seqno if self.active or self.high_seqno == self.snapshot_end else self.snapshot_start
 
@@ -685,7 +685,7 @@ cdef class Table:
             self.persisted_chunk = self.flushing_chunk
             self.persisted_place = self.flushing_place
         settle_pending(self, self.flushing_bytes)
-        del self.whole_seqnos[: self.flushing_points]
+        del self.consistent_seqnos[: self.flushing_points]
         self.flushing_bytes = self.flushing_points = 0
 
     # Undoing and dropping.
@@ -715,7 +715,7 @@ cdef class Table:
         self.flushing_seqno = self.persisted_seqno  # a group on its way to disk no longer counts
         self.checkpointed_seqno = min(self.checkpointed_seqno, seqno)
         self.persisted_chunk = self.read_chunk = 0
-        self.whole_seqnos = [s for s in self.whole_seqnos if s <= seqno]
+        self.consistent_seqnos = [s for s in self.consistent_seqnos if s <= seqno]
         settle_pending(self, self.pending_bytes)
         for i in range(seek_chunk(self, self.persisted_seqno), self.order_count):
             pending += self.chunks[self.order[i]].used - seek_place(self, i, self.persisted_seqno)
@@ -2565,7 +2565,7 @@ def collect(list tables not None, bint with_records=True, bytearray room=None):
     for table in tables:
         entries += GROUP_ENTRY
         if not table.active:
-            entries += GROUP_BOUNDS + 8 * <size_t>len(table.whole_seqnos)
+            entries += GROUP_BOUNDS + 8 * <size_t>len(table.consistent_seqnos)
         if with_records:
             bodies += table.pending_bytes
     size = GROUP_HEADER + entries + bodies
@@ -2586,12 +2586,12 @@ def collect(list tables not None, bint with_records=True, bytearray room=None):
         directory += GROUP_ENTRY
         table.flushing_points = 0
         if not table.active:
-            table.flushing_points = len(table.whole_seqnos)
+            table.flushing_points = len(table.consistent_seqnos)
             store64(directory, table.snapshot_start)
             store64(directory + 8, table.snapshot_end)
             store32(directory + 16, table.flushing_points)
             directory += GROUP_BOUNDS
-            for point in table.whole_seqnos:
+            for point in table.consistent_seqnos:
                 store64(directory, point)
                 directory += 8
         i = seek_chunk(table, table.persisted_seqno)
@@ -2660,6 +2660,6 @@ def replay(uint64_t number, const uint8_t[::1] group not None, list tables not N
             table.snapshot_start = start
             table.snapshot_end = end
             for i in range(points):
-                table.whole_seqnos.append(load64(data + offset + 8 * i))
+                table.consistent_seqnos.append(load64(data + offset + 8 * i))
         offset += 8 * points
         body += length

@@ -266,7 +266,7 @@ class Table:
         self.snapshot_start = 0
         self.snapshot_end = 0
         #: Snapshot ends that were received whole since the last ``collect``.
-        self.whole_seqnos: list[int] = []
+        self.consistent_seqnos: list[int] = []
         self.purge_seqno = 0
         #: What any key had that is gone: a new one may be its return, and must win over the versions of it elsewhere.
         self.deleted_rev_seqno = 0
@@ -296,7 +296,7 @@ class Table:
         self._flushing_points = 0
 
     @property
-    def whole_seqno(self) -> int:
+    def consistent_seqno(self) -> int:
         """The last seqno at which this copy was whole."""
         return self.high_seqno if self.active or self.high_seqno == self.snapshot_end else self.snapshot_start
 
@@ -660,7 +660,7 @@ class Table:
         """What ``collect`` took is on disk."""
         self.persisted_seqno = max(self.persisted_seqno, self.flushing_seqno)
         self._settle_pending(self._flushing_bytes)
-        del self.whole_seqnos[: self._flushing_points]
+        del self.consistent_seqnos[: self._flushing_points]
         self._flushing_bytes = self._flushing_points = 0
 
     # Undoing and dropping.
@@ -681,7 +681,7 @@ class Table:
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         self.flushing_seqno = self.persisted_seqno  # a group on its way to disk no longer counts
         self.checkpointed_seqno = min(self.checkpointed_seqno, seqno)
-        self.whole_seqnos = [s for s in self.whole_seqnos if s <= seqno]
+        self.consistent_seqnos = [s for s in self.consistent_seqnos if s <= seqno]
         self._settle_pending(self.pending_bytes)
         pending = sum(e.size for e in records[self._place(self.persisted_seqno) :])
         self.pending_bytes += pending
@@ -1119,14 +1119,14 @@ def collect(tables: list[Table], with_records: bool = True, room: bytearray | No
         flags = WROTE_ITSELF if table.active else 0
         directory.append(GROUP_ENTRY.pack(table.vbucket, flags, len(body), high))
         if not table.active:
-            points = table.whole_seqnos
+            points = table.consistent_seqnos
             directory.append(GROUP_BOUNDS.pack(table.snapshot_start, table.snapshot_end, len(points)))
             directory.append(struct.pack(f"<{len(points)}Q", *points))
         if with_records:
             bodies.append(body)
         table.flushing_seqno = high
         table._flushing_bytes = len(body)
-        table._flushing_points = 0 if table.active else len(table.whole_seqnos)
+        table._flushing_points = 0 if table.active else len(table.consistent_seqnos)
     entries = b"".join(directory)
     return memoryview(bytearray().join((GROUP_HEADER.pack(len(tables), len(entries)), entries, *bodies)))
 
@@ -1154,7 +1154,7 @@ def replay(number: int, group: bytes | memoryview, tables: list[Table | None]) -
             if table is not None and number >= table.state_from_group:
                 table.high_seqno = max(table.high_seqno, high)
                 table.snapshot_start, table.snapshot_end = start, end
-                table.whole_seqnos.extend(points)
+                table.consistent_seqnos.extend(points)
             body += length
     except struct.error:
         raise CorruptData("", f"group {number} cannot be read") from None

@@ -48,7 +48,7 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
     else:
         vbucket.set_state(state)
         if producer is not None and state is VbucketState.DEAD:
-            vbucket.inherit(producer.heir)
+            vbucket.confirm_takeover(producer.successor)
     return when_all_durable(session, request, success(request))
 
 
@@ -56,8 +56,8 @@ def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState)
     """What a mover has asked may be otherwise by now, and others may move the same vbucket.
 
     It may take back only what was handed over under its own name, unless that is over: not what takes the place of a
-    source that somebody has deleted, because its heir has everything. Of a source that is dead it says that it shall
-    stay so, when the heir is active; it kills none. At the destination it confirms who is active, and makes copies that
+    source that somebody has deleted, because its successor has everything. Of a source that is dead it says that it shall
+    stay so, when the successor is active; it kills none. At the destination it confirms who is active, and makes copies that
     wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An operator, who has
     not opened the connection for streams, may know better.
     """
@@ -66,8 +66,8 @@ def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState)
     allowed = True
     if producer is not None and activates:
         allowed = now in (VbucketState.DEAD, VbucketState.ACTIVE)
-        if vbucket is not None and not vbucket.may_go_to(producer.heir):
-            raise KeyExists(f"this copy died for {vbucket.heir!r}: whoever that was may be active")
+        if vbucket is not None and not vbucket.may_hand_over_to(producer.successor):
+            raise KeyExists(f"this copy died for {vbucket.successor!r}: whoever that was may be active")
     elif producer is not None and state is VbucketState.DEAD:
         allowed = now is VbucketState.DEAD
     elif isinstance(stream, ReplicaConnection):

@@ -102,15 +102,15 @@ class EngineSource:
             partial(EngineHistory, self._node), name, start, end, wanted
         )
 
-    def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
+    def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
         """Give a vbucket another role."""
-        self._node.bucket.vbucket(vbucket).set_state(state, heir=heir)
+        self._node.bucket.vbucket(vbucket).set_state(state, successor=successor)
 
-    def inherit(self, vbucket: int, heir: str) -> None:
-        """Its heir is active."""
+    def confirm_takeover(self, vbucket: int, successor: str) -> None:
+        """Its successor is active."""
         copy = self._node.bucket.existing(vbucket)
         if copy is not None:
-            copy.inherit(heir)
+            copy.confirm_takeover(successor)
 
     def when_durable(self, callback: Callable[[], object]) -> None:
         """Call back when everything done so far is on disk."""

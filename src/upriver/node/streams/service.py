@@ -13,7 +13,7 @@ from typing import Final
 
 from upriver.errors import StatusError, WireError
 from upriver.node.auth.users import Role
-from upriver.node.role_changes import RoleNews
+from upriver.node.role_changes import RoleChanges
 from upriver.node.session import Session, malformed, refusal
 from upriver.node.state import NodeState
 from upriver.node.streams import draft_connections
@@ -22,7 +22,7 @@ from upriver.node.streams.engine_source import EngineSource
 from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.node.streams.stall_check import backlog
 from upriver.node.streams.streaming_session import Pump
-from upriver.protocol.connection_names import checked_name, heir_by_open, made_up
+from upriver.protocol.connection_names import checked_name, made_up, successor_by_open
 from upriver.protocol.producer.dialects import OPENED, StreamDialect
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES
 from upriver.protocol.producer.producer import Producer
@@ -68,7 +68,7 @@ class StreamConnection(Pump):
             lambda: session.authorize(Role.ADMIN),
             # Only an open names somebody: who has no name cannot come back for what died for him, and nobody in his
             # place.
-            heir=heir_by_open(name) if speaks is OPENED else f"{name} at {self.created}",
+            successor=successor_by_open(name) if speaks is OPENED else f"{name} at {self.created}",
         )
 
     @property
@@ -178,7 +178,7 @@ class StreamService:
         #: What connections sent that are gone.
         self.bytes_sent_before = 0
         self.changes_sent_before = 0
-        self._roles = RoleNews(node, self._tell_roles)
+        self._roles = RoleChanges(node, self._tell_roles)
 
     def __iter__(self) -> Iterator[StreamConnection | ReplicaConnection]:
         return iter(list(self._by_name.values()))
@@ -274,7 +274,7 @@ class StreamService:
         for connection in self:
             if isinstance(connection, ReplicaConnection):
                 for number in numbers:
-                    connection.replica.role_taken(number)
+                    connection.replica.role_changed(number)
 
     def say_goodbye(self) -> None:
         """The node stops."""

@@ -82,7 +82,7 @@ class OnlineUpdate:
         if mark is None:  # it came into being since
             return 0
         known = vbucket.failover_log.index(mark.uuid) is not None
-        if mark.seqno and not (known and vbucket.whole_at_or_below(mark.seqno) == mark.seqno):
+        if mark.seqno and not (known and vbucket.consistent_at_or_below(mark.seqno) == mark.seqno):
             raise TemporaryFailure(
                 f"the state before the online update is no longer there: stop it instead (vbucket {vbucket.number})",
                 vbucket=vbucket.number,

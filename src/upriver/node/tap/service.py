@@ -13,7 +13,7 @@ from typing import Final
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, StorageError, TemporaryFailure, WireError
 from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import when_all_durable
-from upriver.node.role_changes import RoleNews
+from upriver.node.role_changes import RoleChanges
 from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.state import NodeState
 from upriver.node.streams import draft_connections
@@ -22,7 +22,7 @@ from upriver.node.streams.streaming_session import Pump
 from upriver.node.tap.client_registry import RegistryWriter, TapRegistry
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.node.tap.online_update import OnlineUpdate
-from upriver.protocol.connection_names import NAME_BYTES_MAX, checked_name, heir_by_tap
+from upriver.protocol.connection_names import NAME_BYTES_MAX, checked_name, successor_by_tap
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings, plan_of
 from upriver.protocol.tap.consumer import TapConsumer
@@ -47,7 +47,7 @@ _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, 
 class TapConnection(Pump):
     """A session that a client has made its TAP stream."""
 
-    def __init__(self, service: "TapService", session: Session, client: TapClient, heir: str = "") -> None:
+    def __init__(self, service: "TapService", session: Session, client: TapClient, successor: str = "") -> None:
         super().__init__(service.node, session)
         self.service = service
         self.client = client
@@ -62,7 +62,7 @@ class TapConnection(Pump):
             self.plan,
             service.settings,
             self.node.ticks(),
-            heir=heir,
+            successor=successor,
             places=client.places,
             elsewhere=client.elsewhere,
             on_ready=self.wake,
@@ -187,7 +187,7 @@ class TapService:
         self._by_name: dict[str, TapConnection] = {}
         self._anonymous = itertools.count(1)
         self._expiring = False
-        self._roles = RoleNews(node, self._tell_roles)
+        self._roles = RoleChanges(node, self._tell_roles)
 
     def __iter__(self) -> Iterator[TapConnection]:
         return iter(list(self._by_name.values()))
@@ -254,8 +254,8 @@ class TapService:
             if plan.takeover:  # who makes vbuckets dead decides who is active
                 session.authorize(Role.ADMIN)
             name = self._name(request)
-            heir = heir_by_tap(name)
-            check_takeover(self.source, plan, heir)
+            successor = successor_by_tap(name)
+            check_takeover(self.source, plan, successor)
             self._replace(session, name)
             known = self.clients.get(name)
             was_registered = known is not None and known.registered
@@ -264,7 +264,7 @@ class TapService:
             session.send(refusal(request, error))
             self.close(session, str(error))
             return
-        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, heir)
+        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, successor)
         if connection.held:
             self._note_connected(connection, request, was_registered=was_registered)
 
@@ -386,7 +386,7 @@ class TapService:
     def _tell_roles(self, numbers: set[int]) -> None:
         for connection in self:
             for number in numbers:
-                connection.producer.role_taken(number)
+                connection.producer.role_changed(number)
 
     def _expire_later(self) -> None:
         if not self._expiring and self.clients.away:

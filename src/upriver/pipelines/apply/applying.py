@@ -162,7 +162,7 @@ def _unknown(rows: pa.Table, ahead: Mapping[int, Ahead], again: Collection[int])
     for number, read in ahead.items():
         if number not in again:
             same = (vbuckets == number) & (uuids.astype(np.uint64) == read.vbucket_uuid)
-            known |= same & (seqnos <= read.whole_seqno)
+            known |= same & (seqnos <= read.consistent_seqno)
     return rows.filter(pa.array(~known))
 
 

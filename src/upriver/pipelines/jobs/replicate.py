@@ -148,7 +148,11 @@ class Replicate(Pipeline):
             mark, place = before[number], done.get(number)
             if ground != mark.ground:
                 due.add(number)
-            elif place is not None and place.vbucket_uuid == mark.vbucket_uuid and place.whole_seqno >= mark.high_seqno:
+            elif (
+                place is not None
+                and place.vbucket_uuid == mark.vbucket_uuid
+                and place.consistent_seqno >= mark.high_seqno
+            ):
                 del self._marks[number]
         if due:
             self._marks |= await self._repair.run(due)

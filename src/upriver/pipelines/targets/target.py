@@ -28,7 +28,7 @@ class Ahead(NamedTuple):
 
     vbucket_uuid: int
     #: The content is exactly the node's state here, so that the stream's changes up to it are known already; else 0.
-    whole_seqno: int
+    consistent_seqno: int
     #: The stream knows everything that was read once it has come here.
     until_seqno: int
     purge_seqno: int = 0

@@ -187,7 +187,7 @@ class Consumer:
         if asking is not None:
             asking[2](stream, KeyNotFound("the stream was closed before its producer answered", vbucket=vbucket))
 
-    def role_taken(self, vbucket: int) -> None:
+    def role_changed(self, vbucket: int) -> None:
         """Somebody gave a copy another role: if it receives no more, its producer is told, which may be idle."""
         stream = self.streams.get(vbucket)
         if stream is None:

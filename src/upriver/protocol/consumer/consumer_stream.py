@@ -75,7 +75,7 @@ class ReceivingStream:
         self.end_seqno = end_seqno
         position = self.copy.position
         self.start_seqno = position.seqno
-        self._resumed_inside = not modern and position.whole_seqno != position.seqno
+        self._resumed_inside = not modern and position.consistent_seqno != position.seqno
         self.position = StreamPosition(log.newest.vbucket_uuid, position.seqno, position.snapshot)
 
     # Going on
@@ -216,7 +216,7 @@ class ReceivingStream:
         if state is VbucketState.PENDING and now is not VbucketState.ACTIVE:
             self.life.move(StreamEvent.SET_PENDING)
         elif state is VbucketState.ACTIVE and now is VbucketState.PENDING:
-            self._check_whole()
+            self._check_consistent()
             self.life.move(StreamEvent.SET_ACTIVE)
         elif state in (VbucketState.PENDING, VbucketState.ACTIVE):
             # Somebody has decided otherwise meanwhile, and the source may be active again because of that.
@@ -227,10 +227,10 @@ class ReceivingStream:
             self._resumed_inside = False
             self._complete()
 
-    def _check_whole(self) -> None:
+    def _check_consistent(self) -> None:
         """Whose snapshots have bounds must have kept them: an active copy that is a mixture would be everybody's."""
         position = self.position
-        if self.modern and position.whole_seqno != position.seqno:
+        if self.modern and position.consistent_seqno != position.seqno:
             raise OutOfRange(
                 f"the vbucket is handed over at {position.seqno}, in the middle of a snapshot that ends at"
                 f" {position.snapshot.end}",
@@ -284,7 +284,7 @@ class ReceivingStream:
         position, end = self.position, self.end_seqno
         if self._resumed_inside or end == NO_END or position.seqno >= end:
             return
-        snapshot = Snapshot(position.whole_seqno, NO_END)
+        snapshot = Snapshot(position.consistent_seqno, NO_END)
         self.copy.begin_snapshot(snapshot, 0)
         self.copy.advance(end)
         self.position = StreamPosition(position.vbucket_uuid, end, snapshot)
@@ -292,6 +292,6 @@ class ReceivingStream:
     def _complete(self) -> None:
         """Everything that was announced has come."""
         position = self.position
-        if not self._resumed_inside and position.whole_seqno != position.seqno:
+        if not self._resumed_inside and position.consistent_seqno != position.seqno:
             self.copy.complete_snapshot()
             self.position = StreamPosition.at(position.vbucket_uuid, position.seqno)

@@ -91,7 +91,7 @@ class Negotiation:
     def _accepted(self, theirs: FailoverLog) -> FailoverLog:
         """A place inside a snapshot is not safe under a log that was not compared: there may have been a failover."""
         position = self.copy.position
-        if not self.modern and theirs.newest != self._compared and position.whole_seqno != position.seqno:
+        if not self.modern and theirs.newest != self._compared and position.consistent_seqno != position.seqno:
             raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
         return theirs
 

@@ -49,9 +49,9 @@ class Replica:
         """There may be room again."""
         self.consumer.go_on()
 
-    def role_taken(self, vbucket: int) -> None:
+    def role_changed(self, vbucket: int) -> None:
         """Somebody gave a copy another role."""
-        self.consumer.role_taken(vbucket)
+        self.consumer.role_changed(vbucket)
 
     # Coming in
 

@@ -73,14 +73,14 @@ class Producer:
         speaks: tuple[StreamDialect, ...] = OPENED,
         check_takeover: Callable[[], object] = lambda: None,
         *,
-        heir: str = "",
+        successor: str = "",
     ) -> None:
         self.source = source
         #: Refuses with a StatusError who may not take vbuckets over.
         self._check_takeover = check_takeover
         self.name = name
         #: Whom vbuckets are handed over to.
-        self.heir = heir or name
+        self.successor = successor or name
         self.flags = int(flags)
         #: Called when there may be something to send that was not there before.
         self.on_ready = on_ready
@@ -233,7 +233,7 @@ class Producer:
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
         notifier = bool(self.flags & _NOTIFIER)
-        whole_seqno = request.start_seqno
+        consistent_seqno = request.start_seqno
         if takeover:
             self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
@@ -250,7 +250,7 @@ class Producer:
             if back is not None:
                 return dialect.rollback(back)
             if position is not None:
-                whole_seqno = position.whole_seqno
+                consistent_seqno = position.consistent_seqno
         # A takeover ends when it is done, and a notifier when there is something, whatever end the request names: so do
         # deployed servers.
         end = NO_END if takeover or notifier else _end_seqno(request, vbucket, flags)
@@ -260,7 +260,7 @@ class Producer:
             options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
         history = self.open_history(vbucket, request.start_seqno, end, options)
         stream = ProducerStream(
-            self, vbucket, dialect, request, history, options, whole_seqno, end_seqno=end, disk_only=disk_only
+            self, vbucket, dialect, request, history, options, consistent_seqno, end_seqno=end, disk_only=disk_only
         )
         self.streams[vbucket.number] = stream
         self._answers.append(dialect.accepted(vbucket.failover_log, stream.opaque))
@@ -268,9 +268,9 @@ class Producer:
         return None
 
     def _check_heir(self, vbucket: SourceVbucket) -> None:
-        if not vbucket.may_go_to(self.heir):
+        if not vbucket.may_hand_over_to(self.successor):
             raise NotMyVbucket(
-                f"this copy died for {vbucket.heir!r}: whoever that was may own it", vbucket=vbucket.number
+                f"this copy died for {vbucket.successor!r}: whoever that was may own it", vbucket=vbucket.number
             )
 
     def _check_free(self, dialect: StreamDialect, request: _StreamRequest, *, takeover: bool) -> None:
@@ -283,7 +283,7 @@ class Producer:
             self._check_hands_over(request)
 
     def _check_hands_over(self, request: _StreamRequest) -> None:
-        """The heir gets all of it, or nothing; and its answers must tell which takeover they belong to."""
+        """The successor gets all of it, or nothing; and its answers must tell which takeover they belong to."""
         if any(stream.takeover and stream.opaque == request.opaque for stream in self.streams.values()):
             raise KeyExists(f"there is a takeover with the opaque {request.opaque} already", vbucket=request.vbucket)
         if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & (_NO_VALUE | _NOTIFIER):

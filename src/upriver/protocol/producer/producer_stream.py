@@ -21,7 +21,7 @@ from upriver.protocol.producer.dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.producer.send_buffer import Outbox
 from upriver.protocol.producer.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX
-from upriver.protocol.producer.takeover import Handover
+from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent, StreamLife, StreamState
 from upriver.wire import Message, Response, dcp
 from upriver.wire.codec.columns import ChangeEncoder
@@ -54,7 +54,7 @@ class ProducerStream:
         request: Any,
         history: History,
         options: StreamOptions,
-        whole_seqno: int,
+        consistent_seqno: int,
         *,
         end_seqno: int,
         disk_only: bool = False,
@@ -99,7 +99,7 @@ class ProducerStream:
         self._was_behind = self.start_seqno < vbucket.high_seqno
         #: Who was cut off in the middle of a snapshot is whole at its start only. The first marker says so, as deployed
         #: servers do: whoever keeps a marker's bounds as they are, and is cut off again, must not lose that.
-        self._whole_seqno = whole_seqno
+        self._consistent_seqno = consistent_seqno
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
@@ -107,8 +107,8 @@ class ProducerStream:
         self._holds_back = False
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
-        heir = connection.heir
-        self._handover = Handover(connection.source, vbucket, heir, self._wake) if self.takeover else None
+        successor = connection.successor
+        self._handover = SourceTakeover(connection.source, vbucket, successor, self._wake) if self.takeover else None
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._marker = dialect.marker(vbucket.number, self.opaque)
         self._encoder = None if self._sends_frames else self._new_encoder()
@@ -226,8 +226,8 @@ class ProducerStream:
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)
         self._snapshots += 1
-        if self._snapshots == 1 and self._whole_seqno < snapshot.start:
-            snapshot = Snapshot(self._whole_seqno, snapshot.end)
+        if self._snapshots == 1 and self._consistent_seqno < snapshot.start:
+            snapshot = Snapshot(self._consistent_seqno, snapshot.end)
         self._control.append(self._marker(snapshot, self._marker_flags))
         self._markers_unacked += self.takeover and self.dialect.marker_answer is not None
 
@@ -324,7 +324,7 @@ class ProducerStream:
 
     # Takeover
 
-    def _hand_over(self, handover: Handover) -> None:
+    def _hand_over(self, handover: SourceTakeover) -> None:
         """Everything is sent: the next step, once what was sent is acknowledged."""
         if self._markers_unacked:
             return
@@ -348,9 +348,9 @@ class ProducerStream:
         elif self.life.state is StreamState.PENDING:
             self.life.move(StreamEvent.PENDING_ANSWERED)
         elif self._handover is not None and self.life.state is StreamState.ACTIVATING:
-            self._handover.inherit()
+            self._handover.confirm_takeover()
 
-    def _nears_its_end(self, handover: Handover) -> bool:
+    def _nears_its_end(self, handover: SourceTakeover) -> bool:
         """While writes go on: near the end of them take the next step; True if nothing else is sent before that."""
         seqno = self.history.seqno
         if not handover.is_near(seqno):

@@ -107,10 +107,10 @@ class SourceVbucket(Protocol):
         """The role of this copy."""
 
     @property
-    def heir(self) -> str:
+    def successor(self) -> str:
         """The name of the takeover that this copy died for; empty if it lives, or died for none."""
 
-    def may_go_to(self, heir: str) -> bool:
+    def may_hand_over_to(self, successor: str) -> bool:
         """Whether this takeover may have it: it died for no other, and nobody has it yet."""
 
     @property
@@ -122,7 +122,7 @@ class SourceVbucket(Protocol):
         """The newest change."""
 
     @property
-    def whole_seqno(self) -> int:
+    def consistent_seqno(self) -> int:
         """The newest state that this copy held whole."""
 
     @property
@@ -161,10 +161,10 @@ class Source(Protocol):
     def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> History:
         """Open a place in the history; raises a StatusError if that cannot be."""
 
-    def set_state(self, vbucket: int, state: VbucketState, *, heir: str = "") -> None:
+    def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
         """Give a vbucket another role; who dies in a takeover remembers for whom."""
 
-    def inherit(self, vbucket: int, heir: str) -> None:
+    def confirm_takeover(self, vbucket: int, successor: str) -> None:
         """Who this copy died for is active: nobody may take it over from here any more."""
 
     def when_durable(self, callback: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ lost half-way leaves the source dead, because it may be active already; whoever 
 Several copies may be pending, left by takeovers that broke off before the source died. Only one of them was told more
 than the others, so the source remembers with its death for whom it died: the name of the connection, which is the same
 for every mover between the same two nodes and no others. Nobody else may go on with the takeover, or undo it. A copy
-that is dead already, because an operator said so, has no heir: the first takeover that gets so far becomes it. When the
+that is dead already, because an operator said so, has no successor: the first takeover that gets so far becomes it. When the
 destination has answered that it is active the source remembers that too, before the stream ends: a takeover that is
 over is not repeated, and not undone, whatever becomes of the destination's copy later.
 
@@ -28,15 +28,17 @@ from upriver.protocol.producer.source import Source, SourceVbucket
 BACKLOG_SMALL: Final = 1000
 
 
-class Handover:
+class SourceTakeover:
     """One vbucket that is being handed over."""
 
     __slots__ = ("_backlog", "_heir", "_on_durable", "_round_end", "_source", "_vbucket", "dead", "durable", "over")
 
-    def __init__(self, source: Source, vbucket: SourceVbucket, heir: str, on_durable: Callable[[], object]) -> None:
+    def __init__(
+        self, source: Source, vbucket: SourceVbucket, successor: str, on_durable: Callable[[], object]
+    ) -> None:
         self._source = source
         self._vbucket = vbucket
-        self._heir = heir
+        self._successor = successor
         self._on_durable = on_durable
         #: Nobody writes any more.
         self.dead = False
@@ -62,7 +64,7 @@ class Handover:
 
     def die(self) -> None:
         """Stop writes. What had come in between is still to be read, from a place of its own."""
-        self._source.set_state(self._vbucket.number, VbucketState.DEAD, heir=self._heir)
+        self._source.set_state(self._vbucket.number, VbucketState.DEAD, successor=self._successor)
         self.dead = True
         self._source.when_durable(self._died)
 
@@ -70,9 +72,9 @@ class Handover:
         self.durable = True
         self._on_durable()
 
-    def inherit(self) -> None:
+    def confirm_takeover(self) -> None:
         """The destination has answered that it is active."""
-        self._source.inherit(self._vbucket.number, self._heir)
+        self._source.confirm_takeover(self._vbucket.number, self._successor)
         self._source.when_durable(self._inherited)
 
     def _inherited(self) -> None:

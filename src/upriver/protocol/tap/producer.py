@@ -44,13 +44,13 @@ BEGIN_MAX: Final = 64
 LEFT_OUT_SHOWN: Final = 20
 
 
-def check_takeover(source: Source, plan: TapPlan, heir: str) -> None:
-    """Refuse a takeover of which nothing can be handed over to this heir."""
+def check_takeover(source: Source, plan: TapPlan, successor: str) -> None:
+    """Refuse a takeover of which nothing can be handed over to this successor."""
     if not plan.takeover:
         return
     states = (VbucketState.ACTIVE,) if plan.vbuckets is None else (VbucketState.ACTIVE, VbucketState.DEAD)
     found = [source.vbucket(number) for number in plan.vbuckets or source.vbuckets()]
-    if not any(v is not None and v.state in states and v.may_go_to(heir) for v in found):
+    if not any(v is not None and v.state in states and v.may_hand_over_to(successor) for v in found):
         raise NotMyVbucket("none of these vbuckets can be handed over from here")
 
 
@@ -65,7 +65,7 @@ class TapProducer:
         settings: TapSettings,
         now: float,
         *,
-        heir: str = "",
+        successor: str = "",
         places: dict[int, TapPlace] | None = None,
         elsewhere: TapPlace | None = None,
         on_ready: Callable[[], object] | None = None,
@@ -74,7 +74,7 @@ class TapProducer:
         self.source = source
         self.cursor_name = cursor_name
         #: For whom a vbucket dies that is handed over here.
-        self.heir = heir
+        self.successor = successor
         self.plan = plan
         #: The same for all of its streams.
         self.options = StreamOptions(keys_only=plan.keys_only)
@@ -108,7 +108,7 @@ class TapProducer:
         self._elsewhere = elsewhere
         #: Where each vbucket stood at the connect, what comes later is new; and up to where it was purged.
         self._began_at = {
-            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.whole_seqno, vbucket.purge_seqno)
+            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.consistent_seqno, vbucket.purge_seqno)
             for number in plan.vbuckets or source.vbuckets()
             if (vbucket := source.vbucket(number)) is not None
         }
@@ -165,8 +165,8 @@ class TapProducer:
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self._leave_out(number, f"not handed over: a {vbucket.state.value} copy")
             return
-        if self.plan.takeover and not vbucket.may_go_to(self.heir):
-            self._leave_out(number, f"not handed over: died for {vbucket.heir!r}, who may own it")
+        if self.plan.takeover and not vbucket.may_hand_over_to(self.successor):
+            self._leave_out(number, f"not handed over: died for {vbucket.successor!r}, who may own it")
             return
         before = self.streams.get(number)
         place = self._place_at_connect(number) if before is None else before.place
@@ -187,7 +187,7 @@ class TapProducer:
     def _leave_out(self, number: int, why: str) -> None:
         self._left_out.setdefault(why, []).append(number)
 
-    def role_taken(self, number: int) -> None:
+    def role_changed(self, number: int) -> None:
         """A vbucket was made, or has another role: follow it, if it was asked for and could not be followed before."""
         if self.plan.ends or not (self._wanted is None or number in self._wanted):
             return

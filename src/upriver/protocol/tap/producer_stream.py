@@ -21,7 +21,7 @@ from upriver.model import Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
 from upriver.protocol.producer.source import History, SourceVbucket
-from upriver.protocol.producer.takeover import Handover
+from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.tap.ack_window import Piece
 from upriver.protocol.tap.position import LOST, TapPlace
 from upriver.wire import Request, memcached, tap
@@ -106,12 +106,14 @@ class TapStream:
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
         self._said_pending = False
-        self.handover = Handover(connection.source, vbucket, connection.heir, self.wake) if self.plan.takeover else None
+        self.handover = (
+            SourceTakeover(connection.source, vbucket, connection.successor, self.wake) if self.plan.takeover else None
+        )
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
         #: What counts as backfill.
-        self.backfill_end = 0 if flushed else vbucket.whole_seqno
+        self.backfill_end = 0 if flushed else vbucket.consistent_seqno
         #: Where a dump ends.
         self._dump_end = 0
         if began is not None and self.plan.future_only:
@@ -175,7 +177,7 @@ class TapStream:
             self.backfill_end = 0  # of what is sent now nothing is too old
         if anew or (start == place.since == 0 and not flushed):
             self._say(Control.INITIAL_VBUCKET_STREAM)
-        self._dump_end = self.vbucket.whole_seqno if flushed or anew else max(start, self.backfill_end)
+        self._dump_end = self.vbucket.consistent_seqno if flushed or anew else max(start, self.backfill_end)
         self.acked_seqno = start
         self.history = self._open(start)
         if flushed or anew or (self.plan.future_only and start == self.backfill_end):
@@ -414,7 +416,7 @@ class TapStream:
         if self.handover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
             return False
         if self.vbucket.state is VbucketState.DEAD:
-            self.handover.inherit()
+            self.handover.confirm_takeover()
             self.connection.warn(f"vbucket {self.number} was handed over before: the consumer's copy is active")
             self.end()
         else:
@@ -462,7 +464,7 @@ class TapStream:
         if self.handover is not None and piece.data[1] == tap.SetVbucket.declaration.opcode:
             self._is_pending = True
             if self.phase is TapPhase.ACTIVATING:
-                self.handover.inherit()
+                self.handover.confirm_takeover()
         if self.handover is not None:
             self.wake()
 
