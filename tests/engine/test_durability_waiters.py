@@ -3,14 +3,14 @@ import threading
 import weakref
 
 from upriver.engine.backend import Ledger, Table
-from upriver.engine.durability_waiters import WaitingRoom, told
+from upriver.engine.durability_waiters import DurabilityWaiters, told
 from upriver.errors import StorageError
 
 ERROR = StorageError("data", "full")
 
 
-def room() -> tuple[WaitingRoom, Table]:
-    return WaitingRoom(threading.RLock()), Table(3, Ledger(lambda: 1.0))
+def room() -> tuple[DurabilityWaiters, Table]:
+    return DurabilityWaiters(threading.RLock()), Table(3, Ledger(lambda: 1.0))
 
 
 def test_each_is_told_once_and_in_order() -> None:

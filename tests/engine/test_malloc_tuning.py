@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from upriver.engine.malloc_tuning import Heap
+from upriver.engine.malloc_tuning import MallocTuning
 
 #: Takes and gives back 200 MB in a thread of its own, so that what is left in between keeps the C library from
 #: returning it by itself; then says how much anonymous memory there was before and after.
@@ -82,7 +82,7 @@ def test_what_a_stream_sends_is_put_together_in_memory_that_was_used_before() ->
 
 
 def test_it_asks_after_so_many_bytes() -> None:
-    heap = Heap(returned_bytes=1000)
+    heap = MallocTuning(returned_bytes=1000)
     for size, trims in ((999, 0), (0, 0), (1, 1), (999, 1), (5000, 2), (999, 2)):
         heap.used(size)
         assert heap.trims == (trims if CAN_ASK else 0)

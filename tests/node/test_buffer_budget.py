@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.node.buffer_budget import Holdings
+from upriver.node.buffer_budget import BufferBudget
 
 SIZES = st.one_of(st.integers(1, 50), st.integers(1, 100_000))
 
@@ -14,7 +14,7 @@ SIZES = st.one_of(st.integers(1, 50), st.integers(1, 100_000))
     kept=st.sets(st.integers(0, 29)),
 )
 def test_what_is_left_is_within_the_limit(held: list[tuple[int, int]], bytes_max: int, kept: set[int]) -> None:
-    holdings: Holdings[int] = Holdings()
+    holdings: BufferBudget[int] = BufferBudget()
     for number, (size, since) in enumerate(held):
         holdings.hold(number, size, since)
     total = sum(size for size, _ in held)
@@ -35,7 +35,7 @@ def test_what_is_left_is_within_the_limit(held: list[tuple[int, int]], bytes_max
 
 
 def test_who_has_held_most_for_longest_goes_first() -> None:
-    holdings: Holdings[str] = Holdings()
+    holdings: BufferBudget[str] = BufferBudget()
     holdings.hold("large and new", 2000, 100)
     holdings.hold("as large and old", 2000, 50)
     holdings.hold("smaller and old", 1000, 50)
@@ -48,7 +48,7 @@ def test_who_has_held_most_for_longest_goes_first() -> None:
 
 
 def test_what_is_held_again_counts_once() -> None:
-    holdings: Holdings[str] = Holdings()
+    holdings: BufferBudget[str] = BufferBudget()
     holdings.hold("a", 10, 1)
     holdings.hold("a", 30, 1)
     holdings.hold("b", 5, 1)

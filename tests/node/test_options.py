@@ -11,7 +11,7 @@ from upriver.engine import Retention
 from upriver.errors import InvalidArguments
 from upriver.model import vbucket as model_vbucket
 from upriver.node import options as options_module
-from upriver.node.options import Entrance, NodeOptions, gather, parse_bytes, parse_listen, parse_ranges
+from upriver.node.options import ListenAddress, NodeOptions, gather, parse_bytes, parse_listen, parse_ranges
 from upriver.wire import DIALECTS, framing
 
 
@@ -221,11 +221,11 @@ def test_beyond_loopback_with_users_or_on_ones_own_responsibility() -> None:
 def test_further_addresses() -> None:
     assert parse_listen("") == []
     assert parse_listen("127.0.0.1:5,dialect=upr_draft1,anonymous  [::1]:6,dialect=dcp localhost:7") == [
-        Entrance("127.0.0.1", 5, "upr_draft1", anonymous=True),
-        Entrance("::1", 6, "dcp"),
-        Entrance("localhost", 7),
+        ListenAddress("127.0.0.1", 5, "upr_draft1", anonymous=True),
+        ListenAddress("::1", 6, "dcp"),
+        ListenAddress("localhost", 7),
     ]
-    assert Entrance("::1", 6).address == "[::1]:6"
+    assert ListenAddress("::1", 6).address == "[::1]:6"
     assert NodeOptions(listen="0.0.0.0:5", users="users.json").listen
     assert NodeOptions(listen="0.0.0.0:5", insecure=True).listen
 

@@ -21,7 +21,7 @@ from tests.support.node_process import PATIENCE_S, Client, gets, noops, opaques,
 from tests.support.stream_client import StreamClient
 from upriver.errors import InvalidArguments
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.node.tls_transport import PIECE_BYTES, Encryption, server_context
+from upriver.node.tls_transport import PIECE_BYTES, TlsTransport, server_context
 from upriver.wire import dcp
 from upriver.wire.dialects.memcached import Get, Noop, Quit, Set, SetQ
 
@@ -405,7 +405,7 @@ async def _exchange(pki: Pki, sizes: list[int], cuts: list[int], buffer_bytes: i
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = pki.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
     taker, wire = Taker(buffer_bytes, pause_after), Wire()
-    server = Encryption(taker, pki.server, memoryview(bytearray(256 * 1024)))
+    server = TlsTransport(taker, pki.server, memoryview(bytearray(256 * 1024)))
     server.connection_made(wire)
 
     async def give(data: bytes) -> None:

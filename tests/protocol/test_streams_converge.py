@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.support.in_memory_node import Laboratory, Peer
 from upriver.model import VbucketState
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque
 from upriver.protocol.stream_state import StreamEvent, StreamLife
 from upriver.wire import AnyResponse, Message, dcp, upr, upr_draft1, upr_draft2, upr_draft3
@@ -81,7 +81,7 @@ class World:
         if self.opened:
             self.peer: Peer = self.laboratory.connect().open()
         else:
-            self.peer = self.laboratory.connect(wire=dialect.wire, entrance=Entrance(dialect=dialect.name))
+            self.peer = self.laboratory.connect(wire=dialect.wire, listen_address=ListenAddress(dialect=dialect.name))
         self.window = window if self.opened else 0
         if self.window:
             self.peer.send(dcp.Control(key=b"connection_buffer_size", value=b"%d" % window))

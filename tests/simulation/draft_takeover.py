@@ -10,7 +10,7 @@ from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import Link, Machine
 from upriver.errors import StatusError, WireError
 from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.move import mover as steps
 from upriver.wire import AnyResponse, Framer, Message, dcp, upr, upr_draft3
@@ -89,11 +89,11 @@ class DraftTakeover:
             self._leave("the destination has fallen")
         return not self.over
 
-    def _answered(self, _: ReceivingStream, error: StatusError | None) -> None:
+    def _answered(self, _: ConsumerStream, error: StatusError | None) -> None:
         self.note(f"{self}: {error or 'accepted'}")
         self.over = error is not None
 
-    def _ended(self, stream: ReceivingStream) -> None:
+    def _ended(self, stream: ConsumerStream) -> None:
         self.note(f"{self}: the stream ends, {stream.end_reason}")
         self.moved = stream.end_reason == upr.EndReason.OK.label
         self.over = True

@@ -21,13 +21,13 @@ from upriver.node.streams.engine_sink import EngineSink
 from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer import negotiation as negotiations
 from upriver.protocol.consumer.consumer import Consumer
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.move.mover import Goal, Mover, Phase
 from upriver.protocol.producer import producer as producers
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent
-from upriver.protocol.tap.producer_stream import TapStream
+from upriver.protocol.tap.producer_stream import TapProducerStream
 from upriver.wire.framing import MEMCACHED
 
 #: Replaces one thing: (object or module, attribute, what stands there instead).
@@ -82,7 +82,7 @@ def ignore_snapshot_bounds() -> list[Change]:
         return rules.rollback_by_snapshot(log, high, purge, whole)
 
     # A copy looks once more before it becomes active; that would hide what the producer does wrong.
-    return [(producers, "rollback_by_snapshot", instead), (ReceivingStream, "_check_consistent", lambda self: None)]
+    return [(producers, "rollback_by_snapshot", instead), (ConsumerStream, "_check_consistent", lambda self: None)]
 
 
 @mutation
@@ -466,15 +466,15 @@ def takeovers_are_never_over() -> list[Change]:
 @mutation
 def who_was_demoted_becomes_active() -> list[Change]:
     """A takeover goes on though an operator has made the destination a replica again."""
-    handed_over = ReceivingStream.handed_over
+    handed_over = ConsumerStream.handed_over
 
-    def instead(self: ReceivingStream, state: VbucketState) -> None:
+    def instead(self: ConsumerStream, state: VbucketState) -> None:
         if state is VbucketState.ACTIVE and self.copy.state is VbucketState.REPLICA:
             self.life.move(StreamEvent.SET_ACTIVE)
             return
         handed_over(self, state)
 
-    return [(ReceivingStream, "handed_over", instead)]
+    return [(ConsumerStream, "handed_over", instead)]
 
 
 @mutation
@@ -537,7 +537,7 @@ def drafts_trust_the_compared_log() -> list[Change]:
 @mutation
 def tap_counts_what_was_sent() -> list[Change]:
     """A TAP client that comes back gets what was not sent yet, not what it had not acknowledged."""
-    return [(TapStream, "place", property(lambda self: self._place_at(self.seqno)))]
+    return [(TapProducerStream, "place", property(lambda self: self._place_at(self.seqno)))]
 
 
 # Evicted values.
@@ -580,16 +580,16 @@ def answers_are_about_any_branch() -> list[Change]:
 def streams_outlive_an_interlude() -> list[Change]:
     """A stream goes on into a copy that was active for a moment, behind what it wrote then."""
 
-    def state_only(self: ReceivingStream) -> bool:
+    def state_only(self: ConsumerStream) -> bool:
         return self.copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
 
-    return [(ReceivingStream, "_is_ours", property(state_only))]
+    return [(ConsumerStream, "_is_ours", property(state_only))]
 
 
 @mutation
 def roles_are_no_news() -> list[Change]:
     """Whoever receives is not told that its copy has another role: it waits until its source says something."""
-    return [(Consumer, "role_taken", lambda self, vbucket: None)]
+    return [(Consumer, "role_changed", lambda self, vbucket: None)]
 
 
 @mutation
@@ -610,10 +610,10 @@ def datatype_lost() -> list[Change]:
 @mutation
 def upr_first_marker_proves() -> list[Change]:
     """The first marker of a stream that was resumed inside a snapshot counts as its end."""
-    accept = ReceivingStream.accept
+    accept = ConsumerStream.accept
 
-    def instead(self: ReceivingStream, *arguments: Any, **options: Any) -> None:
+    def instead(self: ConsumerStream, *arguments: Any, **options: Any) -> None:
         accept(self, *arguments, **options)
         self._resumed_inside = False
 
-    return [(ReceivingStream, "accept", instead)]
+    return [(ConsumerStream, "accept", instead)]

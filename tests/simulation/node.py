@@ -16,7 +16,7 @@ from upriver.errors import StorageError
 from upriver.model import VbucketState
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.node.role_changes import RoleChanges
 from upriver.node.session import Session
 from upriver.node.state import NodeState
@@ -242,7 +242,7 @@ class Link:
     def __init__(self, machine: Machine, peer: Peer, name: str, dialect: str = "") -> None:
         self.machine = machine
         self.peer = peer
-        self.session = Session(machine.state, name, entrance=Entrance(dialect=dialect))
+        self.session = Session(machine.state, name, listen_address=ListenAddress(dialect=dialect))
         self.up = bytearray()
         self.down = bytearray()
         self.open = True

@@ -181,7 +181,7 @@ def test_other_dialects(dialect: str) -> None:
     with start(vbuckets=4, listen="127.0.0.1:0,dialect=upr_draft1,anonymous") as node:
         more: dict[str, Any] = {"dialect": dialect}
         if dialect == "upr_draft1":  # it looks like the second draft, so it has a port of its own
-            more["streamPort"] = node.node.entrances[1].port
+            more["streamPort"] = node.node.listen_addresses[1].port
         fill(node, 300)
         with Query(address=node.address, maxRowsPerTrigger=200, **more) as query:
             rows = query.batch()

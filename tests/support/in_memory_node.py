@@ -10,7 +10,7 @@ from tests.support.command_peers import ManualTimer
 from upriver.engine import Bucket
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams.service import StreamService
@@ -63,11 +63,11 @@ class Peer:
     """The other end of one session."""
 
     def __init__(
-        self, laboratory: "Laboratory", name: str, wire: Dialect = dcp.dcp, entrance: Entrance | None = None
+        self, laboratory: "Laboratory", name: str, wire: Dialect = dcp.dcp, listen_address: ListenAddress | None = None
     ) -> None:
         self.laboratory = laboratory
         self.wire = wire
-        self.session = Session(laboratory.node, name, entrance=entrance or Entrance())
+        self.session = Session(laboratory.node, name, listen_address=listen_address or ListenAddress())
         self.received: list[Message] = []
         self._framer = Framer(wire.framing)
 
@@ -142,8 +142,8 @@ class Laboratory:
     def clock(self) -> float:
         return self.scheduler.now + self.clock_set_s
 
-    def connect(self, name: str = "peer", wire: Dialect = dcp.dcp, entrance: Entrance | None = None) -> Peer:
-        peer = Peer(self, name, wire, entrance)
+    def connect(self, name: str = "peer", wire: Dialect = dcp.dcp, listen_address: ListenAddress | None = None) -> Peer:
+        peer = Peer(self, name, wire, listen_address)
         self.peers.append(peer)
         return peer
 

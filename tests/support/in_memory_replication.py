@@ -11,7 +11,7 @@ from upriver.model import VbucketState
 from upriver.node.streams.engine_sink import EngineSink
 from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer.consumer import ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.replica import Replica
 from upriver.protocol.intake import Intake
 from upriver.protocol.producer.dialects import OPENED, StreamDialect
@@ -106,7 +106,7 @@ class BackToBack:
         return self.wires.producer.streams[0]
 
     @property
-    def receiving(self) -> ReceivingStream:
+    def receiving(self) -> ConsumerStream:
         return self.wires.replica.consumer.streams[0]
 
     # What the mover does

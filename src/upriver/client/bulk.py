@@ -185,9 +185,9 @@ class BulkWork:
                 left = not_overtaken(rows, missed, refused) if self._in_order else sorted(missed)
                 again.append(rows.take(pa.array(left, pa.int64())))
 
-        by_node, homeless = self._by_node(batch)
-        if homeless is not None:
-            again.append(homeless)
+        by_node, unowned = self._by_node(batch)
+        if unowned is not None:
+            again.append(unowned)
             failures.append(NotMyVbucket("no node has it now"))
         try:
             async with asyncio.TaskGroup() as group:
@@ -238,8 +238,8 @@ class BulkWork:
             return {cluster_map.endpoints[cluster_map.owners[0]]: batch}, None
         owners = pc.take(pa.array(cluster_map.owners, pa.int16()), vbuckets)
         rows_of = {owner: batch.filter(pc.equal(owners, owner)) for owner in pc.unique(owners).to_pylist()}
-        homeless = rows_of.pop(-1, None)
-        return {cluster_map.endpoints[owner]: rows for owner, rows in rows_of.items()}, homeless
+        unowned = rows_of.pop(-1, None)
+        return {cluster_map.endpoints[owner]: rows for owner, rows in rows_of.items()}, unowned
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from upriver.client.cluster.map_updates import MapChanges
+from upriver.client.cluster.map_updates import MapUpdates
 from upriver.client.transport.address import Address
 from upriver.client.transport.backoff import PATIENCE_S, Backoff
 from upriver.client.transport.connection import Connection
@@ -84,7 +84,7 @@ class Mover:
         self.goal = goal
         self.patience_s = patience_s
         self.on_step = on_step
-        self.maps = MapChanges(self.addresses[Link.SOURCE], self.addresses[Link.DESTINATION])
+        self.maps = MapUpdates(self.addresses[Link.SOURCE], self.addresses[Link.DESTINATION])
         self._slots = asyncio.Semaphore(max(1, parallel))
         self._stopping = asyncio.Event()
         self._pairs: list[_Pair] = []

@@ -79,7 +79,7 @@ class Wait:
             self._home = None
 
 
-class WaitingRoom:
+class DurabilityWaiters:
     """Everybody who waits for the disk of one bucket."""
 
     def __init__(self, lock: RLock) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol
 from upriver.engine.backend import Ledger, Table, collect
 from upriver.engine.durability_waiters import Done, Failed, Wait, told
 from upriver.engine.journal import Journal
-from upriver.engine.malloc_tuning import Heap
+from upriver.engine.malloc_tuning import MallocTuning
 from upriver.engine.storage.block_cache import BlockCache
 from upriver.engine.storage.interface import BLOCK_BYTES, Batch, Block, Storage
 from upriver.engine.vbucket import Vbucket, notify
@@ -530,7 +530,7 @@ class Flusher:
         self._awake.set()
 
     def _run(self) -> None:
-        heap = Heap()
+        heap = MallocTuning()
         while True:
             self._awake.wait()
             # A group is worth its fsync when it holds what came in some milliseconds, unless somebody waits.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from upriver.engine.durability_waiters import WaitingRoom
+from upriver.engine.durability_waiters import DurabilityWaiters
 from upriver.errors import TemporaryFailure
 
 CLOSED: Final = "the bucket is closed"
@@ -27,7 +27,7 @@ class Journal:
         self.trims: dict[int, int] = {}
         #: Vbuckets of which somebody wants to hear when more of them is on disk.
         self.watched: set[int] = set()
-        self.waiting = WaitingRoom(self.lock)
+        self.waiting = DurabilityWaiters(self.lock)
         self.wake: Callable[[], object] | None = None
         #: Nobody stores what happens from now on.
         self.closed = False

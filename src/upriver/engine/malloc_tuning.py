@@ -46,7 +46,7 @@ def keep_for_next_use() -> None:
         _set(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-class Heap:
+class MallocTuning:
     """Counts what came and went."""
 
     def __init__(self, returned_bytes: int = RETURNED_BYTES) -> None:

@@ -14,7 +14,7 @@ Holder = TypeVar("Holder")
 LEFT_SHARE: Final = 0.875
 
 
-class Holdings(Generic[Holder]):
+class BufferBudget(Generic[Holder]):
     """The bytes of one kind, by who makes the node hold them, and since when."""
 
     __slots__ = ("_held", "total_bytes")

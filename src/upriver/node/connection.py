@@ -16,7 +16,7 @@ import asyncio
 import logging
 from typing import Final, cast
 
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 
@@ -49,10 +49,10 @@ class Connection(asyncio.BufferedProtocol):
         self,
         node: NodeState,
         buffer: memoryview,
-        entrance: Entrance = Entrance(),  # noqa: B008 (it never changes)
+        listen_address: ListenAddress = ListenAddress(),  # noqa: B008 (it never changes)
     ) -> None:
         self._node = node
-        self._entrance = entrance
+        self._entrance = listen_address
         self._buffer = buffer
         #: When somebody last saw that something had moved.
         self._last_active = 0.0
@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         session, transport, limits = self.session, self._transport, self._node.limits
         if session is None or transport is None:
             return
-        if self._node.users is None or session.user is not None or session.entrance.anonymous:
+        if self._node.users is None or session.user is not None or session.listen_address.anonymous:
             self._stranger_since = now
         elif now - self._stranger_since >= limits.login_s and not session.closing:
             self.dismiss(f"no login within {limits.login_s:g} s")

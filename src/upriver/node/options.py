@@ -44,7 +44,7 @@ def option(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entrance:
+class ListenAddress:
     """An address to listen on, and what is spoken there: everything, or one dialect only."""
 
     host: str = ""
@@ -177,10 +177,14 @@ class NodeOptions:
                 "only: give --users FILE, or say --insecure"
             )
         yield "listen"
-        for entrance in parse_listen(self.listen):
-            if (self.users is None or entrance.anonymous) and not self.insecure and not is_loopback(entrance.host):
+        for listen_address in parse_listen(self.listen):
+            if (
+                (self.users is None or listen_address.anonymous)
+                and not self.insecure
+                and not is_loopback(listen_address.host)
+            ):
                 raise InvalidArguments(
-                    f"whoever need not log in is served on loopback only, not on {entrance.address}: say --insecure"
+                    f"whoever need not log in is served on loopback only, not on {listen_address.address}: say --insecure"
                 )
         yield "bucket"
         if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", self.bucket) is None:
@@ -220,12 +224,12 @@ def parse_ranges(text: str, vbuckets: int) -> list[int]:
     return sorted(numbers)
 
 
-def parse_listen(text: str) -> list[Entrance]:
-    """``127.0.0.1:11211,dialect=upr_draft1,anonymous [::1]:11212`` as entrances."""
+def parse_listen(text: str) -> list[ListenAddress]:
+    """``127.0.0.1:11211,dialect=upr_draft1,anonymous [::1]:11212`` as listen_addresses."""
     return [_entrance(each) for each in text.split()]
 
 
-def _entrance(text: str) -> Entrance:
+def _entrance(text: str) -> ListenAddress:
     address, *marks = text.split(",")
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(\d{1,5})", address)
     if match is None or int(match[3]) > 65535:
@@ -240,7 +244,7 @@ def _entrance(text: str) -> Entrance:
         raise InvalidArguments(
             f"listen = {text!r}: only {' and '.join(SHORT_DRAFTS)} may be anonymous: others can log in"
         )
-    return Entrance(match[1] or match[2], int(match[3]), dialect, "anonymous" in marks)
+    return ListenAddress(match[1] or match[2], int(match[3]), dialect, "anonymous" in marks)
 
 
 def gather(

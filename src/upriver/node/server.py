@@ -35,12 +35,12 @@ from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, Connection
 from upriver.node.listener import Listener, bind
-from upriver.node.options import Entrance, NodeOptions, parse_bytes, parse_listen, parse_ranges
+from upriver.node.options import ListenAddress, NodeOptions, parse_bytes, parse_listen, parse_ranges
 from upriver.node.state import LOGGER, Limits, NodeState
 from upriver.node.streams.service import StreamService
 from upriver.node.tap.client_registry import TapRegistry
 from upriver.node.tap.service import TapService
-from upriver.node.tls_transport import ENCRYPTED_BYTES, Encryption, server_context
+from upriver.node.tls_transport import ENCRYPTED_BYTES, TlsTransport, server_context
 from upriver.protocol.tap.connect_plan import TapSettings
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Node:
         self._scheduler = scheduler
         self.port = 0
         #: Where it listens, with the ports that were picked; the first is the node's own address.
-        self.entrances: list[Entrance] = []
+        self.listen_addresses: list[ListenAddress] = []
         self._listeners: list[Listener] = []
         self._looked_at = 0
         self._metrics: MetricsServer | None = None
@@ -182,16 +182,16 @@ class Node:
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as taken:
             bound: list[list[socket.socket]] = []
-            wanted = [Entrance(options.host, options.port), *parse_listen(options.listen)]
-            for entrance in wanted:
-                bound.append(await bind(entrance.host, entrance.port))
+            wanted = [ListenAddress(options.host, options.port), *parse_listen(options.listen)]
+            for listen_address in wanted:
+                bound.append(await bind(listen_address.host, listen_address.port))
                 taken.callback(_close_all, bound[-1])
-                self.entrances.append(dataclasses.replace(entrance, port=_port(bound[-1])))
+                self.listen_addresses.append(dataclasses.replace(listen_address, port=_port(bound[-1])))
             measured: list[socket.socket] = []
             if options.metrics_port is not None:
                 measured = await bind(options.metrics_host, options.metrics_port)
                 taken.callback(_close_all, measured)
-            self.port = self.entrances[0].port
+            self.port = self.listen_addresses[0].port
             state.cluster = self._cluster(_port(measured) if measured else self.port)
             taken.pop_all()
         if measured:
@@ -199,8 +199,8 @@ class Node:
 
             self._metrics = MetricsServer(state, measured)
         received, encrypted = memoryview(bytearray(RECEIVE_BYTES)), memoryview(bytearray(ENCRYPTED_BYTES))
-        for entrance, sockets in zip(wanted, bound, strict=True):
-            plain = partial(Connection, state, received, entrance)
+        for listen_address, sockets in zip(wanted, bound, strict=True):
+            plain = partial(Connection, state, received, listen_address)
             factory: Callable[[], asyncio.BaseProtocol] = plain
             if context is not None:
                 factory = partial(_encrypted, plain, context, encrypted, options.tls_handshake_s)
@@ -319,8 +319,8 @@ class Node:
 
 def _encrypted(
     factory: Callable[[], Connection], context: ssl.SSLContext, buffer: memoryview, handshake_s: float
-) -> Encryption:
-    return Encryption(factory(), context, buffer, handshake_s)
+) -> TlsTransport:
+    return TlsTransport(factory(), context, buffer, handshake_s)
 
 
 def _close_all(sockets: list[socket.socket]) -> None:

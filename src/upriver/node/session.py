@@ -32,7 +32,7 @@ from upriver.errors import (
 from upriver.node.auth.sasl import SaslExchange
 from upriver.node.auth.users import Role, User
 from upriver.node.logs import ConnectionLog, of_connection
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.node.state import NodeState
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr, upr_draft3
 from upriver.wire.codes import Magic, Status
@@ -41,7 +41,7 @@ from upriver.wire.framing import DRAFT, EXTENDED_REQUEST, MEMCACHED, Framing
 from upriver.wire.layout import Buffer
 
 if TYPE_CHECKING:
-    from upriver.node.streams.streaming_session import Pump
+    from upriver.node.streams.streaming_session import StreamingSession
 
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)
@@ -132,10 +132,10 @@ class Session:
         "agent",
         "closing",
         "disk_waits",
-        "entrance",
         "exchange",
         "features",
         "framing",
+        "listen_address",
         "logging_in",
         "node",
         "on_output",
@@ -152,12 +152,12 @@ class Session:
         node: NodeState,
         peer: str,
         on_output: Callable[[], object] | None = None,
-        entrance: Entrance = Entrance(),  # noqa: B008 (it never changes)
+        listen_address: ListenAddress = ListenAddress(),  # noqa: B008 (it never changes)
     ) -> None:
         self.node = node
         self.peer = peer
         #: The listener that it came through.
-        self.entrance = entrance
+        self.listen_address = listen_address
         #: Which header its packets have; the first byte tells.
         self.framing: Framing | None = None if node.streams is not None else MEMCACHED
         #: Called when an answer that was waiting can go out.
@@ -167,7 +167,7 @@ class Session:
         self.features: frozenset[Feature] = frozenset()
         self.agent = ""
         #: What an open has made of it, if one came.
-        self.stream: Pump | None = None
+        self.stream: StreamingSession | None = None
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from upriver import __version__
 from upriver.engine import Bucket
-from upriver.engine.malloc_tuning import Heap
+from upriver.engine.malloc_tuning import MallocTuning
 from upriver.model import VbucketState
 from upriver.node.auth.login_queue import LoginQueue
 from upriver.node.auth.login_throttle import LoginThrottle
 from upriver.node.auth.users import Role
 from upriver.node.auth.users_file import Users
-from upriver.node.buffer_budget import Holdings
+from upriver.node.buffer_budget import BufferBudget
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_map import ClusterConfig
-from upriver.node.streams.stall_check import StreamWatch
-from upriver.protocol.producer.send_buffer import Outbox
+from upriver.node.streams.stall_check import StallCheck
+from upriver.protocol.producer.send_buffer import SendBuffer
 from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire.framing import BODY_BYTES_MAX
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.session import Command, Session
     from upriver.node.streams.service import StreamService
-    from upriver.node.streams.streaming_session import Pump
+    from upriver.node.streams.streaming_session import StreamingSession
     from upriver.node.tap.service import TapService
     from upriver.wire import Request
 
@@ -132,7 +132,7 @@ class NodeState:
     commands: "Mapping[type[Request], tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The compiled loop for plain requests; None where it was not built.
     fast_path: "FastPath | None" = None
-    stream_watch: StreamWatch = field(default_factory=StreamWatch)
+    stream_watch: StallCheck = field(default_factory=StallCheck)
     #: The connections that stream; None where there are no streams.
     streams: "StreamService | None" = None
     #: TAP, in both directions; None where there is none.
@@ -142,14 +142,14 @@ class NodeState:
     #: Those among them that hold something or are on their way out: somebody has to look whether they move.
     watched: "set[Connection]" = field(default_factory=set)
     #: What is kept of requests that are not answered, and of answers that are not read or wait for others.
-    partial: "Holdings[Session]" = field(default_factory=lambda: Holdings())
-    unread: "Holdings[Connection]" = field(default_factory=lambda: Holdings())
+    partial: "BufferBudget[Session]" = field(default_factory=lambda: BufferBudget())
+    unread: "BufferBudget[Connection]" = field(default_factory=lambda: BufferBudget())
     #: Gives back what such holders have left.
-    heap: Heap = field(default_factory=lambda: Heap(4 * 2**20))
+    heap: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
     #: Where one connection after the other puts together what its streams send.
-    outbox: Outbox = field(default_factory=lambda: Outbox(PIECE_BYTES))
+    outbox: SendBuffer = field(default_factory=lambda: SendBuffer(PIECE_BYTES))
     #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
-    woken: "list[Pump] | None" = None
+    woken: "list[StreamingSession] | None" = None
     #: No more connections are taken.
     stopping: bool = False
     #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.

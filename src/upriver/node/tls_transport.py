@@ -24,7 +24,7 @@ PIECE_BYTES: Final = 32 * 1024
 ENCRYPTED_BYTES: Final = 256 * 1024
 
 
-class Shielded(Protocol):
+class TlsApplication(Protocol):
     """What is behind the encryption, and notices nothing of it; the node's ``Connection``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -52,7 +52,7 @@ class Shielded(Protocol):
         """Everything is over."""
 
 
-class Encryption(asyncio.BufferedProtocol, asyncio.Transport):
+class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """One encrypted connection, from the server's end."""
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Encryption(asyncio.BufferedProtocol, asyncio.Transport):
     )
 
     def __init__(
-        self, behind: Shielded, context: ssl.SSLContext, encrypted: memoryview, handshake_s: float = 10.0
+        self, behind: TlsApplication, context: ssl.SSLContext, encrypted: memoryview, handshake_s: float = 10.0
     ) -> None:
         super().__init__()
         self._behind = behind

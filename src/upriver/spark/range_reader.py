@@ -26,7 +26,7 @@ from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.feed_factory import active_on, open_feed
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings
-from upriver.client.consumer.tracked_vbuckets import Copies, Policy
+from upriver.client.consumer.tracked_vbuckets import Policy, TrackedVbuckets
 from upriver.client.transport.address import Address, Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.errors import (
@@ -41,7 +41,7 @@ from upriver.errors import (
 )
 from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
 from upriver.model.compression import inflated_batch
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.spark.batch_planner import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
 from upriver.wire import dcp
@@ -83,9 +83,9 @@ class RangeReader:
         self._reading = reading
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(reading.address)
-        # Copies never fail: who answers may be a former owner, and only the log that it answers with tells what holds.
+        # TrackedVbuckets never fail: who answers may be a former owner, and only the log that it answers with tells what holds.
         policy: Policy = "rewind" if reading.rules.on_rollback == "rewind" else "emit"
-        self._copies = Copies({}, policy, on_event=self._happened, on_move=lambda *_: None)
+        self._copies = TrackedVbuckets({}, policy, on_event=self._happened, on_move=lambda *_: None)
         self._feeds: dict[tuple[Endpoint, bool], Feed] = {}
         self._open: dict[int, Range] = {}
         self._asked_of: dict[int, Feed] = {}
@@ -181,7 +181,7 @@ class RangeReader:
         for (endpoint, exact), numbers in by_owner.items():
             try:
                 feed = await self._feed(endpoint, exact=exact)
-                if feed.is_modern and feed.connection.is_ours:
+                if feed.speaks_dcp and feed.connection.is_upriver_node:
                     self._ask_node(feed, numbers)
                 else:
                     await self._ask_if_active(endpoint, feed, numbers)
@@ -191,7 +191,7 @@ class RangeReader:
 
     def _ask_node(self, feed: Feed, numbers: Iterable[int]) -> None:
         """Ask for active copies: what a move has left behind is never read, where the dialect can say so."""
-        flags = int(dcp.StreamFlag.ACTIVE_ONLY) if feed.is_modern else 0
+        flags = int(dcp.StreamFlag.ACTIVE_ONLY) if feed.speaks_dcp else 0
         for number in numbers:
             self._asked_of[number] = feed
             feed.add_stream(number, self._answered, end_seqno=self._open[number].end_seqno, flags=flags)
@@ -204,7 +204,7 @@ class RangeReader:
         the request takes no change any more, and would keep us waiting for ever; one that dies later ends its streams.
         """
         before = await self._active_among(numbers, endpoint)
-        if not feed.is_modern:
+        if not feed.speaks_dcp:
             await self._learn_logs(before, endpoint)
         self._ask_node(feed, before)
         try:
@@ -247,7 +247,7 @@ class RangeReader:
             self._feeds[endpoint, exact] = feed
         return feed
 
-    def _answered(self, stream: ReceivingStream, error: StatusError | None) -> None:
+    def _answered(self, stream: ConsumerStream, error: StatusError | None) -> None:
         if error is None:
             asked = self._open.get(stream.vbucket)
             if asked is None:
@@ -410,7 +410,7 @@ class RangeReader:
             self._tell(event.vbucket, instead.go_back, asked.place.branch, instead.go_back.seqno)
             self._finish(event.vbucket)
 
-    def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:  # noqa: ARG002
+    def stream_ended(self, feed: Feed, stream: ConsumerStream) -> None:  # noqa: ARG002
         """A stream is over: because everything came, or because something happened."""
         number = stream.vbucket
         if number not in self._open:

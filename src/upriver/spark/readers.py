@@ -59,8 +59,8 @@ class _Ranges(ReaderOfRows):
         """One or two tasks for each node, so that each has many vbuckets and one connection."""
         by_vbucket = {asked.place.vbucket: asked for asked in todo}
         by_owner = list(view.owners(by_vbucket).values())
-        homeless = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
-        groups = [*by_owner, *([sorted(homeless)] if homeless else [])]
+        unowned = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
+        groups = [*by_owner, *([sorted(unowned)] if unowned else [])]
         wanted = min(self.options.min_partitions or 2, len(by_vbucket))
         tasks: list[list[Range]] = []
         for numbers, share in zip(groups, _shares([len(numbers) for numbers in groups], wanted), strict=True):

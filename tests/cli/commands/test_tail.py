@@ -19,7 +19,7 @@ from upriver.node import EmbeddedNode, start
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_from_the_beginning_in_every_dialect(run: Run, dialect: str) -> None:
     with start(vbuckets=8, listen=f"127.0.0.1:0,dialect={dialect}") as node:
-        _, port = node.node.entrances[1].address.split(":")
+        _, port = node.node.listen_addresses[1].address.split(":")
         for command in (("set", "fruit", "apple"), ("set", "gone", "soon"), ("delete", "gone")):
             assert run(*command, node.address).exit_code == 0
         where = ("--stream-port", port, node.address) if dialect in DRAFTS else (node.address,)

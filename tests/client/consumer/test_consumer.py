@@ -400,7 +400,7 @@ def test_a_source_that_was_flushed_meanwhile_is_a_reset(upriver_node: EmbeddedNo
 def test_the_first_draft_on_its_own_listener() -> None:
     with start(vbuckets=4, listen=DRAFT1) as node:
         fill(node, 0)
-        port = node.node.entrances[1].port
+        port = node.node.listen_addresses[1].port
         mirror, _ = run(read(node.address, dialect="upr_draft1", stream_port=port))
         assert mirror.contents == contents_of(node)
         assert len(mirror.contents) > 400

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 from upriver.client.consumer.batches import Batch, Run
-from upriver.client.consumer.delivery_queue import HandingOut
+from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.progress import Progress
 from upriver.model import Change, Event, StreamPosition, change_batch
@@ -34,13 +34,13 @@ def batch(seqno: int, wire_bytes: int = 100) -> Batch:
     return Batch(rows, (Run(0, 1, position),), None, {0: Progress.at(position)}, wire_bytes)
 
 
-def seqno(handing_out: HandingOut) -> int:
+def seqno(handing_out: DeliveryQueue) -> int:
     return handing_out.progress[0].position.seqno if handing_out.progress else 0
 
 
-def run(window_bytes: int = 1000, *, auto_acknowledge: bool = True) -> tuple[HandingOut, Any]:
-    async def made() -> HandingOut:
-        return HandingOut(window_bytes, auto_acknowledge=auto_acknowledge)
+def run(window_bytes: int = 1000, *, auto_acknowledge: bool = True) -> tuple[DeliveryQueue, Any]:
+    async def made() -> DeliveryQueue:
+        return DeliveryQueue(window_bytes, auto_acknowledge=auto_acknowledge)
 
     return asyncio.run(made()), Source()
 
@@ -104,7 +104,7 @@ def test_a_source_that_knows_no_window_is_held_back() -> None:
 
 def test_whoever_waits_hears_of_everything() -> None:
     async def wait() -> None:
-        handing_out = HandingOut(1000, auto_acknowledge=True)
+        handing_out = DeliveryQueue(1000, auto_acknowledge=True)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(10):
             for tell in (

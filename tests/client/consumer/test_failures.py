@@ -29,7 +29,7 @@ POLICIES = ("rewind", "emit")
 
 def of_dialect(node: EmbeddedNode, dialect: str) -> tuple[int, dict[str, Any]]:
     """Where a node gives the streams of a dialect, and what a consumer must be told for it."""
-    return (node.node.entrances[1].port if dialect == "upr_draft1" else node.port), {"dialect": dialect}
+    return (node.node.listen_addresses[1].port if dialect == "upr_draft1" else node.port), {"dialect": dialect}
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from upriver.client.consumer.batches import Run
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.progress import Progress
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError
 from upriver.model import CHANGES
 from upriver.protocol.consumer.consumer import ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.wire import AnyResponse, Dialect, Framer, Message, Response, dcp, memcached, upr, upr_draft3
 from upriver.wire.framing import MEMCACHED
 
@@ -51,7 +51,7 @@ class Owner:
         self.runs += runs
         self.bytes += wire_bytes
 
-    def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:
+    def stream_ended(self, feed: Feed, stream: ConsumerStream) -> None:
         self.ended.append((stream.vbucket, stream.end_reason))
 
     def feed_lost(self, feed: Feed, error: UpriverError) -> None:
@@ -63,7 +63,7 @@ class Owner:
 
 async def exchange(sizes: list[int], value_bytes: int) -> tuple[Owner, Line]:
     line, owner = Line(), Owner()
-    copies = Copies({n: Progress.beginning() for n in range(3)}, "fail", on_event=print, on_move=print)
+    copies = TrackedVbuckets({n: Progress.beginning() for n in range(3)}, "fail", on_event=print, on_move=print)
     options = ConsumerOptions(window_bytes=1000, acks_late=True)
     feed = Feed(line, copies, owner, options, columns=tuple(CHANGES.names))
     for vbucket in range(3):
@@ -110,7 +110,7 @@ def test_any_pieces(sizes: list[int], value_bytes: int) -> None:
 async def held_back() -> Owner:
     """A stream of the third draft whose first changes come before the log that confirms it."""
     line, owner = Line(upr_draft3.upr_draft3), Owner()
-    copies = Copies({0: Progress.beginning()}, "fail", on_event=print, on_move=print)
+    copies = TrackedVbuckets({0: Progress.beginning()}, "fail", on_event=print, on_move=print)
     options = ConsumerOptions(dialects=("upr",), acks_late=True)
     feed = Feed(line, copies, owner, options, columns=tuple(CHANGES.names), draft=upr_draft3.upr_draft3)
     feed.add_stream(0, lambda _, error: owner.errors.append(error) if error else None, end_seqno=2)

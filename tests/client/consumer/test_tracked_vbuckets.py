@@ -4,7 +4,7 @@ import pytest
 
 from upriver.client.consumer.batches import Flush, Reset, Rollback, VbucketEvent
 from upriver.client.consumer.progress import Progress
-from upriver.client.consumer.tracked_vbuckets import Copies, Copy, Policy
+from upriver.client.consumer.tracked_vbuckets import Policy, TrackedVbucket, TrackedVbuckets
 from upriver.errors import KeyNotFound, NotSupported, StreamRolledBack
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
@@ -17,13 +17,13 @@ class Stage:
     def __init__(self, policy: Policy) -> None:
         self.events: list[VbucketEvent] = []
         self.moves: list[int] = []
-        self.copies = Copies(
+        self.copies = TrackedVbuckets(
             {3: Progress.beginning()},
             policy,
             on_event=lambda event, _: self.events.append(event),
             on_move=lambda _, progress: self.moves.append(progress.position.seqno),
         )
-        self.copy: Copy = self.copies.open(3)
+        self.copy: TrackedVbucket = self.copies.open(3)
         self.copy.replace_failover_log(FailoverLog.fresh(77))
 
     def receive(self, start: int, last: int, end: int) -> None:

@@ -58,7 +58,7 @@ def opened(
 
 async def ask_much(node: EmbeddedNode) -> None:
     connection = await opened(Endpoint(node.host, node.port))
-    assert connection.is_ours
+    assert connection.is_upriver_node
     answers = [connection.post(Set(key=b"%d" % n, value=b"v%d" % n)) for n in range(500)]
     answers += [connection.post(Get(key=b"%d" % n)) for n in range(500)]
     replies = await asyncio.gather(*answers)

@@ -14,7 +14,7 @@ from tests.support.stream_client import StreamClient
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.auth.users_file import Users
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.wire import (
     DIALECTS,
@@ -44,8 +44,8 @@ def stage(name: str, *keys: bytes, vbucket: int = 0) -> tuple[Laboratory, Peer]:
 
 def connect(laboratory: Laboratory, name: str, peer: str = "peer") -> Peer:
     """Pinned where bytes cannot tell."""
-    entrance = Entrance(dialect=name) if name == "upr_draft1" else None
-    return laboratory.connect(peer, DIALECTS[name], entrance)
+    listen_address = ListenAddress(dialect=name) if name == "upr_draft1" else None
+    return laboratory.connect(peer, DIALECTS[name], listen_address)
 
 
 def request(name: str, vbucket: int = 0, opaque: int = 0xDEADBEEF, **fields: object) -> Message:
@@ -267,7 +267,7 @@ def test_what_cannot_be_understood_is_told_and_closes(name: str, garbage: bytes,
     laboratory = Laboratory()
     laboratory.bucket.create_vbucket(0)
     before = log_request(name, 0)
-    peer = laboratory.connect(wire=DIALECTS[name], entrance=Entrance(dialect=name))
+    peer = laboratory.connect(wire=DIALECTS[name], listen_address=ListenAddress(dialect=name))
     answer, error = peer.send(before, garbage)
     assert isinstance(answer, upr_draft1.Ok)
     assert isinstance(error, upr_draft1.DecodeError)
@@ -369,14 +369,14 @@ def test_users_keep_the_short_drafts_away_but_from_an_anonymous_listener() -> No
     laboratory.bucket.create_vbucket(0)
     laboratory.write(0, b"a")
     laboratory.node.users = Users(None)
-    for entrance in (None, Entrance(dialect="upr_draft2")):
-        peer = laboratory.connect("stranger", upr_draft2.upr_draft2, entrance)
+    for listen_address in (None, ListenAddress(dialect="upr_draft2")):
+        peer = laboratory.connect("stranger", upr_draft2.upr_draft2, listen_address)
         (answer,) = peer.send(request("upr_draft2"))
         assert isinstance(answer, upr_draft2.RequestError)
         assert answer.status is Status.AUTH_ERROR
         assert b"anonymous" in answer.text
         assert peer.closed
-    peer = laboratory.connect("anonymous", upr_draft2.upr_draft2, Entrance("", 0, "upr_draft2", anonymous=True))
+    peer = laboratory.connect("anonymous", upr_draft2.upr_draft2, ListenAddress("", 0, "upr_draft2", anonymous=True))
     assert "a@1" in brief(peer.send(request("upr_draft2")))
 
 
@@ -403,7 +403,7 @@ def test_a_pinned_listener_speaks_one_dialect_and_plain_commands(pinned: str, me
     laboratory = Laboratory()
     laboratory.bucket.create_vbucket(0)
     wire = upr_draft3.upr_draft3 if pinned == "upr_draft3" else dcp.dcp
-    (answer,) = laboratory.connect(wire=wire, entrance=Entrance(dialect=pinned)).send(message)
+    (answer,) = laboratory.connect(wire=wire, listen_address=ListenAddress(dialect=pinned)).send(message)
     assert isinstance(answer, Response)
     assert (answer.status is Status.SUCCESS) is welcome
     assert welcome or answer.status is Status.EINVAL
@@ -413,7 +413,7 @@ def test_a_pinned_listener_speaks_one_dialect_and_plain_commands(pinned: str, me
 def test_a_pinned_listener_refuses_the_other_stream_request(pinned: str, extras: int) -> None:
     laboratory = Laboratory()
     laboratory.bucket.create_vbucket(0)
-    peer = laboratory.connect(entrance=Entrance(dialect=pinned)).open()
+    peer = laboratory.connect(listen_address=ListenAddress(dialect=pinned)).open()
     wrong = bytes((0x80, 0x53, 0, 0, extras)) + bytes(6) + bytes((extras,)) + bytes(12 + extras)
     (answer,) = peer.send(wrong)
     assert isinstance(answer, Response)
@@ -431,7 +431,7 @@ def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
 
 
 def port_of(node: EmbeddedNode, name: str) -> int:
-    return next((each.port for each in node.node.entrances if each.dialect == name), node.port)
+    return next((each.port for each in node.node.listen_addresses if each.dialect == name), node.port)
 
 
 @pytest.mark.parametrize("name", DRAFTS)

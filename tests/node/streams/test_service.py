@@ -20,7 +20,7 @@ from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.node.auth.users import Role, User
-from upriver.node.streams.streaming_session import Pump
+from upriver.node.streams.streaming_session import StreamingSession
 from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr
 from upriver.wire.codes import Status
@@ -236,9 +236,11 @@ def visit(node: EmbeddedNode, kind: str, key: bytes) -> "weakref.ref[object]":
         return node.call(lambda: weakref.ref(next(s for s in streaming(node) if not s.lost)))
 
 
-def streaming(node: EmbeddedNode) -> list[Pump]:
+def streaming(node: EmbeddedNode) -> list[StreamingSession]:
     sessions = [connection.session for connection in node.node.state.connections]
-    return [session.stream for session in sessions if session is not None and isinstance(session.stream, Pump)]
+    return [
+        session.stream for session in sessions if session is not None and isinstance(session.stream, StreamingSession)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["dcp", "persisted", "tap"])

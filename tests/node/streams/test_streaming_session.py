@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.in_memory_node import Laboratory
 from upriver.node.session import Session
-from upriver.node.streams.streaming_session import UNSENT_BYTES, Pump
+from upriver.node.streams.streaming_session import UNSENT_BYTES, StreamingSession
 from upriver.protocol.producer.send_buffer import COPIED_BYTES
 from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
 from upriver.wire import Message, dcp
 
 
-class Source(Pump):
+class Source(StreamingSession):
     """Sends the pieces that it was given."""
 
     def __init__(self, laboratory: Laboratory) -> None:
@@ -41,7 +41,7 @@ class Source(Pump):
 class Wire:
     """A transport that takes everything, or keeps what it was given."""
 
-    def __init__(self, pump: Pump) -> None:
+    def __init__(self, pump: StreamingSession) -> None:
         self.pump = pump
         self.written: list[bytes | memoryview] = []
         self.high: int | None = None
@@ -170,7 +170,7 @@ def test_what_a_transport_keeps_is_not_overwritten_by_what_others_send() -> None
     for peer in [laboratory.connect().open(name) for name in (b"slow", b"quick")]:
         peer.put(dcp.StreamRequest(vbucket=0, opaque=len(wires) + 1))
         peer.session.data_to_send()  # the answer would go out in one piece with the changes, which is a copy
-        assert isinstance(peer.session.stream, Pump)
+        assert isinstance(peer.session.stream, StreamingSession)
         wires.append(Wire(peer.session.stream))
     slow, quick = wires
     slow.stuck = True

@@ -19,7 +19,7 @@ from upriver.node.tap.client_registry import TapRegistry
 from upriver.node.tap.service import TapService
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import plan_of
-from upriver.protocol.tap.position import LOST, NEVER, TapPlace
+from upriver.protocol.tap.position import LOST, NEVER, TapPosition
 from upriver.wire import Message, Response, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import DeregisterTapClient, Noop, Set, Stat
@@ -29,7 +29,7 @@ T = TypeVar("T")
 NAME = b"the registered one"
 POSITIONS = {1: StreamPosition(2**63 + 5, 7, Snapshot(7, 9)), 3: StreamPosition.at(8, 2)}
 PLACES = {
-    number: TapPlace(position=position, known=8, since=50, until=6, acks=number == 1, keys_only=False, dumping=True)
+    number: TapPosition(position=position, known=8, since=50, until=6, acks=number == 1, keys_only=False, dumping=True)
     for number, position in POSITIONS.items()
 }
 
@@ -124,7 +124,7 @@ def test_a_file_of_an_older_version_can_be_read(
     }
     # Whatever lies behind is owed, and what lies before was sent as far as it is new enough.
     assert found.places == {
-        number: TapPlace(position=place, known=place.seqno, since=since, until=place.seqno, **served)
+        number: TapPosition(position=place, known=place.seqno, since=since, until=place.seqno, **served)
         for number, place in POSITIONS.items()
     }
     assert (found.elsewhere is None) == (listed is not None)

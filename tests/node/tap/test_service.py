@@ -23,7 +23,7 @@ from tests.support.tap_peer import (
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Response, dcp, memcached, tap
 from upriver.wire.codes import Status
@@ -158,14 +158,14 @@ def test_a_listener_that_is_pinned_to_another_dialect_serves_no_tap(
     laboratory: Laboratory, dialect: str, served: bool
 ) -> None:
     laboratory.write(1, b"a")
-    peer = laboratory.connect(entrance=Entrance(dialect=dialect))
+    peer = laboratory.connect(listen_address=ListenAddress(dialect=dialect))
     answers = peer.send(connect(b"n", DUMP))
     if served:
         assert "a=v" in brief(answers)
     else:
         assert brief(answers) == ["einval"]
     change = tap.Mutation(vbucket=1, key=b"k", cas=1, rev_seqno=1, nru=0, tap_flags=TapFlag.ACK)
-    sender = laboratory.connect(entrance=Entrance(dialect=dialect))
+    sender = laboratory.connect(listen_address=ListenAddress(dialect=dialect))
     assert brief(sender.send(change)) == ["success" if served else "einval"]
 
 

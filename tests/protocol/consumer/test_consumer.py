@@ -17,7 +17,7 @@ from upriver.errors import (
 from upriver.model import VbucketState
 from upriver.model.position import SEQNO_MAX
 from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.wire import AnyResponse, Framer, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
 from upriver.wire.framing import MEMCACHED
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, options: ConsumerOptions = QUIET) -> None:
         self.copies = PaperCopy(0), PaperCopy(1)
         self.sink = PaperSink(*self.copies)
-        self.ended: list[ReceivingStream] = []
+        self.ended: list[ConsumerStream] = []
         self.outputs = 0
         self.consumer = Consumer(self.sink, 0.0, options, on_output=self._note, on_end=self.ended.append)
         self.answers: list[tuple[int, StatusError | None]] = []
@@ -43,10 +43,10 @@ class Stage:
     def sent(self) -> list[Message]:
         return list(messages(self.consumer.data_to_send()))
 
-    def add(self, vbucket: int = 0) -> ReceivingStream:
+    def add(self, vbucket: int = 0) -> ConsumerStream:
         return self.consumer.add_stream(vbucket, lambda stream, error: self.answers.append((stream.vbucket, error)))
 
-    def open(self, vbucket: int = 0) -> ReceivingStream:
+    def open(self, vbucket: int = 0) -> ConsumerStream:
         stream = self.add(vbucket)
         self.sent()
         self.tell(upr.StreamRequestResponse(log=LOG, opaque=stream.opaque))
@@ -70,16 +70,16 @@ def status_of(sent: list[Message]) -> Status:
     return answer.status
 
 
-def of(stream: ReceivingStream, message: Request) -> Request:
+def of(stream: ConsumerStream, message: Request) -> Request:
     message.vbucket, message.opaque = stream.vbucket, stream.opaque
     return message
 
 
-def marker(stream: ReceivingStream, end: int = 9, flags: int = 1) -> Request:
+def marker(stream: ConsumerStream, end: int = 9, flags: int = 1) -> Request:
     return of(stream, dcp.SnapshotMarker(start_seqno=0, end_seqno=end, flags=dcp.MarkerFlag(flags)))
 
 
-def mutation(stream: ReceivingStream, seqno: int) -> Request:
+def mutation(stream: ConsumerStream, seqno: int) -> Request:
     return of(stream, dcp.Mutation(by_seqno=seqno, key=b"k%d" % seqno))
 
 

@@ -6,7 +6,7 @@ from tests.support.recording_sink import PaperCopy
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, OutOfRange, ProtocolViolation
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END, SEQNO_MAX
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.stream_state import TRANSITIONS, StreamEvent, StreamState
 from upriver.wire import dcp, upr
 
@@ -15,9 +15,9 @@ LOG = FailoverLog((FailoverEntry(7, 3), FailoverEntry(6, 0)))
 
 def opened(
     position: StreamPosition | None = None, *, modern: bool = True, starts_inclusive: bool = False
-) -> tuple[ReceivingStream, PaperCopy]:
+) -> tuple[ConsumerStream, PaperCopy]:
     copy = PaperCopy(0, position)
-    stream = ReceivingStream(copy, 9, starts_inclusive=starts_inclusive)
+    stream = ConsumerStream(copy, 9, starts_inclusive=starts_inclusive)
     stream.accept(LOG, modern=modern)
     return stream, copy
 
@@ -57,7 +57,7 @@ def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
 def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
     """The change at the end may be a deletion that is purged: at the last change before it the key was still there."""
     copy = PaperCopy()
-    stream = ReceivingStream(copy, 9)
+    stream = ConsumerStream(copy, 9)
     stream.accept(LOG, modern=False, end_seqno=3)
     stream.unbounded_marker()
     stream.run(changes(2, modern=False), 0)
@@ -70,7 +70,7 @@ def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
 
 def test_a_stream_without_anything_before_its_end_stands_there_too() -> None:
     copy = PaperCopy(0, StreamPosition.at(7, 5))
-    stream = ReceivingStream(copy, 9)
+    stream = ConsumerStream(copy, 9)
     stream.accept(LOG, modern=False, end_seqno=8)
     stream.end(upr.EndReason.OK)
     assert copy.position == StreamPosition.at(7, 8)
@@ -80,7 +80,7 @@ def test_a_stream_without_anything_before_its_end_stands_there_too() -> None:
 def test_an_end_that_proves_nothing_leaves_the_place(reason: upr.EndReason) -> None:
     torn = StreamPosition(7, 4, Snapshot(2, 8))
     copy = PaperCopy(0, torn if reason is upr.EndReason.OK else StreamPosition.at(7, 4))
-    stream = ReceivingStream(copy, 9)
+    stream = ConsumerStream(copy, 9)
     stream.accept(LOG, modern=False, end_seqno=6)
     before = copy.position
     stream.end(reason)
@@ -161,7 +161,7 @@ def test_a_copy_that_refuses_the_log_has_no_stream() -> None:
         def replace_failover_log(self, log: FailoverLog) -> None:
             raise KeyExists(f"an active vbucket keeps its own failover log, not {log}")
 
-    stream = ReceivingStream(Active(), 9)
+    stream = ConsumerStream(Active(), 9)
     with pytest.raises(KeyExists):
         stream.accept(LOG, modern=True)
     stream.refused(KeyExists("active"))
@@ -323,7 +323,7 @@ def test_each_way_to_its_end() -> None:
         getattr(stream, leave)()  # once is enough
         assert stream.end_reason == reason
         assert copy.closed
-    stream = ReceivingStream(PaperCopy(), 9)
+    stream = ConsumerStream(PaperCopy(), 9)
     stream.refused(OutOfRange("too far"))
     assert "too far" in stream.end_reason
 
@@ -350,7 +350,7 @@ ROADS = {
 }
 
 
-def happen(stream: ReceivingStream, copy: PaperCopy, event: StreamEvent, *, modern: bool) -> None:
+def happen(stream: ConsumerStream, copy: PaperCopy, event: StreamEvent, *, modern: bool) -> None:
     """Let a stream hear what the event stands for."""
     match event:
         case StreamEvent.ACCEPT:
@@ -395,7 +395,7 @@ def happen(stream: ReceivingStream, copy: PaperCopy, event: StreamEvent, *, mode
 )
 def test_each_transition_of_the_table(state: StreamState, event: StreamEvent, modern: bool) -> None:
     copy = PaperCopy()
-    stream = ReceivingStream(copy, 9)
+    stream = ConsumerStream(copy, 9)
     for step in ROADS[state]:
         happen(stream, copy, step, modern=modern)
     assert stream.life.state is state

@@ -10,7 +10,7 @@ from tests.support.in_memory_node import Laboratory, Peer
 from tests.support.stream_requests import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
 from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
-from upriver.node.options import Entrance
+from upriver.node.options import ListenAddress
 from upriver.node.streams.engine_source import EngineSource
 from upriver.node.streams.service import StreamConnection
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, opaque_of, put_opaque
@@ -106,7 +106,7 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
         request = STREAM_DIALECTS[name].request(**fields, high_seqno=entry.seqno)  # type: ignore[call-arg]
         put_opaque(request, 7)
         if name not in ("dcp", "upr"):
-            peer = laboratory.connect(wire=STREAM_DIALECTS[name].wire, entrance=Entrance(dialect=name))
+            peer = laboratory.connect(wire=STREAM_DIALECTS[name].wire, listen_address=ListenAddress(dialect=name))
     data = request.encode()
     answer = peer.send(data * 2 if dialect == "dcp in a run" else data)[0]
     assert answer.title() == "rollback required"

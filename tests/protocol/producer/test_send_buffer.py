@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.protocol.producer.send_buffer import COPIED_BYTES, Outbox
+from upriver.protocol.producer.send_buffer import COPIED_BYTES, SendBuffer
 
 LARGE = COPIED_BYTES + 1
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 40))
 def test_everything_is_taken_in_its_order(parts: list[bytes], room_bytes: int) -> None:
-    outbox = Outbox(room_bytes)
+    outbox = SendBuffer(room_bytes)
     for part in parts:
         if len(part) <= len(outbox.room):
             outbox.room[: len(part)] = part
@@ -23,7 +23,7 @@ def test_everything_is_taken_in_its_order(parts: list[bytes], room_bytes: int) -
 
 
 def test_what_was_taken_is_overwritten_unless_somebody_holds_on_to_it() -> None:
-    outbox = Outbox(LARGE)
+    outbox = SendBuffer(LARGE)
     outbox.put(b"1" * LARGE)
     first = outbox.take()
     outbox.put(b"2" * LARGE)
@@ -35,7 +35,7 @@ def test_what_was_taken_is_overwritten_unless_somebody_holds_on_to_it() -> None:
 
 
 def test_what_is_small_is_copied_so_that_nobody_holds_on_to_all_the_memory() -> None:
-    outbox = Outbox(LARGE)
+    outbox = SendBuffer(LARGE)
     outbox.put(bytes(COPIED_BYTES))
     assert isinstance(outbox.take(), bytes)
     outbox.put(bytes(LARGE))
@@ -43,7 +43,7 @@ def test_what_is_small_is_copied_so_that_nobody_holds_on_to_all_the_memory() -> 
 
 
 def test_what_is_too_large_has_memory_of_its_own_which_does_not_stay() -> None:
-    outbox = Outbox(10)
+    outbox = SendBuffer(10)
     outbox.put(b"before ")
     outbox.put(bytes(100))
     large = outbox.take()
@@ -54,7 +54,7 @@ def test_what_is_too_large_has_memory_of_its_own_which_does_not_stay() -> None:
 
 
 def test_what_was_left_half_way_is_forgotten() -> None:
-    outbox = Outbox(10)
+    outbox = SendBuffer(10)
     outbox.put(b"half")
     outbox.clear()
     outbox.put(b"whole")

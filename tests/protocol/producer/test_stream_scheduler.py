@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from upriver.protocol.producer.stream_scheduler import Turns
+from upriver.protocol.producer.stream_scheduler import StreamScheduler
 
 
 @dataclass
@@ -14,7 +14,7 @@ class Stream:
 
 
 def test_who_woke_up_goes_first_and_nobody_starves() -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     backfill = Stream("backfill")
     turns.again(backfill)
     served = []
@@ -31,7 +31,7 @@ def test_who_woke_up_goes_first_and_nobody_starves() -> None:
 
 @pytest.mark.parametrize("turns_before", range(8))
 def test_who_wakes_up_goes_first_whatever_was_before(turns_before: int) -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     backfill, live = Stream("backfill"), Stream("live")
     for _ in range(turns_before):
         turns.wake(live)
@@ -45,7 +45,7 @@ def test_who_wakes_up_goes_first_whatever_was_before(turns_before: int) -> None:
 
 
 def test_nobody_stands_in_the_queue_twice() -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     one, other = Stream("one"), Stream("other")
     assert turns.wake(one)
     assert not turns.wake(one)
@@ -58,7 +58,7 @@ def test_nobody_stands_in_the_queue_twice() -> None:
 
 
 def test_who_leaves_has_no_turn_and_may_come_back() -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     woken, busy, other = Stream("woken"), Stream("busy"), Stream("other")
     turns.remove(other)  # it is not there
     turns.wake(woken)
@@ -72,7 +72,7 @@ def test_who_leaves_has_no_turn_and_may_come_back() -> None:
 
 
 def test_after_the_end_nobody_has_a_turn() -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     turns.wake(Stream("one"))
     turns.again(Stream("other"))
     turns.clear()
@@ -81,7 +81,7 @@ def test_after_the_end_nobody_has_a_turn() -> None:
 
 
 def test_in_line_one_is_served_to_its_end_before_the_next() -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     streams = [Stream("a"), Stream("b"), Stream("c")]
     for stream in streams:
         turns.wake(stream, last=True)
@@ -96,7 +96,7 @@ def test_in_line_one_is_served_to_its_end_before_the_next() -> None:
 
 
 def test_who_wakes_up_goes_before_those_in_line() -> None:
-    turns: Turns[Stream] = Turns()
+    turns: StreamScheduler[Stream] = StreamScheduler()
     turns.wake(Stream("backfill"), last=True)
     turns.wake(Stream("live"))
     assert [getattr(turns.next(), "name", None) for _ in range(3)] == ["live", "backfill", None]

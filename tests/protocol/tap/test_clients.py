@@ -6,9 +6,9 @@ from tests.support.tap_peer import BACKFILL, REGISTERED, connect
 from upriver.errors import TemporaryFailure
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import plan_of
-from upriver.protocol.tap.position import TapPlace
+from upriver.protocol.tap.position import TapPosition
 
-PLACE = {3: TapPlace.first(plan_of(connect(b"n"), 0.0), 7, 5)}
+PLACE = {3: TapPosition.first(plan_of(connect(b"n"), 0.0), 7, 5)}
 
 
 def enter(

@@ -8,7 +8,7 @@ import pytest
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, FUTURE, KEYS_ONLY, LIST, TAKEOVER, connect
 from upriver.model import Snapshot, StreamPosition
 from upriver.protocol.tap.connect_plan import TapPlan, plan_of
-from upriver.protocol.tap.position import NEVER, TapPlace
+from upriver.protocol.tap.position import NEVER, TapPosition
 
 NOW = 100.0
 UUID = 7
@@ -35,13 +35,13 @@ def plan(wish: str, flags: int = ACK, now: float = NOW) -> TapPlan:
     return plan_of(connect(b"n", WISHES[wish][0] | flags, WISHES[wish][1]), now)
 
 
-def place(wish: str, seqno: int = 12, flags: int = ACK) -> TapPlace:
+def place(wish: str, seqno: int = 12, flags: int = ACK) -> TapPosition:
     """Where a client stands that has come to this seqno, and has been sent some more."""
     position = StreamPosition(UUID, seqno, Snapshot(seqno, seqno + 3))
-    return dataclasses.replace(TapPlace.first(plan(wish, flags), UUID, THEN), position=position, known=seqno)
+    return dataclasses.replace(TapPosition.first(plan(wish, flags), UUID, THEN), position=position, known=seqno)
 
 
-def owes(given: TapPlace, seqno: int, time: int) -> bool:
+def owes(given: TapPosition, seqno: int, time: int) -> bool:
     """Is a change sent to who stands there?"""
     return seqno > given.position.seqno and not (seqno <= given.until and time < given.since)
 
@@ -51,7 +51,7 @@ def owes(given: TapPlace, seqno: int, time: int) -> bool:
     [("full", 0, 2, 0), ("since 9", 0, 2, 9), ("what comes", THEN, THEN, 101), ("far date", THEN, THEN, 101)],
 )
 def test_where_a_client_begins(wish: str, start: int, known: int, since: int) -> None:
-    found = TapPlace.first(plan(wish), UUID, THEN, 2)
+    found = TapPosition.first(plan(wish), UUID, THEN, 2)
     assert (found.position.vbucket_uuid, found.position.seqno, found.reached) == (UUID, start, THEN)
     assert (found.known, found.since, found.until) == (known, since, THEN)
 

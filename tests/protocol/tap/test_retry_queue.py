@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from upriver.protocol.tap.retry_queue import Retries, Retry
+from upriver.protocol.tap.retry_queue import Retry, RetryQueue
 from upriver.wire import tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
@@ -18,7 +18,7 @@ def test_a_message_gets_a_new_number_and_asks_for_an_answer() -> None:
 
 
 def test_they_come_out_when_their_time_has_come() -> None:
-    retries = Retries()
+    retries = RetryQueue()
     assert (retries.next_due, retries.take_due(9), len(retries), retries.bytes) == (None, None, 0, 0)
     first, second = retry(b"a", 5), retry(b"b", 7)
     for each in (first, second):
@@ -30,7 +30,7 @@ def test_they_come_out_when_their_time_has_come() -> None:
 
 
 def test_newer_changes_make_them_needless() -> None:
-    retries = Retries()
+    retries = RetryQueue()
     one, two = retry(b"a"), retry(b"b")
     control = Retry(tap.Opaque(vbucket=1, control=Control.CLOSE_BACKFILL).encode(), None, 0, 0.0)
     for each in (one, two, control):
@@ -42,7 +42,7 @@ def test_newer_changes_make_them_needless() -> None:
 
 
 def test_they_are_found_by_their_stream() -> None:
-    retries = Retries()
+    retries = RetryQueue()
     mine, other = object(), object()
     for key, stream in ((b"a", mine), (b"b", other), (b"c", mine)):
         retries.add(retry(key, stream=stream))

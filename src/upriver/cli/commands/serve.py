@@ -101,6 +101,6 @@ async def _run(options: NodeOptions) -> None:
 
 def _ready_line(node: "Node", options: NodeOptions) -> str:
     where = "in memory" if options.data is None else f"in {options.data}"
-    further = "".join(f", {each.dialect or 'all'} on {each.address}" for each in node.entrances[1:])
+    further = "".join(f", {each.dialect or 'all'} on {each.address}" for each in node.listen_addresses[1:])
     metrics = "" if node.metrics_address is None else f", metrics on {node.metrics_address}"
     return f"upriver: bucket {options.bucket} {where} is served on {node.address}{further}{metrics}"

@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 5.0
 Config = dict[str, Any]
 
 
-class MapChanges:
+class MapUpdates:
     """The map of the cluster of two nodes, and where it goes."""
 
     def __init__(self, source: Address, destination: Address) -> None:

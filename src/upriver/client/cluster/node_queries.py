@@ -38,7 +38,7 @@ async def statistics(connection: Connection, group: str = "") -> dict[str, str]:
 
 async def vbuckets_of(connection: Connection) -> dict[int, VbucketStatus]:
     """Every vbucket that a node has, in whatever state."""
-    if connection.is_ours:
+    if connection.is_upriver_node:
         text = (await statistics(connection, "vbucket-positions")).get("positions", "")
         return {status.number: status for status in map(_status, filter(None, text.split("\n")))}
     states, seqnos = await asyncio.gather(statistics(connection, "vbucket"), statistics(connection, "vbucket-seqno"))

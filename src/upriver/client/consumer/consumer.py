@@ -19,15 +19,15 @@ from typing import Any, Final, Self
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.consumer.batches import Batch, VbucketEvent
 from upriver.client.consumer.checkpoint import Checkpoint
-from upriver.client.consumer.delivery_queue import HandingOut
+from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.end_positions import Ranges
 from upriver.client.consumer.feed_factory import opening_progress, range_ends
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.consumer.stall_watch import StallWatch
-from upriver.client.consumer.stream_supervisor import Seeking
+from upriver.client.consumer.stream_supervisor import StreamSupervisor
 from upriver.client.consumer.tap_supervisor import tap_progress
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
 from upriver.client.transport.sync import Synchronous
@@ -54,9 +54,9 @@ class Consumer:
         self._checkpoint = checkpoint
         self._saved: dict[int, Progress] = {}
         self._saving = asyncio.Lock()
-        self._handing_out = HandingOut(self.settings.window_bytes, auto_acknowledge=self.settings.auto_acknowledge)
+        self._handing_out = DeliveryQueue(self.settings.window_bytes, auto_acknowledge=self.settings.auto_acknowledge)
         self._ranges: Ranges
-        self._seeking: Seeking | None = None
+        self._seeking: StreamSupervisor | None = None
         self._stalls: StallWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._started = False
@@ -101,9 +101,9 @@ class Consumer:
         else:
             progress = await opening_progress(self.cluster, vbuckets, settings.start, self._saved)
             ends = await range_ends(self.cluster, vbuckets, settings.end)
-        copies = Copies(progress, settings.on_rollback, on_event=self._happened, on_move=self._moved)
+        copies = TrackedVbuckets(progress, settings.on_rollback, on_event=self._happened, on_move=self._moved)
         self._ranges = Ranges(vbuckets, ends, on_over=self._handing_out.wake)
-        self._seeking = Seeking(self.cluster, settings, copies, self._ranges, self._handing_out)
+        self._seeking = StreamSupervisor(self.cluster, settings, copies, self._ranges, self._handing_out)
         self._stalls = StallWatch(
             self.cluster,
             self._ranges,

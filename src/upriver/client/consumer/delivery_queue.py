@@ -25,7 +25,7 @@ class _Queued(NamedTuple):
     on_done: Callable[[], object] | None
 
 
-class HandingOut:
+class DeliveryQueue:
     """The queue between the feeds of a consumer and whoever iterates over it."""
 
     def __init__(self, window_bytes: int, *, auto_acknowledge: bool) -> None:

@@ -11,11 +11,11 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from upriver.client.consumer.batches import Run
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
 from upriver.protocol.consumer.consumer import Answered, Consumer, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
 from upriver.wire import AnyResponse, Dialect, Framer, dcp, upr_draft3
@@ -33,7 +33,7 @@ class Owner(Protocol):
     def received(self, feed: "Feed", records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
         """Changes came."""
 
-    def stream_ended(self, feed: "Feed", stream: ReceivingStream) -> None:
+    def stream_ended(self, feed: "Feed", stream: ConsumerStream) -> None:
         """A stream that was accepted is over."""
 
     def feed_lost(self, feed: "Feed", error: UpriverError) -> None:
@@ -49,7 +49,7 @@ class Feed:
     def __init__(
         self,
         connection: Connection,
-        copies: Copies,
+        copies: TrackedVbuckets,
         owner: Owner,
         options: ConsumerOptions,
         *,
@@ -73,7 +73,7 @@ class Feed:
         #: It speaks one of the drafts, which cannot close a stream.
         self.is_draft = draft is not None
         #: It speaks `dcp`, in which a stream can be asked for that only an active copy gives.
-        self.is_modern = "dcp" in options.dialects
+        self.speaks_dcp = "dcp" in options.dialects
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
         #: The vbuckets that were asked for here.
@@ -110,7 +110,7 @@ class Feed:
             self._protocol.processed(wire_bytes, self._loop.time())
             self._send()
 
-    def _ended(self, stream: ReceivingStream) -> None:
+    def _ended(self, stream: ConsumerStream) -> None:
         self._owner.stream_ended(self, stream)
 
     # The connection's receiver

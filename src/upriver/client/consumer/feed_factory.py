@@ -8,7 +8,7 @@ from upriver.client.cluster.node_queries import failover_logs, owners
 from upriver.client.consumer.feed import Feed, Owner
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import DRAFTS, ConsumerSettings, End, Start
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.connection import Connection
 from upriver.client.transport.handshake import login_needed
@@ -108,7 +108,7 @@ async def open_feed(
     cluster: Cluster,
     endpoint: Endpoint,
     settings: ConsumerSettings,
-    copies: Copies,
+    copies: TrackedVbuckets,
     owner: Owner,
     receive_bytes: int,
 ) -> Feed:
@@ -127,7 +127,7 @@ async def open_feed(
         window_bytes=settings.window_bytes,
         noop_interval_s=settings.noop_interval_s,
         dialects=("dcp", "upr") if settings.dialect == "dcp" else ("upr",),
-        starts_inclusive=not connection.is_ours,
+        starts_inclusive=not connection.is_upriver_node,
         acks_late=True,
     )
     return Feed(connection, copies, owner, options, columns=settings.decoded)
@@ -137,7 +137,7 @@ async def _open_draft(
     cluster: Cluster,
     endpoint: Endpoint,
     settings: ConsumerSettings,
-    copies: Copies,
+    copies: TrackedVbuckets,
     owner: Owner,
     receive_bytes: int,
 ) -> Feed:
@@ -151,9 +151,9 @@ async def _open_draft(
 
 async def _open(connection: Connection, cluster: Cluster, settings: ConsumerSettings) -> None:
     node = str(connection.endpoint)
-    controls = settings.own_controls(ours=connection.is_ours, node=node)
+    controls = settings.own_controls(ours=connection.is_upriver_node, node=node)
     flags = dcp.OpenFlag.PRODUCER
-    if settings.keys_only and not connection.is_ours:
+    if settings.keys_only and not connection.is_upriver_node:
         flags |= dcp.OpenFlag.NO_VALUE
     try:
         await connection.ask(dcp.Open(name=settings.name.encode()[:200], flags=flags))

@@ -7,7 +7,7 @@ from typing import Final
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.consumer.end_positions import Ranges
 from upriver.client.consumer.feed_factory import active_on
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.errors import UpriverError
 
 LOG: Final = logging.getLogger("upriver.client")
@@ -20,7 +20,7 @@ class StallWatch:
         self,
         cluster: Cluster,
         ranges: Ranges,
-        copies: Copies,
+        copies: TrackedVbuckets,
         *,
         tells_seqnos: bool,
         on_stalled: Callable[[int], object],

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.consumer.batches import Batch, Run
-from upriver.client.consumer.delivery_queue import HandingOut
+from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.end_positions import Ranges
 from upriver.client.consumer.feed import RECEIVE_BYTES, Feed
 from upriver.client.consumer.feed_factory import active_on, open_feed
 from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.consumer.tap_feed import TapFeed
-from upriver.client.consumer.tap_supervisor import TapPlaces
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tap_supervisor import TapSupervisor
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.client.transport.connection import Connection
@@ -39,7 +39,7 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model.compression import inflated_batch
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.wire import dcp
 
 LOG: Final = logging.getLogger("upriver.client")
@@ -49,11 +49,16 @@ _PASSING: Final = (NotMyVbucket, TemporaryFailure, Busy, KeyExists, KeyNotFound)
 _TAP_LOOK_S: Final = 1.0
 
 
-class Seeking:
+class StreamSupervisor:
     """The feeds of a consumer, one for each node that has something for it."""
 
     def __init__(
-        self, cluster: Cluster, settings: ConsumerSettings, copies: Copies, ranges: Ranges, handing_out: HandingOut
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        copies: TrackedVbuckets,
+        ranges: Ranges,
+        handing_out: DeliveryQueue,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -63,7 +68,7 @@ class Seeking:
         self.changes_received = 0
         self.reconnects = 0
         self._feeds: dict[Endpoint, Feed] = {}
-        self._tap = TapPlaces(cluster, settings, copies, self) if settings.dialect == "tap" else None
+        self._tap = TapSupervisor(cluster, settings, copies, self) if settings.dialect == "tap" else None
         self._tap_feeds: dict[Endpoint, TapFeed] = {}
         self._wanted: set[int] = set()
         self._wants = asyncio.Event()
@@ -131,7 +136,7 @@ class Seeking:
         if (
             self._ranges.has_ends
             and isinstance(feed, Feed)
-            and (self._ranges.may_overshoot or not feed.connection.is_ours)
+            and (self._ranges.may_overshoot or not feed.connection.is_upriver_node)
         ):
             records, runs, beyond = self._ranges.cut(records, runs, progress)
             for number in beyond:
@@ -149,7 +154,7 @@ class Seeking:
         """Something of TAP came that is no change and wants an answer in its order."""
         self._handing_out.note({}, on_done)
 
-    def stream_ended(self, feed: Feed, stream: ReceivingStream) -> None:
+    def stream_ended(self, feed: Feed, stream: ConsumerStream) -> None:
         """A stream is over: done, or wanted again."""
         vbucket = stream.vbucket
         if vbucket not in self._ranges.unfinished or stream.end_reason == "closed":
@@ -219,7 +224,7 @@ class Seeking:
         """These have a stream; the next attempt for the same, and for whatever else failed, is the first again."""
         for number in vbuckets:
             self._without_since.pop(number, None)
-        for each in (*vbuckets, *what, "homeless", None):
+        for each in (*vbuckets, *what, "unowned", None):
             self._backoffs.pop(each, None)
 
     async def _supervise(self) -> None:
@@ -246,13 +251,13 @@ class Seeking:
             self._suspect = False
             await self._cluster.refresh(self._cluster.map)
         by_node: dict[Endpoint, list[int]] = {}
-        homeless: list[int] = []
+        unowned: list[int] = []
         for number in wanted:
             owner = self._cluster.map.owner(number)
-            (homeless if owner is None else by_node.setdefault(owner, [])).append(number)
-        if homeless:
+            (unowned if owner is None else by_node.setdefault(owner, [])).append(number)
+        if unowned:
             self._suspect = True
-            self._want_later(homeless, "homeless", "no node of the cluster has it")
+            self._want_later(unowned, "unowned", "no node of the cluster has it")
         for endpoint, numbers in by_node.items():
             try:
                 if self._tap is not None:
@@ -273,7 +278,7 @@ class Seeking:
 
     def _must_ask_first(self, feed: Feed) -> bool:
         """Whether the dialect has no way to ask for an active copy."""
-        return self._settings.active_only and not feed.is_modern
+        return self._settings.active_only and not feed.speaks_dcp
 
     async def _active_among(self, numbers: list[int], endpoint: Endpoint) -> list[int]:
         """Those that a node has active: our map may be old, and a dead copy would be streamed and never move on."""
@@ -284,7 +289,7 @@ class Seeking:
         missing = [number for number in numbers if number not in active]
         if missing:
             self._suspect = True
-            self._want_later(missing, "homeless", f"{endpoint} does not have it active")
+            self._want_later(missing, "unowned", f"{endpoint} does not have it active")
         return [number for number in numbers if number in active]
 
     async def _feed(self, endpoint: Endpoint) -> Feed:
@@ -295,7 +300,7 @@ class Seeking:
         return known
 
     def _ask(self, feed: Feed, vbucket: int) -> None:
-        def answered(stream: ReceivingStream, error: StatusError | None) -> None:  # noqa: ARG001
+        def answered(stream: ConsumerStream, error: StatusError | None) -> None:  # noqa: ARG001
             if error is None:
                 if end_seqno > self._end_of(vbucket):
                     self._shorten(feed, vbucket)
@@ -315,7 +320,7 @@ class Seeking:
         end_seqno = self._end_of(vbucket)
         with contextlib.suppress(KeyExists):  # it has one already
             # Deployed servers refuse what they do not have active without being told.
-            asks = self._settings.active_only and feed.connection.is_ours and feed.is_modern
+            asks = self._settings.active_only and feed.connection.is_upriver_node and feed.speaks_dcp
             flags = int(dcp.StreamFlag.ACTIVE_ONLY) if asks else 0
             feed.add_stream(vbucket, answered, end_seqno=end_seqno, flags=flags)
 
@@ -335,7 +340,7 @@ class Seeking:
 
     # TAP
 
-    async def _place_tap(self, places: TapPlaces, endpoint: Endpoint, numbers: list[int]) -> None:
+    async def _place_tap(self, places: TapSupervisor, endpoint: Endpoint, numbers: list[int]) -> None:
         """A TAP connection cannot be asked for more: another takes its place, which brings everything."""
         old = self._tap_feeds.pop(endpoint, None)
         if old is not None:
@@ -351,9 +356,9 @@ class Seeking:
             self._worked(feed.carried, endpoint)
         if missing:
             self._suspect = True
-            self._want_later(sorted(missing), "homeless", f"{endpoint} does not have it active")
+            self._want_later(sorted(missing), "unowned", f"{endpoint} does not have it active")
 
-    async def _look_for_gone(self, places: TapPlaces) -> None:
+    async def _look_for_gone(self, places: TapSupervisor) -> None:
         while True:
             await asyncio.sleep(_TAP_LOOK_S)
             for endpoint, feed in list(self._tap_feeds.items()):

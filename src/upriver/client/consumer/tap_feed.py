@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from upriver.client.consumer.batches import Flush, Reset, Run
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings
-from upriver.client.consumer.tracked_vbuckets import Copies
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import Busy, StatusError, StreamRefused, StreamRolledBack, TemporaryFailure, UpriverError, WireError
 from upriver.model import Event
@@ -66,7 +66,7 @@ class TapFeed:
     def __init__(
         self,
         connection: Connection,
-        copies: Copies,
+        copies: TrackedVbuckets,
         owner: TapOwner,
         settings: ConsumerSettings,
         vbuckets: Iterable[int],
@@ -85,7 +85,7 @@ class TapFeed:
         #: Those that have begun on this connection, and those of which everything was sent that there was.
         self._begun: set[int] = set()
         self._whole: set[int] = set()
-        self._silence = SilenceWatch(settings.noop_interval_s if connection.is_ours else 0.0, self._loop.time())
+        self._silence = SilenceWatch(settings.noop_interval_s if connection.is_upriver_node else 0.0, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
         connection.stream_to(self)

@@ -15,7 +15,7 @@ from upriver.client.consumer.feed_factory import active_on
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings, Start
 from upriver.client.consumer.tap_feed import TapFeed, TapOwner
-from upriver.client.consumer.tracked_vbuckets import Copies, Copy
+from upriver.client.consumer.tracked_vbuckets import TrackedVbucket, TrackedVbuckets
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.connection import Connection
 from upriver.client.transport.handshake import login_needed
@@ -37,10 +37,10 @@ def tap_progress(vbuckets: Iterable[int], start: Start, saved: Mapping[int, Prog
     return out
 
 
-class TapPlaces:
+class TapSupervisor:
     """The TAP connections of one consumer: under which name, and who may remember what of it."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings, copies: Copies, owner: TapOwner) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, copies: TrackedVbuckets, owner: TapOwner) -> None:
         self._cluster = cluster
         self._settings = settings
         self._copies = copies
@@ -83,7 +83,7 @@ class TapPlaces:
 
     async def _compare(self, connection: Connection, endpoint: Endpoint, logs: Mapping[int, FailoverLog]) -> None:
         """Clear what lies on another branch than its source, and have the source forget where we stood."""
-        changed: list[Copy] = []
+        changed: list[TrackedVbucket] = []
         for number, log in logs.items():
             copy = self._copies[number]
             known = number in self._fed_by
@@ -112,7 +112,7 @@ class TapPlaces:
             self._fed_by[number] = endpoint
             self._settle(self._copies[number], log, changed)
 
-    def _settle(self, copy: Copy, log: FailoverLog, changed: list[Copy]) -> None:
+    def _settle(self, copy: TrackedVbucket, log: FailoverLog, changed: list[TrackedVbucket]) -> None:
         """From now on the copy is compared with this log."""
         old_uuid = copy.position.vbucket_uuid
         if copy.progress.is_unplaced and copy in changed:

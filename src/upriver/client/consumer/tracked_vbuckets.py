@@ -19,7 +19,7 @@ Policy = Literal["fail", "rewind", "emit"]
 POLICIES: Final[tuple[str, ...]] = get_args(Policy)
 
 
-class Copy:
+class TrackedVbucket:
     """One vbucket, as far as this consumer has it."""
 
     def __init__(self, number: int, progress: Progress, policy: Policy, copies: "Copies") -> None:
@@ -107,7 +107,7 @@ class Copy:
         self.progress = self.progress.moved(position)
 
 
-class Copies:
+class TrackedVbuckets:
     """All copies of a consumer: the sink of its connections."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Copies:
         on_move: Callable[[int, Progress], object],
     ) -> None:
         self._policy: Policy = policy
-        self._copies: dict[int, Copy] = {}
+        self._copies: dict[int, TrackedVbucket] = {}
         self._on_event = on_event
         self._on_move = on_move
         #: Noted since they were last taken.
@@ -127,12 +127,12 @@ class Copies:
         for number, each in progress.items():
             self.put(number, each)
 
-    def __getitem__(self, number: int) -> Copy:
+    def __getitem__(self, number: int) -> TrackedVbucket:
         return self._copies[number]
 
     def put(self, number: int, progress: Progress) -> None:
         """Have a copy that stands here, instead of one that stood elsewhere."""
-        self._copies[number] = Copy(number, progress, self._policy, self)
+        self._copies[number] = TrackedVbucket(number, progress, self._policy, self)
 
     def take_runs(self) -> tuple[Run, ...]:
         """The runs that were noted since the last time."""
@@ -140,17 +140,17 @@ class Copies:
         self.runs.clear()
         return runs
 
-    def happened(self, copy: Copy, event: VbucketEvent) -> None:
+    def happened(self, copy: TrackedVbucket, event: VbucketEvent) -> None:
         """Something happened to a whole vbucket."""
         self._on_event(event, copy.progress)
 
-    def moved(self, copy: Copy) -> None:
+    def moved(self, copy: TrackedVbucket) -> None:
         """A copy moved on without a change."""
         self._on_move(copy.number, copy.progress)
 
     # The protocol's sink
 
-    def open(self, number: int) -> Copy:
+    def open(self, number: int) -> TrackedVbucket:
         """The copy that a stream shall feed."""
         if number not in self._copies:
             raise KeyNotFound("this consumer has no such vbucket", vbucket=number)

@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         return connection
 
     @property
-    def is_ours(self) -> bool:
+    def is_upriver_node(self) -> bool:
         """Whether the node understands our own settings."""
         return Feature.UPRIVER in self.features
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from upriver.errors import AuthenticationFailed, StatusError, WireError
 from upriver.node.auth.users import Role
-from upriver.node.options import SHORT_DRAFTS, Entrance
+from upriver.node.options import SHORT_DRAFTS, ListenAddress
 from upriver.node.session import Session, refusal
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, text_of
 from upriver.wire import AnyRequest, Message, dcp, memcached, upr_draft1, upr_draft3
@@ -30,13 +30,13 @@ _NO_LOGIN: Final = AuthenticationFailed("the 12-byte drafts have no login: use a
 
 def begin(service: "StreamService", session: Session, first_byte: int) -> Framing:
     """Which header a connection has; one of the 12-byte drafts becomes a stream's connection at once."""
-    name = session.entrance.dialect
+    name = session.listen_address.dialect
     if not name and first_byte == DraftOpcode.REQUEST:
         name = "upr_draft2"
     if name not in SHORT_DRAFTS:
         return MEMCACHED
     service.connect(session, STREAM_DIALECTS[name])
-    if service.node.users is not None and not session.entrance.anonymous:
+    if service.node.users is not None and not session.listen_address.anonymous:
         session.put(upr_draft1.RequestError(status=Status(_NO_LOGIN.status), text=text_of(_NO_LOGIN)).encode())
         service.close(session, str(_NO_LOGIN))
     return DRAFT
@@ -75,13 +75,13 @@ def lose_place(session: Session, error: WireError) -> None:
     session.closing = True
 
 
-def admits(entrance: Entrance, packet: bytes) -> bool:
+def admits(listen_address: ListenAddress, packet: bytes) -> bool:
     """Is this packet of a dialect that is spoken here? Plain commands are welcome everywhere."""
-    if not entrance.dialect or packet[0] != Magic.REQUEST:
+    if not listen_address.dialect or packet[0] != Magic.REQUEST:
         return True
     spoken = detect(packet)
     if spoken is memcached.memcached:
         return True
     if packet[1] == dcp.Open.declaration.opcode and spoken is dcp.dcp:  # an open is the same in both
-        return entrance.dialect in ("upr", "dcp")
-    return spoken is not None and spoken.name == entrance.dialect
+        return listen_address.dialect in ("upr", "dcp")
+    return spoken is not None and spoken.name == listen_address.dialect

@@ -8,8 +8,8 @@ held back by its window and its socket, and nothing is lost.
 from typing import TYPE_CHECKING, Final
 
 from upriver.node.session import Session
-from upriver.node.streams.streaming_session import Pump
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.node.streams.streaming_session import StreamingSession
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.replica import Replica
 from upriver.wire import Message, dcp
 from upriver.wire.layout import Buffer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RETRY_S: Final = 0.01
 
 
-class ReplicaConnection(Pump):
+class ReplicaConnection(StreamingSession):
     """A session on which the node consumes."""
 
     type: Final = "consumer"
@@ -75,7 +75,7 @@ class ReplicaConnection(Pump):
         self._settle()
         self.run()
 
-    def _on_end(self, stream: ReceivingStream) -> None:
+    def _on_end(self, stream: ConsumerStream) -> None:
         self.session.log.info("the stream into vbucket %d is over: %s", stream.vbucket, stream.end_reason)
 
     # Going out

@@ -21,7 +21,7 @@ from upriver.node.streams.engine_sink import EngineSink
 from upriver.node.streams.engine_source import EngineSource
 from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.node.streams.stall_check import backlog
-from upriver.node.streams.streaming_session import Pump
+from upriver.node.streams.streaming_session import StreamingSession
 from upriver.protocol.connection_names import checked_name, made_up, successor_by_open
 from upriver.protocol.producer.dialects import OPENED, StreamDialect
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES
@@ -38,7 +38,7 @@ _OPCODES: Final = frozenset({*range(0x50, 0x5F), 0x64})
 _OPEN: Final = dcp.Open.declaration.opcode
 
 
-class StreamConnection(Pump):
+class StreamConnection(StreamingSession):
     """A session on which the node produces."""
 
     def __init__(
@@ -82,7 +82,7 @@ class StreamConnection(Pump):
         """Take requests in a row. Each packet is looked at instead where a listener speaks one dialect only, and while
         answers wait that were asked for before."""
         session, producer = self.session, self.producer
-        if session.entrance.dialect or session.waiting:
+        if session.listen_address.dialect or session.waiting:
             return at
         try:
             end = producer.receive_run(data, at)
@@ -188,8 +188,10 @@ class StreamService:
         if session.framing is DRAFT:
             message = draft_connections.read_short(session, packet)
             return message is None or self._receive_safely(session, message)
-        if packet[0] == Magic.REQUEST and not draft_connections.admits(session.entrance, packet):
-            why = WireError(1, f"a packet of {session.entrance.dialect}, as is spoken here", "one of another dialect")
+        if packet[0] == Magic.REQUEST and not draft_connections.admits(session.listen_address, packet):
+            why = WireError(
+                1, f"a packet of {session.listen_address.dialect}, as is spoken here", "one of another dialect"
+            )
             session.send(malformed(packet, why))
             return True
         if packet[0] == Magic.REQUEST and packet[1] not in _OPCODES:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from upriver.node.state import NodeState
-    from upriver.node.streams.streaming_session import Pump
+    from upriver.node.streams.streaming_session import StreamingSession
     from upriver.protocol.producer.producer_stream import ProducerStream
 
 #: Which stream: the name of its connection and the vbucket.
@@ -27,11 +27,11 @@ class _Place:
     #: A stream that was closed and opened again is another one.
     stream: object
     seqno: int
-    connection: "Pump"
+    connection: "StreamingSession"
     since: float
 
 
-class StreamWatch:
+class StallCheck:
     """Remembers where streams with a backlog stood, and since when."""
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class StreamWatch:
                 found[key] = _Place(stream, seqno, connection, now) if before is None or moved else before
         self._places = found
 
-    def _chosen(self, connections: "list[Pump]") -> "dict[Pump, None]":
+    def _chosen(self, connections: "list[StreamingSession]") -> "dict[StreamingSession, None]":
         """Whose turn it is to be looked at."""
         if self._looked >= len(connections):
             self._looked = 0
-        chosen: dict[Pump, None] = {}
+        chosen: dict[StreamingSession, None] = {}
         streams = 0
         while streams < STREAMS_PER_LOOK and self._looked < len(connections):
             connection = connections[self._looked]
@@ -66,7 +66,7 @@ class StreamWatch:
 
     def problems(self, now: float, stall_s: float) -> list[str]:
         """Each connection with streams that have stood still for longer, and why, as far as one can tell."""
-        by_name: dict[str, list[tuple[float, int, Pump]]] = {}
+        by_name: dict[str, list[tuple[float, int, StreamingSession]]] = {}
         for (name, number), place in self._places.items():
             if now - place.since > stall_s and not place.connection.lost:
                 by_name.setdefault(name, []).append((now - place.since, -number, place.connection))
@@ -82,7 +82,7 @@ def backlog(node: "NodeState", stream: "ProducerStream") -> int:
     return max(0, min(high, stream.end_seqno) - stream.history.seqno)
 
 
-def _sentence(name: str, still: "list[tuple[float, int, Pump]]") -> str:
+def _sentence(name: str, still: "list[tuple[float, int, StreamingSession]]") -> str:
     age_s, number, connection = max(still, key=lambda each: each[:2])
     what = f"{len(still)} streams of {name!r} stall, that of vbucket {-number} for {age_s:.1f} s"
     return f"{what}: {'its consumer stopped reading' if connection.blocked else 'they have changes to send'}"

@@ -48,7 +48,7 @@ def _keep_queue_short(transport: Transport) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-class Pump(abc.ABC):
+class StreamingSession(abc.ABC):
     """A session that streams: moves pieces to the transport, and knows when to look at the time."""
 
     #: What it is asked it answers by itself, not when its peer has answered.

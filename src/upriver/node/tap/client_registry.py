@@ -27,7 +27,7 @@ from upriver.node.kept_file import UNFINISHED, drop, keep
 from upriver.node.state import Scheduler
 from upriver.protocol.tap.clients import TapClient
 from upriver.protocol.tap.connect_plan import TapPlan
-from upriver.protocol.tap.position import LOST, NEVER, TapPlace
+from upriver.protocol.tap.position import LOST, NEVER, TapPosition
 
 #: Is told when something is on disk, or why it is not.
 Done = Callable[[StorageError | None], object]
@@ -180,7 +180,7 @@ def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
     places = {int(number): _place(place, plan, done=done) for number, place in stored["places"].items()}
     elsewhere = stored.get("elsewhere", [0, 0, 0] if plan.vbuckets is None else None)
     if stored["connected"]:
-        places |= dict.fromkeys(plan.vbuckets or vbuckets, dataclasses.replace(TapPlace.first(plan), position=LOST))
+        places |= dict.fromkeys(plan.vbuckets or vbuckets, dataclasses.replace(TapPosition.first(plan), position=LOST))
     return TapClient(
         str(stored["name"]),
         float(stored["created"]),
@@ -203,7 +203,7 @@ def _plan(stored: dict[str, Any]) -> TapPlan:
     return TapPlan(**known | {"vbuckets": None if stored["vbuckets"] is None else tuple(map(int, stored["vbuckets"]))})
 
 
-def _numbers_of(place: TapPlace) -> list[int]:
+def _numbers_of(place: TapPosition) -> list[int]:
     position, served = place.position, (place.acks, place.keys_only, place.dumping)
     return [
         position.vbucket_uuid,
@@ -216,12 +216,12 @@ def _numbers_of(place: TapPlace) -> list[int]:
     ]
 
 
-def _place(stored: list[int], plan: TapPlan, *, done: bool) -> TapPlace:
+def _place(stored: list[int], plan: TapPlan, *, done: bool) -> TapPosition:
     """A place; in older files it is a position, and all places are those of the plan."""
     vbucket_uuid, seqno, reached, *rest = map(int, stored)
     served = plan.acks, plan.keys_only, plan.dump and not done
     known, since, until, acks, keys_only, dumping = rest or (seqno, plan.since, seqno, *served)
-    return TapPlace(
+    return TapPosition(
         position=StreamPosition(vbucket_uuid, seqno, Snapshot(seqno, reached)),
         known=known,
         since=since,

@@ -18,7 +18,7 @@ from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.state import NodeState
 from upriver.node.streams import draft_connections
 from upriver.node.streams.engine_source import EngineSource
-from upriver.node.streams.streaming_session import Pump
+from upriver.node.streams.streaming_session import StreamingSession
 from upriver.node.tap.client_registry import RegistryWriter, TapRegistry
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.node.tap.online_update import OnlineUpdate
@@ -44,7 +44,7 @@ EXPIRE_S: Final = 1.0
 _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE)
 
 
-class TapConnection(Pump):
+class TapConnection(StreamingSession):
     """A session that a client has made its TAP stream."""
 
     def __init__(self, service: "TapService", session: Session, client: TapClient, successor: str = "") -> None:
@@ -133,7 +133,7 @@ class TapConnection(Pump):
             self.service.forget(self)
 
 
-class TapReceiver(Pump):
+class TapReceiver(StreamingSession):
     """A session on which a peer sends TAP messages."""
 
     def __init__(self, service: "TapService", session: Session) -> None:
@@ -199,7 +199,7 @@ class TapService:
         if session.framing is DRAFT:
             return False
         if packet[0] == Magic.REQUEST:
-            if packet[1] not in _OPCODES or not draft_connections.admits(session.entrance, packet):
+            if packet[1] not in _OPCODES or not draft_connections.admits(session.listen_address, packet):
                 return False
         elif not isinstance(session.stream, TapConnection | TapReceiver):
             return False

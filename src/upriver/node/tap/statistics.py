@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from upriver.model import VbucketState
 from upriver.protocol.tap.clients import TapClient
-from upriver.protocol.tap.position import TapPlace
+from upriver.protocol.tap.position import TapPosition
 
 if TYPE_CHECKING:
     from upriver.node.tap.service import TapConnection, TapReceiver, TapService
@@ -92,7 +92,7 @@ def _away(service: "TapService", client: TapClient) -> Pairs:
     yield "retry_later", 0
 
 
-def _waiting(service: "TapService", number: int, place: TapPlace, *, named: bool) -> int:
+def _waiting(service: "TapService", number: int, place: TapPosition, *, named: bool) -> int:
     """How many changes of a vbucket are to be sent to who stands there, at most: all if its branch has ended."""
     vbucket = service.source.vbucket(number)
     if vbucket is None or not (named or vbucket.state is VbucketState.ACTIVE):

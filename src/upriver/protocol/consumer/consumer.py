@@ -28,7 +28,7 @@ from upriver.errors import (
 from upriver.model import FailoverLog, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.record import EVENTS
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.negotiation import DIALECTS, Negotiation
 from upriver.protocol.consumer.sink import Sink
 from upriver.protocol.flow_control import ReceiveWindow
@@ -71,7 +71,7 @@ StreamMessage = (
 )
 
 #: What is called when a request for a stream is answered: the stream, and why not if it was refused.
-Answered = Callable[[ReceivingStream, StatusError | None], object]
+Answered = Callable[[ConsumerStream, StatusError | None], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Consumer:
         options: ConsumerOptions | None = None,
         *,
         on_output: Callable[[], object] | None = None,
-        on_end: Callable[[ReceivingStream], object] | None = None,
+        on_end: Callable[[ConsumerStream], object] | None = None,
     ) -> None:
         self.sink = sink
         self.options = options or ConsumerOptions()
@@ -125,7 +125,7 @@ class Consumer:
         #: Called when a stream that was accepted is over, whatever ended it.
         self.on_end = on_end
         #: Streams by vbucket, those that have ended included until they are closed or replaced.
-        self.streams: dict[int, ReceivingStream] = {}
+        self.streams: dict[int, ConsumerStream] = {}
         self.window = ReceiveWindow()
         self.silence = SilenceWatch(0.0, now)
         #: There was no room for the last run: whoever feeds it waits, says ``go_on`` and gives the rest again.
@@ -142,7 +142,7 @@ class Consumer:
         self._left: set[int] = set()
         self._opaque = 0
         self._settings_sent = False
-        self._asking: dict[int, tuple[Negotiation, ReceivingStream, Answered]] = {}
+        self._asking: dict[int, tuple[Negotiation, ConsumerStream, Answered]] = {}
         self._controls: dict[int, str] = {}
         self._acked_at = now
 
@@ -153,7 +153,7 @@ class Consumer:
 
     # Asking
 
-    def add_stream(self, vbucket: int, done: Answered, *, flags: int = 0, end_seqno: int = NO_END) -> ReceivingStream:
+    def add_stream(self, vbucket: int, done: Answered, *, flags: int = 0, end_seqno: int = NO_END) -> ConsumerStream:
         """Ask for a stream; raises a StatusError if that makes no sense here."""
         old = self.streams.get(vbucket)
         if old is not None and not old.life.ended:
@@ -161,7 +161,7 @@ class Consumer:
         copy = self.sink.open(vbucket)
         self.forget(vbucket)
         opaque = self._next_opaque()
-        stream = ReceivingStream(copy, opaque, flags=flags, starts_inclusive=self.options.starts_inclusive)
+        stream = ConsumerStream(copy, opaque, flags=flags, starts_inclusive=self.options.starts_inclusive)
         self.streams[vbucket] = stream
         self._send_settings()
         if vbucket in self._left:  # as long as the old one stands over there no other is accepted
@@ -292,7 +292,7 @@ class Consumer:
             self._refuse(message, error)
             self._abandon(stream, error)
 
-    def _move(self, stream: ReceivingStream, message: StreamMessage) -> None:
+    def _move(self, stream: ConsumerStream, message: StreamMessage) -> None:
         match message:
             case dcp.SnapshotMarker() if stream.modern:
                 stream.marker(message.start_seqno, message.end_seqno, int(message.flags))
@@ -319,7 +319,7 @@ class Consumer:
             case _:
                 self._change(stream, message)
 
-    def _change(self, stream: ReceivingStream, message: Request) -> None:
+    def _change(self, stream: ConsumerStream, message: Request) -> None:
         """A change that came alone, or that no run has taken."""
         packet = message.encode()
         if stream.run(packet, 0) == len(packet):
@@ -332,7 +332,7 @@ class Consumer:
         if stream.life.ended:
             self._tell_end(stream)
 
-    def _hand_over(self, stream: ReceivingStream, message: upr.SetVbucketState) -> None:
+    def _hand_over(self, stream: ConsumerStream, message: upr.SetVbucketState) -> None:
         if not message.state.known:
             raise InvalidArguments(f"there is no vbucket state {int(message.state)}", vbucket=stream.vbucket)
         state = VbucketState[message.state.name]
@@ -360,7 +360,7 @@ class Consumer:
         status = Status(error.status)
         self._send(AnyResponse(opcode=message.code, opaque=message.opaque, status=status, value=text))
 
-    def _answer_marker(self, stream: ReceivingStream) -> None:
+    def _answer_marker(self, stream: ConsumerStream) -> None:
         if stream.take_marker_answer():
             self._send(AnyResponse(opcode=_MARKER, opaque=stream.opaque))
 
@@ -392,7 +392,7 @@ class Consumer:
         self.dialect = self.dialect or stream.dialect.name
         done(stream, None)
 
-    def _drop(self, stream: ReceivingStream, error: StatusError) -> None:
+    def _drop(self, stream: ConsumerStream, error: StatusError) -> None:
         """The stream did not come about."""
         if self.streams.get(stream.vbucket) is stream:
             del self.streams[stream.vbucket]
@@ -452,7 +452,7 @@ class Consumer:
 
     # The end
 
-    def _abandon(self, stream: ReceivingStream, error: StatusError) -> None:
+    def _abandon(self, stream: ConsumerStream, error: StatusError) -> None:
         asking = self._asking.pop(stream.opaque, None)
         if asking is None:
             self._close(stream, lambda: stream.abandon(error))
@@ -461,13 +461,13 @@ class Consumer:
         self._drop(stream, error)
         asking[2](stream, error)
 
-    def _close(self, stream: ReceivingStream, close: Callable[[], object]) -> None:
+    def _close(self, stream: ConsumerStream, close: Callable[[], object]) -> None:
         was_over = stream.life.ended
         close()
         if not was_over:
             self._tell_end(stream)
 
-    def _tell_end(self, stream: ReceivingStream) -> None:
+    def _tell_end(self, stream: ConsumerStream) -> None:
         self._left.add(stream.vbucket)
         if self.on_end is not None:
             self.on_end(stream)

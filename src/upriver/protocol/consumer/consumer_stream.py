@@ -34,7 +34,7 @@ _STATES = (StreamState.SNAPSHOT, StreamState.DRAINING)
 _PLAIN = (StreamState.REQUESTED, StreamState.OPEN, StreamState.SNAPSHOT)
 
 
-class ReceivingStream:
+class ConsumerStream:
     """The stream of one vbucket into one copy of it."""
 
     def __init__(self, copy: SinkVbucket, opaque: int, *, flags: int = 0, starts_inclusive: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from upriver.errors import StatusError
 from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ReceivingStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.sink import Sink
 from upriver.wire import AnyResponse, Message, Request, dcp, upr
 from upriver.wire.codes import Status
@@ -28,7 +28,7 @@ class Replica:
         now: float,
         options: ConsumerOptions | None = None,
         on_output: Callable[[], object] | None = None,
-        on_end: Callable[[ReceivingStream], object] | None = None,
+        on_end: Callable[[ConsumerStream], object] | None = None,
     ) -> None:
         self.consumer = Consumer(sink, now, options, on_output=on_output, on_end=on_end)
         self._closing = ""
@@ -75,7 +75,7 @@ class Replica:
         return True
 
     def _add_stream(self, request: upr.AddStream) -> None:
-        def answered(stream: ReceivingStream, error: StatusError | None) -> None:
+        def answered(stream: ConsumerStream, error: StatusError | None) -> None:
             if error is None:
                 self._send(upr.AddStreamResponse(stream_opaque=stream.opaque, opaque=request.opaque))
             else:

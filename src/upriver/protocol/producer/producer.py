@@ -34,9 +34,9 @@ from upriver.protocol.producer.controls import Controls
 from upriver.protocol.producer.dialects import OPENED, StreamDialect, opaque_of, put_opaque, wire_log
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES, plain_requests
 from upriver.protocol.producer.producer_stream import TAKEOVER, ProducerStream
-from upriver.protocol.producer.send_buffer import Outbox
+from upriver.protocol.producer.send_buffer import SendBuffer
 from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
-from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, Turns
+from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, StreamScheduler
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.layout import Buffer
 
@@ -109,7 +109,7 @@ class Producer:
         #: Changes that were sent by streams which have ended since.
         self._changes_of_ended = 0
         self._answers: deque[bytes] = deque()
-        self._turns: Turns[ProducerStream] = Turns()
+        self._turns: StreamScheduler[ProducerStream] = StreamScheduler()
         self._noop_opaque = 0
 
     @property
@@ -361,11 +361,11 @@ class Producer:
 
         Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
         """
-        outbox = Outbox(min(max_bytes, PIECE_BYTES))
+        outbox = SendBuffer(min(max_bytes, PIECE_BYTES))
         self.put(max_bytes, outbox)
         return bytes(outbox.take())
 
-    def put(self, max_bytes: int, outbox: Outbox) -> None:
+    def put(self, max_bytes: int, outbox: SendBuffer) -> None:
         """The same for those who send a lot: into an outbox, which was empty."""
         if self._answers:
             outbox.put(self.answers())

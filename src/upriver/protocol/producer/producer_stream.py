@@ -18,7 +18,7 @@ from upriver.model import Snapshot, VbucketState
 from upriver.model.compression import INFLATION_MAX, inflated_batch, plain
 from upriver.model.position import NO_END
 from upriver.protocol.producer.dialects import FAILED, StreamDialect, opaque_of
-from upriver.protocol.producer.send_buffer import Outbox
+from upriver.protocol.producer.send_buffer import SendBuffer
 from upriver.protocol.producer.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX
 from upriver.protocol.producer.takeover import SourceTakeover
@@ -130,7 +130,7 @@ class ProducerStream:
         """It has ended, and its last message is sent."""
         return self.life.state is StreamState.ENDED and not self._control
 
-    def turn(self, max_bytes: int, outbox: Outbox) -> int:
+    def turn(self, max_bytes: int, outbox: SendBuffer) -> int:
         """Send messages and changes, about so many bytes, and at least one packet if there is one; how many they are.
 
         If filters let little pass it ends before, maybe with nothing: there is more then.
@@ -239,7 +239,7 @@ class ProducerStream:
             flags = _MEMORY | (_CHECKPOINT if self.history.begins_checkpoint else 0)
         return flags | self._flags_of_all
 
-    def _put_changes(self, max_bytes: int, outbox: Outbox) -> None:
+    def _put_changes(self, max_bytes: int, outbox: SendBuffer) -> None:
         """The next changes of the announced snapshot; none if a filter let nothing pass."""
         history = self.history
         snapshot = history.snapshot
@@ -271,7 +271,7 @@ class ProducerStream:
             self.life.move(StreamEvent.SNAPSHOT_END)
             self._queue(dialect.snapshot_end())
 
-    def _put_frames(self, max_bytes: int, outbox: Outbox) -> None:
+    def _put_frames(self, max_bytes: int, outbox: SendBuffer) -> None:
         """The store's own records are what the stream sends, or nearly so."""
         history = self.history
         expirations = history.expirations_read
@@ -286,7 +286,7 @@ class ProducerStream:
         if apart:
             outbox.put(apart)
 
-    def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, outbox: Outbox) -> None:
+    def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, outbox: SendBuffer) -> None:
         tells = self.dialect.tells_datatype
         batch = self.history.read_columns(max_bytes if tells else max_bytes // INFLATION_MAX or 1)
         if batch.num_rows:
@@ -370,7 +370,7 @@ class ProducerStream:
     def _queue(self, message: Message) -> None:
         self._control.append(self.dialect.addressed(message, self.vbucket.number, self.opaque))
 
-    def _put_control(self, max_bytes: int, outbox: Outbox) -> None:
+    def _put_control(self, max_bytes: int, outbox: SendBuffer) -> None:
         control = self._control
         limit = outbox.size + max_bytes
         outbox.put(control.pop(0))

@@ -12,7 +12,7 @@ from upriver.wire.layout import Buffer
 COPIED_BYTES: Final = 64 * 1024
 
 
-class Outbox:
+class SendBuffer:
     """Bytes that will be sent, in their order."""
 
     __slots__ = ("_memory", "_room_bytes", "size")

@@ -32,7 +32,7 @@ class TakesTurns(Protocol):
 T = TypeVar("T", bound=TakesTurns)
 
 
-class Turns(Generic[T]):
+class StreamScheduler(Generic[T]):
     """The streams that may have something to send: those that woke up, and those that had more in their last turn."""
 
     __slots__ = ("_busy", "_in_a_row", "_woken")

@@ -31,7 +31,17 @@ BACKLOG_SMALL: Final = 1000
 class SourceTakeover:
     """One vbucket that is being handed over."""
 
-    __slots__ = ("_backlog", "_heir", "_on_durable", "_round_end", "_source", "_vbucket", "dead", "durable", "over")
+    __slots__ = (
+        "_backlog",
+        "_on_durable",
+        "_round_end",
+        "_source",
+        "_successor",
+        "_vbucket",
+        "dead",
+        "durable",
+        "over",
+    )
 
     def __init__(
         self, source: Source, vbucket: SourceVbucket, successor: str, on_durable: Callable[[], object]

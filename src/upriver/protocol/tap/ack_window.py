@@ -19,7 +19,7 @@ from upriver.model.record import HEADER
 from upriver.wire.codec.tap_records import DELETE, MUTATION
 
 if TYPE_CHECKING:
-    from upriver.protocol.tap.producer_stream import TapStream
+    from upriver.protocol.tap.producer_stream import TapProducerStream
 
 _OPAQUES: Final = 2**32
 
@@ -32,7 +32,7 @@ class Piece:
     count: int
     data: bytes
     #: Whose they are; None for those of the connection.
-    stream: "TapStream | None" = None
+    stream: "TapProducerStream | None" = None
     #: Where the stream stood before and after them.
     before_seqno: int = 0
     seqno: int = 0
@@ -79,7 +79,7 @@ class AckWindow:
         #: How often nothing more could be sent.
         self.times_full = 0
         self._pieces: deque[Piece] = deque()
-        self._of_stream: Counter[TapStream] = Counter()
+        self._of_stream: Counter[TapProducerStream] = Counter()
         #: The newest number of each key, from the first refusal until everything is answered: who is never refused
         #: anything does not pay for it.
         self._newest: dict[tuple[int, bytes], int] | None = None
@@ -146,7 +146,7 @@ class AckWindow:
                 if self._newest.get(key) == number:
                     del self._newest[key]
 
-    def holds_of(self, stream: "TapStream") -> bool:
+    def holds_of(self, stream: "TapProducerStream") -> bool:
         """Is anything of this stream unanswered?"""
         return stream in self._of_stream
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from upriver.errors import TemporaryFailure
 from upriver.protocol.tap.connect_plan import TapPlan
-from upriver.protocol.tap.position import TapPlace
+from upriver.protocol.tap.position import TapPosition
 
 #: Names beyond so many are forgotten, those that left first; registered ones beyond so many are refused instead.
 CLIENTS_MAX: Final = 1000
@@ -36,9 +36,9 @@ class TapClient:
     done: bool = False
     #: When it went; None while it is connected.
     left_at: float | None = None
-    places: dict[int, TapPlace] = field(default_factory=dict)
+    places: dict[int, TapPosition] = field(default_factory=dict)
     #: Its place in a vbucket that was not there when it left, if it has ever asked for all.
-    elsewhere: TapPlace | None = None
+    elsewhere: TapPosition | None = None
     #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
     changes_sent: int = 0
     messages_sent: int = 0
@@ -90,10 +90,10 @@ class TapClients:
     def left(
         self,
         client: TapClient,
-        places: dict[int, TapPlace],
+        places: dict[int, TapPosition],
         now: float,
         *,
-        elsewhere: TapPlace | None = None,
+        elsewhere: TapPosition | None = None,
         done: bool,
     ) -> None:
         """It is gone; ``done`` if it has got everything that it came for."""

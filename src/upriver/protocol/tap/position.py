@@ -22,7 +22,7 @@ NEVER: Final = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TapPlace:
+class TapPosition:
     """A place in one vbucket. What lies behind the position is owed, unless it was left out."""
 
     #: Everything up to here is acknowledged, and of what follows some may have arrived, up to the snapshot's end.
@@ -41,7 +41,7 @@ class TapPlace:
     dumping: bool
 
     @classmethod
-    def first(cls, plan: TapPlan, vbucket_uuid: int = 0, seqno: int = 0, purge_seqno: int = 0) -> "TapPlace":
+    def first(cls, plan: TapPlan, vbucket_uuid: int = 0, seqno: int = 0, purge_seqno: int = 0) -> "TapPosition":
         """Where a client begins that has not been here before, in a vbucket that has come to this seqno.
 
         It may hold whatever is older than its date; of what is purged already nobody can tell it.
@@ -62,7 +62,7 @@ class TapPlace:
         """The client may hold changes up to here."""
         return self.position.snapshot.end
 
-    def under(self, plan: TapPlan, seqno: int) -> "TapPlace":
+    def under(self, plan: TapPlan, seqno: int) -> "TapPosition":
         """Where the client goes on that comes back to here with another plan; the vbucket has come to this seqno.
 
         Who asks for what comes gets what it is owed, and nothing before.
@@ -79,7 +79,7 @@ class TapPlace:
                 since, until = plan.since, seqno
             elif start < self.position.seqno or plan.since < since:
                 since, until = min(since, plan.since), max(until, self.position.seqno)
-        return TapPlace(
+        return TapPosition(
             position=StreamPosition(self.position.vbucket_uuid, start, Snapshot(start, self.reached)),
             known=self.known,
             since=since,

@@ -16,13 +16,13 @@ from upriver.errors import NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.producer.source import Source, StreamOptions
-from upriver.protocol.producer.stream_scheduler import Turns
+from upriver.protocol.producer.stream_scheduler import StreamScheduler
 from upriver.protocol.tap.ack_window import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings
 from upriver.protocol.tap.consumer import FLUSH_MARK_SIZE
-from upriver.protocol.tap.position import TapPlace
-from upriver.protocol.tap.producer_stream import TapStream
-from upriver.protocol.tap.retry_queue import Retries, Retry
+from upriver.protocol.tap.position import TapPosition
+from upriver.protocol.tap.producer_stream import TapProducerStream
+from upriver.protocol.tap.retry_queue import Retry, RetryQueue
 from upriver.wire import Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status
 from upriver.wire.dialects.tap import Control, TapFlag
@@ -66,8 +66,8 @@ class TapProducer:
         now: float,
         *,
         successor: str = "",
-        places: dict[int, TapPlace] | None = None,
-        elsewhere: TapPlace | None = None,
+        places: dict[int, TapPosition] | None = None,
+        elsewhere: TapPosition | None = None,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -85,7 +85,7 @@ class TapProducer:
         self.window = AckWindow(settings.window_messages_max, settings.window_bytes_max)
         self.noops = NoopSender(now)
         self.noops.enabled, self.noops.interval_s = bool(settings.noop_interval_s), settings.noop_interval_s
-        self.streams: dict[int, TapStream] = {}
+        self.streams: dict[int, TapProducerStream] = {}
         #: The connection is to be closed; why, for the log.
         self.closing = ""
         #: Everything that was asked for is sent, and acknowledged if that was agreed on.
@@ -97,8 +97,8 @@ class TapProducer:
         #: How many bytes the present ``produce`` hands out so far.
         self.size = 0
         self._out: list[bytes] = []
-        self._retries = Retries()
-        self._turns: Turns[TapStream] = Turns()
+        self._retries = RetryQueue()
+        self._turns: StreamScheduler[TapProducerStream] = StreamScheduler()
         self._changes_of_ended = 0
         self._noop_opaque = 0
         self._now = now
@@ -171,7 +171,7 @@ class TapProducer:
         before = self.streams.get(number)
         place = self._place_at_connect(number) if before is None else before.place
         try:
-            stream = TapStream(self, vbucket, place, began=self._began_at.get(number, _NOT_THERE)[1])
+            stream = TapProducerStream(self, vbucket, place, began=self._began_at.get(number, _NOT_THERE)[1])
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
@@ -216,25 +216,25 @@ class TapProducer:
         return len(self._retries)
 
     @property
-    def places(self) -> dict[int, TapPlace]:
+    def places(self) -> dict[int, TapPosition]:
         """Where each vbucket goes on when the client comes back; one that is not followed, where it would begin."""
         begun = {number: stream.place for number, stream in self.streams.items()}
         wanted = self.plan.vbuckets or self.source.vbuckets()
         return {number: self._place_at_connect(number) for number in wanted if number not in begun} | begun
 
     @property
-    def elsewhere(self) -> TapPlace | None:
+    def elsewhere(self) -> TapPosition | None:
         """Where the client goes on in a vbucket that is not there yet, if it asks for all or did so before."""
         if self.plan.vbuckets is not None:
             return self._elsewhere
         return self._place(self._elsewhere, *_NOT_THERE)
 
-    def _place_at_connect(self, number: int) -> TapPlace:
+    def _place_at_connect(self, number: int) -> TapPosition:
         return self._place(self._places.get(number, self._elsewhere), *self._began_at.get(number, _NOT_THERE))
 
-    def _place(self, known: TapPlace | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPlace:
+    def _place(self, known: TapPosition | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPosition:
         if known is None:
-            return TapPlace.first(self.plan, vbucket_uuid, seqno, purge_seqno)
+            return TapPosition.first(self.plan, vbucket_uuid, seqno, purge_seqno)
         return known.under(self.plan, seqno)
 
     # Coming in
@@ -305,11 +305,11 @@ class TapProducer:
             stream.hold(piece.before_seqno)
         self._retries.add(Retry(message, stream, piece.before_seqno, self._now + self.settings.backoff_s))
 
-    def awaits_answers(self, stream: TapStream) -> bool:
+    def awaits_answers(self, stream: TapProducerStream) -> bool:
         """Was anything of this stream not answered yet, or refused for the moment?"""
         return self.window.holds_of(stream) or self._retries.holds_of(stream)
 
-    def _drop_retries(self, stream: TapStream) -> None:
+    def _drop_retries(self, stream: TapProducerStream) -> None:
         self._retries.drop(stream)
 
     # Going out
@@ -329,7 +329,7 @@ class TapProducer:
         """The number of the next message."""
         return self.window.next_number % _OPAQUES
 
-    def send(self, message: Request, stream: TapStream | None = None) -> int:
+    def send(self, message: Request, stream: TapProducerStream | None = None) -> int:
         """Send a control message; its number."""
         number = self.window.take_numbers(1)
         message.opaque = number % _OPAQUES
@@ -341,7 +341,7 @@ class TapProducer:
             self._named.add(stream.number)
         return number
 
-    def send_changes(self, stream: TapStream, messages: bytes, count: int, before_seqno: int) -> None:
+    def send_changes(self, stream: TapProducerStream, messages: bytes, count: int, before_seqno: int) -> None:
         """Send changes that were laid out under the next numbers."""
         if self._retries:
             self._forget_overtaken(messages)
@@ -361,7 +361,7 @@ class TapProducer:
             if retry.stream is not None:
                 retry.stream.let_go(retry.before_seqno)
 
-    def ready(self, stream: TapStream) -> None:
+    def ready(self, stream: TapProducerStream) -> None:
         """The stream may have something to send."""
         if self.streams.get(stream.number) is stream and self._turns.wake(stream) and self.on_ready is not None:
             self.on_ready()
@@ -432,7 +432,7 @@ class TapProducer:
         for stream in flushed:
             self.restart(stream, flushed=is_all, told_by=number)
 
-    def _is_all(self, flushed: Container[TapStream]) -> bool:
+    def _is_all(self, flushed: Container[TapProducerStream]) -> bool:
         """Is everything empty now that the consumer may hold, or will, because of this connection?
 
         What has ended it holds too, and of what is handed over it may be the owner by now, with writes of its own.
@@ -444,7 +444,7 @@ class TapProducer:
         unbegun = [vbucket for number in self._unbegun if (vbucket := self.source.vbucket(number)) is not None]
         return not any(v.high_seqno and (v.state is VbucketState.ACTIVE or self._wanted is not None) for v in unbegun)
 
-    def _send_flush(self, streams: list[TapStream]) -> int:
+    def _send_flush(self, streams: list[TapProducerStream]) -> int:
         """One for each flush that is news, which as a rule is one; the number of the last, 0 if there is none."""
         marks = {s.vbucket.flush_marks[-1]: s.vbucket.flush_ttl for s in streams if s.vbucket.flush_ttl}
         number = 0
@@ -459,7 +459,7 @@ class TapProducer:
         """Has the consumer answered this message, or one behind it?"""
         return self.plan.acks and number < self.window.oldest
 
-    def restart(self, stream: TapStream, *, flushed: bool = False, told_by: int = 0) -> None:
+    def restart(self, stream: TapProducerStream, *, flushed: bool = False, told_by: int = 0) -> None:
         """Begin with a vbucket again: answers to what was sent before count no more."""
         before = stream.place
         stream.stopped = True
@@ -467,7 +467,7 @@ class TapProducer:
         self._drop_retries(stream)
         self._changes_of_ended += stream.changes_sent
         try:
-            self.streams[stream.number] = TapStream(
+            self.streams[stream.number] = TapProducerStream(
                 self, stream.vbucket, before, broken=True, flushed=flushed, told_by=told_by
             )
         except StatusError as error:

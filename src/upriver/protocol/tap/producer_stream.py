@@ -23,7 +23,7 @@ from upriver.model.rollback import rollback_by_snapshot
 from upriver.protocol.producer.source import History, SourceVbucket
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.tap.ack_window import Piece
-from upriver.protocol.tap.position import LOST, TapPlace
+from upriver.protocol.tap.position import LOST, TapPosition
 from upriver.wire import Request, memcached, tap
 from upriver.wire.codec.tap_records import Laid, inflated_records, lay_out
 from upriver.wire.dialects.tap import Control
@@ -44,14 +44,14 @@ class TapPhase(enum.Enum):
     ENDED = "ended"
 
 
-class TapStream:
+class TapProducerStream:
     """What one connection sends of one vbucket."""
 
     def __init__(
         self,
         connection: "TapProducer",
         vbucket: SourceVbucket,
-        place: TapPlace,
+        place: TapPosition,
         *,
         began: int | None = None,
         broken: bool = False,
@@ -75,7 +75,7 @@ class TapStream:
         #: It ended before its time: what it has sent counts no more, nor do answers to it.
         self.stopped = False
         #: Where a reconnect goes on after that.
-        self._stopped_at: TapPlace | None = None
+        self._stopped_at: TapPosition | None = None
         #: How many changes were sent, in all and of the backfill.
         self.changes_sent = 0
         self.backfilled = 0
@@ -140,7 +140,7 @@ class TapStream:
         return max(0, self.vbucket.high_seqno - self.seqno)
 
     @property
-    def place(self) -> TapPlace:
+    def place(self) -> TapPosition:
         """Where a reconnect goes on: everything before was acknowledged."""
         if self._stopped_at is not None:
             return self._stopped_at
@@ -149,9 +149,9 @@ class TapStream:
             return dataclasses.replace(self._before, position=LOST) if self._reached else self._before
         return self._place_at(min([self.acked_seqno, *self.holds]))
 
-    def _place_at(self, seqno: int) -> TapPlace:
+    def _place_at(self, seqno: int) -> TapPosition:
         """A place in what was sent. The consumer may hold more than that, up to where the newest snapshot ends."""
-        return TapPlace(
+        return TapPosition(
             position=StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached))),
             known=max(seqno, self._known),
             since=self._since,
@@ -163,7 +163,7 @@ class TapStream:
 
     # Beginning
 
-    def _begin(self, place: TapPlace, *, broken: bool, flushed: bool) -> History:
+    def _begin(self, place: TapPosition, *, broken: bool, flushed: bool) -> History:
         start, anew = 0, False
         if not broken and self._leads_on(place):
             start = place.position.seqno
@@ -184,7 +184,7 @@ class TapStream:
             self._go_live()
         return self.history
 
-    def _leads_on(self, place: TapPlace) -> bool:
+    def _leads_on(self, place: TapPosition) -> bool:
         """Does the vbucket's history still hold everything that the consumer may have, and lead on from there?"""
         vbucket = self.vbucket
         reached = StreamPosition.at(place.position.vbucket_uuid, place.reached)

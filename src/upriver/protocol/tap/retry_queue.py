@@ -13,7 +13,7 @@ from upriver.protocol.tap.ack_window import key_of
 from upriver.wire.codec.tap_records import ACK, FLAGS_OFFSET
 
 if TYPE_CHECKING:
-    from upriver.protocol.tap.producer_stream import TapStream
+    from upriver.protocol.tap.producer_stream import TapProducerStream
 
 _OPAQUES: Final = 2**32
 
@@ -23,7 +23,7 @@ class Retry:
     """A message that is to be sent again."""
 
     message: bytes
-    stream: "TapStream | None"
+    stream: "TapProducerStream | None"
     before_seqno: int
     due: float
 
@@ -40,7 +40,7 @@ class Retry:
         return bytes(out)
 
 
-class Retries:
+class RetryQueue:
     """The messages of one connection that wait for a second try."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Retries:
         #: In the order of their time; a dict because any of them may go.
         self._waiting: dict[Retry, None] = {}
         self._by_key: dict[tuple[int, bytes], Retry] = {}
-        self._by_stream: dict[TapStream, dict[Retry, None]] = {}
+        self._by_stream: dict[TapProducerStream, dict[Retry, None]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -84,12 +84,12 @@ class Retries:
             self._remove(retry)
         return found
 
-    def drop(self, stream: "TapStream") -> None:
+    def drop(self, stream: "TapProducerStream") -> None:
         """Forget all of a stream."""
         for retry in list(self._by_stream.get(stream, ())):
             self._remove(retry)
 
-    def holds_of(self, stream: "TapStream") -> bool:
+    def holds_of(self, stream: "TapProducerStream") -> bool:
         """Does anything of this stream wait?"""
         return stream in self._by_stream
 
