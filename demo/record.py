@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from upriver.pipelines import Progress
+from upriver.pipelines import RunProgress
 
 
 @dataclass(slots=True)
@@ -13,7 +13,7 @@ class Record:
     """Progress of the pipelines and the moments at which something was done to the nodes, from the demo's start on."""
 
     started: float = field(default_factory=time.monotonic)
-    progress: dict[str, list[tuple[float, Progress]]] = field(default_factory=dict)
+    progress: dict[str, list[tuple[float, RunProgress]]] = field(default_factory=dict)
     moments: list[tuple[float, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -22,12 +22,12 @@ class Record:
         """Since the start."""
         return time.monotonic() - self.started
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: RunProgress) -> None:
         """A pipeline tells how far it is."""
         with self._lock:
             self.progress.setdefault(progress.pipeline, []).append((self.seconds, progress))
 
-    def last(self, pipeline: str) -> Progress | None:
+    def last(self, pipeline: str) -> RunProgress | None:
         """What it told last."""
         with self._lock:
             told = self.progress.get(pipeline)

@@ -149,7 +149,7 @@ who they are; to open the name has closed whatever an earlier connection had beg
 Takeovers that broke off while the source was active may have left other pending copies. So the source remembers, on
 disk with its death, the name of the connection that it died for: a takeover of the dead copy under another name is
 refused, and so is a mover of another name that wants to undo it. Movers between the same two nodes must bear one name,
-and those between other nodes another. A source that has heard that its successor is active refuses both under every name:
+and those between other nodes another. A source that knows that its successor is active refuses both under every name:
 that one may have handed it on since. What a mover has asked may be otherwise a moment later, when others move the same
 vbucket: at the destination it is refused to make an active copy a replica, or another one active. An operator may
 overrule all this on a connection that is not opened for streams.

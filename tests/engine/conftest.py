@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from upriver.engine import Bucket
-from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.interface import WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage
 
 
@@ -32,7 +32,7 @@ class InterruptedStorage(LmdbStorage):
     before_commit: Callable[[], object] | None = None
     after_commit: Callable[[], object] | None = None
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         before, after = self.before_commit, self.after_commit
         self.before_commit = self.after_commit = None
         if before is not None:

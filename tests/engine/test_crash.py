@@ -19,7 +19,7 @@ from tests.engine.conftest import Clock
 from tests.engine.watched_disk import run_watched
 from tests.support.bucket_digest import digest
 from upriver.engine import Bucket, Retention
-from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.interface import WriteBatch
 from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState
 
@@ -62,11 +62,11 @@ class StoppingStorage(LmdbStorage):
         if not self.after_commit and self.writes == self.stop_at:
             raise Stop
 
-    def _write(self, txn: Any, batch: Batch) -> None:
+    def _write(self, txn: Any, batch: WriteBatch) -> None:
         counted: Any = CountedTransaction(txn, self)
         super()._write(counted, batch)
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         state = self.photograph() if self.photograph is not None else None
         super().commit(batch)
         self.committed = state

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.conftest import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket, flusher
 from upriver.engine.backend import COMPILED
-from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.engine.table.plain_table import stored_record
 from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
@@ -22,7 +22,7 @@ class FullDisk(LmdbStorage):
 
     full = False
 
-    def _write(self, txn: lmdb.Transaction, batch: Batch) -> None:
+    def _write(self, txn: lmdb.Transaction, batch: WriteBatch) -> None:
         super()._write(txn, batch)
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -67,7 +67,7 @@ def test_a_pause_does_not_wait_for_the_disk(disk: FullDisk, monkeypatch: pytest.
     vbucket = bucket.create_vbucket(0)
     begun, goes_on, commit = threading.Event(), threading.Event(), disk.commit
 
-    def slow(batch: Batch) -> None:
+    def slow(batch: WriteBatch) -> None:
         begun.set()
         assert goes_on.wait(30)
         commit(batch)
@@ -278,7 +278,7 @@ def test_cut_back_while_a_group_is_on_its_way(disk: FullDisk, clock: Clock) -> N
         vbucket.set(b"k%d" % i, b"w")
     commit = disk.commit
 
-    def commit_late(batch: Batch) -> None:
+    def commit_late(batch: WriteBatch) -> None:
         vbucket.set_state(VbucketState.REPLICA)
         assert vbucket.roll_back(12) == 12
         commit(batch)
@@ -408,7 +408,7 @@ def test_a_waiter_that_comes_while_a_cut_is_being_committed_waits_for_its_own_ch
         vbucket, acked = bucket.create_vbucket(0), []
         commit = bucket.storage.commit
 
-        def commit_while_somebody_writes(batch: Batch) -> None:
+        def commit_while_somebody_writes(batch: WriteBatch) -> None:
             monkeypatch.setattr(bucket.storage, "commit", commit)
             _, seqno = vbucket.set(b"key", b"value")
             bucket.acknowledge(vbucket, seqno, lambda: acked.append(vbucket.persisted_seqno))
@@ -464,7 +464,7 @@ def test_any_failure_of_a_commit_keeps_what_was_gathered(tmp_path: Path, monkeyp
     vbucket.set(b"key", b"value")
     commit, called = bucket.storage.commit, []
 
-    def fails(_: Batch) -> None:
+    def fails(_: WriteBatch) -> None:
         raise MemoryError
 
     monkeypatch.setattr(bucket.storage, "commit", fails)
@@ -485,7 +485,7 @@ def after_the_commit(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, meanwhile:
     """A step that is interrupted when its commit has taken effect already."""
     commit = bucket.storage.commit
 
-    def interrupted(batch: Batch) -> None:
+    def interrupted(batch: WriteBatch) -> None:
         meanwhile()
         commit(batch)
         raise KeyboardInterrupt
@@ -781,7 +781,7 @@ def test_sync_gives_up_after_its_time_and_leaves_nothing_behind(
     bucket.flusher.step()
     commit, stuck = disk.commit, threading.Event()
 
-    def hangs(batch: Batch) -> None:
+    def hangs(batch: WriteBatch) -> None:
         assert stuck.wait(60)
         commit(batch)
 
@@ -818,16 +818,16 @@ def test_a_wait_can_be_given_up(disk: FullDisk, clock: Clock) -> None:
 # Checkpoints in slices.
 
 
-def sizes(batch: Batch) -> int:
+def sizes(batch: WriteBatch) -> int:
     return sum(len(block.records) for block in batch.blocks)
 
 
-def watched(disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+def watched(disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> list[WriteBatch]:
     """The batches that reach the disk."""
-    batches: list[Batch] = []
+    batches: list[WriteBatch] = []
     commit = disk.commit
 
-    def commit_and_note(batch: Batch) -> None:
+    def commit_and_note(batch: WriteBatch) -> None:
         commit(batch)
         batches.append(batch)
 
@@ -996,7 +996,7 @@ def test_a_goal_does_not_outlive_a_failed_commit(disk: FullDisk, clock: Clock, m
     vbucket.set(b"more", b"v")
     commit = disk.commit
 
-    def fails(_: Batch) -> None:
+    def fails(_: WriteBatch) -> None:
         vbucket.set(b"in between", b"v")
         raise OSError(errno.EIO, "Input/output error")
 
@@ -1019,7 +1019,7 @@ def test_a_group_takes_no_new_memory_each_time(disk: FullDisk, clock: Clock, mon
     bucket = Bucket(disk, vbuckets=4, clock=clock)
     vbucket, commit = bucket.create_vbucket(0), disk.commit
 
-    def watched(batch: Batch) -> None:
+    def watched(batch: WriteBatch) -> None:
         if batch.group is not None:
             assert isinstance(batch.group[1], memoryview)
             rooms.append(batch.group[1].obj)

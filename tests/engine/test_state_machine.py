@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.engine.conftest import Clock, InterruptedStorage
 from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
-from upriver.engine.backend import Item
+from upriver.engine.backend import StoredItem
 from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, OutOfOrder, StatusError
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState, change_batch, changes_in
 from upriver.model.position import NO_END
@@ -845,7 +845,7 @@ class EngineMachine(CopyMachine):
         model.write(key, event, b"" if deletion else value, 0, expiry, self.clock.now, rev=rev)
 
     @staticmethod
-    def rank(item: Item) -> tuple[object, ...]:
+    def rank(item: StoredItem) -> tuple[object, ...]:
         deleted = item.event != Event.MUTATION
         shown = (0, 0, True, b"") if deleted else (item.expiry, item.flags, False, item.value)
         return item.rev_seqno, item.cas, *shown

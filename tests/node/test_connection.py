@@ -18,7 +18,7 @@ from upriver.node import connection as connection_module
 from upriver.node import server as server_module
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
-from upriver.node.connection import Connection
+from upriver.node.connection import ServerConnection
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.streams.service import StreamConnection
 from upriver.wire import dcp
@@ -31,7 +31,7 @@ def connections(node: EmbeddedNode) -> int:
     return node.call(lambda: node.node.state.counters.connections)
 
 
-def only_connection(node: EmbeddedNode) -> Connection:
+def only_connection(node: EmbeddedNode) -> ServerConnection:
     wait_until(lambda: connections(node) == 1)
     (connection,) = node.call(lambda: set(node.node.state.connections))
     return connection
@@ -163,14 +163,14 @@ def test_a_million_gets_do_not_keep_others_waiting(upriver_node: EmbeddedNode) -
 def test_requests_that_take_the_long_way_do_not_keep_others_waiting(upriver_node: EmbeddedNode) -> None:
     """A read of the node holds ten thousand noops: they are answered in many turns."""
     turns: list[int] = []
-    go_on = Connection._go_on
+    go_on = ServerConnection._go_on
 
-    def counted(self: Connection) -> None:
+    def counted(self: ServerConnection) -> None:
         turns.append(1)
         go_on(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "_go_on", counted)
+        patch.setattr(ServerConnection, "_go_on", counted)
         with Client(upriver_node.port) as client, served_meanwhile(upriver_node.port):
             sender = threading.Thread(target=client.socket.sendall, args=(noops(50_000),))
             sender.start()
@@ -296,7 +296,7 @@ def still_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedNode]:
         yield node
 
 
-def unread(node: EmbeddedNode, connection: Connection) -> int:
+def unread(node: EmbeddedNode, connection: ServerConnection) -> int:
     return node.call(lambda: connection.held_bytes)
 
 
@@ -446,8 +446,8 @@ def test_who_is_stuck_is_closed_and_who_is_only_idle_is_not(
 @pytest.mark.upriver(login_s=0.4)
 def test_nobody_looks_at_those_who_are_idle(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ten thousand of them that would take milliseconds each time."""
-    looked_at: list[Connection] = []
-    monkeypatch.setattr(Connection, "sweep", lambda self, _: looked_at.append(self))
+    looked_at: list[ServerConnection] = []
+    monkeypatch.setattr(ServerConnection, "sweep", lambda self, _: looked_at.append(self))
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(upriver_node.port)) for _ in range(20)]
         for client in clients:
@@ -548,7 +548,7 @@ def test_a_live_change_goes_to_one_stream_before_the_answer_and_to_the_others_be
     """A writer waits for one of those who listen, not for all of them."""
     writes: list[str] = []
 
-    def record(connection: Connection, name: str) -> None:
+    def record(connection: ServerConnection, name: str) -> None:
         transport = connection._transport
         assert transport is not None
         write = transport.write

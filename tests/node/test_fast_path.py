@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.command_peers import Rig, SessionPeer, encoded, open_rig
-from upriver.engine.backend import COMPILED, Item
+from upriver.engine.backend import COMPILED, StoredItem
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
@@ -160,7 +160,7 @@ class Again:
         return AnyRequest(opcode=self.opcode, extras=extras, key=self.key, value=value, cas=self.cas).encode()
 
 
-def held(rig: Rig, number: int, key: bytes) -> Item | None:
+def held(rig: Rig, number: int, key: bytes) -> StoredItem | None:
     """What the node has of the key."""
     vbucket = rig.bucket.existing(number)
     return None if vbucket is None or not key else vbucket.table.find(key)

@@ -14,7 +14,7 @@ from tests.support.recording_sink import PaperCopy, PaperSink
 from upriver.errors import NotMyVbucket
 from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
 from upriver.node.streams.engine_source import EngineSource
-from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.producer import stream_scheduler
 from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque, wire_log
@@ -205,7 +205,7 @@ class Receiving:
         self.taken = taken
         self.sink = PaperSink(PaperCopy())
         spoken = "dcp" if dialect.name == "dcp" else "upr"
-        self.consumer = Consumer(self.sink, NOW, ConsumerOptions(dialects=(spoken,)))
+        self.consumer = ConsumerConnection(self.sink, NOW, ConsumerOptions(dialects=(spoken,)))
         self.translator = None if dialect in OPENED else DraftTranslator(dialect.name)
         self.stream = self.consumer.add_stream(0, lambda _, error: self.answers.append(error))
         self.answers: list[object] = []

@@ -6,7 +6,7 @@ from tests.simulation.copies import unanswered
 from tests.simulation.node import ALL, Link, Machine
 from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.protocol.move import mover as steps
-from upriver.protocol.move.mover import Goal, Mover
+from upriver.protocol.move.mover import Goal, MoverSteps
 
 SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 
@@ -18,7 +18,7 @@ class Carried:
         self.name = f"carried-{machine}"
         self.machine = machine
         self.note = note
-        self._mover: Mover | None = None
+        self._mover: MoverSteps | None = None
         self._links: dict[steps.Link, Link] = {}
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Carried:
         ]
         if not numbers:
             return
-        self._mover = Mover(self.name, numbers, Goal.REPLICATE, on_phase=self._on_phase)
+        self._mover = MoverSteps(self.name, numbers, Goal.REPLICATE, on_phase=self._on_phase)
         for side, machine in ((SOURCE, source), (DESTINATION, self.machine)):
             self._links[side] = Link(machine, self, self.name)
             self._mover.connected(side)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
 from upriver.node.streams.replica_connection import RETRY_S
-from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.replica import Replica
 from upriver.protocol.intake import Intake
 from upriver.protocol.stream_state import StreamState
@@ -12,7 +12,7 @@ from upriver.wire import Framer, Response, dcp, upr
 from upriver.wire.framing import MEMCACHED
 
 
-def unanswered(consumer: Consumer) -> list[int]:
+def unanswered(consumer: ConsumerConnection) -> list[int]:
     """The vbuckets for whose stream the producer was asked, or for its log first, and has not been heard."""
     return [number for number, stream in consumer.streams.items() if stream.life.state is StreamState.REQUESTED]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from upriver.engine.storage.interface import Batch, Block, Storage
+from upriver.engine.storage.interface import Block, Storage, WriteBatch
 from upriver.engine.storage.lmdb import cut
 from upriver.errors import StorageError
 
@@ -51,7 +51,7 @@ class Disk(Storage):
         for number, group in sorted(self._groups.items()):
             yield number, memoryview(group)
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         trouble, self.trouble = self.trouble, 0
         if trouble == 1:
             raise StorageError(self.path, "the disk is full")
@@ -62,7 +62,7 @@ class Disk(Storage):
         if trouble == 3:
             raise PowerLost
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         for vbucket, seqno in batch.trims.items():
             self._trim(vbucket, seqno)
         for place in batch.removed:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import Link, Machine
 from upriver.errors import StatusError, WireError
-from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.move import mover as steps
@@ -53,7 +53,7 @@ class DraftTakeover:
             return
         self._framer = Framer(MEMCACHED)
         self._translator = DraftTranslator("upr_draft3")
-        self._consumer = Consumer(
+        self._consumer = ConsumerConnection(
             destination.service.sink, destination.clock(), OPTIONS, on_output=self._send, on_end=self._ended
         )
         self.links[SOURCE] = Link(source, self, f"{self}", "upr_draft3")

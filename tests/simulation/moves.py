@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tests.simulation.node import Link, Machine
 from upriver.protocol.move import mover as steps
-from upriver.protocol.move.mover import Goal, Mover
+from upriver.protocol.move.mover import Goal, MoverSteps
 
 SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 
@@ -53,7 +53,7 @@ class Moving:
     def begin(self, goal: Goal) -> None:
         """A new mover takes over from one that died, under the same name."""
         self.close()
-        self.mover = Mover(self.name, [self.v], goal, on_phase=self._on_phase)
+        self.mover = MoverSteps(self.name, [self.v], goal, on_phase=self._on_phase)
         self.mover.start()
         self._act()
 

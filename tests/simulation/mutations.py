@@ -20,10 +20,10 @@ from upriver.node.commands import vbuckets
 from upriver.node.streams.engine_sink import EngineSink
 from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer import negotiation as negotiations
-from upriver.protocol.consumer.consumer import Consumer
+from upriver.protocol.consumer.consumer import ConsumerConnection
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
-from upriver.protocol.move.mover import Goal, Mover, Phase
+from upriver.protocol.move.mover import Goal, MoverSteps, Phase
 from upriver.protocol.producer import producer as producers
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent
@@ -379,7 +379,7 @@ def destination_answers_before_disk() -> list[Change]:
 @mutation
 def mover_forgets_to_undo() -> list[Change]:
     """A mover says undone, and the source stays dead."""
-    return [(Mover, "_revive", lambda self, move, destination: self._set(move, Phase.UNDONE))]
+    return [(MoverSteps, "_revive", lambda self, move, destination: self._set(move, Phase.UNDONE))]
 
 
 @mutation
@@ -391,16 +391,16 @@ def takeover_without_log() -> list[Change]:
 @mutation
 def undo_without_asking() -> list[Change]:
     """An interrupted takeover is undone though nobody knows what the destination is."""
-    decide = Mover._decide
+    decide = MoverSteps._decide
 
-    def instead(self: Mover, move: Any, source: Any, destination: Any) -> None:
+    def instead(self: MoverSteps, move: Any, source: Any, destination: Any) -> None:
         known = destination if move.goal is not Goal.UNDO else VbucketState.PENDING
         decide(self, move, source, known)
 
-    def unasked(self: Mover, move: Any, then: Callable[[], object]) -> None:
+    def unasked(self: MoverSteps, move: Any, then: Callable[[], object]) -> None:
         then()
 
-    return [(Mover, "_decide", instead), (Mover, "_when_never_active", unasked)]
+    return [(MoverSteps, "_decide", instead), (MoverSteps, "_when_never_active", unasked)]
 
 
 @mutation
@@ -408,7 +408,7 @@ def undo_whoever_was_active_since() -> list[Change]:
     """A takeover is undone though its destination was active since, and may have handed on what it wrote. Two know it,
     the destination by its log and the source because it has heard so: neither is asked."""
     return [
-        (Mover, "_when_never_active", lambda self, move, then: then()),
+        (MoverSteps, "_when_never_active", lambda self, move, then: then()),
         (Vbucket, "confirm_takeover", lambda self, successor: None),
     ]
 
@@ -422,20 +422,20 @@ def movers_need_not_ask_again() -> list[Change]:
 @mutation
 def replication_takes_over() -> list[Change]:
     """A mover that shall only replicate asks for a takeover."""
-    add = Mover._add_stream
+    add = MoverSteps._add_stream
 
-    def instead(self: Mover, move: Any) -> None:
+    def instead(self: MoverSteps, move: Any) -> None:
         goal, move.goal = move.goal, Goal.TAKE_OVER
         add(self, move)
         move.goal = goal
 
-    return [(Mover, "_add_stream", instead)]
+    return [(MoverSteps, "_add_stream", instead)]
 
 
 @mutation
 def feed_whoever_is_dead() -> list[Change]:
     """A mover makes a dead copy a replica whatever it holds: who was given up rolls back what a takeover has left."""
-    return [(Mover, "_when_nothing_is_lost", lambda self, move, then: then())]
+    return [(MoverSteps, "_when_nothing_is_lost", lambda self, move, then: then())]
 
 
 @mutation
@@ -451,7 +451,7 @@ def forget_the_heir() -> list[Change]:
 
 @mutation
 def takeovers_are_never_over() -> list[Change]:
-    """When its successor is pending again, and fed by a third, a takeover is repeated: a source forgets that its successor was
+    """When its successor is pending again, and fed by a third, a takeover is repeated: a source forgets that it was
     active, and a pending copy is not told apart by its branch."""
     replace = Vbucket.replace_failover_log
 
@@ -589,7 +589,7 @@ def streams_outlive_an_interlude() -> list[Change]:
 @mutation
 def roles_are_no_news() -> list[Change]:
     """Whoever receives is not told that its copy has another role: it waits until its source says something."""
-    return [(Consumer, "role_changed", lambda self, vbucket: None)]
+    return [(ConsumerConnection, "role_changed", lambda self, vbucket: None)]
 
 
 @mutation

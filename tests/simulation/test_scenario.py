@@ -92,7 +92,7 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("delete", 0, 0),
         ],
     ),
-    # The first machine is given up and comes back unaware, while its successor is dead for a successor who has not heard of
+    # The first machine is given up and comes back unaware, while its successor is dead for one who has not heard of
     # its last write: a mover that still carries the first to the second must not roll that back.
     "a dead copy is fed by whom it succeeded": (
         Plan(machines=3, keys=2, carried=True),

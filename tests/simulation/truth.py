@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from upriver.engine import Vbucket
-from upriver.engine.backend import Item
+from upriver.engine.backend import StoredItem
 from upriver.model import Event, FailoverEntry, FailoverLog
 from upriver.model.record import PREFIX, aligned, size_at, unpack
 
@@ -54,7 +54,7 @@ def version(
     return Version(seqno, Event(event), bytes(key), bytes(value), flags, expiry, cas, rev_seqno, datatype)
 
 
-def of_item(key: bytes, item: Item) -> Version:
+def of_item(key: bytes, item: StoredItem) -> Version:
     return version(
         item.seqno, item.event, key, item.value, item.flags, item.expiry, item.cas, item.rev_seqno, item.datatype
     )

@@ -15,7 +15,7 @@ from upriver.model import FailoverLog, VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.spark import cluster_view as view_module
 from upriver.spark.cluster_view import ClusterView
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 
 
 def test_where_the_active_copies_stand(upriver_node: EmbeddedNode) -> None:
@@ -40,7 +40,7 @@ def test_the_branches_are_told_where_they_matter(upriver_node: EmbeddedNode) -> 
     upriver_node.call(vbucket.set_state, VbucketState.REPLICA)
     upriver_node.call(vbucket.set_state, VbucketState.ACTIVE)
     view = ClusterView(Address.parse(upriver_node.address), (number,))
-    state = view.states(Offset([Place.consistent_at(number, written.vbucket_uuid, 1)]))[number]
+    state = view.states(Offset([VbucketOffset.consistent_at(number, written.vbucket_uuid, 1)]))[number]
     assert state.failover_log == vbucket.failover_log
     assert len(state.failover_log) == 2
     view.close()
@@ -63,7 +63,7 @@ def test_a_vbucket_that_goes_while_it_is_asked_about_is_no_loss(
 
     monkeypatch.setattr(view_module, "failover_logs", gone_at_first)
     view = ClusterView(Address.parse(upriver_node.address), (3, 4))
-    states = view.states(Offset([Place.consistent_at(3, old, 1), Place(4)]))
+    states = view.states(Offset([VbucketOffset.consistent_at(3, old, 1), VbucketOffset(4)]))
     assert (sorted(states), states[3].failover_log, len(asked)) == ([3, 4], vbucket.failover_log, 2)
     view.close()
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from upriver.errors import OffsetError
 from upriver.spark import describe_offset
-from upriver.spark.offsets import Offset, Place, read_offset
+from upriver.spark.offsets import Offset, VbucketOffset, read_offset
 
 SEQNOS = st.integers(0, 2**64 - 1)
 
 
 @st.composite
-def places(draw: st.DrawFn, vbucket: int) -> Place:
+def places(draw: st.DrawFn, vbucket: int) -> VbucketOffset:
     seqno = draw(SEQNOS)
     uuid = draw(st.integers(1, 2**48 - 1))
-    return Place(vbucket, uuid, seqno, draw(st.integers(0, seqno)), draw(st.integers(0, 99)), draw(SEQNOS))
+    return VbucketOffset(vbucket, uuid, seqno, draw(st.integers(0, seqno)), draw(st.integers(0, 99)), draw(SEQNOS))
 
 
 @st.composite
@@ -42,17 +42,17 @@ def test_the_form_for_people_says_the_same(offset: Offset) -> None:
 
 
 def test_the_order_in_which_places_are_given_does_not_matter() -> None:
-    one, other = Place(1, 7, 3, 3), Place(2, 8, 4, 1)
+    one, other = VbucketOffset(1, 7, 3, 3), VbucketOffset(2, 8, 4, 1)
     assert Offset([one, other]).packed() == Offset([other, one]).packed()
 
 
 def test_1024_vbuckets_stay_small() -> None:
-    offset = Offset(Place(n, 2**47 + n, 10_000_000 + n, 10_000_000 + n, 1, 5) for n in range(1024))
+    offset = Offset(VbucketOffset(n, 2**47 + n, 10_000_000 + n, 10_000_000 + n, 1, 5) for n in range(1024))
     assert len(json.dumps(offset.packed())) < 26_000
 
 
 def test_a_later_version_is_refused() -> None:
-    packed = Offset([Place(1, 7, 3, 3)]).packed() | {"version": 2}
+    packed = Offset([VbucketOffset(1, 7, 3, 3)]).packed() | {"version": 2}
     with pytest.raises(OffsetError, match=r"version 2.*new checkpoint"):
         Offset.unpacked(packed)
 
@@ -67,7 +67,7 @@ def test_per_vbucket_words_are_taken() -> None:
     assert read_offset('{"3": "earliest", "4": "latest", "5": {"uuid": "0x10", "seqno": 9}}') == {
         3: "earliest",
         4: "latest",
-        5: Place(5, 16, 9, 9, 0, 9),
+        5: VbucketOffset(5, 16, 9, 9, 0, 9),
     }
 
 

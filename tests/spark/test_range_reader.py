@@ -23,7 +23,7 @@ from upriver.node import EmbeddedNode, start
 from upriver.protocol.move.mover import Goal
 from upriver.spark import range_reader
 from upriver.spark.batch_planner import GoBack, Policy, Range, Rules
-from upriver.spark.offsets import Place
+from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_reader import READERS_MAX, RangeReader, Reading, reader_for
 from upriver.spark.rows import FIELDS, RowMaker
@@ -65,10 +65,10 @@ def written(upriver_node: EmbeddedNode) -> tuple[EmbeddedNode, int]:
 def test_a_range_is_the_state_at_its_end(written: tuple[EmbeddedNode, int]) -> None:
     node, uuid = written
     reader = reader_of(node.address)
-    rows = read(reader, [Range(Place(3, uuid), 10)])
+    rows = read(reader, [Range(VbucketOffset(3, uuid), 10)])
     assert [row["seqno"] for row in rows] == list(range(1, 11))
     assert (rows[0]["key"], rows[0]["value"], rows[0]["vbucket_uuid"]) == (b"k0", b"v0", uuid)
-    rows = read(reader, [Range(Place(3, uuid, 10, 10), 12)])
+    rows = read(reader, [Range(VbucketOffset(3, uuid, 10, 10), 12)])
     assert [(row["event"], row["key"], row["value"]) for row in rows] == [
         ("mutation", b"k0", b"again"),
         ("deletion", b"k1", None),
@@ -85,7 +85,7 @@ def test_nothing_to_read(written: tuple[EmbeddedNode, int]) -> None:
 def test_going_back_is_told_first(written: tuple[EmbeddedNode, int]) -> None:
     node, uuid = written
     reader = reader_of(node.address)
-    rows = read(reader, [Range(Place(3, uuid, 8, 8, 2), 10, GoBack(8, 1, uuid))])
+    rows = read(reader, [Range(VbucketOffset(3, uuid, 8, 8, 2), 10, GoBack(8, 1, uuid))])
     assert [(row["event"], row["seqno"], row["branch"]) for row in rows] == [
         ("rollback", 8, 2),
         ("mutation", 9, 2),
@@ -105,13 +105,13 @@ def test_a_range_of_a_lost_branch_tells_that_it_is_lost(written: tuple[EmbeddedN
 
     node.call(lose)
     reader = reader_of(node.address)
-    rows = read(reader, [Range(Place(3, uuid, 8, 8, 0, 2), 12)])
+    rows = read(reader, [Range(VbucketOffset(3, uuid, 8, 8, 0, 2), 12)])
     assert [(row["event"], row["seqno"]) for row in rows] == [("rollback", 6)]
-    rows = read(reader, [Range(Place(3, uuid, 8, 8, 0, 7), 12)])
+    rows = read(reader, [Range(VbucketOffset(3, uuid, 8, 8, 0, 7), 12)])
     assert [(row["event"], row["seqno"]) for row in rows] == [("reset", 0)]
     reader.close()
     with pytest.raises(QueryRolledBack, match="Set onRollback"):
-        read(reader_of(node.address, "fail"), [Range(Place(3, uuid, 8, 8, 0, 2), 12)])
+        read(reader_of(node.address, "fail"), [Range(VbucketOffset(3, uuid, 8, 8, 0, 2), 12)])
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft2"])
@@ -122,7 +122,7 @@ def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy
     vbucket = node.bucket.vbucket(3)
     node.call(vbucket.flush)
     node.call(vbucket.set, b"k", b"v")
-    asked = Range(Place(3, uuid, 8, 8, 0, 2), 12)
+    asked = Range(VbucketOffset(3, uuid, 8, 8, 0, 2), 12)
     with pytest.raises(DataLoss, match=r"history was replaced.*failOnDataLoss"):
         read(reader_of(node.address, policy, dialect=dialect), [asked])
     reader = reader_of(node.address, policy, dialect=dialect, fail_on_data_loss=False)
@@ -139,7 +139,10 @@ def test_a_range_of_a_vbucket_that_is_gone(
     other = node.bucket.vbucket(4)
     node.call(other.set, b"k", b"v")
     node.call(node.bucket.vbucket(3).set_state, VbucketState.DEAD)
-    asked = [Range(Place(3, uuid, 8, 8, 0, 2), 12), Range(Place(4, other.failover_log.newest.vbucket_uuid), 1)]
+    asked = [
+        Range(VbucketOffset(3, uuid, 8, 8, 0, 2), 12),
+        Range(VbucketOffset(4, other.failover_log.newest.vbucket_uuid), 1),
+    ]
     with pytest.raises(DataLoss, match=r"changes 8 to 12.*failOnDataLoss"):
         read(reader_of(node.address), asked)
     reader = reader_of(node.address, fail_on_data_loss=False)
@@ -165,7 +168,7 @@ def test_batches_are_bounded_in_bytes_and_rows(upriver_node: EmbeddedNode) -> No
     reader = reader_of(upriver_node.address)
     sizes = [
         (batch.num_rows, batch.nbytes, b"large0" in batch.column("key").to_pylist())
-        for batch in reader.read([Range(Place(3, uuid), 6201)])
+        for batch in reader.read([Range(VbucketOffset(3, uuid), 6201)])
     ]
     reader.close()
     assert sum(rows for rows, _, _ in sizes) == 6201
@@ -197,7 +200,7 @@ def test_ranges_with_and_without_exact_ends_are_read_side_by_side(monkeypatch: p
         wait_until(lambda: node.call(forgetful.consistent_at_or_below, 15) != 15, "the past to be forgotten")
         uuids = [vbucket.failover_log.newest.vbucket_uuid for vbucket in (forgetful, large)]
         reader = reader_of(node.address, columns=("vbucket", "seqno"))
-        rows = read(reader, [Range(Place(0, uuids[0]), 15), Range(Place(1, uuids[1]), 900)])
+        rows = read(reader, [Range(VbucketOffset(0, uuids[0]), 15), Range(VbucketOffset(1, uuids[1]), 900)])
         reader.close()
     assert [row["seqno"] for row in rows if row["vbucket"] == 1] == list(range(1, 901))
     assert len(opened) == 2  # neither takes the other one's place
@@ -212,9 +215,9 @@ def test_a_server_of_others() -> None:
                 server.write(1, b"k%d" % n, b"long and long and long" * (n + 1))
             server.write(1, b"k0", None)
             reader = reader_of(server.address, columns=("seqno", "event", "value"))
-            todo = [Range(Place(1, UUID), 5), Range(Place(0, UUID), 0)]
+            todo = [Range(VbucketOffset(1, UUID), 5), Range(VbucketOffset(0, UUID), 0)]
             rows = await asyncio.to_thread(read, reader, todo)
-            rest = await asyncio.to_thread(read, reader, [Range(Place(1, UUID, 5, 5), 11)])
+            rest = await asyncio.to_thread(read, reader, [Range(VbucketOffset(1, UUID, 5, 5), 11)])
             await asyncio.to_thread(reader.close)
             return [*rows, *rest]
 
@@ -231,7 +234,7 @@ def test_a_filter_may_look_for_long_at_what_does_not_pass(
     settings = ReadOptions(key_filter="nothing like this").consumer_settings(("seqno",))
     rows = RowMaker(("seqno",))
     reader = RangeReader(Reading(Address.parse(node.address), settings, Rules("emit"), rows, 1000))
-    assert read(reader, [Range(Place(3, uuid), 12)]) == []
+    assert read(reader, [Range(VbucketOffset(3, uuid), 12)]) == []
     assert reader._trying_since is None  # nobody was asked again
     reader.close()
 
@@ -244,7 +247,7 @@ def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch
             for n in range(5):
                 server.write(1, b"k%d" % n, b"v")
             reader = reader_of(server.address)
-            reading = asyncio.create_task(asyncio.to_thread(read, reader, [Range(Place(1, UUID), 8)]))
+            reading = asyncio.create_task(asyncio.to_thread(read, reader, [Range(VbucketOffset(1, UUID), 8)]))
             while not server.streams:
                 await asyncio.sleep(0.005)
             for n in range(5, 8):
@@ -263,7 +266,7 @@ def test_a_value_that_cannot_be_inflated_fails_the_task() -> None:
                 server.write(1, b"k%d" % n, b"value")
             reader = reader_of(server.address)
             with pytest.raises(WireError, match="without a length"):
-                await asyncio.to_thread(read, reader, [Range(Place(1, UUID), 10)])
+                await asyncio.to_thread(read, reader, [Range(VbucketOffset(1, UUID), 10)])
             await asyncio.to_thread(reader.close)
 
     asyncio.run(read_from_it())
@@ -299,7 +302,7 @@ def test_a_worker_keeps_few_readers(upriver_node: EmbeddedNode) -> None:
 def test_only_what_was_asked_for_is_decoded(written: tuple[EmbeddedNode, int]) -> None:
     node, uuid = written
     reader = reader_of(node.address, columns=("key",))
-    assert read(reader, [Range(Place(3, uuid), 2)]) == [{"key": b"k0"}, {"key": b"k1"}]
+    assert read(reader, [Range(VbucketOffset(3, uuid), 2)]) == [{"key": b"k0"}, {"key": b"k1"}]
     reader.close()
 
 
@@ -314,7 +317,7 @@ def test_vbuckets_that_have_moved_are_followed() -> None:
             if vbucket.state is VbucketState.ACTIVE
         }
         reader = reader_of(one.address)
-        todo = [Range(Place(number, uuid), high) for number, (uuid, high) in places.items()]
+        todo = [Range(VbucketOffset(number, uuid), high) for number, (uuid, high) in places.items()]
         assert len({row["key"] for row in read(reader, todo)}) == 1000
         # The map says otherwise than the nodes, until it is put right while the reader asks again and again.
         push_map([one, other], [1] * 4 + [0] * 4, rev=2)
@@ -359,11 +362,13 @@ def test_a_copy_that_was_left_behind_is_not_read(dialect: str, state: VbucketSta
         reader = reader_of(one.address, dialect=dialect)
         uuid = other.bucket.vbucket(4).failover_log.newest.vbucket_uuid
         other.call(other.bucket.vbucket(4).set, b"k", b"v")
-        assert len(read(reader, [Range(Place(4, uuid), 1)])) == 1  # the reader has the map now
+        assert len(read(reader, [Range(VbucketOffset(4, uuid), 1)])) == 1  # the reader has the map now
         push_map([one, other], [0] * 4 + [1] * 4, rev=3)
         one.call(write, range(10, 20))
         uuid = vbucket.failover_log.newest.vbucket_uuid
-        assert {row["key"] for row in read(reader, [Range(Place(0, uuid), 20)])} == {b"k%d" % n for n in range(20)}
+        assert {row["key"] for row in read(reader, [Range(VbucketOffset(0, uuid), 20)])} == {
+            b"k%d" % n for n in range(20)
+        }
         reader.close()
 
 
@@ -383,7 +388,7 @@ def test_a_branch_that_did_not_begin_at_0_is_gone_on_with(upriver_node: Embedded
     upriver_node.call(write)
     uuid = vbucket.failover_log.newest.vbucket_uuid
     reader = reader_of(upriver_node.address, dialect=dialect)
-    rows = read(reader, [Range(Place(3, uuid, 15, 15, 0, 10), 20)])
+    rows = read(reader, [Range(VbucketOffset(3, uuid, 15, 15, 0, 10), 20)])
     assert [(row["event"], row["seqno"]) for row in rows] == [("mutation", seqno) for seqno in range(16, 21)]
     reader.close()
 
@@ -396,7 +401,7 @@ def test_a_cut_between_tasks_leads_to_no_node_that_has_nothing() -> None:
         reader = reader_of(f"{owner.address},{waiting.address}", columns=("seqno",))
         for seqno in range(1, 4):
             owner.call(vbucket.set, b"k%d" % seqno, b"v")
-            rows = read(reader, [Range(Place(0, uuid, seqno - 1, seqno - 1), seqno)])
+            rows = read(reader, [Range(VbucketOffset(0, uuid, seqno - 1, seqno - 1), seqno)])
             assert [row["seqno"] for row in rows] == [seqno]
             for feed in reader._feeds.values():  # nobody notices it before the next task
                 feed.connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ from upriver.model import Event
 from upriver.node import EmbeddedNode
 from upriver.spark import row_writer
 from upriver.spark.options import WriteOptions
-from upriver.spark.row_writer import Outcome, RowWriter, as_changes
+from upriver.spark.row_writer import RowWriter, WriteOutcome, as_changes
 
 
 def rows(**columns: list[object]) -> pa.RecordBatch:
@@ -62,7 +62,7 @@ def test_upserts_and_deletions(upriver_node: EmbeddedNode) -> None:
             event=["mutation", "deletion", "expiration"],
             flags=[7, 0, 0],
         )
-        assert writer(upriver_node).write([batch]) == Outcome(written=2, known=1)
+        assert writer(upriver_node).write([batch]) == WriteOutcome(written=2, known=1)
         item = kv.get("a")
         assert (item.value, item.flags) == (b"1", 7)
         assert kv.get("gone") is None
@@ -147,6 +147,6 @@ def test_large_rows_go_out_in_small_batches(upriver_node: EmbeddedNode, monkeypa
 
 
 def test_outcomes_add_up() -> None:
-    total = sum((Outcome(1, 2, 3, ["a"] * 4), Outcome(1, 1, 1, ["b"] * 4)), Outcome())
+    total = sum((WriteOutcome(1, 2, 3, ["a"] * 4), WriteOutcome(1, 1, 1, ["b"] * 4)), WriteOutcome())
     assert (total.written, total.known, total.refused, total.samples) == (2, 3, 4, ["a"] * 4 + ["b"])
     assert str(total) == "2 rows written, 3 known already, 4 refused"

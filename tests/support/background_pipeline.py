@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from upriver.pipelines import Job, Progress, Summary, run
+from upriver.pipelines import Job, RunProgress, Summary, run
 
 
 class Running:
@@ -13,7 +13,7 @@ class Running:
 
     def __init__(self, job: Job, checkpoint: Path, **options: Any) -> None:
         self.stop = threading.Event()
-        self.seen: list[Progress] = []
+        self.seen: list[RunProgress] = []
         self.summary: Summary | None = None
         self.failure: BaseException | None = None
 

@@ -14,7 +14,7 @@ from upriver.protocol.move.mover import (
     Goal,
     Link,
     Move,
-    Mover,
+    MoverSteps,
     Phase,
     Rest,
     Send,
@@ -82,7 +82,7 @@ class MovingWorld:
         config["vBucketServerMap"]["serverList"] = ["a:1", "b:1"]
         config["vBucketServerMap"]["vBucketMap"] = [[0]] * 4
         self.config = config
-        self.mover = Mover("a->b", vbuckets, goal, new_map=self._new_map, on_phase=self._note)
+        self.mover = MoverSteps("a->b", vbuckets, goal, new_map=self._new_map, on_phase=self._note)
         self.mover.start()
 
     @property

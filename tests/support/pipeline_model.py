@@ -14,9 +14,9 @@ import pyarrow as pa
 from tests.spark.test_batch_planner import Source as Vbucket
 from tests.spark.test_batch_planner import log
 from upriver.pipelines.apply.applying import Applier
-from upriver.pipelines.targets.target import Ahead, Ground, Progress, Source, Target, Work
+from upriver.pipelines.targets.target import NodeSource, ReadAhead, ReadBasis, Target, TargetProgress, Work
 from upriver.spark.batch_planner import Policy, Range, Rules, SourceState, answered_with_rollback, next_offset, ranges
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 from upriver.spark.rows import FIELDS, rollback_value, signed
 
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind in FIELDS.items()])
@@ -48,7 +48,7 @@ class Crash(Exception):
     """The process is gone here."""
 
 
-class Cluster(Source):
+class Cluster(NodeSource):
     """Some vbuckets, and what a target may ask of them."""
 
     def __init__(self, choose: random.Random, vbuckets: int, *, exact: bool) -> None:
@@ -109,16 +109,16 @@ class Cluster(Source):
 
     # What a target asks
 
-    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, ReadBasis]:
         states = {number: self.vbuckets[number].state for number in vbuckets if number in self.vbuckets}
-        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
+        return {number: ReadBasis(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
 
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
         return [[number] for number in sorted(vbuckets)]
 
-    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, Ahead]]:
+    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, ReadAhead]]:
         rows: list[dict[str, Any]] = []
-        ahead: dict[int, Ahead] = {}
+        ahead: dict[int, ReadAhead] = {}
         for number in vbuckets:
             vbucket = self.vbuckets[number]
             uuid, end, purged = vbucket.state.vbucket_uuid, vbucket.high, vbucket.purge_seqno
@@ -126,7 +126,7 @@ class Cluster(Source):
                 vbucket.write(self.choose.choice("abcde"), delete=self.choose.random() < 0.3)
             rows += [self._change(number, *version, vbucket_uuid=signed(uuid)) for version in vbucket.read(0, end)]
             whole = self.exact or vbucket.high == end
-            ahead[number] = Ahead(uuid, end, end, purged) if whole else Ahead(uuid, 0, vbucket.high, purged)
+            ahead[number] = ReadAhead(uuid, end, end, purged) if whole else ReadAhead(uuid, 0, vbucket.high, purged)
         return table(rows), ahead
 
 
@@ -138,7 +138,7 @@ class Fragile(Target):
         self._choose = choose
         self.is_fragile = True
 
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         return self._target.progress()
 
     def commit(self, work: Work) -> None:
@@ -162,7 +162,7 @@ def converge(
     cluster, rules = Cluster(choose, vbuckets, exact=exact), Rules(policy, fail_on_data_loss=False)
     target = Fragile(opened(), choose)
     query, number = "first", 0
-    offset = beginning = Offset(map(Place, range(vbuckets)))
+    offset = beginning = Offset(map(VbucketOffset, range(vbuckets)))
 
     def applier() -> Applier:
         return Applier(target, cluster, query, lambda: offset)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scramp import ScramClient
 
-from upriver.node.auth.sasl import Outcome, SaslExchange, SaslStatus
+from upriver.node.auth.sasl import LoginOutcome, SaslExchange, SaslStatus
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import ITERATIONS_MIN, Users
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "users.json"
 
 
-def log_in(users: Users, mechanism: str, name: str, password: str, spelled: str | None = None) -> Outcome:
+def log_in(users: Users, mechanism: str, name: str, password: str, spelled: str | None = None) -> LoginOutcome:
     """A whole SCRAM exchange with scramp's client, which also checks the server's proof."""
     client = ScramClient([mechanism], name, password)
     exchange = SaslExchange(users)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from upriver.pipelines.core.pipeline import Job
-from upriver.pipelines.core.progress import Progress, Summary
+from upriver.pipelines.core.progress import RunProgress, Summary
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -41,7 +41,7 @@ class Watcher:
             self._live.stop()
             self._live = None
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         """A look at it."""
         if self._live is not None:
             self._live.update(self._drawn(progress), refresh=True)
@@ -70,7 +70,7 @@ class Watcher:
     def _line(self, said: dict[str, Any]) -> None:
         click.echo(json.dumps(said, ensure_ascii=False), err=self._job.owns_output)
 
-    def _drawn(self, progress: Progress) -> Any:
+    def _drawn(self, progress: RunProgress) -> Any:
         from rich.box import SIMPLE
         from rich.console import Group
         from rich.table import Table
@@ -90,7 +90,7 @@ class Watcher:
         return Group(table, line)
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: RunProgress) -> str:
     """Everything that matters, in one line."""
     parts = [f"{progress.pipeline}: {progress.rows:,} changes", f"{progress.rows_per_s:,.0f}/s"]
     if progress.lag_changes is not None:

@@ -154,7 +154,7 @@ class _Pair:
     def __init__(self, owner: Mover, name: str, vbuckets: tuple[int, ...]) -> None:
         self.owner = owner
         takes_over = owner.goal is Goal.TAKE_OVER
-        self.steps = steps.Mover(
+        self.steps = steps.MoverSteps(
             name,
             vbuckets,
             owner.goal,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 COMPILED = False
 
 if TYPE_CHECKING:
-    from upriver.engine.table.plain_table import Item, Ledger, Table, collect, replay, stored_value
+    from upriver.engine.table.plain_table import Ledger, StoredItem, Table, collect, replay, stored_value
 else:
     try:
         if os.environ.get("UPRIVER_PLAIN"):
             raise ImportError
-        from upriver.engine.table._table import Item, Ledger, Table, collect, replay, stored_value
+        from upriver.engine.table._table import Ledger, StoredItem, Table, collect, replay, stored_value
 
         COMPILED = True
     except ImportError:
-        from upriver.engine.table.plain_table import Item, Ledger, Table, collect, replay, stored_value
+        from upriver.engine.table.plain_table import Ledger, StoredItem, Table, collect, replay, stored_value
 
-__all__ = ["COMPILED", "Item", "Ledger", "Table", "collect", "replay", "stored_value"]
+__all__ = ["COMPILED", "Ledger", "StoredItem", "Table", "collect", "replay", "stored_value"]

@@ -22,7 +22,7 @@ from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.journal import CLOSED, Journal
 from upriver.engine.maintenance import Maintenance, Retention
 from upriver.engine.statistics import BucketStatistics, VbucketStatistics, bucket_statistics, vbucket_statistics
-from upriver.engine.storage.interface import Batch, Storage
+from upriver.engine.storage.interface import Storage, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage, cut
 from upriver.engine.storage.memory import MemoryStorage
 from upriver.engine.table.plain_table import group_parts
@@ -296,7 +296,7 @@ class Bucket:
         try:
             while self.flusher.step():
                 pass
-            self.storage.commit(Batch(facts={"clean": True, "cas": self.ledger.last_cas}))
+            self.storage.commit(WriteBatch(facts={"clean": True, "cas": self.ledger.last_cas}))
         finally:
             self._let_go()
 
@@ -437,4 +437,4 @@ class Bucket:
         # Also for a crash before the first flush: what that takes had CAS values, which must not be given again.
         cas = self.flusher.cas_after_crash
         facts = {"vbuckets": vbuckets, "clean": False, "cas": cas, "store": self.store, "copy": False}
-        self.storage.commit(Batch(descriptions=descriptions, facts=facts))
+        self.storage.commit(WriteBatch(descriptions=descriptions, facts=facts))

@@ -32,7 +32,7 @@ from upriver.engine.durability_waiters import Done, Failed, Wait, told
 from upriver.engine.journal import Journal
 from upriver.engine.malloc_tuning import MallocTuning
 from upriver.engine.storage.block_cache import BlockCache
-from upriver.engine.storage.interface import BLOCK_BYTES, Batch, Block, Storage
+from upriver.engine.storage.interface import BLOCK_BYTES, Block, Storage, WriteBatch
 from upriver.engine.vbucket import Vbucket, notify
 from upriver.errors import CorruptData, StorageError
 
@@ -72,7 +72,7 @@ class Vbuckets(Protocol):
 class _Gathered:
     """A batch on its way, and what to do when it arrives."""
 
-    batch: Batch = field(default_factory=Batch)
+    batch: WriteBatch = field(default_factory=WriteBatch)
     group_bytes: int = 0
     tables: list[Table] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
@@ -222,7 +222,7 @@ class Flusher:
             notify(due)
             return bool(gathered.batch)
 
-    def _adapt(self, batch: Batch, took_s: float) -> None:
+    def _adapt(self, batch: WriteBatch, took_s: float) -> None:
         """Smaller slices where the disk is slow: whoever commits beside a checkpoint waits for them."""
         if batch.blocks and took_s > SLICE_S:
             self._slice_bytes = max(min(BLOCK_BYTES, self.slice_bytes), self._slice_bytes // 2)
@@ -454,7 +454,7 @@ class Flusher:
             if vbucket is not None:
                 vbucket.wake_persisted()
 
-    def _count(self, batch: Batch, group_bytes: int) -> None:
+    def _count(self, batch: WriteBatch, group_bytes: int) -> None:
         if batch.group is not None:
             self.next_group += 1
             self.group_bytes += group_bytes

@@ -8,7 +8,7 @@ expiration first, or leaves that for later if there is no room, so nobody ever s
 from collections import Counter
 from typing import Final, NamedTuple
 
-from upriver.engine.backend import Item, Table
+from upriver.engine.backend import StoredItem, Table
 from upriver.engine.key_scan import KeyScan
 from upriver.engine.table.plain_table import absolute
 from upriver.errors import (
@@ -49,7 +49,7 @@ class Rank(NamedTuple):
     value: bytes = b""
 
     @classmethod
-    def of(cls, item: Item) -> "Rank":
+    def of(cls, item: StoredItem) -> "Rank":
         """The rank of a version that is here; of a deletion its second is no part, as not everybody tells it."""
         if item.event != Event.MUTATION:
             return cls(item.rev_seqno, item.cas, deleted=True)
@@ -107,7 +107,7 @@ class KeyValue:
         self._writable(key, item, 0)
         return self._again(key, item, self.absolute(expiry))
 
-    def get_and_touch(self, key: bytes, expiry: int) -> Item:
+    def get_and_touch(self, key: bytes, expiry: int) -> StoredItem:
         """Read the item and give it another expiry."""
         item = self._present("get_and_touch", key)
         self._writable(key, item, 0)
@@ -116,7 +116,7 @@ class KeyValue:
         assert found is not None
         return found
 
-    def get_and_lock(self, key: bytes, lock_time_s: int = LOCK_TIME_S) -> Item:
+    def get_and_lock(self, key: bytes, lock_time_s: int = LOCK_TIME_S) -> StoredItem:
         """Read the item and keep others from changing it for a while; its CAS is the key to the lock."""
         item = self._present("get_and_lock", key)
         if self._lock(key) is not None:
@@ -138,7 +138,7 @@ class KeyValue:
             raise Locked(vbucket=self.table.vbucket)
         del self.table.locks[key]
 
-    def get_meta(self, key: bytes) -> Item:
+    def get_meta(self, key: bytes) -> StoredItem:
         """The newest version of the key, tombstones included, without its value."""
         self._check_active("get_meta")
         item = self.newest(key)
@@ -196,7 +196,7 @@ class KeyValue:
             raise KeyNotFound(vbucket=self.table.vbucket)
         return key
 
-    def newest(self, key: bytes) -> Item | None:
+    def newest(self, key: bytes) -> StoredItem | None:
         """The newest version of the key, tombstones included, without its value; in whatever state the vbucket is."""
         item, past = self._newest(key)
         return None if past else item
@@ -210,7 +210,7 @@ class KeyValue:
             raise NotMyVbucket(vbucket=self.table.vbucket)
         self.operations[operation] += 1
 
-    def _begin(self, operation: str, key: bytes, value: bool = True) -> Item | None:
+    def _begin(self, operation: str, key: bytes, value: bool = True) -> StoredItem | None:
         """The live item, if there is one."""
         self._check_active(operation)
         if self.table.expire(key):
@@ -218,13 +218,13 @@ class KeyValue:
         item = self.table.find(key, value)
         return item if item is not None and item.event == Event.MUTATION else None
 
-    def _newest(self, key: bytes) -> tuple[Item | None, bool]:
+    def _newest(self, key: bytes) -> tuple[StoredItem | None, bool]:
         """The newest version without its value, and whether it is past its time but there was no room to say so."""
         past = self.table.expire(key)
         item = self.table.find(key, value=False)
         return item, past and item is not None and item.event == Event.MUTATION
 
-    def _present(self, operation: str, key: bytes, value: bool = True) -> Item:
+    def _present(self, operation: str, key: bytes, value: bool = True) -> StoredItem:
         item = self._begin(operation, key, value)
         if item is None:
             raise KeyNotFound(vbucket=self.table.vbucket)
@@ -237,7 +237,7 @@ class KeyValue:
             return None
         return lock
 
-    def _writable(self, key: bytes, item: Item, cas: int) -> None:
+    def _writable(self, key: bytes, item: StoredItem, cas: int) -> None:
         """The lock's owner may write, and unlocks by storing; others need the version's CAS or none."""
         lock = self._lock(key)
         if lock is not None:
@@ -265,7 +265,7 @@ class KeyValue:
                 if before is not None:
                     table.locks[key] = before
 
-    def _again(self, key: bytes, item: Item, expiry: int) -> tuple[int, int]:
+    def _again(self, key: bytes, item: StoredItem, expiry: int) -> tuple[int, int]:
         return self._store(Event.MUTATION, key, item.value, item.flags, expiry, item.datatype)
 
     def _join(self, operation: str, key: bytes, before: bytes, behind: bytes, cas: int) -> tuple[int, int]:

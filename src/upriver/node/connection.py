@@ -28,7 +28,7 @@ READING_S: Final = 1.0
 _COPIED_BYTES: Final = 64 * 1024
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One accepted connection."""
 
     __slots__ = (

@@ -33,7 +33,7 @@ from upriver.node.bucket_identity import bucket_uuid
 from upriver.node.build_info import plain_parts
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
-from upriver.node.connection import RECEIVE_BYTES, Connection
+from upriver.node.connection import RECEIVE_BYTES, ServerConnection
 from upriver.node.listener import Listener, bind
 from upriver.node.options import ListenAddress, NodeOptions, parse_bytes, parse_listen, parse_ranges
 from upriver.node.state import LOGGER, Limits, NodeState
@@ -200,7 +200,7 @@ class Node:
             self._metrics = MetricsServer(state, measured)
         received, encrypted = memoryview(bytearray(RECEIVE_BYTES)), memoryview(bytearray(ENCRYPTED_BYTES))
         for listen_address, sockets in zip(wanted, bound, strict=True):
-            plain = partial(Connection, state, received, listen_address)
+            plain = partial(ServerConnection, state, received, listen_address)
             factory: Callable[[], asyncio.BaseProtocol] = plain
             if context is not None:
                 factory = partial(_encrypted, plain, context, encrypted, options.tls_handshake_s)
@@ -318,7 +318,7 @@ class Node:
 
 
 def _encrypted(
-    factory: Callable[[], Connection], context: ssl.SSLContext, buffer: memoryview, handshake_s: float
+    factory: Callable[[], ServerConnection], context: ssl.SSLContext, buffer: memoryview, handshake_s: float
 ) -> TlsTransport:
     return TlsTransport(factory(), context, buffer, handshake_s)
 

@@ -23,7 +23,7 @@ from upriver.wire.framing import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from upriver.node._fast_path import FastPath
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ServerConnection
     from upriver.node.session import Command, Session
     from upriver.node.streams.service import StreamService
     from upriver.node.streams.streaming_session import StreamingSession
@@ -138,12 +138,12 @@ class NodeState:
     #: TAP, in both directions; None where there is none.
     tap: "TapService | None" = None
     #: Every connection that is open, in its handshake or on its way out.
-    connections: "set[Connection]" = field(default_factory=set)
+    connections: "set[ServerConnection]" = field(default_factory=set)
     #: Those among them that hold something or are on their way out: somebody has to look whether they move.
-    watched: "set[Connection]" = field(default_factory=set)
+    watched: "set[ServerConnection]" = field(default_factory=set)
     #: What is kept of requests that are not answered, and of answers that are not read or wait for others.
     partial: "BufferBudget[Session]" = field(default_factory=lambda: BufferBudget())
-    unread: "BufferBudget[Connection]" = field(default_factory=lambda: BufferBudget())
+    unread: "BufferBudget[ServerConnection]" = field(default_factory=lambda: BufferBudget())
     #: Gives back what such holders have left.
     heap: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
     #: Where one connection after the other puts together what its streams send.

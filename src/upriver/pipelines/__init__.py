@@ -9,8 +9,8 @@
 
 from upriver.pipelines.core.declaring import declare
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
-from upriver.pipelines.core.progress import Progress, Summary
+from upriver.pipelines.core.progress import RunProgress, Summary
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.core.runner import run
 
-__all__ = ["Job", "Pipeline", "Progress", "Summary", "Task", "declare", "find", "run"]
+__all__ = ["Job", "Pipeline", "RunProgress", "Summary", "Task", "declare", "find", "run"]

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 from upriver.errors import DataLoss, QueryRolledBack
 from upriver.model import FailoverLog
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 
 Policy = Literal["fail", "rewind", "emit"]
 POLICIES: Final[tuple[Policy, ...]] = ("fail", "rewind", "emit")
@@ -50,7 +50,7 @@ class GoBack(NamedTuple):
 class Range(NamedTuple):
     """What one task reads of one vbucket: the changes after ``place`` up to ``end_seqno``."""
 
-    place: Place
+    place: VbucketOffset
     end_seqno: int
     go_back: GoBack | None = None
 
@@ -62,7 +62,7 @@ class Rules(NamedTuple):
     fail_on_data_loss: bool = True
 
 
-def proven(place: Place, state: SourceState) -> Place:
+def proven(place: VbucketOffset, state: SourceState) -> VbucketOffset:
     """The place with what can be proven of it, seen after it was read."""
     if place.vbucket_uuid != state.vbucket_uuid or not place.seqno:
         return place
@@ -79,7 +79,7 @@ def proven(place: Place, state: SourceState) -> Place:
     )
 
 
-def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
+def going_on(place: VbucketOffset, state: SourceState, rules: Rules) -> VbucketOffset:
     """Where reading goes on: at the place, or where a rollback leads."""
     log = state.failover_log
     if not place.seqno:
@@ -100,7 +100,7 @@ def going_on(place: Place, state: SourceState, rules: Rules) -> Place:
     return _back(place, back, state, rules, f"the source went another way after {upper}")
 
 
-def end_seqno(place: Place, state: SourceState, rules: Rules) -> int:
+def end_seqno(place: VbucketOffset, state: SourceState, rules: Rules) -> int:
     """Where a query ends that was told to end at this place: what the source has lost of it cannot be read."""
     if not place.seqno:
         return 0
@@ -115,7 +115,7 @@ def end_seqno(place: Place, state: SourceState, rules: Rules) -> int:
     return min(place.seqno, upper)
 
 
-def _replaced(place: Place, rules: Rules) -> Rules:
+def _replaced(place: VbucketOffset, rules: Rules) -> Rules:
     """What holds where nobody knows the branch any more: that is a loss of data, or a reset whatever the policy is."""
     if rules.fail_on_data_loss:
         raise DataLoss(
@@ -125,13 +125,13 @@ def _replaced(place: Place, rules: Rules) -> Rules:
     return rules._replace(on_rollback="rewind")
 
 
-def _back(place: Place, seqno: int, state: SourceState, rules: Rules, why: str) -> Place:
+def _back(place: VbucketOffset, seqno: int, state: SourceState, rules: Rules, why: str) -> VbucketOffset:
     if rules.on_rollback == "fail":
         raise QueryRolledBack(place.vbucket, seqno, place.position, state.vbucket_uuid, why)
     branch = place.branch + 1
     if rules.on_rollback == "rewind" or not seqno or seqno < place.first_consistent or not place.first_consistent:
-        return Place(place.vbucket, state.vbucket_uuid, branch=branch)
-    return Place(place.vbucket, state.vbucket_uuid, seqno, seqno, branch, place.first_consistent)
+        return VbucketOffset(place.vbucket, state.vbucket_uuid, branch=branch)
+    return VbucketOffset(place.vbucket, state.vbucket_uuid, seqno, seqno, branch, place.first_consistent)
 
 
 def next_offset(
@@ -146,7 +146,7 @@ def next_offset(
 
     ``target`` bounds the seqnos that a query with a fixed goal may reach.
     """
-    bases: dict[int, Place] = {}
+    bases: dict[int, VbucketOffset] = {}
     ends: dict[int, int] = {}
     for place in start:
         state = states.get(place.vbucket)
@@ -162,7 +162,7 @@ def next_offset(
     return Offset(_ended(place, bases.get(place.vbucket), ends.get(place.vbucket, 0)) for place in start)
 
 
-def _ended(place: Place, base: Place | None, end: int) -> Place:
+def _ended(place: VbucketOffset, base: VbucketOffset | None, end: int) -> VbucketOffset:
     """The place after the batch. What is proven of it alone is no reason for one."""
     if base is None or (base.branch == place.branch and end == base.seqno):
         return place
@@ -170,7 +170,7 @@ def _ended(place: Place, base: Place | None, end: int) -> Place:
 
 
 def _share(
-    bases: Mapping[int, Place], ends: dict[int, int], states: Mapping[int, SourceState], rows_max: int | None
+    bases: Mapping[int, VbucketOffset], ends: dict[int, int], states: Mapping[int, SourceState], rows_max: int | None
 ) -> None:
     """Let no batch have more rows than allowed: each vbucket gets its share, and whoever is behind moves.
 
@@ -198,7 +198,7 @@ def backlog_rows(start: Offset, states: Mapping[int, SourceState]) -> int:
 def ranges(start: Offset, end: Offset) -> Iterable[Range]:
     """What lies between two offsets, vbucket by vbucket; nothing for those that did not move."""
     for after in end:
-        before = start.places.get(after.vbucket, Place(after.vbucket))
+        before = start.places.get(after.vbucket, VbucketOffset(after.vbucket))
         if after.branch != before.branch:
             base = after._replace(seqno=after.consistent_seqno)
             yield Range(base, after.seqno, GoBack(base.seqno, before.vbucket_uuid, after.vbucket_uuid))

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, NullType, Strin
 from upriver.errors import OptionError
 from upriver.spark.options import ReadOptions, WriteOptions
 from upriver.spark.readers import BatchReader, StreamReader
-from upriver.spark.row_writer import Outcome, RowWriter
+from upriver.spark.row_writer import RowWriter, WriteOutcome
 from upriver.spark.rows import SCHEMA, document_metadata
 
 LOG: Final = logging.getLogger("upriver.spark")
@@ -79,7 +79,7 @@ class UpriverDataSource(DataSource):
 class Done(WriterCommitMessage):
     """What a task has written."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: WriteOutcome) -> None:
         self.outcome = outcome
 
 
@@ -94,8 +94,8 @@ class _Writer:
         return Done(RowWriter(self.options).write(iterator))
 
     @staticmethod
-    def _total(messages: Sequence[WriterCommitMessage | None]) -> Outcome:
-        return sum((message.outcome for message in messages if isinstance(message, Done)), Outcome())
+    def _total(messages: Sequence[WriterCommitMessage | None]) -> WriteOutcome:
+        return sum((message.outcome for message in messages if isinstance(message, Done)), WriteOutcome())
 
 
 class UpriverWriter(_Writer, DataSourceArrowWriter):
@@ -120,7 +120,7 @@ class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
         """A micro-batch has failed and will be run again, which changes nothing."""
 
 
-def _report(outcome: Outcome) -> None:
+def _report(outcome: WriteOutcome) -> None:
     level = logging.WARNING if outcome.refused else logging.INFO
     LOG.log(level, "%s%s", outcome, ": " + "; ".join(outcome.samples) if outcome.samples else "")
 

@@ -24,7 +24,7 @@ _EARLIEST: Final = "earliest"
 _LATEST: Final = "latest"
 
 
-class Place(NamedTuple):
+class VbucketOffset(NamedTuple):
     """How far a query has read one vbucket, and what it may be sure of."""
 
     vbucket: int
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     @classmethod
     def consistent_at(
         cls, vbucket: int, vbucket_uuid: int, seqno: int, branch: int = 0, first_consistent: int = 0
-    ) -> "Place":
+    ) -> "VbucketOffset":
         """Everything up to ``seqno`` is held as the source held it."""
         return cls(vbucket, vbucket_uuid, seqno, seqno, branch, first_consistent or seqno)
 
@@ -52,7 +52,7 @@ class Place(NamedTuple):
         return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(self.consistent_seqno, self.seqno))
 
 
-_SEQNO, _WHOLE = map(Place._fields.index, ("seqno", "consistent_seqno"))
+_SEQNO, _WHOLE = map(VbucketOffset._fields.index, ("seqno", "consistent_seqno"))
 
 
 class Offset:
@@ -60,7 +60,7 @@ class Offset:
 
     __slots__ = ("places",)
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[VbucketOffset]) -> None:
         self.places = {place.vbucket: place for place in sorted(places)}
 
     def __eq__(self, other: object) -> bool:
@@ -69,7 +69,7 @@ class Offset:
     def __hash__(self) -> int:
         return hash(tuple(self.places.values()))
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[VbucketOffset]:
         return iter(self.places.values())
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class Offset:
 
     def packed(self) -> dict[str, Any]:
         """The form that Spark logs: the same text for the same places."""
-        rows = np.array(list(self), dtype=np.uint64).reshape(-1, len(Place._fields))
+        rows = np.array(list(self), dtype=np.uint64).reshape(-1, len(VbucketOffset._fields))
         out = bytearray()
         for column in _differences(rows).T:
             width = next(width for width in _WIDTHS if not len(column) or int(column.max()) >> (8 * width) == 0)
@@ -121,7 +121,7 @@ class Offset:
 def _unpacked(packed: str, count: int) -> Offset:
     """Spark gives the end of a micro-batch back when its tasks are planned, and again as the start of the next."""
     rows = _differences(_columns(base64.b64decode(packed, validate=True), count))
-    return Offset(Place(*row) for row in rows.tolist())
+    return Offset(VbucketOffset(*row) for row in rows.tolist())
 
 
 def _differences(rows: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def _differences(rows: np.ndarray) -> np.ndarray:
 
 def _columns(data: bytes, count: int) -> np.ndarray:
     """The numbers of a packed offset, one row a vbucket."""
-    rows = np.zeros((count, len(Place._fields)), dtype=np.uint64)
+    rows = np.zeros((count, len(VbucketOffset._fields)), dtype=np.uint64)
     at = 0
     for column in range(rows.shape[1]):
         width = data[at]
@@ -156,7 +156,7 @@ def describe_offset(offset: str | Mapping[str, Any]) -> dict[str, dict[str, Any]
     return Offset.unpacked(_parsed(offset)).described()
 
 
-def read_offset(text: str) -> Offset | dict[int, Place | str]:
+def read_offset(text: str) -> Offset | dict[int, VbucketOffset | str]:
     """The value of ``startingOffsets`` or ``endingOffsets`` that is JSON: packed, or per vbucket for people.
 
     Per vbucket it is ``"earliest"``, ``"latest"`` or an object as ``describe_offset`` makes it, of which ``uuid`` and
@@ -184,7 +184,7 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-def _entry(name: str, value: Any) -> tuple[int, Place | str]:
+def _entry(name: str, value: Any) -> tuple[int, VbucketOffset | str]:
     if not name.isascii() or not name.isdigit() or int(name) > 0xFFFF:
         raise OffsetError(f"{_shortened(name)} is no vbucket")
     number = int(name)
@@ -203,7 +203,7 @@ def _entry(name: str, value: Any) -> tuple[int, Place | str]:
         raise OffsetError(f"vbucket {number}: it cannot be whole at {whole} when it was read up to {seqno}")
     if seqno and not uuid:
         raise OffsetError(f"vbucket {number}: seqno {seqno} means nothing without the uuid that it was read under")
-    return number, Place(number, uuid, seqno, whole, branch, first_consistent)
+    return number, VbucketOffset(number, uuid, seqno, whole, branch, first_consistent)
 
 
 def _number(value: Any) -> int:

@@ -83,7 +83,7 @@ class RangeReader:
         self._reading = reading
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(reading.address)
-        # TrackedVbuckets never fail: who answers may be a former owner, and only the log that it answers with tells what holds.
+        # They never fail: a former owner may answer, and only the log in its answer tells what holds.
         policy: Policy = "rewind" if reading.rules.on_rollback == "rewind" else "emit"
         self._copies = TrackedVbuckets({}, policy, on_event=self._happened, on_move=lambda *_: None)
         self._feeds: dict[tuple[Endpoint, bool], Feed] = {}

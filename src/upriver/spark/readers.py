@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from upriver.errors import OptionError
 from upriver.spark.batch_planner import Range, SourceState, backlog_rows, end_seqno, next_offset, ranges
 from upriver.spark.cluster_view import ClusterView
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_reader import RangeReader, Reading, reader_for
 from upriver.spark.rows import RowMaker
@@ -111,7 +111,7 @@ class BatchReader(_Ranges, DataSourceReader):
         if given == "latest":
             return None
         places = existing("endingOffsets", given, view)
-        ends = Offset(place for n, place in places.items() if n in states and isinstance(place, Place))
+        ends = Offset(place for n, place in places.items() if n in states and isinstance(place, VbucketOffset))
         seen = states | view.states(ends)  # with the logs of the ends, which may be of other branches than the start
         highest = {number: state.high_seqno for number, state in states.items()}
         return highest | {end.vbucket: end_seqno(end, seen[end.vbucket], self.options.rules) for end in ends}
@@ -175,13 +175,13 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         numbers = self._view.vbuckets()
         if logged.places.keys() == set(numbers):
             return logged
-        return Offset(logged.places.get(number, Place(number)) for number in numbers)
+        return Offset(logged.places.get(number, VbucketOffset(number)) for number in numbers)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """How far the source is, so that the lag can be told; Spark asks right after ``latestOffset``, which saw it."""
         states = self._view.states() if self._seen is None else self._seen
         return Offset(
-            Place.consistent_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()
+            VbucketOffset.consistent_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()
         ).packed()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -222,8 +222,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def existing(
-    name: str, given: Offset | Mapping[int, Place | str], view: ClusterView
-) -> Mapping[int, Place] | Mapping[int, Place | str]:
+    name: str, given: Offset | Mapping[int, VbucketOffset | str], view: ClusterView
+) -> Mapping[int, VbucketOffset] | Mapping[int, VbucketOffset | str]:
     """The offsets that an option gives by vbucket, all of which the cluster has; it may be that not all are read."""
     places = given.places if isinstance(given, Offset) else given
     count = view.count()
@@ -238,12 +238,16 @@ def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Of
     words = dict.fromkeys(numbers, given) if isinstance(given, str) else existing("startingOffsets", given, view)
     latest = view.states() if "latest" in words.values() else {}
 
-    def place(number: int) -> Place:
+    def place(number: int) -> VbucketOffset:
         word = words.get(number, "earliest")
-        if isinstance(word, Place):
+        if isinstance(word, VbucketOffset):
             return word
         state = latest.get(number) if word == "latest" else None
-        return Place(number) if state is None else Place.consistent_at(number, state.vbucket_uuid, state.high_seqno)
+        return (
+            VbucketOffset(number)
+            if state is None
+            else VbucketOffset.consistent_at(number, state.vbucket_uuid, state.high_seqno)
+        )
 
     return Offset(place(number) for number in numbers)
 

@@ -36,7 +36,7 @@ _OF_VBUCKETS: Final = {event.name.lower() for event in Event} - _EVENTS.keys()
 
 
 @dataclasses.dataclass
-class Outcome:
+class WriteOutcome:
     """What became of the rows of a task."""
 
     written: int = 0
@@ -45,9 +45,11 @@ class Outcome:
     refused: int = 0
     samples: list[str] = dataclasses.field(default_factory=list)
 
-    def __add__(self, other: "Outcome") -> "Outcome":
+    def __add__(self, other: "WriteOutcome") -> "WriteOutcome":
         samples = [*self.samples, *other.samples][:SAMPLES_MAX]
-        return Outcome(self.written + other.written, self.known + other.known, self.refused + other.refused, samples)
+        return WriteOutcome(
+            self.written + other.written, self.known + other.known, self.refused + other.refused, samples
+        )
 
     def __str__(self) -> str:
         return f"{self.written} rows written, {self.known} known already, {self.refused} refused"
@@ -62,9 +64,9 @@ class RowWriter:
         force = self._with_meta and options.conflicts == "force"
         self._meta_options = MetaOption.SKIP_CONFLICT_RESOLUTION if force else None
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> Outcome:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
         """Write all rows; refused ones end as the options say."""
-        outcome = Outcome()
+        outcome = WriteOutcome()
         on_its_way: tuple[pa.RecordBatch, int, Future[dict[bytes, StatusError]]] | None = None
         with SyncKvClient(self._options.cluster) as client, ThreadPoolExecutor(1, "upriver-writing") as sender:
             for rows in self._pieces(batches):
@@ -85,12 +87,12 @@ class RowWriter:
             for at in range(0, batch.num_rows, together):
                 yield batch.slice(at, together)
 
-    def _counted(self, rows: pa.RecordBatch, changes: int, sent: "Future[dict[bytes, StatusError]]") -> Outcome:
+    def _counted(self, rows: pa.RecordBatch, changes: int, sent: "Future[dict[bytes, StatusError]]") -> WriteOutcome:
         """Wait until the rows are answered."""
         refused = sent.result()
         failed = {key: error for key, error in refused.items() if not isinstance(error, _KNOWN)}
         samples = [f"{key!r}: {error}" for key, error in list(failed.items())[:SAMPLES_MAX]]
-        outcome = Outcome(changes - len(refused), len(refused) - len(failed), len(failed), samples)
+        outcome = WriteOutcome(changes - len(refused), len(refused) - len(failed), len(failed), samples)
         if failed and self._options.errors_as == "fail":
             raise RowsRefused(outcome.refused, samples)
         if failed and self._options.dead_letter_path is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from tests.cli.conftest import Run
-from upriver.cli.commands.rollback_check import Source, judged, judged_by_logs
+from upriver.cli.commands.rollback_check import RollbackInputs, judged, judged_by_logs
 from upriver.client import Consumer, FileCheckpoint, Progress
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
@@ -78,7 +78,7 @@ def test_the_words_agree_with_the_rule(entries: list[tuple[int, int]], uuid: int
     start, seqno, end = sorted(data.draw(seqnos) for _ in range(3))
     high, purge = data.draw(seqnos), data.draw(seqnos)
     position = StreamPosition(uuid, seqno, Snapshot(start, end))
-    to, why = judged(position, Source(log, high, purge))
+    to, why = judged(position, RollbackInputs(log, high, purge))
     goes_on = any(words in why for words in ("lose nothing", "holds nothing beyond", "which the node has whole"))
     assert goes_on == (to is None) == (rollback_by_snapshot(log, high, purge, position) is None)
 
@@ -94,7 +94,9 @@ def test_the_words_agree_with_the_rule_of_upr(
     start, seqno, end = sorted(data.draw(seqnos) for _ in range(3))
     high, purge = data.draw(seqnos), data.draw(seqnos)
     position = StreamPosition(own.newest.vbucket_uuid, seqno, Snapshot(start, end))
-    to, why = judged_by_logs(position, data.draw(st.sampled_from([own, None])), Source(log, high, purge), dialect)
+    to, why = judged_by_logs(
+        position, data.draw(st.sampled_from([own, None])), RollbackInputs(log, high, purge), dialect
+    )
     assert to is None or 0 <= to < seqno
     assert (to is None) == ("lose nothing" in why or "and it holds nothing beyond that" in why)
     if "starts over" in why:

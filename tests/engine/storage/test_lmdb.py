@@ -16,7 +16,7 @@ from tests.engine.conftest import Clock
 from tests.engine.watched_disk import run_watched
 from tests.support.bucket_digest import digest
 from upriver.engine import Bucket
-from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
 from upriver.engine.table.plain_table import Ledger, Table
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError, TemporaryFailure
@@ -51,7 +51,7 @@ def records(count: int) -> bytes:
 def test_a_batch_is_read_back(path: Path) -> None:
     storage = LmdbStorage(path)
     storage.commit(
-        Batch(
+        WriteBatch(
             blocks=[Block(1, 5, b"a" * 80), Block(1, 9, b"b" * 80), Block(2, 3, b"c" * 80)],
             group=(1, b"group"),
             descriptions={1: {"state": "active"}},
@@ -68,7 +68,7 @@ def test_a_batch_is_read_back(path: Path) -> None:
     storage.close()
     storage = LmdbStorage(path)
     assert storage.facts() == {"clean": True, "format": FORMAT}
-    storage.commit(Batch(removed=[(1, 5)], drop_groups_to=1, descriptions={1: None}))
+    storage.commit(WriteBatch(removed=[(1, 5)], drop_groups_to=1, descriptions={1: None}))
     assert [block.upto for block in storage.blocks(1)] == [9]
     assert list(storage.groups()) == []
     assert storage.descriptions() == {}
@@ -78,11 +78,11 @@ def test_a_batch_is_read_back(path: Path) -> None:
 def test_trimming_cuts_the_block_that_straddles(path: Path) -> None:
     whole, storage = records(30), LmdbStorage(path)
     size = len(whole) // 30
-    storage.commit(Batch(blocks=[Block(1, 10 * n, whole[size * 10 * (n - 1) : size * 10 * n]) for n in (1, 2, 3)]))
-    storage.commit(Batch(blocks=[Block(2, 7, b"x")], trims={1: 14}))
+    storage.commit(WriteBatch(blocks=[Block(1, 10 * n, whole[size * 10 * (n - 1) : size * 10 * n]) for n in (1, 2, 3)]))
+    storage.commit(WriteBatch(blocks=[Block(2, 7, b"x")], trims={1: 14}))
     assert [(block.upto, len(block.records) // size) for block in storage.blocks(1)] == [(10, 10), (14, 4)]
     assert cut(whole, 14) == whole[: 14 * size]
-    storage.commit(Batch(trims={1: 0}))
+    storage.commit(WriteBatch(trims={1: 0}))
     assert storage.blocks(1) == []
     assert [block.upto for block in storage.blocks(2)] == [7]
     storage.close()
@@ -128,7 +128,7 @@ def test_an_lmdb_file_of_somebody_else(path: Path) -> None:
 
 def test_a_newer_format_is_refused(path: Path) -> None:
     storage = LmdbStorage(path)
-    storage.commit(Batch(facts={"clean": True}))
+    storage.commit(WriteBatch(facts={"clean": True}))
     storage.close()
     with lmdb.open(str(path), max_dbs=9) as env, env.begin(write=True, db=env.open_db(b"facts")) as txn:
         facts = b'{"format": %d}' % (FORMAT + 1)
@@ -240,7 +240,7 @@ def test_groups_and_blocks_of_all_sizes_one_behind_the_other(path: Path, monkeyp
     blocks = [Block(number, 7, rng.randbytes(size)) for number, size in enumerate(reversed(sizes))]
     storage = LmdbStorage(path)
     for group, block in zip(groups, blocks, strict=True):
-        storage.commit(Batch(group=group, blocks=[block, Block(20, block.vbucket + 1, block.records[:9])]))
+        storage.commit(WriteBatch(group=group, blocks=[block, Block(20, block.vbucket + 1, block.records[:9])]))
     storage.close()
     storage = LmdbStorage(path)
     assert [(number, bytes(group)) for number, group in storage.groups()] == groups
@@ -252,10 +252,10 @@ def test_groups_and_blocks_of_all_sizes_one_behind_the_other(path: Path, monkeyp
 def test_what_is_sealed_takes_no_new_memory_each_time(path: Path) -> None:
     storage = LmdbStorage(path)
     group = bytes(4 * 2**20)
-    storage.commit(Batch(group=(1, group)))
+    storage.commit(WriteBatch(group=(1, group)))
     tracemalloc.start()
     try:
-        storage.commit(Batch(group=(2, group)))
+        storage.commit(WriteBatch(group=(2, group)))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -266,7 +266,7 @@ def test_what_is_sealed_takes_no_new_memory_each_time(path: Path) -> None:
 def test_a_group_of_a_number_that_is_there_replaces_it(path: Path) -> None:
     storage = LmdbStorage(path)
     for number, group in ((1, b"first"), (3, b"third"), (3, b"third and more"), (2, b"late")):
-        storage.commit(Batch(group=(number, group)))
+        storage.commit(WriteBatch(group=(number, group)))
     assert [(number, bytes(group)) for number, group in storage.groups()] == [
         (1, b"first"),
         (2, b"late"),
@@ -397,10 +397,10 @@ def test_a_block_damaged_while_open_is_noticed_by_every_reader(path: Path, clock
         bucket.storage.blocks(0)
     with pytest.raises(CorruptData):
         list(bucket.storage.all_blocks())
-    bucket.storage.commit(Batch(trims={0: 1}))
+    bucket.storage.commit(WriteBatch(trims={0: 1}))
     with pytest.raises(CorruptData, match="vbucket 0 up to 1 is damaged"):
         bucket.storage.blocks(0)
-    bucket.storage.commit(Batch(trims={0: 0}))  # what is dropped entirely need not be whole
+    bucket.storage.commit(WriteBatch(trims={0: 0}))  # what is dropped entirely need not be whole
     assert bucket.storage.blocks(0) == []
     bucket.abandon()
 
@@ -522,11 +522,11 @@ def test_a_write_that_the_system_refuses(path: Path, clock: Clock) -> None:
 
 def test_a_full_map_is_an_error_that_loses_nothing(path: Path) -> None:
     storage = LmdbStorage(path, map_bytes=2**20)
-    storage.commit(Batch(blocks=[Block(1, 1, b"a" * 1000)]))
+    storage.commit(WriteBatch(blocks=[Block(1, 1, b"a" * 1000)]))
     with pytest.raises(StorageError, match="cannot write"):
-        storage.commit(Batch(blocks=[Block(1, 2, bytes(2**21))]))
+        storage.commit(WriteBatch(blocks=[Block(1, 2, bytes(2**21))]))
     assert [block.upto for block in storage.blocks(1)] == [1]
-    storage.commit(Batch(blocks=[Block(1, 3, b"b")]))
+    storage.commit(WriteBatch(blocks=[Block(1, 3, b"b")]))
     assert [block.upto for block in storage.blocks(1)] == [1, 3]
     storage.close()
 
@@ -578,15 +578,15 @@ def test_a_head_that_cannot_be_written_is_forgiven(path: Path, clock: Clock) -> 
 
 def test_a_dead_environment_is_not_taken_from_those_who_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LmdbStorage(path)
-    storage.commit(Batch(group=(1, b"group")))
+    storage.commit(WriteBatch(group=(1, b"group")))
     monkeypatch.setattr(storage, "_dead", True)
     reading = storage.groups()
     number, group = next(reading)
     with pytest.raises(StorageError, match="while it is read"):
-        storage.commit(Batch(group=(2, b"group")))
+        storage.commit(WriteBatch(group=(2, b"group")))
     assert (number, bytes(group)) == (1, b"group")
     assert list(reading) == []
-    storage.commit(Batch(group=(2, b"group")))
+    storage.commit(WriteBatch(group=(2, b"group")))
     assert [number for number, _ in storage.groups()] == [1, 2]
     storage.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage
 from upriver.engine.storage.lmdb_check import Damaged, check_pages, heads
 
@@ -185,9 +185,9 @@ def test_a_tree_deeper_than_any(file: Path) -> None:
         check_pages(file)
 
 
-def random_batch(rng: random.Random, number: int, blocks: set[tuple[int, int]]) -> Batch:
+def random_batch(rng: random.Random, number: int, blocks: set[tuple[int, int]]) -> WriteBatch:
     """Some of everything that a batch may hold; ``blocks`` are those that there are."""
-    batch = Batch()
+    batch = WriteBatch()
     if rng.random() < 0.7:
         batch.group = (number, rng.randbytes(rng.choice((50, 300, 900, 3000, 20_000))))
     if rng.random() < 0.2:

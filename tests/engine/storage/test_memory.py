@@ -1,14 +1,14 @@
 import pytest
 
 from upriver.engine import Bucket
-from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.interface import WriteBatch
 from upriver.engine.storage.memory import MemoryStorage
 from upriver.errors import StorageError
 
 
 def test_nothing_is_kept() -> None:
     storage = MemoryStorage()
-    storage.commit(Batch(facts={"clean": True}))
+    storage.commit(WriteBatch(facts={"clean": True}))
     assert storage.facts() == {}
     assert storage.descriptions() == {}
     assert not storage.blocks(0)

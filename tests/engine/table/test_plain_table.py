@@ -553,7 +553,7 @@ class Twin:
         except UpriverError as error:
             return type(error), str(error)
         if isinstance(result, self.backend.Item):
-            return [getattr(result, field) for field in plain.Item.__slots__]
+            return [getattr(result, field) for field in plain.StoredItem.__slots__]
         return result
 
     def do_lock(self, key: bytes, seconds: int) -> None:

@@ -10,7 +10,7 @@ from tests.node.test_connection import connections, name_of, told
 from tests.support.command_peers import Rig, SessionPeer, open_rig
 from tests.support.node_process import Client, Reply, wait_until
 from upriver.node.auth.login_queue import LoginQueue
-from upriver.node.auth.sasl import Outcome, SaslExchange
+from upriver.node.auth.sasl import LoginOutcome, SaslExchange
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.embedded import EmbeddedNode, start
@@ -119,9 +119,9 @@ def test_what_is_being_looked_at_counts_even_if_nobody_waits(guarded: Rig, monke
 
 
 def test_an_error_of_ours_does_not_hold_up_the_line(guarded: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    queue, outcomes = LoginQueue(), list[Outcome]()
+    queue, outcomes = LoginQueue(), list[LoginOutcome]()
 
-    def broken() -> Outcome:
+    def broken() -> LoginOutcome:
         raise OSError("no entropy")
 
     queue.enter(guarded.node, "10.0.0.1", broken, outcomes.append)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scramp import ScramClient
 
 from tests.support.sample_users import ALICE, log_in, path, users, users_with
-from upriver.node.auth.sasl import MECHANISMS, MESSAGE_BYTES_MAX, Outcome, SaslExchange, SaslStatus
+from upriver.node.auth.sasl import MECHANISMS, MESSAGE_BYTES_MAX, LoginOutcome, SaslExchange, SaslStatus
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import ITERATIONS_MIN, Users
 
@@ -19,7 +19,7 @@ __all__ = ["path", "users"]
 SPELLED = {"SCRAM-SHA1": "SCRAM-SHA-1", "SCRAM-SHA256": "SCRAM-SHA-256", "SCRAM-SHA512": "SCRAM-SHA-512"}
 
 
-def assert_failed(outcome: Outcome, why: str = "") -> None:
+def assert_failed(outcome: LoginOutcome, why: str = "") -> None:
     assert outcome.status is SaslStatus.FAILED
     assert outcome.user is None
     assert outcome.challenge == b""
@@ -30,12 +30,12 @@ def assert_failed(outcome: Outcome, why: str = "") -> None:
 @pytest.mark.parametrize("message", [b"\0alice\0wonder land", b"alice\0alice\0wonder land"])
 def test_plain(users: Users, message: bytes) -> None:
     outcome = SaslExchange(users).start(b"PLAIN", message)
-    assert outcome == Outcome(SaslStatus.SUCCESS, b"", ALICE, "alice")
+    assert outcome == LoginOutcome(SaslStatus.SUCCESS, b"", ALICE, "alice")
 
 
 def test_plain_in_two_steps(users: Users) -> None:
     exchange = SaslExchange(users)
-    assert exchange.start(b"PLAIN", b"") == Outcome(SaslStatus.CONTINUE)
+    assert exchange.start(b"PLAIN", b"") == LoginOutcome(SaslStatus.CONTINUE)
     assert exchange.step(b"\0alice\0wonder land").user is ALICE
 
 
@@ -114,7 +114,7 @@ def test_scram_vectors(
     first = exchange.start(mechanism, f"n,,n=user,r={client_nonce}".encode())
     assert first.challenge.decode() == f"r={client_nonce}{server_nonce},s={salt},i=4096"
     final = exchange.step(f"c=biws,r={client_nonce}{server_nonce},p={proof}".encode())
-    assert final == Outcome(SaslStatus.SUCCESS, f"v={verifier}".encode(), user, "user")
+    assert final == LoginOutcome(SaslStatus.SUCCESS, f"v={verifier}".encode(), user, "user")
 
 
 def test_the_nonce_of_couchbase_sdks() -> None:
@@ -127,13 +127,13 @@ def test_the_nonce_of_couchbase_sdks() -> None:
     first = exchange.start(b"SCRAM-SHA1", f"n,,n=alice,r={client_nonce}".encode())
     assert first.challenge.decode() == f"r={client_nonce}{server_nonce},s={salt},i=15000"
     final = exchange.step(f"c=biws,r={client_nonce}{server_nonce},p=AoxJbHZ965RkUTu2TY2SILtBIDE=".encode())
-    assert final == Outcome(SaslStatus.SUCCESS, b"v=J7c54sTAv7hWn33cFm3IYfycxIE=", user, "alice")
+    assert final == LoginOutcome(SaslStatus.SUCCESS, b"v=J7c54sTAv7hWn33cFm3IYfycxIE=", user, "alice")
 
 
 def test_scram_first_message_in_a_step(users: Users) -> None:
     exchange = SaslExchange(users)
     client = ScramClient(["SCRAM-SHA-256"], "alice", "wonder land")
-    assert exchange.start(b"SCRAM-SHA256", b"") == Outcome(SaslStatus.CONTINUE)
+    assert exchange.start(b"SCRAM-SHA256", b"") == LoginOutcome(SaslStatus.CONTINUE)
     client.set_server_first(exchange.step(client.get_client_first().encode()).challenge.decode())
     assert exchange.step(client.get_client_final().encode()).user is ALICE
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.node_process import Client, descriptors, served_meanwhile, wait_until
-from upriver.engine.storage.interface import Batch
+from upriver.engine.storage.interface import WriteBatch
 from upriver.errors import StorageError
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.node.http import metrics
@@ -98,7 +98,7 @@ def test_healthz_is_red_while_a_write_to_disk_hangs(node: EmbeddedNode, monkeypa
     release = threading.Event()
     commit = node.bucket.storage.commit
 
-    def hang(batch: Batch) -> None:
+    def hang(batch: WriteBatch) -> None:
         assert release.wait(60)
         commit(batch)
 
@@ -114,7 +114,7 @@ def test_healthz_is_red_while_a_write_to_disk_hangs(node: EmbeddedNode, monkeypa
 def test_healthz_is_red_while_the_store_refuses_writes(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, Client(node.port) as client:
 
-        def full(_: Batch) -> None:
+        def full(_: WriteBatch) -> None:
             raise StorageError("data", "no space left on device")
 
         patch.setattr(node.bucket.storage, "commit", full)

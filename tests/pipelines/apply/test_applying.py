@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.pipeline_model import Cluster, Contents, converge, row, table, value_of
 from upriver.errors import TargetBehind
 from upriver.pipelines.apply.applying import Applier, latest
-from upriver.pipelines.targets.target import Ahead, Progress, Target, Work
+from upriver.pipelines.targets.target import ReadAhead, Target, TargetProgress, Work
 from upriver.spark.batch_planner import Policy
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 
 
 @dataclass
@@ -20,10 +20,10 @@ class Memory(Target):
     """The simplest target; it survives its process."""
 
     held: Contents = field(default_factory=dict)
-    done: Progress = field(default_factory=Progress)
+    done: TargetProgress = field(default_factory=TargetProgress)
     commits: list[Work] = field(default_factory=list)
 
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         return self.done
 
     def commit(self, work: Work) -> None:
@@ -38,7 +38,7 @@ class Memory(Target):
                 self.held.pop((each["vbucket"], each["key"]), None)
         same = self.done.query == work.query
         number = work.number if work.number is not None else self.done.number if same else -1
-        self.done = Progress(work.query, number, dict(work.ahead))
+        self.done = TargetProgress(work.query, number, dict(work.ahead))
         self.commits.append(work)
 
     def close(self) -> None:
@@ -99,11 +99,13 @@ def test_another_query_begins_from_nothing(cluster: Cluster) -> None:
     Applier(memory, cluster, "q").apply(table([row(0, 1, "mutation", b"old", b"v")]), 0)
     Applier(memory, cluster, "r").apply(table([row(0, 1, "mutation", b"new", b"v")]), 0)
     assert memory.held == {(0, b"new"): b"v"}
-    assert memory.progress() == Progress("r", 0, {})
+    assert memory.progress() == TargetProgress("r", 0, {})
 
 
-@pytest.mark.parametrize("progress", [Progress(), Progress("other", 9), Progress("q", 1)])
-def test_a_target_without_the_batches_before_is_refused_and_left_as_it_is(cluster: Cluster, progress: Progress) -> None:
+@pytest.mark.parametrize("progress", [TargetProgress(), TargetProgress("other", 9), TargetProgress("q", 1)])
+def test_a_target_without_the_batches_before_is_refused_and_left_as_it_is(
+    cluster: Cluster, progress: TargetProgress
+) -> None:
     memory = Memory({(0, b"theirs"): b"v"}, progress)
     with pytest.raises(TargetBehind, match="up to 2 behind it"):
         Applier(memory, cluster, "q").apply(table([row(0, 4, "mutation", b"k", b"v")]), 3)
@@ -114,16 +116,16 @@ def test_what_a_rollback_undoes_is_read_from_the_node(cluster: Cluster) -> None:
     vbucket = cluster.vbuckets[0]
     for key in "ab":
         vbucket.write(key, delete=False)
-    memory = Memory({(0, b"lost"): b"1", (1, b"other"): b"2"}, Progress("q", 0))
+    memory = Memory({(0, b"lost"): b"1", (1, b"other"): b"2"}, TargetProgress("q", 0))
     applier = Applier(memory, cluster, "q")
     applier.apply(table([row(0, 1, "rollback", None, None, branch=1)]), 1)
     assert memory.held == cluster.contents | {(1, b"other"): b"2"}
-    assert memory.progress() == Progress("q", 1, {0: Ahead(1, 2, 2)})
+    assert memory.progress() == TargetProgress("q", 1, {0: ReadAhead(1, 2, 2)})
     assert (applier.counts.undone, applier.counts.read_again) == (1, 1)
 
 
 def test_what_was_read_ahead_is_not_overwritten_by_the_older_rows_of_the_stream(cluster: Cluster) -> None:
-    memory = Memory({(0, b"a"): b"newer"}, Progress("q", 0, {0: Ahead(1, 5, 5)}))
+    memory = Memory({(0, b"a"): b"newer"}, TargetProgress("q", 0, {0: ReadAhead(1, 5, 5)}))
     applier = Applier(memory, cluster, "q")
     applier.apply(table([row(0, 4, "mutation", b"a", b"older")]), 1)
     assert memory.held == {(0, b"a"): b"newer"}
@@ -136,11 +138,11 @@ def test_what_was_read_ahead_is_not_overwritten_by_the_older_rows_of_the_stream(
 def test_what_was_read_under_a_lost_branch_is_read_again(cluster: Cluster) -> None:
     vbucket = cluster.vbuckets[0]
     vbucket.write("a", delete=False)
-    memory = Memory({(0, b"lost"): b"1"}, Progress("q", 0, {0: Ahead(99, 5, 5)}))
+    memory = Memory({(0, b"lost"): b"1"}, TargetProgress("q", 0, {0: ReadAhead(99, 5, 5)}))
     applier = Applier(memory, cluster, "q")
     applier.settle()
     assert memory.held == cluster.contents
-    assert memory.progress() == Progress("q", 0, {0: Ahead(1, 1, 1)})
+    assert memory.progress() == TargetProgress("q", 0, {0: ReadAhead(1, 1, 1)})
     applier.settle()
     assert len(memory.commits) == 1
 
@@ -149,10 +151,10 @@ def test_what_was_read_before_the_node_forgot_deletions_is_read_again(cluster: C
     """A stream from the beginning does not tell them: it supposes that nothing is held yet."""
     vbucket = cluster.vbuckets[0]
     vbucket.write("a", delete=False)
-    memory = Memory({}, Progress("q", 0))
+    memory = Memory({}, TargetProgress("q", 0))
     applier = Applier(memory, cluster, "q")
     applier.apply(table([row(0, 0, "reset", None, None, branch=1)]), 1)
-    assert memory.progress() == Progress("q", 1, {0: Ahead(1, 1, 1)})
+    assert memory.progress() == TargetProgress("q", 1, {0: ReadAhead(1, 1, 1)})
     vbucket.write("a", delete=True)
     vbucket.write("b", delete=False)
     vbucket.purge()
@@ -163,8 +165,8 @@ def test_what_was_read_before_the_node_forgot_deletions_is_read_again(cluster: C
 def test_what_the_stream_has_passed_is_not_looked_at_any_more_though_a_filter_hides_it(cluster: Cluster) -> None:
     vbucket = cluster.vbuckets[0]
     vbucket.write("a", delete=False)
-    memory = Memory({}, Progress("q", 0, {0: Ahead(1, 5, 5)}))
-    reached = [Offset([Place(0, 1, 5)]), Offset([Place(0, 1, 4)])]
+    memory = Memory({}, TargetProgress("q", 0, {0: ReadAhead(1, 5, 5)}))
+    reached = [Offset([VbucketOffset(0, 1, 5)]), Offset([VbucketOffset(0, 1, 4)])]
     applier = Applier(memory, cluster, "q", reached.pop)
     applier.apply(table([]), 1)
     assert memory.progress().ahead
@@ -176,21 +178,21 @@ def test_what_the_stream_has_passed_is_not_looked_at_any_more_though_a_filter_hi
 def test_what_the_stream_has_passed_is_noted_while_no_batch_comes(cluster: Cluster) -> None:
     vbucket = cluster.vbuckets[0]
     vbucket.write("a", delete=False)
-    memory = Memory({}, Progress("q", 0, {0: Ahead(1, 1, 1)}))
-    applier = Applier(memory, cluster, "q", lambda: Offset([Place(0, 1, 1)]))
+    memory = Memory({}, TargetProgress("q", 0, {0: ReadAhead(1, 1, 1)}))
+    applier = Applier(memory, cluster, "q", lambda: Offset([VbucketOffset(0, 1, 1)]))
     applier.settle()
-    assert memory.progress() == Progress("q", 0)
+    assert memory.progress() == TargetProgress("q", 0)
     vbucket.write("a", delete=True)
     vbucket.purge()
     applier.settle()
     assert applier.counts.read_again == 0
 
 
-@pytest.mark.parametrize("reached", [Offset([]), Offset([Place(0, 1, 3)])])
+@pytest.mark.parametrize("reached", [Offset([]), Offset([VbucketOffset(0, 1, 3)])])
 def test_what_was_read_of_a_vbucket_that_is_away_is_looked_at_when_it_is_back(
     cluster: Cluster, reached: Offset
 ) -> None:
-    memory = Memory({(0, b"a"): b"v"}, Progress("q", 0, {0: Ahead(1, 1, 1)}))
+    memory = Memory({(0, b"a"): b"v"}, TargetProgress("q", 0, {0: ReadAhead(1, 1, 1)}))
     vbucket = cluster.vbuckets[0]
     for key, delete in (("a", False), ("a", True), ("b", False)):
         vbucket.write(key, delete=delete)
@@ -204,7 +206,7 @@ def test_what_was_read_of_a_vbucket_that_is_away_is_looked_at_when_it_is_back(
 
 
 def test_a_batch_of_nothing_but_marks_is_noted(cluster: Cluster) -> None:
-    memory = Memory({}, Progress("q", 2))
+    memory = Memory({}, TargetProgress("q", 2))
     Applier(memory, cluster, "q").apply(table([row(1, 0, "flush", None, None)]), 3)
-    assert memory.progress() == Progress("q", 3, {})
+    assert memory.progress() == TargetProgress("q", 3, {})
     assert isinstance(memory.commits[-1].rows, pa.Table)

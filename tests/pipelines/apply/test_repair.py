@@ -10,7 +10,7 @@ from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines.apply.repair import Repair
 from upriver.pipelines.jobs.replicate import ReplicateOptions, selection
-from upriver.pipelines.targets.target import Ground
+from upriver.pipelines.targets.target import ReadBasis
 
 Nodes = tuple[EmbeddedNode, EmbeddedNode]
 
@@ -67,7 +67,7 @@ def test_a_copy_is_forced_to_hold_what_its_source_holds(nodes: Nodes) -> None:
         assert await work.grounds(marks) == {
             0: marks[0].ground,
             1: marks[1].ground,
-            3: Ground(marks[3].vbucket_uuid, 1),
+            3: ReadBasis(marks[3].vbucket_uuid, 1),
         }
         nodes[0].call(nodes[0].bucket.vbucket(2).set_state, VbucketState.ACTIVE)
         again = repair(nodes)

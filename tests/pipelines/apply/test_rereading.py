@@ -9,7 +9,7 @@ from upriver.errors import DataLoss
 from upriver.node import EmbeddedNode
 from upriver.pipelines.apply import rereading
 from upriver.pipelines.apply.rereading import NodeReader
-from upriver.pipelines.targets.target import Ahead, Ground
+from upriver.pipelines.targets.target import ReadAhead, ReadBasis
 from upriver.spark.options import ReadOptions
 
 
@@ -37,9 +37,9 @@ def test_a_vbucket_is_read_as_it_is_now(upriver_node: EmbeddedNode, reader: Node
     write(upriver_node, 4, b"c")
     rows, ahead = reader.read([3, 5])
     assert [(each["key"], each["seqno"]) for each in rows.to_pylist()] == [(b"b", 2), (b"a", 3)]
-    assert ahead[3] == Ahead(uuid, 3, 3)
+    assert ahead[3] == ReadAhead(uuid, 3, 3)
     assert ahead[5].until_seqno == 0
-    assert reader.grounds([3]) == {3: Ground(uuid, 0)}
+    assert reader.grounds([3]) == {3: ReadBasis(uuid, 0)}
     write(upriver_node, 3, b"d")
     rows, ahead = reader.read([3])
     assert (rows.num_rows, ahead[3].until_seqno) == (3, 4)

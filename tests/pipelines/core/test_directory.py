@@ -9,7 +9,7 @@ from upriver.errors import CheckpointError
 from upriver.pipelines.core.directory import RunDirectory, identity, write_whole
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.jobs.replicate import Replicate
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 
 
 def job(**options: str) -> Replicate:
@@ -75,7 +75,7 @@ def test_the_last_batch_is_found_in_sparks_log(tmp_path: Path) -> None:
     offsets.mkdir(parents=True)
     (directory.spark / "commits").mkdir()
     for number, seqno in enumerate((10, 25)):
-        packed = Offset([Place.consistent_at(3, 0x55, seqno), Place(4)]).packed()
+        packed = Offset([VbucketOffset.consistent_at(3, 0x55, seqno), VbucketOffset(4)]).packed()
         (offsets / str(number)).write_text("v1\n" + json.dumps({"batchWatermarkMs": 0}) + "\n" + json.dumps(packed))
     (directory.spark / "commits" / "0").write_text("v1\n{}")
     assert directory.reached().places[3].seqno == 10

@@ -15,9 +15,9 @@ from upriver.errors import (
     TemporaryFailure,
     Unreachable,
 )
-from upriver.pipelines.core.directory import Batch
+from upriver.pipelines.core.directory import LoggedBatch
 from upriver.pipelines.core.failures import Trouble, is_temporary, trouble
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 
 READING = """[STREAM_FAILED] Query failed: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
   File "/x/upriver/spark/ranges.py", line 96, in read
@@ -73,9 +73,15 @@ def test_sparks_text_tells_the_stage_and_the_vbucket() -> None:
 
 
 def test_the_place_is_told_as_exactly_as_it_is_known() -> None:
-    start = Offset([Place.consistent_at(n, 0x5, 10) for n in range(3)])
-    end = Offset([Place(0, 0x5, 20, 10, 0, 10), Place(1, 0x5, 30, 10, 0, 10), Place.consistent_at(2, 0x5, 10)])
-    batch = Batch(7, start, end, is_done=False)
+    start = Offset([VbucketOffset.consistent_at(n, 0x5, 10) for n in range(3)])
+    end = Offset(
+        [
+            VbucketOffset(0, 0x5, 20, 10, 0, 10),
+            VbucketOffset(1, 0x5, 30, 10, 0, 10),
+            VbucketOffset.consistent_at(2, 0x5, 10),
+        ]
+    )
+    batch = LoggedBatch(7, start, end, is_done=False)
     of_one, of_all = Trouble("read", "why", True, 1), Trouble("apply", "why", False)
     assert of_one.where(batch) == "batch 7, vbucket 1 (changes 10 to 30)"
     assert of_one._replace(vbucket=2).where(batch) == "batch 7, vbucket 2 (after change 10)"

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from upriver.pipelines.core.progress import Lag, Meter, Progress, Summary
+from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
 
 
 class Clock:
@@ -73,7 +73,7 @@ def test_the_oldest_look_is_never_forgotten() -> None:
 
 
 def test_lines_of_json_hold_what_was_counted() -> None:
-    progress = Progress("replicate", 1.26, 10, 7.94, 3, 0.55, 2, 1, {"written": 9})
+    progress = RunProgress("replicate", 1.26, 10, 7.94, 3, 0.55, 2, 1, {"written": 9})
     said = progress.as_json()
     assert (said["seconds"], said["lag_s"], said["written"], said["waiting_for"]) == (1.3, 0.6, 9, "")
     summary = Summary("replicate", "/there", progress, True).as_json()

@@ -16,7 +16,7 @@ from tests.support.background_pipeline import Running
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
 from upriver.node import EmbeddedNode
-from upriver.pipelines import Pipeline, Progress, Task, run
+from upriver.pipelines import Pipeline, RunProgress, Task, run
 from upriver.pipelines.core.options import JobOptions, PipelineOptions
 from upriver.pipelines.core.runner import all_known
 
@@ -111,7 +111,7 @@ def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
         return Collecting.of({"from": upriver_node.address})
 
     fill("a")
-    first, seen = job(), list[Progress]()
+    first, seen = job(), list[RunProgress]()
     first.troubles = [TemporaryFailure("full"), ConnectionResetError("cut")]
     summary = run(first, checkpoint=tmp_path, once=True, on_progress=seen.append)
     assert sorted(first.keys) == sorted(b"a%d" % n for n in range(50))

@@ -23,7 +23,7 @@ from upriver.node import EmbeddedNode, start
 from upriver.pipelines import run
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.jobs.replicate import Replicate, ReplicateOptions, renamed
-from upriver.spark.offsets import Offset, Place
+from upriver.spark.offsets import Offset, VbucketOffset
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_
         offsets = directory.spark / "offsets"
         offsets.mkdir(parents=True)
         (directory.spark / "commits").mkdir()
-        place = Place.consistent_at(number, before.vbucket_uuid, before.high_seqno)
+        place = VbucketOffset.consistent_at(number, before.vbucket_uuid, before.high_seqno)
         (offsets / "0").write_text("v1\n{}\n" + json.dumps(Offset([place]).packed()))
         (directory.spark / "commits" / "0").write_text("v1\n{}")
         vbucket = source.bucket.vbucket(number)
@@ -171,7 +171,7 @@ def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_
         job.idle()
         assert held(target.address, ["k"]) == {"k": b"right"}
         now = vbuckets(source.address)[number]
-        place = Place.consistent_at(number, now.vbucket_uuid, now.high_seqno)
+        place = VbucketOffset.consistent_at(number, now.vbucket_uuid, now.high_seqno)
         (offsets / "0").write_text("v1\n{}\n" + json.dumps(Offset([place]).packed()))
         job.idle()  # the stream is whole up to there
         assert directory.read("repairs.json") == {}

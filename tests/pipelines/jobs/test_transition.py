@@ -17,7 +17,7 @@ from upriver.client import SyncKvClient
 from upriver.errors import OptionError, PipelineFailed
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.pipelines import Progress, run
+from upriver.pipelines import RunProgress, run
 from upriver.pipelines.jobs.transition import Transition, TransitionOptions, difference
 
 Nodes = tuple[EmbeddedNode, EmbeddedNode]
@@ -47,7 +47,7 @@ def contents(node: EmbeddedNode) -> dict[str, bytes]:
 def test_vbuckets_move_verified_and_come_back(nodes: Nodes, tmp_path: Path) -> None:
     first, second = nodes
     before = contents(first)
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     half = "0-3"
     summary = run(job(nodes, vbuckets=half), checkpoint=tmp_path, on_progress=seen.append)
     assert (active(first.address), active(second.address)) == ([4, 5, 6, 7], [0, 1, 2, 3])

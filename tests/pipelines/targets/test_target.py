@@ -1,7 +1,7 @@
 """The interface of targets: what work is by default."""
 
 from tests.support.pipeline_model import table
-from upriver.pipelines.targets.target import Ahead, Progress, Work
+from upriver.pipelines.targets.target import ReadAhead, TargetProgress, Work
 
 
 def test_work_clears_nothing_unless_told() -> None:
@@ -10,9 +10,9 @@ def test_work_clears_nothing_unless_told() -> None:
 
 
 def test_a_target_that_was_never_written_knows_no_query() -> None:
-    assert Progress() == (None, -1, {})
+    assert TargetProgress() == (None, -1, {})
 
 
 def test_progress_is_told_as_it_was() -> None:
-    progress = Progress("q", 7, {3: Ahead(2**47, 5, 9)})
-    assert Progress.of_text(progress.as_text()) == progress
+    progress = TargetProgress("q", 7, {3: ReadAhead(2**47, 5, 9)})
+    assert TargetProgress.of_text(progress.as_text()) == progress

@@ -16,7 +16,7 @@ from upriver.errors import (
 )
 from upriver.model import VbucketState
 from upriver.model.position import SEQNO_MAX
-from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.wire import AnyResponse, Framer, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.codes import Status
@@ -34,7 +34,7 @@ class Stage:
         self.sink = PaperSink(*self.copies)
         self.ended: list[ConsumerStream] = []
         self.outputs = 0
-        self.consumer = Consumer(self.sink, 0.0, options, on_output=self._note, on_end=self.ended.append)
+        self.consumer = ConsumerConnection(self.sink, 0.0, options, on_output=self._note, on_end=self.ended.append)
         self.answers: list[tuple[int, StatusError | None]] = []
 
     def _note(self) -> None:

@@ -12,7 +12,7 @@ from tests.support.in_memory_node import Laboratory
 from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node.streams.engine_sink import EngineCopy
-from upriver.protocol.move.mover import ATTEMPTS_MAX, Announce, Goal, Link, Mover, Phase, Send, moved_map
+from upriver.protocol.move.mover import ATTEMPTS_MAX, Announce, Goal, Link, MoverSteps, Phase, Send, moved_map
 from upriver.wire import dcp
 
 ACTIVE, DEAD, PENDING, REPLICA = VbucketState.ACTIVE, VbucketState.DEAD, VbucketState.PENDING, VbucketState.REPLICA
@@ -257,7 +257,7 @@ def test_what_cannot_be_moved(source: VbucketState, destination: VbucketState | 
 
 def test_a_source_that_is_not_there() -> None:
     world = MovingWorld(vbuckets=())
-    world.mover = Mover("a->b", [0])
+    world.mover = MoverSteps("a->b", [0])
     world.mover.start()
     world.settle()
     assert "not there" in world.move.reason
@@ -298,21 +298,21 @@ def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: G
     owner = Laboratory(vbuckets=4)
     candidate, world.nodes[Link.DESTINATION] = world.destination, owner
     if killed:
-        world.mover = Mover("a->c", [0], Goal.REPLICATE)
+        world.mover = MoverSteps("a->c", [0], Goal.REPLICATE)
         world.mover.start()
         world.settle()
         for link in Link:
             world.cut(link)
         owner.bucket.vbucket(0).set_state(PENDING)
         world.source.bucket.vbucket(0).set_state(DEAD)
-    world.mover = Mover("a->c", [0])
+    world.mover = MoverSteps("a->c", [0])
     world.mover.start()
     world.settle()
     assert world.states() == (DEAD, ACTIVE)
     for link in Link:
         world.cut(link)
     world.nodes[Link.DESTINATION] = candidate
-    world.mover = Mover("a->b", [0], goal)
+    world.mover = MoverSteps("a->b", [0], goal)
     world.mover.start()
     world.settle()
     assert world.move.phase is Phase.FAILED
@@ -408,7 +408,7 @@ def test_what_the_destination_may_have_handed_on_is_not_undone(state: VbucketSta
         assert world.step()
     world.destination.write(0, b"newer")
     world.destination.bucket.vbucket(0).set_state(state)
-    world.mover = Mover("a->b", [0], Goal.UNDO)
+    world.mover = MoverSteps("a->b", [0], Goal.UNDO)
     world.mover.start()
     world.settle()
     assert world.move.phase is Phase.FAILED
@@ -420,7 +420,7 @@ def between(source: Laboratory, destination: Laboratory, goal: Goal = Goal.TAKE_
     """Another mover, between these two."""
     world = MovingWorld(vbuckets=())
     world.nodes = {Link.SOURCE: source, Link.DESTINATION: destination}
-    world.mover = Mover(f"{id(source)}->{id(destination)}", [0], goal)
+    world.mover = MoverSteps(f"{id(source)}->{id(destination)}", [0], goal)
     world.mover.start()
     return world
 
@@ -429,7 +429,7 @@ def type_again(world: MovingWorld, goal: Goal) -> None:
     """The same two nodes, another mover of the same name, until nothing happens any more."""
     for link in Link:
         world.cut(link)
-    world.mover = Mover("a->b", [0], goal)
+    world.mover = MoverSteps("a->b", [0], goal)
     world.mover.start()
     world.settle()
 
@@ -439,7 +439,7 @@ def turn_round(world: MovingWorld, goal: Goal) -> None:
     for link in Link:
         world.cut(link)
     world.nodes = {Link.SOURCE: world.destination, Link.DESTINATION: world.source}
-    world.mover = Mover("b->a", [0], goal)
+    world.mover = MoverSteps("b->a", [0], goal)
     world.mover.start()
 
 
@@ -449,15 +449,15 @@ def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Go
     """The source was given up long ago and does not know it; its successor died, and nobody has its writes yet."""
     world = written(Goal.REPLICATE)
     world.settle()
-    successor = world.destination.bucket.vbucket(0)
-    successor.set_state(ACTIVE)
+    destination = world.destination.bucket.vbucket(0)
+    destination.set_state(ACTIVE)
     world.destination.write(0, b"acknowledged")
-    successor.set_state(DEAD, successor=successor)
+    destination.set_state(DEAD, successor=successor)
     type_again(world, goal)
     assert world.move.phase is Phase.FAILED
     assert "holds what the source does not" in world.move.reason
     assert world.states() == (ACTIVE, DEAD)
-    assert successor.successor == successor
+    assert destination.successor == successor
     assert b"acknowledged" in world.contents(Link.DESTINATION)
 
 
@@ -641,7 +641,7 @@ def test_bytes_that_make_no_sense_cut_the_connection() -> None:
 
 
 def test_a_refused_open_is_tried_again() -> None:
-    mover = Mover("", [0])
+    mover = MoverSteps("", [0])
     mover.start()
     mover.actions()
     mover.connected(Link.SOURCE)

@@ -14,6 +14,7 @@ from tests.support.tap_peer import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, co
 from upriver.protocol.tap import ack_window, producer, retry_queue
 from upriver.protocol.tap.ack_window import key_of
 from upriver.protocol.tap.connect_plan import TapSettings
+from upriver.protocol.tap.producer import BEGIN_MAX
 from upriver.wire import AnyResponse, Message, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import Control, TapFlag
@@ -430,7 +431,7 @@ def test_a_turn_begins_only_some_of_many_streams(flags: int) -> None:
     producer = producer_of(peer)
     assert (len(producer.streams), producer.beginning, producer.has_output) == (0, True, True)
     producer.produce()
-    assert len(producer.streams) == producer.BEGIN_MAX
+    assert len(producer.streams) == BEGIN_MAX
     laboratory.write(255, b"new")
     again = TapPeer(laboratory, connect(b"again", flags))  # what the first turn sent is lost
     laboratory.write(255, b"newer")
@@ -445,7 +446,7 @@ def test_a_turn_looks_for_only_some_of_many_that_are_not_there() -> None:
     laboratory.bucket.create_vbucket(1023)
     peer = TapPeer(laboratory, connect(b"client", DUMP | LIST, vbuckets=tuple(range(1024))))
     producer = producer_of(peer)
-    for _ in range(1024 // producer.BEGIN_MAX - 1):
+    for _ in range(1024 // BEGIN_MAX - 1):
         assert producer.produce() == b""
         assert (producer.beginning, producer.has_output) == (True, True)
     assert brief(peer.run()) == ["#initial_vbucket_stream", "#close_backfill", "#close_tap_stream"]

@@ -6,7 +6,7 @@ import pytest
 
 from upriver.model import CHANGES, Event
 from upriver.wire import DIALECTS, dcp, tap, upr_draft2
-from upriver.wire.codec.row_layout import TRANSPORT, Place, field_column, row_layouts, row_templates
+from upriver.wire.codec.row_layout import TRANSPORT, FieldPlace, field_column, row_layouts, row_templates
 from upriver.wire.framing import DRAFT, MEMCACHED
 
 
@@ -31,23 +31,23 @@ def test_a_dialect_overrides_the_layouts_that_it_inherits() -> None:
 def test_places_are_offsets_in_the_packet() -> None:
     (mutation,) = [row for row in row_layouts(dcp.dcp) if (row.opcode, row.fixed_length) == (0x57, 31)]
     assert mutation.places == {
-        "datatype": Place(5, 1),
-        "vbucket": Place(6, 2),
-        "opaque": Place(12, 4),
-        "cas": Place(16, 8),
-        "seqno": Place(24, 8),
-        "rev_seqno": Place(32, 8),
-        "flags": Place(40, 4),
-        "expiry": Place(44, 4),
-        "lock_time": Place(48, 4),
+        "datatype": FieldPlace(5, 1),
+        "vbucket": FieldPlace(6, 2),
+        "opaque": FieldPlace(12, 4),
+        "cas": FieldPlace(16, 8),
+        "seqno": FieldPlace(24, 8),
+        "rev_seqno": FieldPlace(32, 8),
+        "flags": FieldPlace(40, 4),
+        "expiry": FieldPlace(44, 4),
+        "lock_time": FieldPlace(48, 4),
     }
-    assert mutation.trailer == Place(52, 2)
+    assert mutation.trailer == FieldPlace(52, 2)
     assert mutation.private is None
 
 
 def test_the_engine_private_part_of_tap_holds_the_revision() -> None:
     places = {row.fixed_length: row.places.get("rev_seqno") for row in row_layouts(tap.tap) if row.opcode == 0x41}
-    assert places == {16: None, 24: Place(40, 8), 25: Place(40, 8)}
+    assert places == {16: None, 24: FieldPlace(40, 8), 25: FieldPlace(40, 8)}
 
 
 @pytest.mark.parametrize("name", ["upr_draft1", "upr_draft2", "memcached"])
@@ -83,8 +83,8 @@ def test_a_template_of_a_short_draft_begins_with_its_header_and_the_type() -> No
     templates = row_templates(upr_draft2.upr_draft2, vbucket=7, expirations=True, delete_times=False, given={})
     mutation, deletion = templates[Event.MUTATION], templates[Event.DELETION]
     assert mutation.head + b"k" == upr_draft2.Mutation(by_seqno=0, rev_seqno=0, key=b"k").encode()
-    assert mutation.layout.places["opaque"] == Place(4, 4)
-    assert mutation.layout.places["cas"] == Place(13, 8)
+    assert mutation.layout.places["opaque"] == FieldPlace(4, 4)
+    assert mutation.layout.places["cas"] == FieldPlace(13, 8)
     assert (mutation.tells_key_length, deletion.tells_key_length) == (True, False)
     assert mutation.key_bytes_min == 1
 

@@ -55,7 +55,7 @@ def rollback_check(
     for number, position in sorted(positions.items()):
         if number not in statuses or number not in logs:
             raise Failure(f"vbucket {number}: no node of the cluster has it active")
-        source = Source(logs[number], statuses[number].high_seqno, statuses[number].purge_seqno)
+        source = RollbackInputs(logs[number], statuses[number].high_seqno, statuses[number].purge_seqno)
         ours = progress[number].failover_log if number in progress else None
         to, why = judged(position, source) if dialect == "dcp" else judged_by_logs(position, ours, source, dialect)
         back += to is not None
@@ -94,7 +94,7 @@ async def _ask(numbers: list[int], address: Address) -> tuple[Mapping[int, Vbuck
     return statuses, logs
 
 
-class Source(NamedTuple):
+class RollbackInputs(NamedTuple):
     """What the rules ask of the node that has a vbucket."""
 
     log: FailoverLog
@@ -112,7 +112,7 @@ def _purged(seqno: int, purge_seqno: int) -> str:
     )
 
 
-def judged(position: StreamPosition, source: Source) -> tuple[int | None, str]:
+def judged(position: StreamPosition, source: RollbackInputs) -> tuple[int | None, str]:
     """Whither a consumer of `dcp` at this position is sent back, None if it may go on; and why."""
     return rollback_by_snapshot(*source, position), _explained(position, *source)
 
@@ -144,7 +144,7 @@ def _explained(position: StreamPosition, log: FailoverLog, high_seqno: int, purg
 
 
 def judged_by_logs(
-    position: StreamPosition, ours: FailoverLog | None, source: Source, dialect: str
+    position: StreamPosition, ours: FailoverLog | None, source: RollbackInputs, dialect: str
 ) -> tuple[int | None, str]:
     """The same for a consumer of `upr` or a draft, whose own log is known from its checkpoint.
 
@@ -165,7 +165,7 @@ def judged_by_logs(
 
 
 def _explained_by_logs(
-    position: StreamPosition, ours: FailoverLog, source: Source, entry: FailoverEntry, seqno: int
+    position: StreamPosition, ours: FailoverLog, source: RollbackInputs, entry: FailoverEntry, seqno: int
 ) -> str:
     theirs, high_seqno, purge_seqno = source
     if position.seqno == 0:

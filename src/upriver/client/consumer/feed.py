@@ -14,7 +14,7 @@ from upriver.client.consumer.batches import Run
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
-from upriver.protocol.consumer.consumer import Answered, Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import Answered, ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.intake import packet_size
@@ -61,7 +61,9 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self._copies = copies
         self._owner = owner
-        self._protocol = Consumer(copies, self._loop.time(), options, on_output=self._send, on_end=self._ended)
+        self._protocol = ConsumerConnection(
+            copies, self._loop.time(), options, on_output=self._send, on_end=self._ended
+        )
         self._decoder = ChangeDecoder(dcp.dcp, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
         self._partial = bytearray()
         #: A change that came in two pieces: noted, and decoded together with what follows it.

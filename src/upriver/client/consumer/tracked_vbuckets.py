@@ -22,7 +22,7 @@ POLICIES: Final[tuple[str, ...]] = get_args(Policy)
 class TrackedVbucket:
     """One vbucket, as far as this consumer has it."""
 
-    def __init__(self, number: int, progress: Progress, policy: Policy, copies: "Copies") -> None:
+    def __init__(self, number: int, progress: Progress, policy: Policy, copies: "TrackedVbuckets") -> None:
         self.number = number
         self.progress = progress
         self._policy = policy

@@ -25,7 +25,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Batch:
+class WriteBatch:
     """All that one transaction changes, in the order of the fields."""
 
     #: Per vbucket the seqno at which its blocks end from now on.
@@ -87,7 +87,7 @@ class Storage(abc.ABC):
         """All groups in order; each is valid until the next is asked for."""
 
     @abc.abstractmethod
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         """All of the batch is on disk when this returns; none of it if it raises."""
 
     @abc.abstractmethod

@@ -33,7 +33,7 @@ from typing import Any, Final
 import lmdb
 from isal.isal_zlib import crc32  # the CRC-32 of zlib, three times as fast
 
-from upriver.engine.storage.interface import Batch, Block, Storage
+from upriver.engine.storage.interface import Block, Storage, WriteBatch
 from upriver.engine.storage.lmdb_check import Damaged, check_pages
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
 from upriver.model.record import PREFIX, SEQNO_OFFSET, aligned, size_at
@@ -138,7 +138,7 @@ class LmdbStorage(Storage):
                 (number,) = _NUMBER.unpack(key)
                 yield number, self._checked(key, value, f"group {number}")
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         self._check_open()
         try:
             self._revive()
@@ -354,7 +354,7 @@ class LmdbStorage(Storage):
         sealed[_CHECKSUM.size :] = value
         return sealed
 
-    def _write(self, txn: lmdb.Transaction, batch: Batch) -> None:
+    def _write(self, txn: lmdb.Transaction, batch: WriteBatch) -> None:
         for vbucket, seqno in batch.trims.items():
             self._trim(txn, vbucket, seqno)
         for vbucket, upto in batch.removed:

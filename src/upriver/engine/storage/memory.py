@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from upriver.engine.storage.interface import Batch, Block, Storage
+from upriver.engine.storage.interface import Block, Storage, WriteBatch
 from upriver.errors import StorageError
 
 
@@ -28,7 +28,7 @@ class MemoryStorage(Storage):
     def groups(self) -> Iterator[tuple[int, memoryview]]:
         return iter(())
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         pass
 
     def backup(self, path: str) -> None:

@@ -46,7 +46,7 @@ cdef class Ledger:
     cpdef bint may_expire(self)
 
 
-cdef class Item:
+cdef class StoredItem:
     cdef public uint8_t event, datatype
     cdef public bytes value
     cdef public uint32_t flags, expiry, time

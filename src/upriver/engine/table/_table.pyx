@@ -185,7 +185,7 @@ cdef class Ledger:
 
 @cython.final
 @cython.freelist(256)
-cdef class Item:
+cdef class StoredItem:
     """The newest version of a key, tombstones included."""
 
 
@@ -229,7 +229,7 @@ cdef class Table:
         """The item; an expired one turns into an expiration here, if there is room."""
         cdef double now = -1
         cdef char *record
-        cdef Item item
+        cdef StoredItem item
         fetch_chunks(self)
         self.check_active()
         self.ledger.gets += 1
@@ -1910,8 +1910,8 @@ cdef inline void move_slot(Table self, const char *record, uint64_t slot) noexce
 
 # Items, locks and expiry.
 
-cdef Item make_item(Table self, char *record, bint value):
-    cdef Item item = Item.__new__(Item)
+cdef StoredItem make_item(Table self, char *record, bint value):
+    cdef StoredItem item = StoredItem.__new__(StoredItem)
     cdef uint8_t opcode = record[R_OPCODE]
     cdef uint32_t key_end = <uint32_t>R_EXTRAS + <uint8_t>record[R_EXTRAS_LENGTH] + load_be16(record + R_KEY_LENGTH)
     item.event = opcode - EVENT_OF_OPCODE

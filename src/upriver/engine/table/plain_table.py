@@ -169,7 +169,7 @@ class Ledger:
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class StoredItem:
     """The newest version of a key, tombstones included."""
 
     event: int
@@ -302,7 +302,7 @@ class Table:
 
     # What clients do most.
 
-    def get(self, key: bytes, /) -> Item:
+    def get(self, key: bytes, /) -> StoredItem:
         """The item; an expired one turns into an expiration here, if there is room."""
         self._check_active()
         self.ledger.gets += 1
@@ -342,7 +342,7 @@ class Table:
 
     # What the other operations are made of.
 
-    def find(self, key: bytes, value: bool = True) -> Item | None:
+    def find(self, key: bytes, value: bool = True) -> StoredItem | None:
         """The newest version of the key, tombstone or not, expired or not.
 
         Where only the rest of it is wanted nothing is read from disk: the ``value`` is left empty.
@@ -944,8 +944,8 @@ class Table:
         self.pending_bytes -= size
         self.ledger.pending_bytes -= size
 
-    def _item(self, entry: _Entry, value: bool = True) -> Item:
-        return Item(
+    def _item(self, entry: _Entry, value: bool = True) -> StoredItem:
+        return StoredItem(
             entry.event,
             self._value(entry) if value else b"",
             entry.flags,

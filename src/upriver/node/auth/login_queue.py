@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import UsersFileError
 from upriver.node.auth.login_throttle import network_of
-from upriver.node.auth.sasl import Outcome, SaslStatus
+from upriver.node.auth.sasl import LoginOutcome, SaslStatus
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 
@@ -30,8 +30,8 @@ class Attempt:
     """One message of a login, from its arrival to its outcome."""
 
     network: str
-    work: Callable[[], Outcome]
-    done: Callable[[Outcome], object]
+    work: Callable[[], LoginOutcome]
+    done: Callable[[LoginOutcome], object]
     timer: "Timer | None" = None
     #: It is being looked at: too late to take it back.
     running: bool = False
@@ -48,7 +48,7 @@ class LoginQueue:
         return sum(map(len, self._lines.values()))
 
     def enter(
-        self, node: "NodeState", peer: str, work: Callable[[], Outcome], done: Callable[[Outcome], object]
+        self, node: "NodeState", peer: str, work: Callable[[], LoginOutcome], done: Callable[[LoginOutcome], object]
     ) -> Attempt:
         """Do the work when it is this attempt's turn, beside the sessions, and hand the outcome over."""
         attempt = Attempt(network_of(peer), work, done)
@@ -80,16 +80,16 @@ class LoginQueue:
     def _run(self, node: "NodeState", attempt: Attempt) -> None:
         attempt.running = True
 
-        def guarded() -> Outcome:
+        def guarded() -> LoginOutcome:
             try:
                 return attempt.work()
             except Exception:  # an error of ours must not hold up the line for ever
                 node.log.exception("a login failed")
-                return Outcome(SaslStatus.FAILED, why="internal error")
+                return LoginOutcome(SaslStatus.FAILED, why="internal error")
 
         node.scheduler.beside(guarded, lambda outcome: self._decided(node, attempt, outcome))
 
-    def _decided(self, node: "NodeState", attempt: Attempt, outcome: Outcome) -> None:
+    def _decided(self, node: "NodeState", attempt: Attempt, outcome: LoginOutcome) -> None:
         try:
             attempt.done(outcome)
         finally:

@@ -1,6 +1,6 @@
 """A login, message by message: what a client may send and what it is answered.
 
-A ``SaslExchange`` is one attempt of one connection: bytes in, an ``Outcome`` out. Nothing that a client sends raises.
+A ``SaslExchange`` is one attempt of one connection: bytes in, a ``LoginOutcome`` out. It never raises.
 Checking PLAIN derives a key, which takes milliseconds but releases the interpreter lock: a server with other
 connections to serve calls ``start`` and ``step`` in a thread.
 """
@@ -38,7 +38,7 @@ class SaslStatus(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoginOutcome:
     """What one message of the client led to."""
 
     status: SaslStatus
@@ -60,9 +60,9 @@ class SaslExchange:
         self._users = users
         self._nonce = nonce
         self._name = ""
-        self._expected: Callable[[bytes], Outcome] | None = None
+        self._expected: Callable[[bytes], LoginOutcome] | None = None
 
-    def start(self, mechanism: bytes, initial: bytes) -> Outcome:
+    def start(self, mechanism: bytes, initial: bytes) -> LoginOutcome:
         """The client chose a mechanism, and may have sent its first message with it."""
         self._name, self._expected = "", None
         known = _SPELLINGS.get(bytes(mechanism))
@@ -73,9 +73,9 @@ class SaslExchange:
             return self._failed(f"unknown mechanism{told}")
         self._expected = self._plain if known == "PLAIN" else partial(self._client_first, known)
         # RFC 4422, section 5.1: who sends no initial response is asked for it with an empty challenge.
-        return self.step(initial) if initial else Outcome(SaslStatus.CONTINUE)
+        return self.step(initial) if initial else LoginOutcome(SaslStatus.CONTINUE)
 
-    def step(self, data: bytes) -> Outcome:
+    def step(self, data: bytes) -> LoginOutcome:
         """The client's next message."""
         expected, self._expected = self._expected, None
         if expected is None:
@@ -87,7 +87,7 @@ class SaslExchange:
         except UnicodeDecodeError:
             return self._failed("message is not UTF-8")
 
-    def _plain(self, data: bytes) -> Outcome:
+    def _plain(self, data: bytes) -> LoginOutcome:
         """RFC 4616: authorization identity, name and password, separated by NUL."""
         parts = data.decode().split("\0")
         if len(parts) != 3:
@@ -102,7 +102,7 @@ class SaslExchange:
         user = self._users.verify_plain(self._name, password)
         return self._failed(_WRONG) if user is None else self._succeeded(user)
 
-    def _client_first(self, mechanism: str, data: bytes) -> Outcome:
+    def _client_first(self, mechanism: str, data: bytes) -> LoginOutcome:
         """RFC 5802, section 5: name and nonce; the answer is our nonce, the salt and the iterations."""
         kept: list[Credential] = []
 
@@ -118,9 +118,9 @@ class SaslExchange:
         except scramp().error as error:
             return self._failed(str(error))
         self._expected = partial(self._client_final, mechanism, server, kept[0])
-        return Outcome(SaslStatus.CONTINUE, challenge, name=self._name)
+        return LoginOutcome(SaslStatus.CONTINUE, challenge, name=self._name)
 
-    def _client_final(self, mechanism: str, server: Any, kept: Credential, data: bytes) -> Outcome:
+    def _client_final(self, mechanism: str, server: Any, kept: Credential, data: bytes) -> LoginOutcome:
         """RFC 5802, section 5: the proof; the answer proves that we know the user, too."""
         try:
             server.set_client_final(data.decode())
@@ -132,8 +132,8 @@ class SaslExchange:
             return self._failed("user was changed during the login")
         return self._succeeded(user, challenge)
 
-    def _succeeded(self, user: User, challenge: bytes = b"") -> Outcome:
-        return Outcome(SaslStatus.SUCCESS, challenge, user, user.name)
+    def _succeeded(self, user: User, challenge: bytes = b"") -> LoginOutcome:
+        return LoginOutcome(SaslStatus.SUCCESS, challenge, user, user.name)
 
-    def _failed(self, why: str) -> Outcome:
-        return Outcome(SaslStatus.FAILED, name=self._name, why=why)
+    def _failed(self, why: str) -> LoginOutcome:
+        return LoginOutcome(SaslStatus.FAILED, name=self._name, why=why)

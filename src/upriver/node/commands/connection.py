@@ -6,7 +6,7 @@ from typing import Final
 
 from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
 from upriver.node.auth.login_queue import take_new_users
-from upriver.node.auth.sasl import MECHANISMS, Outcome, SaslExchange, SaslStatus
+from upriver.node.auth.sasl import MECHANISMS, LoginOutcome, SaslExchange, SaslStatus
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.wire import Response
@@ -125,13 +125,13 @@ def sasl_step(session: Session, request: SaslStep) -> Answer:
     return _attempt(session, request, lambda: exchange.step(request.value))
 
 
-def _attempt(session: Session, request: SaslAuth, work: Callable[[], Outcome]) -> Answer:
+def _attempt(session: Session, request: SaslAuth, work: Callable[[], LoginOutcome]) -> Answer:
     """Run a step of a login: in its turn and after the delay that earlier failures earned, beside the event loop
     because hashing a password takes milliseconds, and before any request that stands behind it."""
     node, place = session.node, Deferred(session)
     session.logging_in = True
 
-    def finished(outcome: Outcome) -> None:
+    def finished(outcome: LoginOutcome) -> None:
         _count(session, outcome)  # also if nobody waits for it any more: a guess is a guess
         if not place.ended:
             session.logging_in = False
@@ -147,7 +147,7 @@ def _attempt(session: Session, request: SaslAuth, work: Callable[[], Outcome]) -
     return place
 
 
-def _count(session: Session, outcome: Outcome) -> None:
+def _count(session: Session, outcome: LoginOutcome) -> None:
     node = session.node
     if outcome.status is SaslStatus.SUCCESS:
         node.throttle.succeeded(_host(session))
@@ -157,7 +157,7 @@ def _count(session: Session, outcome: Outcome) -> None:
         session.log.warning("login of %r failed: %s", outcome.name, outcome.why)
 
 
-def _outcome(session: Session, request: SaslAuth, outcome: Outcome) -> Response:
+def _outcome(session: Session, request: SaslAuth, outcome: LoginOutcome) -> Response:
     if outcome.status is SaslStatus.CONTINUE:
         return success(request, status=Status.AUTH_CONTINUE, value=outcome.challenge)
     session.exchange = None

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from upriver.engine import Vbucket
-from upriver.engine.backend import Item
+from upriver.engine.backend import StoredItem
 from upriver.engine.table.plain_table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
 from upriver.model.compression import plain
@@ -117,7 +117,7 @@ def get(session: Session, request: Get) -> Answer:
     return hit(session, request, item)
 
 
-def hit(session: Session, request: Request, item: Item) -> Response:
+def hit(session: Session, request: Request, item: StoredItem) -> Response:
     """The answer that shows an item, without a compression that the client has not agreed on."""
     values: dict[str, Any] = {
         "flags": item.flags,

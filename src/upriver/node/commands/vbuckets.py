@@ -56,8 +56,8 @@ def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState)
     """What a mover has asked may be otherwise by now, and others may move the same vbucket.
 
     It may take back only what was handed over under its own name, unless that is over: not what takes the place of a
-    source that somebody has deleted, because its successor has everything. Of a source that is dead it says that it shall
-    stay so, when the successor is active; it kills none. At the destination it confirms who is active, and makes copies that
+    source that was deleted, because its successor has everything. Of a source that is dead it says that it shall
+    stay so, when the successor is active. At the destination it confirms who is active, and makes copies that
     wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An operator, who has
     not opened the connection for streams, may know better.
     """

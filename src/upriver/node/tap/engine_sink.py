@@ -42,7 +42,7 @@ class EngineTapSink:
             )
 
     def _alive(self, number: int) -> Vbucket:
-        """A vbucket that takes part. A dead one takes nothing and keeps what it has: its successor may not have it yet."""
+        """A vbucket that takes part. A dead one keeps what it has: its successor may not have it yet."""
         vbucket = self._node.bucket.vbucket(number)
         if vbucket.state is VbucketState.DEAD:
             raise NotMyVbucket("the vbucket is dead", vbucket=number)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.errors import TargetBehind
-from upriver.pipelines.targets.target import Ahead, Progress, Source, Target, Work
+from upriver.pipelines.targets.target import NodeSource, ReadAhead, Target, TargetProgress, Work
 from upriver.spark.offsets import Offset
 from upriver.spark.rows import ROWS, unsigned
 
@@ -51,7 +51,7 @@ class Applier:
     """Applies the batches of one query to a target."""
 
     def __init__(
-        self, target: Target, source: Source, query: str, reached: Callable[[], Offset] = lambda: NOWHERE
+        self, target: Target, source: NodeSource, query: str, reached: Callable[[], Offset] = lambda: NOWHERE
     ) -> None:
         """``query`` is a name that no other query has, and that this one has after each restart; ``reached`` tells
         where the batches that are done have ended."""
@@ -61,7 +61,7 @@ class Applier:
         self._query = query
         self.counts = Applied()
 
-    def begin(self, done: int = -1) -> Progress:
+    def begin(self, done: int = -1) -> TargetProgress:
         """How far the target is with this query, which has the batches up to ``done`` behind it; what another query has
         left there is dropped."""
         progress = self._target.progress()
@@ -72,7 +72,7 @@ class Applier:
         if is_known:
             return progress
         self._target.commit(Work(query=self._query, number=None, rows=NOTHING, clear_all=True))
-        return Progress(self._query)
+        return TargetProgress(self._query)
 
     def apply(self, changes: pa.Table, number: int) -> None:
         """One batch, whether it comes for the first time or again."""
@@ -103,7 +103,7 @@ class Applier:
             self._target.commit(Work(query=self._query, number=None, rows=NOTHING, ahead=ahead))
         self._read_again(left, ahead)
 
-    def _look(self, ahead: Mapping[int, Ahead]) -> tuple[dict[int, Ahead], set[int], set[int]]:
+    def _look(self, ahead: Mapping[int, ReadAhead]) -> tuple[dict[int, ReadAhead], set[int], set[int]]:
         """What is still ahead, the vbuckets whose reads stand on nothing any more, and those of which nobody can tell.
 
         What batches have passed, on the ground of the read, is not ahead any more. Rows alone do not tell that, because
@@ -126,7 +126,7 @@ class Applier:
         }
         return still, left, unseen
 
-    def _read_again(self, vbuckets: Collection[int], ahead: dict[int, Ahead]) -> None:
+    def _read_again(self, vbuckets: Collection[int], ahead: dict[int, ReadAhead]) -> None:
         """Replace these vbuckets, some at a time: each of them is whole after its transaction."""
         for group in self._source.groups(vbuckets) if vbuckets else ():
             rows, read = self._source.read(group)
@@ -151,7 +151,7 @@ def latest(rows: pa.Table) -> pa.Table:
     return rows if len(last) == rows.num_rows else rows.take(pc.take(last, pc.sort_indices(last)))
 
 
-def _unknown(rows: pa.Table, ahead: Mapping[int, Ahead], again: Collection[int]) -> pa.Table:
+def _unknown(rows: pa.Table, ahead: Mapping[int, ReadAhead], again: Collection[int]) -> pa.Table:
     """The rows without those that the target has from the node itself."""
     if not ahead:
         return rows
@@ -166,7 +166,7 @@ def _unknown(rows: pa.Table, ahead: Mapping[int, Ahead], again: Collection[int])
     return rows.filter(pa.array(~known))
 
 
-def _still_ahead(ahead: Mapping[int, Ahead], rows: pa.Table) -> dict[int, Ahead]:
+def _still_ahead(ahead: Mapping[int, ReadAhead], rows: pa.Table) -> dict[int, ReadAhead]:
     """What the stream has not come to yet."""
     if not ahead:
         return {}

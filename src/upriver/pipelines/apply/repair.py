@@ -25,7 +25,7 @@ from upriver.client import Address, Cluster, Consumer, KvClient
 from upriver.client.cluster.node_queries import active_vbuckets
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, RowsRefused, StatusError
 from upriver.model import CHANGES, Event
-from upriver.pipelines.targets.target import Ground
+from upriver.pipelines.targets.target import ReadBasis
 from upriver.wire.dialects.memcached import MetaOption
 
 #: So many changes are compared at a time, and of one vbucket at least.
@@ -45,9 +45,9 @@ class Mark(NamedTuple):
     purge_seqno: int = 0
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> ReadBasis:
         """What the read stands on."""
-        return Ground(self.vbucket_uuid, self.purge_seqno)
+        return ReadBasis(self.vbucket_uuid, self.purge_seqno)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class Repair:
             await target.close()
         return marks
 
-    async def grounds(self, vbuckets: Iterable[int]) -> dict[int, Ground]:
+    async def grounds(self, vbuckets: Iterable[int]) -> dict[int, ReadBasis]:
         """What a read of these vbuckets would stand on now; without those that nobody has at the moment."""
         cluster = Cluster(self._addresses[0])
         try:
             states = await active_vbuckets(cluster, sorted(vbuckets))
         finally:
             await cluster.close()
-        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
+        return {number: ReadBasis(state.vbucket_uuid, state.purge_seqno) for number, state in states.items()}
 
     async def _groups(self, source: Cluster, numbers: list[int]) -> list[list[int]]:
         states = await active_vbuckets(source, numbers)

@@ -8,10 +8,10 @@ import pyarrow.compute as pc
 
 from upriver.errors import DataLoss
 from upriver.pipelines.apply.applying import NOTHING
-from upriver.pipelines.targets.target import Ahead, Ground, Source
+from upriver.pipelines.targets.target import NodeSource, ReadAhead, ReadBasis
 from upriver.spark.batch_planner import Range, Rules, SourceState
 from upriver.spark.cluster_view import ClusterView
-from upriver.spark.offsets import Place
+from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_reader import RangeReader, Reading
 from upriver.spark.rows import FIELDS, RowMaker
@@ -22,7 +22,7 @@ ATTEMPTS_MAX: Final = 5
 CHANGES_MAX: Final = 256 * 1024
 
 
-class NodeReader(Source):
+class NodeReader(NodeSource):
     """Asks the nodes; connects when it is first asked."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -34,11 +34,11 @@ class NodeReader(Source):
         """Which vbuckets there are, or which were chosen."""
         return self._view.vbuckets()
 
-    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, ReadBasis]:
         """What a read of each of these vbuckets would stand on now."""
         states = self._view.states()
         found = {number: states[number] for number in vbuckets if number in states}
-        return {number: Ground(state.vbucket_uuid, state.purge_seqno) for number, state in found.items()}
+        return {number: ReadBasis(state.vbucket_uuid, state.purge_seqno) for number, state in found.items()}
 
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
         """The same vbuckets in groups that are small enough to be held."""
@@ -54,9 +54,9 @@ class NodeReader(Source):
             held += size
         return groups
 
-    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, Ahead]]:
+    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, ReadAhead]]:
         """All that these vbuckets hold now, and how far that is."""
-        left, tables, ahead = set(vbuckets), [NOTHING], dict[int, Ahead]()
+        left, tables, ahead = set(vbuckets), [NOTHING], dict[int, ReadAhead]()
         for _ in range(ATTEMPTS_MAX):
             before = self._states(left)
             rows = self._rows(before)
@@ -84,7 +84,7 @@ class NodeReader(Source):
 
     def _rows(self, states: Mapping[int, SourceState]) -> pa.Table:
         ranges = [
-            Range(Place(number, state.vbucket_uuid), state.high_seqno)
+            Range(VbucketOffset(number, state.vbucket_uuid), state.high_seqno)
             for number, state in states.items()
             if state.high_seqno
         ]
@@ -103,10 +103,10 @@ def _of(rows: pa.Table, vbuckets: set[int]) -> pa.Table:
     return rows.filter(pc.and_(wanted, pc.is_valid(rows.column("key"))))
 
 
-def _ahead(before: SourceState, after: SourceState) -> Ahead:
+def _ahead(before: SourceState, after: SourceState) -> ReadAhead:
     """What was read is the state at the end of the range, if nothing moved meanwhile or the node keeps all versions."""
     end = before.high_seqno
     exact = after.exact_from is not None and after.exact_from <= end
     if exact or after.high_seqno == end:
-        return Ahead(before.vbucket_uuid, end, end, before.purge_seqno)
-    return Ahead(before.vbucket_uuid, 0, after.high_seqno, before.purge_seqno)
+        return ReadAhead(before.vbucket_uuid, end, end, before.purge_seqno)
+    return ReadAhead(before.vbucket_uuid, 0, after.high_seqno, before.purge_seqno)

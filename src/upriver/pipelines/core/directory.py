@@ -98,7 +98,7 @@ class RunDirectory:
         """Keep something: after a crash it is there whole, or what was there before."""
         write_whole(self.path / name, json.dumps(value).encode())
 
-    def batch(self) -> "Batch | None":
+    def batch(self) -> "LoggedBatch | None":
         """The batch that was planned last; None before the first."""
         logged = _numbers(self.spark / "offsets")
         if not logged:
@@ -107,7 +107,7 @@ class RunDirectory:
         end = _offset(self.spark / "offsets" / str(number))
         before = [each for each in logged if each < number]
         start = _offset(self.spark / "offsets" / str(before[-1])) if before else Offset(())
-        return Batch(number, start, end, number in _numbers(self.spark / "commits"))
+        return LoggedBatch(number, start, end, number in _numbers(self.spark / "commits"))
 
     def reached(self) -> Offset:
         """Up to where all batches are done; without any place before the first is."""
@@ -117,7 +117,7 @@ class RunDirectory:
         return batch.end if batch.is_done else batch.start
 
 
-class Batch(NamedTuple):
+class LoggedBatch(NamedTuple):
     """What Spark's log says of a batch."""
 
     number: int

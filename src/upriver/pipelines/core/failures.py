@@ -23,7 +23,7 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
-from upriver.pipelines.core.directory import Batch
+from upriver.pipelines.core.directory import LoggedBatch
 
 #: What may be over in a moment: a node that is gone, moved, full or busy.
 _TEMPORARY: Final = (
@@ -60,7 +60,7 @@ class Trouble(NamedTuple):
     #: The vbucket that it concerns, if it is one.
     vbucket: int | None = None
 
-    def where(self, batch: Batch | None) -> str:
+    def where(self, batch: LoggedBatch | None) -> str:
         """The place in the source's history that was worked on."""
         if batch is None:
             return (
@@ -83,7 +83,7 @@ class Trouble(NamedTuple):
         return f"batch {batch.number}, {several}vbucket {first.place.vbucket} ({span})"
 
 
-def _highest(batch: Batch) -> str:
+def _highest(batch: LoggedBatch) -> str:
     place = max(batch.end, key=lambda place: place.seqno, default=None)
     return "nothing" if place is None else f"vbucket {place.vbucket} change {place.seqno} and others"
 

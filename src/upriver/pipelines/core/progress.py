@@ -13,7 +13,7 @@ _LOOKS_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """A look at a pipeline."""
 
     pipeline: str
@@ -45,7 +45,7 @@ class Summary:
 
     pipeline: str
     checkpoint: str
-    last: Progress
+    last: RunProgress
     #: Whether somebody ended it before it had what it wanted.
     interrupted: bool = False
 

@@ -22,7 +22,7 @@ from upriver.errors import PipelineFailed
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.failures import Trouble, trouble
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
-from upriver.pipelines.core.progress import Lag, Meter, Progress, Summary
+from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
 from upriver.pipelines.core.session import spark_session
 from upriver.pipelines.core.source_watch import SourceWatch
 from upriver.pipelines.core.warm_up import WARM_UP
@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.1
 _TELL_S: Final = 1.0
 LOG: Final = "spark.log"
 
-Listener = Callable[[Progress], object]
+Listener = Callable[[RunProgress], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class _Runner:
                 told = now
                 self._tell()
 
-    def _tell(self) -> Progress:
+    def _tell(self) -> RunProgress:
         """How far it is, to whoever listens."""
         counts: Counter[str] = Counter(self._job.counts())
         for leg in self._legs:
@@ -146,7 +146,7 @@ class _Runner:
         meters = [leg.meter for leg in self._legs]
         changes = [leg.lag.changes for leg in self._legs]
         seconds = [leg.lag.seconds for leg in self._legs]
-        progress = Progress(
+        progress = RunProgress(
             pipeline=self._job.name,
             seconds=time.monotonic() - self._started,
             rows=sum(meter.rows for meter in meters),

@@ -23,7 +23,7 @@ from upriver.pipelines.core.options import PipelineOptions, connection
 from upriver.pipelines.core.pipeline import InTask, Pipeline
 from upriver.spark.declared import as_address, as_flag, option
 from upriver.spark.options import WriteOptions
-from upriver.spark.row_writer import Outcome, RowWriter
+from upriver.spark.row_writer import RowWriter, WriteOutcome
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
 _MARKS: Final = "repairs.json"
@@ -86,7 +86,7 @@ class Replicate(Pipeline):
             self.name = "replicate-back"  # it has a checkpoint of its own
         assert options.to is not None
         self._to = options.to
-        self._written = Outcome()
+        self._written = WriteOutcome()
         self._rolled_back = 0
         self._marks: dict[int, Mark] = {}
         self._repair = Repair(
@@ -115,7 +115,7 @@ class Replicate(Pipeline):
     def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
         """The changes are written: put right what the source has lost."""
         written, known = (pc.sum(found.column(name)).as_py() or 0 for name in ("written", "known"))
-        self._written += Outcome(written, known)
+        self._written += WriteOutcome(written, known)
         rolled_back = set(found.column("vbucket").drop_null().to_pylist())
         self._rolled_back += len(rolled_back)
         if rolled_back or self._marks:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 
-class Ground(NamedTuple):
+class ReadBasis(NamedTuple):
     """What a read of a vbucket stands on: while neither changes, the stream tells all that happens after the read.
 
     It would not say that the node has left the branch. Nor would it tell a deletion that the node has forgotten since:
@@ -20,7 +20,7 @@ class Ground(NamedTuple):
     purge_seqno: int
 
 
-class Ahead(NamedTuple):
+class ReadAhead(NamedTuple):
     """A vbucket was read from the node itself, and its content is further than the stream is.
 
     Until the stream has passed ``until_seqno`` the ground is looked at before every batch.
@@ -34,26 +34,26 @@ class Ahead(NamedTuple):
     purge_seqno: int = 0
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> ReadBasis:
         """What the read stands on."""
-        return Ground(self.vbucket_uuid, self.purge_seqno)
+        return ReadBasis(self.vbucket_uuid, self.purge_seqno)
 
 
-class Progress(NamedTuple):
+class TargetProgress(NamedTuple):
     """How far a target is."""
 
     #: The query whose batches it holds; None if nothing was ever written.
     query: str | None = None
     #: The last batch that it holds.
     number: int = -1
-    ahead: Mapping[int, Ahead] = {}
+    ahead: Mapping[int, ReadAhead] = {}
 
-    def after(self, work: "Work") -> "Progress":
+    def after(self, work: "Work") -> "TargetProgress":
         """How far it is when the work is done."""
         number = work.number
         if number is None:
             number = self.number if self.query == work.query else -1
-        return Progress(work.query, number, dict(work.ahead))
+        return TargetProgress(work.query, number, dict(work.ahead))
 
     def as_text(self) -> str:
         """In a form that every target can hold."""
@@ -61,10 +61,10 @@ class Progress(NamedTuple):
         return json.dumps({"version": 1, "query": self.query, "number": self.number, "ahead": ahead})
 
     @classmethod
-    def of_text(cls, text: str) -> "Progress":
+    def of_text(cls, text: str) -> "TargetProgress":
         """What ``as_text`` gave."""
         told: Mapping[str, Any] = json.loads(text)
-        ahead = {int(number): Ahead(*read) for number, read in told["ahead"].items()}
+        ahead = {int(number): ReadAhead(*read) for number, read in told["ahead"].items()}
         return cls(told["query"], told["number"], ahead)
 
 
@@ -82,14 +82,14 @@ class Work:
     #: Everything is dropped before.
     clear_all: bool = False
     #: What is true of read vbuckets when it is done.
-    ahead: Mapping[int, Ahead] = field(default_factory=dict)
+    ahead: Mapping[int, ReadAhead] = field(default_factory=dict)
 
 
 class Target(ABC):
     """Something that holds the latest state of every key."""
 
     @abstractmethod
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         """How far it is, as the last transaction has left it."""
 
     @abstractmethod
@@ -101,11 +101,11 @@ class Target(ABC):
         """Let go of files and connections."""
 
 
-class Source(ABC):
+class NodeSource(ABC):
     """The node, asked directly: what the stream alone cannot tell."""
 
     @abstractmethod
-    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, Ground]:
+    def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, ReadBasis]:
         """What a read of each of these vbuckets would stand on now."""
 
     @abstractmethod
@@ -113,5 +113,5 @@ class Source(ABC):
         """The same vbuckets in groups that are small enough to be held."""
 
     @abstractmethod
-    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, Ahead]]:
+    def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, ReadAhead]]:
         """All that these vbuckets hold, as rows of Spark, and how far that is."""

@@ -106,7 +106,7 @@ class ConsumerOptions:
         return {**wanted, **self.controls}
 
 
-class Consumer:
+class ConsumerConnection:
     """The streams that come over one connection."""
 
     def __init__(

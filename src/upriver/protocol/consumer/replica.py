@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from upriver.errors import StatusError
-from upriver.protocol.consumer.consumer import Consumer, ConsumerOptions
+from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.sink import Sink
 from upriver.wire import AnyResponse, Message, Request, dcp, upr
@@ -30,7 +30,7 @@ class Replica:
         on_output: Callable[[], object] | None = None,
         on_end: Callable[[ConsumerStream], object] | None = None,
     ) -> None:
-        self.consumer = Consumer(sink, now, options, on_output=on_output, on_end=on_end)
+        self.consumer = ConsumerConnection(sink, now, options, on_output=on_output, on_end=on_end)
         self._closing = ""
         self._answers: list[bytes] = []
         self.bytes_sent_total = 0

@@ -178,7 +178,7 @@ def _set_vbucket(move: Move, state: VbucketState) -> Request:
     return memcached.SetVbucket(vbucket=move.vbucket, state=memcached.VbucketState[state.name])
 
 
-class Mover:
+class MoverSteps:
     """Moves vbuckets from one node to another, over one pair of connections."""
 
     def __init__(
@@ -703,7 +703,7 @@ __all__ = [
     "Goal",
     "Link",
     "Move",
-    "Mover",
+    "MoverSteps",
     "Phase",
     "Rest",
     "Send",

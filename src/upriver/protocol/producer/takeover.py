@@ -8,7 +8,7 @@ lost half-way leaves the source dead, because it may be active already; whoever 
 Several copies may be pending, left by takeovers that broke off before the source died. Only one of them was told more
 than the others, so the source remembers with its death for whom it died: the name of the connection, which is the same
 for every mover between the same two nodes and no others. Nobody else may go on with the takeover, or undo it. A copy
-that is dead already, because an operator said so, has no successor: the first takeover that gets so far becomes it. When the
+that an operator made dead has no successor: the first takeover that gets this far becomes it. When the
 destination has answered that it is active the source remembers that too, before the stream ends: a takeover that is
 over is not repeated, and not undone, whatever becomes of the destination's copy later.
 

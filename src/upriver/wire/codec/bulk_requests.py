@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from upriver.model import CHANGES, Event
 from upriver.wire.codec.columns import _codec
-from upriver.wire.codec.row_layout import Place, RowLayout, RowTemplate
+from upriver.wire.codec.row_layout import FieldPlace, RowLayout, RowTemplate
 from upriver.wire.dialects.memcached import DeleteQ, DeleteQWithMeta, GetQ, MetaOption, SetQ, SetQWithMeta
 from upriver.wire.fields import UInt
 from upriver.wire.framing import MEMCACHED
@@ -28,13 +28,13 @@ def _template(example: Request, event: Event) -> RowTemplate:
     message, head = type(example), example.encode()
     fixed_length = len(head) - MEMCACHED.header_size
     places = {
-        _HEADER[field.name]: Place(field.first, field.size)
+        _HEADER[field.name]: FieldPlace(field.first, field.size)
         for field in MEMCACHED.request_fields
         if field.name in _HEADER
     }
     for field, offset, size in message.layout.parts[fixed_length].offsets():
         if field.name in _COLUMNS and isinstance(field.kind, UInt):
-            places[_COLUMNS[field.name]] = Place(MEMCACHED.header_size + offset, size)
+            places[_COLUMNS[field.name]] = FieldPlace(MEMCACHED.header_size + offset, size)
     layout = RowLayout(
         message=message,
         event=event,

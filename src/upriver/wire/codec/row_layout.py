@@ -39,7 +39,7 @@ _HEADER_NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FieldPlace:
     """Where a number stands: offset from the start of the packet, and size."""
 
     offset: int
@@ -55,11 +55,11 @@ class RowLayout:
     opcode: int
     extras_length: int
     fixed_length: int
-    places: dict[str, Place]
+    places: dict[str, FieldPlace]
     #: Where the length of the engine-private part stands; None if the message has none.
-    private: Place | None
+    private: FieldPlace | None
     #: Where the number of bytes stands that follow the value; None if there are none.
-    trailer: Place | None
+    trailer: FieldPlace | None
     has_value: bool
 
 
@@ -89,13 +89,13 @@ def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
     layout, event = message.layout, message.declaration.change
     assert event is not None
     places = {
-        _HEADER_NAMES[field.name]: Place(field.first, field.size)
+        _HEADER_NAMES[field.name]: FieldPlace(field.first, field.size)
         for field in message.framing.request_fields
         if field.name in _HEADER_NAMES
     }
-    counters: dict[str, Place] = {}
+    counters: dict[str, FieldPlace] = {}
     for field, offset, size in layout.parts[fixed_length].offsets():
-        place = Place(_body_start(message) + offset, size)
+        place = FieldPlace(_body_start(message) + offset, size)
         column = field_column(field.name)
         if field.counts:
             counters[field.name] = place

@@ -14,7 +14,7 @@ from upriver.pipelines.targets.search import opensearch
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.opensearch import OpenSearch, id_of
 from upriver.pipelines.targets.search.texts import text_of
-from upriver.pipelines.targets.target import Ahead, Progress, Work
+from upriver.pipelines.targets.target import ReadAhead, TargetProgress, Work
 
 OPENED: list[OpenSearch] = []
 
@@ -54,11 +54,11 @@ def test_an_index_ends_with_the_nodes_contents(seed: int) -> None:
 
 def test_documents_come_with_versions_and_progress_last(server: OpenSearchStandIn) -> None:
     index = opened(server)
-    index.commit(work(row(3, 7, "mutation", b"k", b'{"a": "red"}', cas=5), ahead={3: Ahead(1, 2, 3)}))
+    index.commit(work(row(3, 7, "mutation", b"k", b'{"a": "red"}', cas=5), ahead={3: ReadAhead(1, 2, 3)}))
     assert server.documents == {
         "3:k": (7, {"key": "k", "text": "red", "vbucket": 3, "generation": 0, "cas": "5", "document": {"a": "red"}})
     }
-    assert opened(server).progress() == Progress("q", 0, {3: Ahead(1, 2, 3)})
+    assert opened(server).progress() == TargetProgress("q", 0, {3: ReadAhead(1, 2, 3)})
     assert [path for _, path in server.requests[-3:]] == ["/shop/_bulk", "/shop/_mapping", "/shop/_mapping"]
     index.commit(work(row(3, 8, "deletion", b"k", None), row(3, 9, "expiration", b"never", None), number=1))
     assert server.documents == {}
@@ -103,7 +103,7 @@ def test_parts_of_a_bulk_that_are_refused_for_good_are_named_and_the_batch_is_no
     batch = work(row(0, 1, "mutation", b"a", b"v"), row(0, 2, "mutation", b"b", b"v"))
     with pytest.raises(TargetRefused, match=r"/shop: 1 refused: 0:b: .*on purpose"):
         index.commit(batch)
-    assert opened(server).progress() == Progress()
+    assert opened(server).progress() == TargetProgress()
     opened(server).commit(batch)
     assert server.documents.keys() == {"0:a", "0:b"}
     server.refused = {"0:b": [429] * 100}

@@ -13,7 +13,7 @@ from upriver.errors import TargetRefused
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.solr import PROGRESS, Solr
 from upriver.pipelines.targets.search.texts import text_of
-from upriver.pipelines.targets.target import Progress, Work
+from upriver.pipelines.targets.target import TargetProgress, Work
 
 OPENED: list[Solr] = []
 
@@ -58,7 +58,7 @@ def test_a_collection_ends_with_the_nodes_contents(seed: int) -> None:
 def test_a_batch_becomes_visible_with_its_progress(server: SolrStandIn) -> None:
     solr = opened(server)
     solr.commit(work(row(0, 1, "mutation", b"k", b'{"a": "red shoes"}'), row(1, 1, "mutation", b"\xff", b"red")))
-    assert opened(server).progress() == Progress("q", 0)
+    assert opened(server).progress() == TargetProgress("q", 0)
     assert [(hit.key, hit.snippet) for hit in solr.search("red", 10, ("<", ">"))] == [
         (b"k", "<red>"),
         (b"\xff", "<red>"),
@@ -88,5 +88,5 @@ def test_what_is_refused_is_told_and_the_batch_is_not_done(server: SolrStandIn) 
     solr = opened(server)
     with pytest.raises(TargetRefused, match=r"1 refused: ERROR: \[doc=0:k\] unknown field"):
         solr.commit(work(row(0, 1, "mutation", b"k", b"wrong")))
-    assert opened(server).progress() == Progress()
+    assert opened(server).progress() == TargetProgress()
     solr.close()

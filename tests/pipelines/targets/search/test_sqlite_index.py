@@ -12,7 +12,7 @@ from tests.support.pipeline_model import Contents, converge, row, table, value_o
 from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.targets.search.texts import text_of
-from upriver.pipelines.targets.target import Ahead, Progress, Target, Work
+from upriver.pipelines.targets.target import ReadAhead, Target, TargetProgress, Work
 
 MARKS = ("<", ">")
 
@@ -73,12 +73,12 @@ def test_words_are_found_with_their_place(tmp_path: Path) -> None:
     assert search(path, '"hat red"', 10, MARKS) == []
     index.commit(work(row(0, 3, "deletion", b"shoes:1", None), row(1, 4, "expiration", b"\xff", None), number=1))
     assert [hit.key for hit in search(path, "red", 10, MARKS)] == [b"hat"]
-    index.commit(work(row(1, 5, "mutation", b"hat", b"blue"), number=2, ahead={1: Ahead(7, 5, 5)}))
+    index.commit(work(row(1, 5, "mutation", b"hat", b"blue"), number=2, ahead={1: ReadAhead(7, 5, 5)}))
     assert search(path, "red", 10, MARKS) == []
     assert isinstance(search(path, "blue", 10, MARKS)[0], Hit)
     index.close()
     again = SqliteIndex(path)
-    assert again.progress() == Progress("q", 2, {1: Ahead(7, 5, 5)})
+    assert again.progress() == TargetProgress("q", 2, {1: ReadAhead(7, 5, 5)})
     again.close()
 
 
@@ -87,7 +87,7 @@ def test_a_failed_batch_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         index.commit(work(row(0, 1, "mutation", b"k", b"v"), row(0, 2, "mutation", b"j", None)))
     assert list(index.documents()) == []
-    assert index.progress() == Progress()
+    assert index.progress() == TargetProgress()
     index.close()
 
 

@@ -15,7 +15,7 @@ from upriver.pipelines.targets.tables.columns import keys_of
 from upriver.pipelines.targets.tables.delta import Delta
 from upriver.pipelines.targets.tables.parquet import ParquetTable
 from upriver.pipelines.targets.tables.table import FILES_MAX, TableTarget
-from upriver.pipelines.targets.target import Progress, Target, Work
+from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
 FORMATS: list[Callable[[Path], TableTarget]] = [Delta, ParquetTable]
 
@@ -75,7 +75,7 @@ def test_many_files_of_a_part_are_put_together(kind: Callable[[Path], TableTarge
         target.commit(work([row(0, n, "mutation", b"k%d" % n, b"{}")], n))
         assert len(target._files) <= FILES_MAX
     assert target.read().num_rows == 30
-    assert kind(tmp_path).progress() == Progress("q", 29, {})
+    assert kind(tmp_path).progress() == TargetProgress("q", 29, {})
 
 
 @pytest.mark.parametrize("kind", FORMATS)

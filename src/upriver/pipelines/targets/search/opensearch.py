@@ -16,7 +16,7 @@ from upriver.errors import TargetRefused, Unreachable
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.sqlite_index import Hit
 from upriver.pipelines.targets.search.texts import document_of, text_of
-from upriver.pipelines.targets.target import Progress, Target, Work
+from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
 #: One bulk request has no more than this.
 BULK_BYTES_MAX: Final = 5 * 1024 * 1024
@@ -53,10 +53,10 @@ class OpenSearch(Target):
         self._requests = requests
         self._meta: dict[str, Any] | None = None
 
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         """How far it is."""
         meta = self._known()
-        return Progress.of_text(meta["progress"]) if "progress" in meta else Progress()
+        return TargetProgress.of_text(meta["progress"]) if "progress" in meta else TargetProgress()
 
     def commit(self, work: Work) -> None:
         """Write all documents, then the progress."""

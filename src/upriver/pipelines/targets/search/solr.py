@@ -15,7 +15,7 @@ from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.opensearch import id_of
 from upriver.pipelines.targets.search.sqlite_index import Hit
 from upriver.pipelines.targets.search.texts import text_of
-from upriver.pipelines.targets.target import Progress, Target, Work
+from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
 #: The id of the document that holds the progress.
 PROGRESS: Final = "upriver!progress"
@@ -28,13 +28,13 @@ class Solr(Target):
 
     def __init__(self, requests: HttpRequests) -> None:
         self._requests = requests
-        self._progress: Progress | None = None
+        self._progress: TargetProgress | None = None
 
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         """How far it is."""
         if self._progress is None:
             found = self._select({"q": f'id:"{PROGRESS}"', "fl": "progress_s", "rows": "1"})["docs"]
-            self._progress = Progress.of_text(_one(found[0]["progress_s"])) if found else Progress()
+            self._progress = TargetProgress.of_text(_one(found[0]["progress_s"])) if found else TargetProgress()
         return self._progress
 
     def commit(self, work: Work) -> None:

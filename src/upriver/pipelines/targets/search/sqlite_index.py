@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.targets.search.texts import text_of
-from upriver.pipelines.targets.target import Progress, Target, Work
+from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
 #: What the file says of itself ("upri"), so that no other file is taken for one.
 APPLICATION: Final = 0x75707269
@@ -73,10 +73,10 @@ class SqliteIndex(Target):
             self._db.close()
             raise
 
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         """How far it is."""
         row = self._db.execute("SELECT progress FROM state").fetchone()
-        return Progress() if row is None else Progress.of_text(row[0])
+        return TargetProgress() if row is None else TargetProgress.of_text(row[0])
 
     def commit(self, work: Work) -> None:
         """One transaction of SQLite."""

@@ -18,7 +18,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from upriver.errors import ForeignData
 from upriver.pipelines.targets.tables.columns import PART, Columns
 from upriver.pipelines.targets.tables.table import DataFile, TableTarget
-from upriver.pipelines.targets.target import Progress
+from upriver.pipelines.targets.target import TargetProgress
 
 #: The application whose version names the file of progress.
 APPLICATION: Final = "upriver"
@@ -56,12 +56,12 @@ class Delta(TableTarget):
     def _schema(self) -> pa.Schema | None:
         return pa.schema(self._table.schema().to_arrow())
 
-    def _stored_progress(self) -> Progress:
+    def _stored_progress(self) -> TargetProgress:
         state = self._table.transaction_version(APPLICATION)
         if state is None:
-            return Progress()
+            return TargetProgress()
         try:
-            return Progress.of_text(self._state(state).read_text())
+            return TargetProgress.of_text(self._state(state).read_text())
         except FileNotFoundError:
             raise ForeignData(
                 str(self.path), f"the file {self._state(state).name} is missing: write to a new directory"
@@ -80,7 +80,7 @@ class Delta(TableTarget):
         return self.path / "_upriver" / f"{number:012}.json"
 
     def _exchange_files(
-        self, added: Sequence[DataFile], removed: Sequence[DataFile], schema: pa.Schema, progress: Progress
+        self, added: Sequence[DataFile], removed: Sequence[DataFile], schema: pa.Schema, progress: TargetProgress
     ) -> None:
         known = _names(self._table)
         new = [Field.from_arrow(field) for field in schema if field.name not in known]
@@ -115,7 +115,7 @@ class Delta(TableTarget):
         path = str(file.path.relative_to(self.path))
         return AddAction(path, file.path.stat().st_size, {PART: str(file.part)}, now, True, stats)
 
-    def _write_state(self, number: int, progress: Progress) -> None:
+    def _write_state(self, number: int, progress: TargetProgress) -> None:
         path = self._state(number)
         path.parent.mkdir(exist_ok=True)
         with open(path, "w") as file:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData
 from upriver.pipelines.targets.tables.table import DataFile, TableTarget, sync
-from upriver.pipelines.targets.target import Progress
+from upriver.pipelines.targets.target import TargetProgress
 
 _STATE: Final = "_upriver.json"
 _SCHEMA: Final = "_schema"
@@ -53,8 +53,10 @@ class ParquetTable(TableTarget):
     def _schema(self) -> pa.Schema | None:
         return pq.read_schema(self._link / _SCHEMA) if self._link.is_symlink() else None
 
-    def _stored_progress(self) -> Progress:
-        return Progress.of_text((self._link / _STATE).read_text()) if self._link.is_symlink() else Progress()
+    def _stored_progress(self) -> TargetProgress:
+        return (
+            TargetProgress.of_text((self._link / _STATE).read_text()) if self._link.is_symlink() else TargetProgress()
+        )
 
     def _stored_files(self) -> Iterable[DataFile]:
         if self._link.is_symlink():
@@ -80,7 +82,7 @@ class ParquetTable(TableTarget):
         added: Sequence[DataFile],  # noqa: ARG002 (they are in the new directory already)
         removed: Sequence[DataFile],
         schema: pa.Schema,
-        progress: Progress,
+        progress: TargetProgress,
     ) -> None:
         directory = self._next()
         staying = []

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from upriver.pipelines.targets.tables.columns import OWN, Columns, keys_of
-from upriver.pipelines.targets.target import Progress, Target, Work
+from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
 #: So many vbuckets share their files.
 PART_VBUCKETS: Final = 16
@@ -49,7 +49,7 @@ class TableTarget(Target):
         self._progress = self._stored_progress()
         self._files = list(self._stored_files())
 
-    def progress(self) -> Progress:
+    def progress(self) -> TargetProgress:
         """How far it is."""
         return self._progress
 
@@ -153,7 +153,7 @@ class TableTarget(Target):
         """The columns that there are; None if the table is new."""
 
     @abstractmethod
-    def _stored_progress(self) -> Progress:
+    def _stored_progress(self) -> TargetProgress:
         """How far the last exchange came."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class TableTarget(Target):
 
     @abstractmethod
     def _exchange_files(
-        self, added: Sequence[DataFile], removed: Sequence[DataFile], schema: pa.Schema, progress: Progress
+        self, added: Sequence[DataFile], removed: Sequence[DataFile], schema: pa.Schema, progress: TargetProgress
     ) -> None:
         """Let the table consist of other files, and remember the progress: both or neither."""
 
