@@ -20,18 +20,31 @@ TESTS = ROOT / "tests"
 #: Which layers each layer may import, besides itself.
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "late_imports": frozenset(),
     "network": frozenset(),
     "model": frozenset({"errors"}),
     "wire": frozenset({"errors", "model"}),
     "engine": frozenset({"errors", "model"}),
     "protocol": frozenset({"errors", "model", "wire"}),
-    "node": frozenset({"errors", "network", "model", "wire", "protocol", "engine"}),
-    "client": frozenset({"errors", "network", "model", "wire", "protocol"}),
-    "spark": frozenset({"errors", "network", "model", "wire", "protocol", "client"}),
-    "pipelines": frozenset({"errors", "network", "model", "wire", "protocol", "client", "spark"}),
-    "testing": frozenset({"errors", "network", "model", "wire", "protocol", "engine", "node"}),
+    "node": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "engine"}),
+    "client": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol"}),
+    "spark": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "client"}),
+    "pipelines": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "client", "spark"}),
+    "testing": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "engine", "node"}),
     "cli": frozenset(
-        {"errors", "network", "model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"}
+        {
+            "errors",
+            "late_imports",
+            "network",
+            "model",
+            "wire",
+            "engine",
+            "protocol",
+            "node",
+            "client",
+            "spark",
+            "pipelines",
+        }
     ),
 }
 #: Where time and bytes are arguments, so that whole clusters can run in a deterministic simulation.
@@ -46,6 +59,11 @@ IMPURE_MODULES = frozenset(
 IMPURE_ALLOWED: dict[tuple[str, str], str] = {}
 DRAWERS = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager", "wrapper", "models"})
 FUNCTION_LINES_MAX = 70
+MODULES_MAX = 15
+#: Folders that hold one file per command or per text, however many there are.
+LISTS = frozenset({"cli/commands", "wire/dialects"})
+#: Folders whose modules are namespaces: messages are named after their dialect, as in ``dcp.Mutation``.
+NAMESPACES = frozenset({"upriver.wire.dialects"})
 
 
 @dataclass(frozen=True)
@@ -173,6 +191,69 @@ def test_there_are_no_drawers() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_folder_is_crowded() -> None:
+    found = {
+        folder: sorted({path.stem for path in folder.iterdir() if path.suffix in (".py", ".pyx")} - {"__init__"})
+        for folder in [SOURCE, *(path for path in SOURCE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+    }
+    wrong = [
+        f"{folder.relative_to(SOURCE)} has {len(inside)} modules, at most {MODULES_MAX} can be taken in at a glance"
+        for folder, inside in found.items()
+        if len(inside) > MODULES_MAX and folder.relative_to(SOURCE).as_posix() not in LISTS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_of_source_is_a_package() -> None:
+    wrong = [
+        path.relative_to(SOURCE)
+        for path in SOURCE.rglob("*")
+        if path.is_dir() and path.name != "__pycache__" and not (path / "__init__.py").exists()
+    ]
+    assert not wrong, f"without an __init__.py that says what lives there: {wrong}"
+
+
+def test_no_public_class_name_is_used_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in modules(".py"):
+        if module.path.parent.relative_to(SOURCE).as_posix() == "wire/dialects":
+            continue
+        for node in tree_of(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module.name)
+    wrong = [f"{name} is defined in {' and '.join(where)}" for name, where in homes.items() if len(where) > 1]
+    assert not wrong, "\n".join(wrong)
+
+
+def exports_of(package: Path) -> frozenset[str]:
+    """What a package lists in its ``__all__``."""
+    for node in tree_of(Module(package / "__init__.py")).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def imports_between_layers(module: Module) -> Iterator[tuple[int, str, str]]:
+    """Line, origin and name of each thing that a module imports from another layer."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module and node.module.startswith("upriver."):
+            if node.module.split(".")[1] != module.layer:
+                yield from ((node.lineno, node.module, alias.name) for alias in node.names)
+
+
+def test_layers_import_only_what_a_package_exports() -> None:
+    wrong = []
+    for module in modules(".py"):
+        for line, origin, name in imports_between_layers(module):
+            path = SOURCE.joinpath(*origin.split(".")[1:])
+            if path.is_dir():
+                if name not in exports_of(path):
+                    wrong.append(f"{module}:{line} imports {name}: {origin} does not export it")
+            elif len(origin.split(".")) > 2 and origin.rpartition(".")[0] not in NAMESPACES:
+                wrong.append(f"{module}:{line} imports {name} from the module {origin}: import it from its package")
+    assert not wrong, "\n".join(wrong)
+
+
 def path_of_test(module: Module) -> Path:
     """``a/b.py`` is tested by ``a/test_b.py``, and its compiled twin ``a/_b.pyx`` too."""
     inside = module.path.relative_to(SOURCE)
@@ -220,10 +301,10 @@ def test_every_function_can_be_seen_whole() -> None:
     ("text", "found"),
     [
         ("import os, upriver.node.server as s", ["os", "upriver.node.server"]),
-        ("from upriver.engine import history", ["upriver.engine.cursor"]),
+        ("from upriver.engine import history", ["upriver.engine.history"]),
         ("from upriver import engine, node", ["upriver.engine", "upriver.node"]),
         ("from . import layout", ["upriver.wire.layout"]),
-        ("from ..engine.history import History", ["upriver.engine.cursor.History"]),
+        ("from ..engine.history import History", ["upriver.engine.history.History"]),
         ("def late():\n    import socket", ["socket"]),
     ],
 )

@@ -4,6 +4,6 @@ One module of this kind that cannot be imported breaks the lookup for all of the
 the class itself needs; everything else comes with the first use.
 """
 
-from upriver.spark.data_source import UpriverDataSource as DefaultSource
+from upriver.spark import UpriverDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

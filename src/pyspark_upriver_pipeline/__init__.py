@@ -1,5 +1,5 @@
 """What makes ``writeStream.format("upriver_pipeline")`` work without registration, as ``pyspark_upriver`` does."""
 
-from upriver.pipelines.core.sink import PipelineSink as DefaultSource
+from upriver.pipelines.core import PipelineSink as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from upriver.client.consumer.batches import VbucketEvent
+from upriver.client.consumer import VbucketEvent
 from upriver.model import CHANGES, Event
 
 #: The numbers that a document has beside its key and value.

@@ -9,11 +9,9 @@ from typing import Any, Final
 import click
 
 from upriver.cli.errors import Complaint
-from upriver.client.transport.address import Address
-from upriver.client.transport.backoff import PATIENCE_S
+from upriver.client.transport import PATIENCE_S, Address
 from upriver.errors import AddressError, PositionError
-from upriver.model import Snapshot, StreamPosition
-from upriver.model.vbucket import VBUCKETS_MAX
+from upriver.model import VBUCKETS_MAX, Snapshot, StreamPosition
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:11210"
 ADDRESS_VARIABLE: Final = "UPRIVER_ADDRESS"

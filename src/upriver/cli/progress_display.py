@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from upriver.pipelines.core.pipeline import Job
-from upriver.pipelines.core.progress import RunProgress, Summary
+from upriver.pipelines.core import Job, RunProgress, Summary
 
 if TYPE_CHECKING:
     from rich.live import Live

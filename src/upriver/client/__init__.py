@@ -8,10 +8,11 @@ from upriver.client.consumer.consumer import Consumer
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.kv import Item, KvClient, Meta, SyncKvClient, Written
-from upriver.client.mover import Mover, Step
+from upriver.client.mover import PARALLEL, Mover, Step
 from upriver.client.transport.address import Address, Endpoint
 
 __all__ = [
+    "PARALLEL",
     "Address",
     "Batch",
     "Checkpoint",

@@ -19,7 +19,7 @@ from upriver.client.transport.backoff import Backoff
 from upriver.client.transport.replies import Reply
 from upriver.errors import ConnectionLost, KeyNotFound, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
 from upriver.model import CHANGES, Event
-from upriver.wire.codec.bulk_requests import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
+from upriver.wire.codec import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
 from upriver.wire.dialects.memcached import MetaOption, Noop
 
 T = TypeVar("T")

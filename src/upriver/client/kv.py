@@ -32,10 +32,9 @@ from upriver.errors import (
     TemporaryFailure,
     Unreachable,
 )
-from upriver.model.compression import SNAPPY, inflated
-from upriver.wire import memcached
+from upriver.model import SNAPPY, inflated
+from upriver.wire import Request, memcached
 from upriver.wire.dialects.memcached import MetaOption
-from upriver.wire.message import Request
 
 T = TypeVar("T")
 Key = bytes | str

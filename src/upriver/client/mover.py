@@ -27,8 +27,8 @@ from upriver.errors import (
     OptionError,
     UpriverError,
 )
+from upriver.protocol.move import Goal, Link, Move, Phase
 from upriver.protocol.move import mover as steps
-from upriver.protocol.move.mover import Goal, Link, Move, Phase
 
 PARALLEL: Final = 4
 RECEIVE_BYTES: Final = 512 * 1024

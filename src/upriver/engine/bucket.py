@@ -35,8 +35,7 @@ from upriver.errors import (
     StorageError,
     TemporaryFailure,
 )
-from upriver.model import VbucketState
-from upriver.model.vbucket import VBUCKETS_MAX
+from upriver.model import VBUCKETS_MAX, VbucketState
 
 QUEUE_BYTES_MAX: Final = 256 * 2**20
 #: With a quota the queue to disk is this share of it, but not less than this: what is written exists several times.

@@ -26,9 +26,17 @@ import pyarrow.compute
 
 from upriver.engine.filters import KeyPattern, ValueFilter
 from upriver.errors import NotSupported, OutOfRange, RollbackRequired, TemporaryFailure, UpriverError
-from upriver.model import Change, Event, Snapshot, changes_in
-from upriver.model.position import NO_END
-from upriver.model.record import BODY_LENGTH_OFFSET, EVENTS, HEADER, MUTATION_EXTRAS
+from upriver.model import (
+    BODY_LENGTH_OFFSET,
+    EVENTS,
+    HEADER,
+    MUTATION_EXTRAS,
+    NO_END,
+    Change,
+    Event,
+    Snapshot,
+    changes_in,
+)
 
 if TYPE_CHECKING:
     from upriver.engine.vbucket import Vbucket

@@ -16,8 +16,7 @@ from typing import Any, Final
 import re2
 
 from upriver.errors import InvalidArguments
-from upriver.model import Event
-from upriver.model.compression import plain
+from upriver.model import Event, plain
 
 PATTERN_BYTES_MAX: Final = 4096
 #: Repetitions make much of a short pattern: so many steps RE2's program may have, and a byte of a key may cost as many.

@@ -23,9 +23,7 @@ from upriver.errors import (
     TemporaryFailure,
     TooBig,
 )
-from upriver.model import Event
-from upriver.model.compression import INFLATED_BYTES_MAX, SNAPPY, inflated_size, plain
-from upriver.model.record import TTL_MAX
+from upriver.model import INFLATED_BYTES_MAX, SNAPPY, TTL_MAX, Event, inflated_size, plain
 
 LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30

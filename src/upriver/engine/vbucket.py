@@ -36,11 +36,20 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
-from upriver.model import Change, Event, FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.model.failover import UUID_BITS
-from upriver.model.position import NO_END, SEQNO_MAX
-from upriver.model.record import TTL_MAX
-from upriver.model.rollback import rollback_by_snapshot
+from upriver.model import (
+    NO_END,
+    SEQNO_MAX,
+    TTL_MAX,
+    UUID_BITS,
+    Change,
+    Event,
+    FailoverEntry,
+    FailoverLog,
+    Snapshot,
+    StreamPosition,
+    VbucketState,
+    rollback_by_snapshot,
+)
 
 log = logging.getLogger(__name__)
 

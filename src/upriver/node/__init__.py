@@ -9,20 +9,30 @@ What stands here is imported when it is first used, so that the command line and
 need a node, do not wait for one.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from upriver.late_imports import late_imports
 
 if TYPE_CHECKING:
+    from upriver.node.build_info import compiled_parts, plain_parts
     from upriver.node.embedded import EmbeddedNode, start
-    from upriver.node.options import NodeOptions
+    from upriver.node.options import NodeOptions, gather
     from upriver.node.server import Node
 
-__all__ = ["EmbeddedNode", "Node", "NodeOptions", "start"]
+__all__ = [
+    "EmbeddedNode",
+    "Node",
+    "NodeOptions",
+    "compiled_parts",
+    "gather",
+    "plain_parts",
+    "start",
+]
 
-_HOMES = {"EmbeddedNode": "embedded", "Node": "server", "NodeOptions": "options", "start": "embedded"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = late_imports(
+    __name__,
+    build_info="compiled_parts plain_parts",
+    embedded="EmbeddedNode start",
+    options="NodeOptions gather",
+    server="Node",
+)

@@ -184,7 +184,7 @@ class NodeOptions:
                 and not is_loopback(listen_address.host)
             ):
                 raise InvalidArguments(
-                    f"clients that need not log in are served on loopback only, not on {listen_address.address}: say --insecure"
+                    f"without users only loopback is served, not {listen_address.address}: add users or say --insecure"
                 )
         yield "bucket"
         if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", self.bucket) is None:

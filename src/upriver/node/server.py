@@ -22,9 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from upriver.engine import Bucket, Retention
-from upriver.engine.backend import COMPILED
-from upriver.engine.malloc_tuning import keep_for_next_use
+from upriver.engine import COMPILED, Bucket, Retention, keep_for_next_use
 from upriver.errors import StorageError
 from upriver.model import VbucketState
 from upriver.node.auth.login_queue import take_new_users
@@ -41,7 +39,7 @@ from upriver.node.streams.service import StreamService
 from upriver.node.tap.client_registry import TapRegistry
 from upriver.node.tap.service import TapService
 from upriver.node.tls_transport import ENCRYPTED_BYTES, TlsTransport, server_context
-from upriver.protocol.tap.connect_plan import TapSettings
+from upriver.protocol.tap import TapSettings
 
 if TYPE_CHECKING:
     from upriver.node.http.metrics import MetricsServer

@@ -34,11 +34,26 @@ from upriver.node.auth.users import Role, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.options import ListenAddress
 from upriver.node.state import NodeState
-from upriver.wire import AnyRequest, AnyResponse, Message, Request, Response, dcp, memcached, tap, upr, upr_draft3
-from upriver.wire.codes import Magic, Status
+from upriver.wire import (
+    DRAFT,
+    EXTENDED_REQUEST,
+    MEMCACHED,
+    AnyRequest,
+    AnyResponse,
+    Buffer,
+    Framing,
+    Magic,
+    Message,
+    Request,
+    Response,
+    Status,
+    dcp,
+    memcached,
+    tap,
+    upr,
+    upr_draft3,
+)
 from upriver.wire.dialects.memcached import Feature
-from upriver.wire.framing import DRAFT, EXTENDED_REQUEST, MEMCACHED, Framing
-from upriver.wire.layout import Buffer
 
 if TYPE_CHECKING:
     from upriver.node.streams.streaming_session import StreamingSession

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from upriver import __version__
-from upriver.engine import Bucket
-from upriver.engine.malloc_tuning import MallocTuning
+from upriver.engine import Bucket, MallocTuning
 from upriver.model import VbucketState
 from upriver.node.auth.login_queue import LoginQueue
 from upriver.node.auth.login_throttle import LoginThrottle
@@ -17,9 +16,8 @@ from upriver.node.buffer_budget import BufferBudget
 from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_map import ClusterConfig
 from upriver.node.streams.stall_check import StallCheck
-from upriver.protocol.producer.send_buffer import SendBuffer
-from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
-from upriver.wire.framing import BODY_BYTES_MAX
+from upriver.protocol.producer import PIECE_BYTES, SendBuffer
+from upriver.wire import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from upriver.node._fast_path import FastPath

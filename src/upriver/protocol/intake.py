@@ -2,9 +2,7 @@
 
 from typing import Protocol
 
-from upriver.wire import Message, dcp
-from upriver.wire.framing import BODY_BYTES_MAX, MEMCACHED
-from upriver.wire.layout import Buffer
+from upriver.wire import BODY_BYTES_MAX, MEMCACHED, Buffer, Message, dcp
 
 
 class Receiver(Protocol):

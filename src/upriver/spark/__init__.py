@@ -3,19 +3,66 @@
 What needs Spark itself is imported when it is first used, so that looking at an offset does not start anything.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from upriver.spark.offsets import describe_offset
+from upriver.late_imports import late_imports
 
 if TYPE_CHECKING:
+    from upriver.spark.batch_planner import Range, Rules, SourceState, ranges
+    from upriver.spark.cluster_view import ClusterView
+    from upriver.spark.data_source import UpriverDataSource
     from upriver.spark.dataframes import changes, latest, with_event_time
+    from upriver.spark.declared import as_address, as_count, as_flag, as_seconds, as_text, one_of, option, read_fields
+    from upriver.spark.offsets import Offset, VbucketOffset, describe_offset
+    from upriver.spark.options import DIALECTS, ReadOptions, WriteOptions
+    from upriver.spark.range_reader import RangeReader, Reading
+    from upriver.spark.row_writer import RowWriter, WriteOutcome
+    from upriver.spark.rows import FIELDS, ROWS, RowMaker, unsigned
 
-__all__ = ["changes", "describe_offset", "latest", "with_event_time"]
+__all__ = [
+    "DIALECTS",
+    "FIELDS",
+    "ROWS",
+    "ClusterView",
+    "Offset",
+    "Range",
+    "RangeReader",
+    "ReadOptions",
+    "Reading",
+    "RowMaker",
+    "RowWriter",
+    "Rules",
+    "SourceState",
+    "UpriverDataSource",
+    "VbucketOffset",
+    "WriteOptions",
+    "WriteOutcome",
+    "as_address",
+    "as_count",
+    "as_flag",
+    "as_seconds",
+    "as_text",
+    "changes",
+    "describe_offset",
+    "latest",
+    "one_of",
+    "option",
+    "ranges",
+    "read_fields",
+    "unsigned",
+    "with_event_time",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from upriver.spark import dataframes
-
-        return getattr(dataframes, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_imports(
+    __name__,
+    batch_planner="Range Rules SourceState ranges",
+    cluster_view="ClusterView",
+    data_source="UpriverDataSource",
+    dataframes="changes latest with_event_time",
+    declared="as_address as_count as_flag as_seconds as_text one_of option read_fields",
+    offsets="Offset VbucketOffset describe_offset",
+    options="DIALECTS ReadOptions WriteOptions",
+    range_reader="RangeReader Reading",
+    row_writer="RowWriter WriteOutcome",
+    rows="FIELDS ROWS RowMaker unsigned",
+)

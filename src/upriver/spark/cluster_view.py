@@ -6,10 +6,8 @@ from collections.abc import Coroutine, Iterable
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import VbucketStatus, active_vbuckets, failover_logs, owners, statistics
-from upriver.client.transport.address import Address, Endpoint
-from upriver.client.transport.backoff import Backoff
+from upriver.client.cluster import Cluster, VbucketStatus, active_vbuckets, failover_logs, owners, statistics
+from upriver.client.transport import Address, Backoff, Endpoint
 from upriver.errors import NodeUnavailable
 from upriver.model import FailoverLog
 from upriver.spark.batch_planner import SourceState

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from upriver.client.transport.address import Address, without_password
+from upriver.client.transport import Address, without_password
 from upriver.errors import AddressError, OffsetError, OptionError
 from upriver.spark.offsets import read_offset
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from upriver.client.consumer.settings import ConsumerSettings, default_name
-from upriver.client.transport.address import Address
+from upriver.client.consumer import ConsumerSettings, default_name
+from upriver.client.transport import Address
 from upriver.errors import OptionError
 from upriver.spark.batch_planner import POLICIES, Policy, Rules
 from upriver.spark.declared import (

@@ -19,16 +19,20 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import failover_logs
-from upriver.client.consumer.batches import Flush, Run, VbucketEvent
-from upriver.client.consumer.feed import Feed
-from upriver.client.consumer.feed_factory import active_on, open_feed
-from upriver.client.consumer.progress import Progress
-from upriver.client.consumer.settings import ConsumerSettings
-from upriver.client.consumer.tracked_vbuckets import Policy, TrackedVbuckets
-from upriver.client.transport.address import Address, Endpoint
-from upriver.client.transport.backoff import Backoff
+from upriver.client.cluster import Cluster, failover_logs
+from upriver.client.consumer import (
+    ConsumerSettings,
+    Feed,
+    Flush,
+    Policy,
+    Progress,
+    Run,
+    TrackedVbuckets,
+    VbucketEvent,
+    active_on,
+    open_feed,
+)
+from upriver.client.transport import Address, Backoff, Endpoint
 from upriver.errors import (
     ClusterMapError,
     DataLoss,
@@ -39,9 +43,8 @@ from upriver.errors import (
     StreamRefused,
     UpriverError,
 )
-from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition
-from upriver.model.compression import inflated_batch
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
+from upriver.model import Event, FailoverEntry, FailoverLog, StreamPosition, inflated_batch
+from upriver.protocol.consumer import ConsumerStream
 from upriver.spark.batch_planner import GoBack, Range, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds, RowMaker, bits, rollback_value, unsigned_numbers
 from upriver.wire import dcp

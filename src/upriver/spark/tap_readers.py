@@ -14,10 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import failover_logs, owners
-from upriver.client.consumer.consumer import Consumer
-from upriver.client.consumer.progress import Progress
+from upriver.client.cluster import Cluster, failover_logs, owners
+from upriver.client.consumer import Consumer, Progress
 from upriver.errors import OptionError
 from upriver.model import Event, FailoverLog
 from upriver.spark.batch_planner import Range, ranges

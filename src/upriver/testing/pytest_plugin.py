@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from upriver.node.embedded import EmbeddedNode
+    from upriver.node import EmbeddedNode
 
 #: Fewer vbuckets than a production cluster's 1,024: a test looks at each of them.
 VBUCKETS = 64
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def upriver_node(request: pytest.FixtureRequest) -> "Iterator[EmbeddedNode]":
     """A fresh node on a free port of the loopback interface, in memory unless the marker names a directory."""
-    from upriver.node.embedded import start
+    from upriver.node import start
 
     options: dict[str, object] = {"vbuckets": VBUCKETS}
     for marker in reversed(list(request.node.iter_markers("upriver"))):  # the closest one wins

@@ -24,7 +24,7 @@ def backup(data: Path, target: Path) -> None:
       upriver backup /var/lib/upriver /backup/monday
       upriver restore /backup/monday /var/lib/upriver
     """
-    from upriver.engine.storage.online_backup import hot_copy
+    from upriver.engine.storage import hot_copy
 
     with complaints():
         hot_copy(data, target)

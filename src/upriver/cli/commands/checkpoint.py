@@ -8,8 +8,7 @@ from upriver.cli.errors import Complaint, Failure
 from upriver.cli.output import show_table
 from upriver.cli.parameters import json_option, vbuckets_option
 from upriver.cli.run_async import complaints
-from upriver.client.consumer.checkpoint import FileCheckpoint
-from upriver.client.consumer.progress import Progress
+from upriver.client.consumer import FileCheckpoint, Progress
 
 _file = click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
 _COLUMNS = ("vbucket", "vbucket_uuid", "seqno", "snapshot_start", "snapshot_end")

@@ -16,9 +16,7 @@ from upriver.cli.output import Advance, on_terminal, progress, show_json, shown
 from upriver.cli.parameters import ADDRESS, address_argument, json_option, patience_option, vbuckets_option
 from upriver.cli.run_async import run
 from upriver.client import Address, Consumer
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
-from upriver.client.cluster.single_node import SingleNode
+from upriver.client.cluster import Cluster, SingleNode, VbucketStatus, vbuckets_of
 from upriver.model import CHANGES, VbucketState
 
 #: So many changes are held of each node at a time, and of one vbucket at least.

@@ -19,7 +19,7 @@ from upriver.cli.output import Advance, progress
 from upriver.cli.parameters import address_argument, patience_option, vbuckets_option
 from upriver.cli.run_async import interruptible, run
 from upriver.client import Address, Consumer
-from upriver.client.cluster.node_queries import active_vbuckets
+from upriver.client.cluster import active_vbuckets
 from upriver.model import CHANGES, Event
 
 #: The columns of a dump in Parquet, as far as they are wanted.

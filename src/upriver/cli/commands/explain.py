@@ -12,9 +12,8 @@ import click
 
 from upriver.cli.errors import Complaint
 from upriver.errors import WireError
-from upriver.wire import DIALECTS, hexdump
+from upriver.wire import DIALECTS, Explanation, Ink, hexdump
 from upriver.wire import explain as wire_explain
-from upriver.wire.explain import Explanation, Ink
 
 _COLOURED: Mapping[Ink, Callable[[str], str]] = {
     Ink.TITLE: partial(click.style, bold=True),

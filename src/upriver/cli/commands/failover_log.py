@@ -7,8 +7,7 @@ from upriver.cli.output import show_table
 from upriver.cli.parameters import address_argument, json_option, vbuckets_option
 from upriver.cli.run_async import run
 from upriver.client import Address
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import failover_logs, vbuckets_of
+from upriver.client.cluster import Cluster, failover_logs, vbuckets_of
 from upriver.model import FailoverLog
 
 

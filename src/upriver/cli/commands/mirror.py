@@ -59,10 +59,9 @@ def verify(
       upriver mirror verify --json tables/shop | jq -r .key
     """
     try:
-        from upriver.pipelines.apply.rereading import NodeReader
-        from upriver.pipelines.jobs.mirror import open_table
-        from upriver.pipelines.jobs.verifying import differences
-        from upriver.spark.options import ReadOptions
+        from upriver.pipelines.apply import NodeReader
+        from upriver.pipelines.jobs import differences, open_table
+        from upriver.spark import ReadOptions
     except ImportError as error:
         raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
     given = {"key_prefix": key_prefix, "key_filter": key_filter, "value_filter": value_filter}

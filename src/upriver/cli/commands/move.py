@@ -9,9 +9,8 @@ from upriver.cli.errors import Failure
 from upriver.cli.output import progress, show_json
 from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
 from upriver.cli.run_async import interruptible, run
-from upriver.client import Address, Mover, Step
-from upriver.client.mover import PARALLEL
-from upriver.protocol.move.mover import Goal, Phase
+from upriver.client import PARALLEL, Address, Mover, Step
+from upriver.protocol.move import Goal, Phase
 
 
 @click.command()

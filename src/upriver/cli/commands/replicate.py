@@ -11,10 +11,9 @@ from upriver.cli.output import progress
 from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
 from upriver.cli.run_async import run
 from upriver.client import Address, Mover, Step
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.client.cluster import Cluster, VbucketStatus, vbuckets_of
 from upriver.errors import UpriverError
-from upriver.protocol.move.mover import Goal, Phase
+from upriver.protocol.move import Goal, Phase
 
 _LOOK_S = 0.2
 

@@ -22,7 +22,7 @@ def restore(source: Path, data: Path) -> None:
       upriver restore /backup/monday /var/lib/upriver
       upriver serve --data /var/lib/upriver
     """
-    from upriver.engine.storage.online_backup import hot_copy
+    from upriver.engine.storage import hot_copy
 
     with complaints():
         hot_copy(source, data, check=True)

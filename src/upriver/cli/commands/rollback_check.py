@@ -11,12 +11,17 @@ from upriver.cli.output import show_json
 from upriver.cli.parameters import POSITIONS, address_argument, json_option
 from upriver.cli.run_async import complaints, run
 from upriver.client import Address, FileCheckpoint, Progress
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import VbucketStatus, active_vbuckets, failover_logs
-from upriver.client.consumer.settings import DRAFTS
+from upriver.client.cluster import Cluster, VbucketStatus, active_vbuckets, failover_logs
+from upriver.client.consumer import DRAFTS
 from upriver.errors import KeyNotFound, OutOfRange
-from upriver.model import FailoverEntry, FailoverLog, StreamPosition
-from upriver.model.rollback import resume_by_entry, rollback_by_entry, rollback_by_snapshot
+from upriver.model import (
+    FailoverEntry,
+    FailoverLog,
+    StreamPosition,
+    resume_by_entry,
+    rollback_by_entry,
+    rollback_by_snapshot,
+)
 
 DIALECTS = ("dcp", "upr", *DRAFTS)
 

@@ -15,10 +15,8 @@ from upriver.cli.progress_display import Watcher
 from upriver.cli.run_async import complaints
 from upriver.client import Address
 from upriver.errors import OptionError
-from upriver.pipelines.core.options import JobOptions, shown_name
-from upriver.pipelines.core.pipeline import Job
-from upriver.pipelines.core.registry import PIPELINES, find
-from upriver.spark.declared import as_seconds
+from upriver.pipelines.core import PIPELINES, Job, JobOptions, find, shown_name
+from upriver.spark import as_seconds
 
 #: What says how a pipeline is run, beside its own options; the same as in ``_SHARED``, in its order.
 _RUNNING: Final = ("checkpoint", "once", "for", "forever", "master", "patience")
@@ -166,7 +164,7 @@ def carry_out(kind: type[Job], given: dict[str, Any], running: dict[str, Any]) -
     with _plain_errors():
         options = _with_passwords(kind.options_type.read({"from": default_address(), **_from_named(given)}))
         job = kind(options)
-    from upriver.pipelines.core.runner import PATIENCE_S, run
+    from upriver.pipelines.core import PATIENCE_S, run
 
     with complaints(), Watcher(job) as watcher:
         summary = run(

@@ -31,7 +31,7 @@ def search(index: str, query: str, limit: int, as_json: bool) -> None:
       upriver search opensearch+http://127.0.0.1:9200/shop '"red shoes"' | jq -r .key
     """
     try:
-        from upriver.pipelines.jobs.index import search_index
+        from upriver.pipelines.jobs import search_index
     except ImportError as error:
         raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
     with complaints():

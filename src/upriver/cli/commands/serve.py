@@ -14,11 +14,10 @@ import click
 
 from upriver.cli.errors import Complaint
 from upriver.errors import StatusError, UpriverError
-from upriver.node import logs
-from upriver.node.options import NodeOptions, gather
+from upriver.node import NodeOptions, gather, logs
 
 if TYPE_CHECKING:
-    from upriver.node.server import Node
+    from upriver.node import Node
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -74,7 +73,7 @@ def _raise_descriptor_limit() -> None:
 
 
 async def _run(options: NodeOptions) -> None:
-    from upriver.node.server import Node  # here, so that --help need not wait for it
+    from upriver.node import Node  # here, so that --help need not wait for it
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 

@@ -6,8 +6,7 @@ from upriver.cli.output import show_json, show_table
 from upriver.cli.parameters import address_argument
 from upriver.cli.run_async import run
 from upriver.client import Address
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import statistics
+from upriver.client.cluster import Cluster, statistics
 
 
 @click.command()

@@ -11,9 +11,8 @@ from upriver.cli.output import on_terminal, shown
 from upriver.cli.parameters import POSITIONS, address_argument, json_option, patience_option, vbuckets_option
 from upriver.cli.run_async import run
 from upriver.client import Address, Batch, Consumer, FileCheckpoint
-from upriver.client.consumer.settings import DIALECTS
-from upriver.client.consumer.tracked_vbuckets import POLICIES
-from upriver.client.transport.backoff import PATIENCE_S
+from upriver.client.consumer import DIALECTS, POLICIES
+from upriver.client.transport import PATIENCE_S
 from upriver.errors import InvalidArguments
 from upriver.model import Event
 

@@ -10,8 +10,7 @@ import click
 
 from upriver.cli.errors import Complaint
 from upriver.errors import UpriverError, UserError
-from upriver.node.auth.users import Role, User, prepared_name
-from upriver.node.auth.users_file import Users
+from upriver.node.auth import Role, User, Users, prepared_name
 
 _users_option = click.option(
     "--users",

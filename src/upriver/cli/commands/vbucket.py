@@ -6,8 +6,7 @@ from upriver.cli.output import show_table
 from upriver.cli.parameters import VBUCKETS, address_argument, json_option
 from upriver.cli.run_async import run
 from upriver.client import Address
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.client.cluster import Cluster, VbucketStatus, vbuckets_of
 from upriver.model import VbucketState
 from upriver.wire import memcached
 

@@ -6,7 +6,7 @@ import click
 import pyarrow
 
 from upriver import __version__
-from upriver.node.build_info import compiled_parts, plain_parts
+from upriver.node import compiled_parts, plain_parts
 
 
 @click.command()

@@ -18,7 +18,7 @@ from upriver.errors import (
     StatusError,
     UnknownCommand,
 )
-from upriver.model.vbucket import VBUCKETS_MAX
+from upriver.model import VBUCKETS_MAX
 from upriver.wire.dialects.memcached import GetClusterConfig
 
 #: Beyond so many nodes in vain the others are not asked for the map.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from upriver.client.transport.address import Endpoint
 from upriver.errors import ClusterMapError, NoSuchVbucket
-from upriver.model.vbucket import VBUCKETS_MAX, vbucket_of
+from upriver.model import VBUCKETS_MAX, vbucket_of
 
 HOST: Final = "$HOST"
 #: A map that lists more nodes than this is not believed.

@@ -15,7 +15,7 @@ from upriver.client.transport.address import Address, Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.client.transport.connection import Connection
 from upriver.errors import ClusterMapError, NodeUnavailable, UpriverError
-from upriver.protocol.move.mover import moved_map
+from upriver.protocol.move import moved_map
 from upriver.wire.dialects.memcached import GetClusterConfig, SetClusterConfig
 
 #: So often a map is pushed again if somebody else has pushed another one meanwhile.

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.cluster_map import ClusterMap
 from upriver.client.transport.address import Address, Endpoint
-from upriver.model.vbucket import VBUCKETS_MAX
+from upriver.model import VBUCKETS_MAX
 
 
 class SingleNode(Cluster):

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from upriver.client.consumer.batches import Run
 from upriver.client.consumer.progress import Progress
-from upriver.model import StreamPosition
-from upriver.model.position import NO_END
+from upriver.model import NO_END, StreamPosition
 
 
 class Ranges:

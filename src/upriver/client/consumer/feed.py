@@ -14,14 +14,10 @@ from upriver.client.consumer.batches import Run
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
-from upriver.protocol.consumer.consumer import Answered, ConsumerConnection, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
-from upriver.protocol.consumer.draft_translation import DraftTranslator
-from upriver.protocol.intake import packet_size
-from upriver.wire import AnyResponse, Dialect, Framer, dcp, upr_draft3
-from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
-from upriver.wire.framing import MEMCACHED
-from upriver.wire.message import AnyRequest
+from upriver.protocol import packet_size
+from upriver.protocol.consumer import Answered, ConsumerConnection, ConsumerOptions, ConsumerStream, DraftTranslator
+from upriver.wire import MEMCACHED, AnyRequest, AnyResponse, Dialect, Framer, dcp, upr_draft3
+from upriver.wire.codec import ChangeBatch, ChangeDecoder
 
 #: How much is read at once. More would outgrow the cache between reading and decoding.
 RECEIVE_BYTES: Final = 512 * 1024

@@ -22,9 +22,8 @@ from upriver.errors import (
     UnknownCommand,
 )
 from upriver.model import FailoverLog, StreamPosition
-from upriver.protocol.consumer.consumer import ConsumerOptions
-from upriver.wire import dcp, memcached
-from upriver.wire.framing import MEMCACHED
+from upriver.protocol.consumer import ConsumerOptions
+from upriver.wire import MEMCACHED, dcp, memcached
 
 
 async def opening_progress(

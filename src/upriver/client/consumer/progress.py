@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from upriver.errors import PositionError
-from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
-from upriver.model.position import NO_END
+from upriver.model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamPosition
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ from upriver.errors import (
     TemporaryFailure,
     UpriverError,
 )
-from upriver.model.compression import inflated_batch
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
+from upriver.model import inflated_batch
+from upriver.protocol.consumer import ConsumerStream
 from upriver.wire import dcp
 
 LOG: Final = logging.getLogger("upriver.client")

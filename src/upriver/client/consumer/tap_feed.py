@@ -21,9 +21,9 @@ from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import Busy, StatusError, StreamRefused, StreamRolledBack, TemporaryFailure, UpriverError, WireError
 from upriver.model import Event
-from upriver.protocol.liveness import SilenceWatch
+from upriver.protocol import SilenceWatch
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
-from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
+from upriver.wire.codec import ChangeBatch, ChangeDecoder
 from upriver.wire.dialects.tap import Control, TapFlag
 
 #: What is needed of each change beside what was asked for: whose it is, and what to answer.

@@ -10,10 +10,8 @@ from typing import Final, Literal, get_args
 from upriver.client.consumer.batches import Flush, Reset, Rollback, Run, VbucketEvent
 from upriver.client.consumer.progress import Progress
 from upriver.errors import KeyNotFound, NotSupported, StreamRolledBack
-from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END
-from upriver.wire import Dialect
-from upriver.wire.layout import Buffer
+from upriver.model import NO_END, FailoverLog, Snapshot, StreamPosition, VbucketState
+from upriver.wire import Buffer, Dialect
 
 Policy = Literal["fail", "rewind", "emit"]
 POLICIES: Final[tuple[str, ...]] = get_args(Policy)

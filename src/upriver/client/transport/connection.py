@@ -19,11 +19,10 @@ from upriver.client.transport.address import Address, Endpoint
 from upriver.client.transport.handshake import greet
 from upriver.client.transport.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
-from upriver.model.compression import inflated, plain
+from upriver.model import inflated, plain
 from upriver.network import do_not_pace
-from upriver.wire.codes import Status
+from upriver.wire import Request, Status
 from upriver.wire.dialects.memcached import Feature, QuitQ
-from upriver.wire.message import Request
 
 AGENT: Final = f"upriver/{__version__}"
 CONNECT_TIMEOUT_S: Final = 10.0

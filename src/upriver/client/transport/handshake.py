@@ -13,9 +13,8 @@ from typing import Any, Final
 from upriver.client.transport.address import BUCKET, Address, Endpoint
 from upriver.client.transport.replies import Reply
 from upriver.errors import AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible, StatusError, UnknownCommand
-from upriver.wire.codes import Status
+from upriver.wire import Request, Status
 from upriver.wire.dialects.memcached import Feature, Hello, SaslAuth, SaslListMechanisms, SaslStep, SelectBucket
-from upriver.wire.message import Request
 
 Ask = Callable[[Request], Awaitable[Reply]]
 

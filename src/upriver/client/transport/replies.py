@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from upriver.errors import StatusError, WireError
-from upriver.wire.codec.frame_runs import alike_run
-from upriver.wire.codes import Magic, Status
-from upriver.wire.framing import BODY_BYTES_MAX, MEMCACHED
+from upriver.wire import BODY_BYTES_MAX, MEMCACHED, Magic, Status
+from upriver.wire.codec import alike_run
 
 
 class Reply(NamedTuple):

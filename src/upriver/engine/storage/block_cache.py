@@ -15,7 +15,7 @@ from typing import Final
 
 from upriver.engine.storage.interface import Block, Storage
 from upriver.errors import CorruptData
-from upriver.model.record import PREFIX, SEQNO_OFFSET
+from upriver.model import PREFIX, SEQNO_OFFSET
 
 #: Some 32 blocks.
 CACHE_BYTES_MAX: Final = 8 * 2**20

@@ -36,7 +36,7 @@ from isal.isal_zlib import crc32  # the CRC-32 of zlib, three times as fast
 from upriver.engine.storage.interface import Block, Storage, WriteBatch
 from upriver.engine.storage.lmdb_check import Damaged, check_pages
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
-from upriver.model.record import PREFIX, SEQNO_OFFSET, aligned, size_at
+from upriver.model import PREFIX, SEQNO_OFFSET, aligned, size_at
 
 log = logging.getLogger(__name__)
 

@@ -41,9 +41,8 @@ from upriver.errors import (
     UpriverError,
     WireError,
 )
-from upriver.model import CHANGES, Change, Event, change_batch
-from upriver.model.position import SEQNO_MAX
-from upriver.model.record import (
+from upriver.model import (
+    CHANGES,
     DELETION_EXTRAS,
     EVENTS,
     HEADER,
@@ -52,9 +51,13 @@ from upriver.model.record import (
     OPAQUE_OFFSET,
     OPCODES,
     PREFIX,
+    SEQNO_MAX,
     TTL_MAX,
+    Change,
+    Event,
     Record,
     aligned,
+    change_batch,
     pack,
     size_at,
     unpack,

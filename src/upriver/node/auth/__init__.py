@@ -1,1 +1,22 @@
 """Who may connect and what they may do: the users file, SASL and SCRAM, the queue and the throttle of logins."""
+
+from typing import TYPE_CHECKING
+
+from upriver.late_imports import late_imports
+
+if TYPE_CHECKING:
+    from upriver.node.auth.users import Role, User, prepared_name
+    from upriver.node.auth.users_file import Users
+
+__all__ = [
+    "Role",
+    "User",
+    "Users",
+    "prepared_name",
+]
+
+__getattr__ = late_imports(
+    __name__,
+    users="Role User prepared_name",
+    users_file="Users",
+)

@@ -9,8 +9,7 @@ from upriver.node.auth.login_queue import take_new_users
 from upriver.node.auth.sasl import MECHANISMS, LoginOutcome, SaslExchange, SaslStatus
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
-from upriver.wire import Response
-from upriver.wire.codes import Status
+from upriver.wire import Response, Status
 from upriver.wire.dialects.memcached import (
     Feature,
     GetErrorMap,

@@ -2,11 +2,10 @@
 
 from typing import Any, Final
 
-from upriver.engine import Vbucket
-from upriver.engine.backend import StoredItem
-from upriver.engine.table.plain_table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
+from upriver.engine import StoredItem, Vbucket
+from upriver.engine.table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
 from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
-from upriver.model.compression import plain
+from upriver.model import plain
 from upriver.node.auth.users import Role
 from upriver.node.commands.registry import command, success
 from upriver.node.session import Answer, Deferred, Session, refusal

@@ -1,6 +1,6 @@
 """Locks on single items."""
 
-from upriver.engine.keyvalue import LOCK_TIME_S
+from upriver.engine import LOCK_TIME_S
 from upriver.errors import Locked, NotLocked, TemporaryFailure
 from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import active_vbucket, checked_key, hit

@@ -8,7 +8,7 @@ from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.node.streams.replica_connection import ReplicaConnection
-from upriver.protocol.connection_names import checked_name
+from upriver.protocol import checked_name
 from upriver.wire import memcached
 from upriver.wire.dialects.memcached import (
     CreateCheckpoint,

@@ -15,12 +15,22 @@ from upriver.errors import AuthenticationFailed, StatusError, WireError
 from upriver.node.auth.users import Role
 from upriver.node.options import SHORT_DRAFTS, ListenAddress
 from upriver.node.session import Session, refusal
-from upriver.protocol.producer.dialects import STREAM_DIALECTS, text_of
-from upriver.wire import AnyRequest, Message, dcp, memcached, upr_draft1, upr_draft3
-from upriver.wire.codes import Magic, Status
-from upriver.wire.detect import detect
-from upriver.wire.framing import DRAFT, MEMCACHED, Framing
-from upriver.wire.message import DraftOpcode
+from upriver.protocol.producer import STREAM_DIALECTS, text_of
+from upriver.wire import (
+    DRAFT,
+    MEMCACHED,
+    AnyRequest,
+    DraftOpcode,
+    Framing,
+    Magic,
+    Message,
+    Status,
+    dcp,
+    detect,
+    memcached,
+    upr_draft1,
+    upr_draft3,
+)
 
 if TYPE_CHECKING:
     from upriver.node.streams.service import StreamConnection, StreamService

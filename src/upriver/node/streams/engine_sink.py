@@ -11,9 +11,8 @@ from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.node.state import NodeState
 from upriver.node.streams.engine_source import EngineSource
-from upriver.wire import Dialect, dcp
-from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
-from upriver.wire.layout import Buffer
+from upriver.wire import Buffer, Dialect, dcp
+from upriver.wire.codec import ChangeBatch, ChangeDecoder
 
 
 class EngineCopy:

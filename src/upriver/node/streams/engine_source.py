@@ -8,13 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from upriver.engine import Cursor, CursorEnd, KeyPattern, Options, Vbucket
+from upriver.engine import Cursor, CursorEnd, KeyPattern, Options, Vbucket, read_json
 from upriver.engine import ValueFilter as EngineValueFilter
-from upriver.engine.filters import read_json
 from upriver.errors import InvalidArguments
 from upriver.model import Snapshot, VbucketState
 from upriver.node.state import NodeState
-from upriver.protocol.producer.source import StreamOptions
+from upriver.protocol.producer import StreamOptions
 
 _FILTER_FORM: Final = '{"field": "a.b", "equals": …} or {"field": "a.b", "contains": …}'
 

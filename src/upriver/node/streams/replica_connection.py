@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from upriver.node.session import Session
 from upriver.node.streams.streaming_session import StreamingSession
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
-from upriver.protocol.consumer.replica import Replica
-from upriver.wire import Message, dcp
-from upriver.wire.layout import Buffer
+from upriver.protocol.consumer import ConsumerStream, Replica
+from upriver.wire import Buffer, Message, dcp
 
 if TYPE_CHECKING:
     from upriver.node.streams.service import StreamService

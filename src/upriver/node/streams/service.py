@@ -22,16 +22,9 @@ from upriver.node.streams.engine_source import EngineSource
 from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.node.streams.stall_check import backlog
 from upriver.node.streams.streaming_session import StreamingSession
-from upriver.protocol.connection_names import checked_name, made_up, successor_by_open
-from upriver.protocol.producer.dialects import OPENED, StreamDialect
-from upriver.protocol.producer.fast_requests import REQUEST_BYTES
-from upriver.protocol.producer.producer import Producer
-from upriver.protocol.producer.stream_scheduler import PIECE_BYTES
-from upriver.wire import AnyResponse, Message, dcp, upr_draft3
-from upriver.wire.codes import Magic
-from upriver.wire.detect import detect
-from upriver.wire.framing import DRAFT, Framing
-from upriver.wire.layout import Buffer
+from upriver.protocol import checked_name, made_up, successor_by_open
+from upriver.protocol.producer import OPENED, PIECE_BYTES, REQUEST_BYTES, Producer, StreamDialect
+from upriver.wire import DRAFT, AnyResponse, Buffer, Framing, Magic, Message, dcp, detect, upr_draft3
 
 #: The opcodes of streams, from open to seqno advanced.
 _OPCODES: Final = frozenset({*range(0x50, 0x5F), 0x64})

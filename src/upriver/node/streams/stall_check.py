@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from upriver.node.state import NodeState
     from upriver.node.streams.streaming_session import StreamingSession
-    from upriver.protocol.producer.producer_stream import ProducerStream
+    from upriver.protocol.producer import ProducerStream
 
 #: Which stream: the name of its connection and the vbucket.
 Key = tuple[str, int]

@@ -15,7 +15,7 @@ from upriver.node.state import NodeState
 from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.node.streams.service import StreamConnection, StreamService
 from upriver.node.streams.stall_check import backlog
-from upriver.protocol.producer.producer import Producer
+from upriver.protocol.producer import Producer
 
 Pairs = Iterator[tuple[str, object]]
 

@@ -19,9 +19,8 @@ from typing import Any, Final, Protocol
 
 from upriver.node.session import Session
 from upriver.node.state import NodeState, Timer
-from upriver.protocol.producer.stream_scheduler import PIECE_BYTES, TURN_BYTES
-from upriver.wire import Message
-from upriver.wire.layout import Buffer
+from upriver.protocol.producer import PIECE_BYTES, TURN_BYTES
+from upriver.wire import Buffer, Message
 
 #: What the system keeps of a connection before it has been put on its way: room for a turn, or it would be cut.
 UNSENT_BYTES: Final = TURN_BYTES

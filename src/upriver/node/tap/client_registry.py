@@ -25,9 +25,7 @@ from upriver.errors import StorageError, UpriverError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.kept_file import UNFINISHED, drop, keep
 from upriver.node.state import Scheduler
-from upriver.protocol.tap.clients import TapClient
-from upriver.protocol.tap.connect_plan import TapPlan
-from upriver.protocol.tap.position import LOST, NEVER, TapPosition
+from upriver.protocol.tap import LOST, NEVER, TapClient, TapPlan, TapPosition
 
 #: Is told when something is on disk, or why it is not.
 Done = Callable[[StorageError | None], object]

@@ -10,7 +10,7 @@ from upriver.errors import KeyExists, Locked, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.node.state import NodeState
 from upriver.node.tap.online_update import OnlineUpdate
-from upriver.protocol.tap.consumer import ReceivedChange
+from upriver.protocol.tap import ReceivedChange
 from upriver.wire.dialects.tap import Control
 
 

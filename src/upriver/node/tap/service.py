@@ -22,15 +22,19 @@ from upriver.node.streams.streaming_session import StreamingSession
 from upriver.node.tap.client_registry import RegistryWriter, TapRegistry
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.node.tap.online_update import OnlineUpdate
-from upriver.protocol.connection_names import NAME_BYTES_MAX, checked_name, successor_by_tap
-from upriver.protocol.tap.clients import TapClient, TapClients
-from upriver.protocol.tap.connect_plan import TapPlan, TapSettings, plan_of
-from upriver.protocol.tap.consumer import TapConsumer
-from upriver.protocol.tap.producer import TapProducer, check_takeover
-from upriver.wire import AnyRequest, Message, Request, Response, tap
-from upriver.wire.codes import Magic
+from upriver.protocol import NAME_BYTES_MAX, checked_name, successor_by_tap
+from upriver.protocol.tap import (
+    TapClient,
+    TapClients,
+    TapConsumer,
+    TapPlan,
+    TapProducer,
+    TapSettings,
+    check_takeover,
+    plan_of,
+)
+from upriver.wire import DRAFT, AnyRequest, Magic, Message, Request, Response, tap
 from upriver.wire.dialects.tap import Control
-from upriver.wire.framing import DRAFT
 
 #: The opcodes of TAP, from connect to checkpoint end.
 _OPCODES: Final = frozenset(range(0x40, 0x48))

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from upriver.model import VbucketState
-from upriver.protocol.tap.clients import TapClient
-from upriver.protocol.tap.position import TapPosition
+from upriver.protocol.tap import TapClient, TapPosition
 
 if TYPE_CHECKING:
     from upriver.node.tap.service import TapConnection, TapReceiver, TapService

@@ -24,8 +24,7 @@ import pyarrow.compute as pc
 
 from upriver.errors import TargetBehind
 from upriver.pipelines.targets.target import NodeSource, ReadAhead, Target, TargetProgress, Work
-from upriver.spark.offsets import Offset
-from upriver.spark.rows import ROWS, unsigned
+from upriver.spark import ROWS, Offset, unsigned
 
 #: Events that concern a whole vbucket.
 OF_VBUCKETS: Final = ("flush", "rollback", "reset")

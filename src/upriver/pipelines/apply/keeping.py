@@ -15,7 +15,7 @@ from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.targets.target import Target
-from upriver.spark.options import ReadOptions
+from upriver.spark import ReadOptions
 
 _QUERY: Final = "query"
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from upriver.client import Address, Cluster, Consumer, KvClient
-from upriver.client.cluster.node_queries import active_vbuckets
+from upriver.client.cluster import active_vbuckets
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, RowsRefused, StatusError
 from upriver.model import CHANGES, Event
 from upriver.pipelines.targets.target import ReadBasis

@@ -9,12 +9,18 @@ import pyarrow.compute as pc
 from upriver.errors import DataLoss
 from upriver.pipelines.apply.applying import NOTHING
 from upriver.pipelines.targets.target import NodeSource, ReadAhead, ReadBasis
-from upriver.spark.batch_planner import Range, Rules, SourceState
-from upriver.spark.cluster_view import ClusterView
-from upriver.spark.offsets import VbucketOffset
-from upriver.spark.options import ReadOptions
-from upriver.spark.range_reader import RangeReader, Reading
-from upriver.spark.rows import FIELDS, RowMaker
+from upriver.spark import (
+    FIELDS,
+    ClusterView,
+    Range,
+    RangeReader,
+    Reading,
+    ReadOptions,
+    RowMaker,
+    Rules,
+    SourceState,
+    VbucketOffset,
+)
 
 #: A vbucket that changes its branch while it is read is read again, so often at most.
 ATTEMPTS_MAX: Final = 5

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 from upriver.errors import CheckpointError, OffsetError
 from upriver.pipelines.core.options import PipelineOptions, shown_name
 from upriver.pipelines.core.pipeline import Job
-from upriver.spark.batch_planner import Range, ranges
-from upriver.spark.offsets import Offset
+from upriver.spark import Offset, Range, ranges
 
 _IDENTITY: Final = "pipeline.json"
 _LOCK: Final = "lock"

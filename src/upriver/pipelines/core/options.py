@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from upriver.client.transport.address import Address
-from upriver.spark.declared import as_address, as_count, as_flag, one_of, option, read_fields
-from upriver.spark.options import DIALECTS, ReadOptions
+from upriver.client.transport import Address
+from upriver.spark import DIALECTS, ReadOptions, as_address, as_count, as_flag, one_of, option, read_fields
 
 #: A batch of so many changes is written in a second or two, and fits into the memory of a small machine.
 ROWS_MAX: Final = 200_000

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import pyarrow as pa
 
 from upriver.pipelines.core.options import JobOptions, PipelineOptions
-from upriver.spark.rows import ROWS
+from upriver.spark import ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from upriver.client.transport.backoff import Backoff
+from upriver.client.transport import Backoff
 from upriver.errors import PipelineFailed
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.failures import Trouble, trouble

@@ -22,7 +22,7 @@ from upriver.errors import OptionError
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.core.registry import PIPELINES, find
-from upriver.spark.rows import ROWS
+from upriver.spark import ROWS
 
 FORMAT: Final = "upriver_pipeline"
 _PIPELINE, _CHECKPOINT = "pipeline", "checkpointlocation"

@@ -8,10 +8,8 @@ import asyncio
 import contextlib
 from typing import Final, Self
 
-from upriver.client.cluster.cluster import Cluster
-from upriver.client.cluster.node_queries import owners, vbuckets_of
-from upriver.client.transport.address import Address, Endpoint
-from upriver.client.transport.sync import LoopThread
+from upriver.client.cluster import Cluster, owners, vbuckets_of
+from upriver.client.transport import Address, Endpoint, LoopThread
 from upriver.errors import UpriverError
 from upriver.model import VbucketState
 

@@ -12,7 +12,7 @@ from upriver.pipelines.targets.search.opensearch import OpenSearch
 from upriver.pipelines.targets.search.solr import Solr
 from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.targets.target import Target
-from upriver.spark.declared import as_seconds, as_text, option
+from upriver.spark import as_seconds, as_text, option
 
 #: How a URL says which product it is, before the scheme of HTTP itself.
 SCHEMES: Final[dict[str, type[OpenSearch] | type[Solr]]] = {

@@ -17,14 +17,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.client.transport.backoff import Backoff
+from upriver.client.transport import Backoff
 from upriver.errors import NodeUnavailable
 from upriver.pipelines.apply.applying import OF_VBUCKETS, latest
 from upriver.pipelines.apply.seen_keys import SeenKeys
 from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.targets.caches import Cache, Fresh, cache_at
-from upriver.spark.declared import as_seconds, as_text, one_of, option
+from upriver.spark import as_seconds, as_text, one_of, option
 
 LOG: Final = logging.getLogger("upriver.pipelines")
 MODES: Final = ("delete", "refresh")

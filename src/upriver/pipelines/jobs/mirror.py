@@ -12,7 +12,7 @@ from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
 from upriver.pipelines.targets.tables.delta import Delta, DeltaHistory
 from upriver.pipelines.targets.tables.parquet import ParquetTable
 from upriver.pipelines.targets.tables.table import TableTarget, sync
-from upriver.spark.declared import as_text, one_of, option
+from upriver.spark import as_text, one_of, option
 
 FORMATS: Final = ("delta", "parquet")
 

@@ -20,7 +20,7 @@ from upriver.pipelines.core.directory import RunDirectory, write_whole
 from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import InTask, Pipeline
 from upriver.pipelines.jobs.windows import COUNTS, Window, Windows, counted
-from upriver.spark.declared import as_count, as_seconds, as_text, option
+from upriver.spark import as_count, as_seconds, as_text, option
 
 _STATE: Final = "windows.json"
 _EVENTS: Final = ("mutation", "deletion", "expiration")

@@ -15,15 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import re2
 
-from upriver.client.transport.address import Address
+from upriver.client.transport import Address
 from upriver.errors import OptionError
 from upriver.pipelines.apply.repair import Mark, Repair, Selection
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions, connection
 from upriver.pipelines.core.pipeline import InTask, Pipeline
-from upriver.spark.declared import as_address, as_flag, option
-from upriver.spark.options import WriteOptions
-from upriver.spark.row_writer import RowWriter, WriteOutcome
+from upriver.spark import RowWriter, WriteOptions, WriteOutcome, as_address, as_flag, option
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
 _MARKS: Final = "repairs.json"

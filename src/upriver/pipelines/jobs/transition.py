@@ -18,18 +18,16 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import feather
 
-from upriver.client import Address, Cluster, Consumer, Mover, Step
-from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
-from upriver.client.cluster.single_node import SingleNode
-from upriver.client.mover import PARALLEL
-from upriver.client.transport.backoff import PATIENCE_S
+from upriver.client import PARALLEL, Address, Cluster, Consumer, Mover, Step
+from upriver.client.cluster import SingleNode, VbucketStatus, vbuckets_of
+from upriver.client.transport import PATIENCE_S
 from upriver.errors import OptionError, PipelineFailed, UpriverError
 from upriver.model import CHANGES, Event, VbucketState
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import JobOptions, same_as
 from upriver.pipelines.core.pipeline import Task
-from upriver.protocol.move.mover import Goal, Phase
-from upriver.spark.declared import as_address, as_count, as_flag, as_seconds, option
+from upriver.protocol.move import Goal, Phase
+from upriver.spark import as_address, as_count, as_flag, as_seconds, option
 
 #: So many changes are written down at a time, and of one vbucket at least.
 CHANGES_MAX: Final = 512 * 1024

@@ -25,19 +25,26 @@ from upriver.errors import (
     StatusError,
     TemporaryFailure,
 )
-from upriver.model import FailoverLog, VbucketState
-from upriver.model.position import NO_END
-from upriver.model.record import EVENTS
+from upriver.model import EVENTS, NO_END, FailoverLog, VbucketState
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.negotiation import DIALECTS, Negotiation
 from upriver.protocol.consumer.sink import Sink
 from upriver.protocol.flow_control import ReceiveWindow
 from upriver.protocol.liveness import NOOP_INTERVAL_S, SilenceWatch
 from upriver.protocol.stream_state import StreamEvent
-from upriver.wire import AnyResponse, Message, Request, Response, dcp, upr, upr_draft3
-from upriver.wire.codes import Status
-from upriver.wire.framing import MEMCACHED, u16_at
-from upriver.wire.layout import Buffer
+from upriver.wire import (
+    MEMCACHED,
+    AnyResponse,
+    Buffer,
+    Message,
+    Request,
+    Response,
+    Status,
+    dcp,
+    u16_at,
+    upr,
+    upr_draft3,
+)
 
 #: What deployed consumers grant.
 WINDOW_BYTES: Final = 10 * 1024 * 1024

@@ -21,13 +21,11 @@ from upriver.errors import (
     StatusError,
     TemporaryFailure,
 )
-from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END, SEQNO_MAX
+from upriver.model import NO_END, SEQNO_MAX, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.protocol.consumer.sink import SinkVbucket
 from upriver.protocol.stream_state import StreamEvent, StreamLife, StreamState
-from upriver.wire import Dialect, dcp, upr
-from upriver.wire.codec.frame_runs import change_run
-from upriver.wire.layout import Buffer
+from upriver.wire import Buffer, Dialect, dcp, upr
+from upriver.wire.codec import change_run
 
 _STATES = (StreamState.SNAPSHOT, StreamState.DRAINING)
 #: Before a takeover gives the copy roles of its own.

@@ -16,9 +16,18 @@ the drafts cannot close a stream the connection is given up.
 from typing import Any, Final
 
 from upriver.errors import NotMyVbucket, WireError
-from upriver.wire import AnyResponse, Message, Request, memcached, upr, upr_draft1, upr_draft2, upr_draft3
-from upriver.wire.codes import Status
-from upriver.wire.message import DraftMessage
+from upriver.wire import (
+    AnyResponse,
+    DraftMessage,
+    Message,
+    Request,
+    Status,
+    memcached,
+    upr,
+    upr_draft1,
+    upr_draft2,
+    upr_draft3,
+)
 
 _ASKED_FOR_LOG = upr.FailoverLogRequest.declaration.opcode
 _ASKED_FOR_STREAM = upr.StreamRequest.declaration.opcode

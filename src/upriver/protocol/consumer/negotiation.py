@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from upriver.errors import InvalidArguments, RollbackRequired, StatusError, TemporaryFailure
-from upriver.model import FailoverEntry, FailoverLog, VbucketState
-from upriver.model.position import NO_END
-from upriver.model.rollback import resume_by_entry
+from upriver.model import NO_END, FailoverEntry, FailoverLog, VbucketState, resume_by_entry
 from upriver.protocol.consumer.sink import SinkVbucket
-from upriver.wire import Request, Response, dcp, memcached, upr
-from upriver.wire.codes import Status
+from upriver.wire import Request, Response, Status, dcp, memcached, upr
 
 #: What a consumer tries, in this order, unless it was told otherwise.
 DIALECTS: Final = ("dcp", "upr")

@@ -11,9 +11,7 @@ from upriver.errors import StatusError
 from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.sink import Sink
-from upriver.wire import AnyResponse, Message, Request, dcp, upr
-from upriver.wire.codes import Status
-from upriver.wire.layout import Buffer
+from upriver.wire import AnyResponse, Buffer, Message, Request, Status, dcp, upr
 
 #: What only a producer is asked, or told: it ends the connection.
 _OF_PRODUCERS: Final = (dcp.StreamRequest, upr.StreamRequest, upr.FailoverLogRequest, dcp.Control, dcp.BufferAck)

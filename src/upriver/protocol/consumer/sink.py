@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
-from upriver.wire import Dialect
-from upriver.wire.layout import Buffer
+from upriver.wire import Buffer, Dialect
 
 
 class SinkVbucket(Protocol):

@@ -54,9 +54,7 @@ from typing import Any, Final
 from upriver.errors import WireError
 from upriver.model import VbucketState
 from upriver.protocol.move.relay import Cutter, decoded, is_for_mover
-from upriver.wire import Request, Response, dcp, memcached, upr
-from upriver.wire.codes import Status
-from upriver.wire.layout import Buffer
+from upriver.wire import Buffer, Request, Response, Status, dcp, memcached, upr
 
 #: A takeover that breaks off for a reason other than a lost connection is begun so often.
 ATTEMPTS_MAX: Final = 3

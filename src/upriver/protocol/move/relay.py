@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from upriver.protocol.intake import packet_size
-from upriver.wire import Message, dcp, memcached, upr
-from upriver.wire.codec.frame_runs import changes_end
-from upriver.wire.codes import Magic
-from upriver.wire.layout import Buffer
+from upriver.wire import Buffer, Magic, Message, dcp, memcached, upr
+from upriver.wire.codec import changes_end
 
 #: What a mover asks on either connection: nobody else gets these answers.
 ASKED: Final = frozenset(

@@ -13,10 +13,21 @@ from typing import Any, Final
 
 from upriver.errors import NotMyVbucket, RollbackRequired, StatusError
 from upriver.model import FailoverLog, Snapshot, VbucketState
-from upriver.wire import AnyResponse, Dialect, Message, dcp, memcached, upr, upr_draft1, upr_draft2, upr_draft3
-from upriver.wire.codes import Magic, Status
-from upriver.wire.framing import MEMCACHED
-from upriver.wire.message import DraftMessage
+from upriver.wire import (
+    MEMCACHED,
+    AnyResponse,
+    Dialect,
+    DraftMessage,
+    Magic,
+    Message,
+    Status,
+    dcp,
+    memcached,
+    upr,
+    upr_draft1,
+    upr_draft2,
+    upr_draft3,
+)
 
 #: A stream that failed because its history could not be read.
 FAILED: Final = "failed"

@@ -9,10 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from upriver.wire import dcp
-from upriver.wire.codes import Magic
-from upriver.wire.framing import MEMCACHED
-from upriver.wire.layout import Buffer
+from upriver.wire import MEMCACHED, Buffer, Magic, dcp
 
 #: So many are taken at once, so that others have their turn.
 RUN_REQUESTS_MAX: Final = 64

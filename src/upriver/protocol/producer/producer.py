@@ -25,9 +25,15 @@ from upriver.errors import (
     StatusError,
     TemporaryFailure,
 )
-from upriver.model import FailoverEntry, Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END
-from upriver.model.rollback import rollback_by_entry, rollback_by_snapshot
+from upriver.model import (
+    NO_END,
+    FailoverEntry,
+    Snapshot,
+    StreamPosition,
+    VbucketState,
+    rollback_by_entry,
+    rollback_by_snapshot,
+)
 from upriver.protocol.flow_control import SendWindow
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.producer.controls import Controls
@@ -37,8 +43,7 @@ from upriver.protocol.producer.producer_stream import TAKEOVER, ProducerStream
 from upriver.protocol.producer.send_buffer import SendBuffer
 from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, StreamScheduler
-from upriver.wire import AnyResponse, Message, Response, dcp, upr
-from upriver.wire.layout import Buffer
+from upriver.wire import AnyResponse, Buffer, Message, Response, dcp, upr
 
 #: How much of a piece each priority gets.
 SHARES: Final = {"low": 0.25, "medium": 1.0, "high": 2.0}

@@ -14,19 +14,15 @@ may be active already.
 from typing import TYPE_CHECKING, Any, Final
 
 from upriver.errors import StatusError, StorageError
-from upriver.model import Snapshot, VbucketState
-from upriver.model.compression import INFLATION_MAX, inflated_batch, plain
-from upriver.model.position import NO_END
+from upriver.model import INFLATION_MAX, NO_END, Snapshot, VbucketState, inflated_batch, plain
 from upriver.protocol.producer.dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.producer.send_buffer import SendBuffer
 from upriver.protocol.producer.source import History, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent, StreamLife, StreamState
-from upriver.wire import Message, Response, dcp
-from upriver.wire.codec.columns import ChangeEncoder
-from upriver.wire.codec.frame_runs import expired_as_deleted
-from upriver.wire.codes import Status
+from upriver.wire import Message, Response, Status, dcp
+from upriver.wire.codec import ChangeEncoder, expired_as_deleted
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.producer import Producer

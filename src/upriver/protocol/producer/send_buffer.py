@@ -6,7 +6,7 @@ piece is slow: the system clears its pages, and nothing of it is in the processo
 
 from typing import Final
 
-from upriver.wire.layout import Buffer
+from upriver.wire import Buffer
 
 #: So little is worth a copy: whoever holds on to it shall not hold on to all the memory.
 COPIED_BYTES: Final = 64 * 1024

@@ -1,1 +1,22 @@
 """Both sides of TAP: connects, acknowledgements, checkpoints, takeovers, and clients that come back by name."""
+
+from upriver.protocol.tap.clients import TapClient, TapClients
+from upriver.protocol.tap.connect_plan import TapPlan, TapSettings, plan_of
+from upriver.protocol.tap.consumer import ReceivedChange, TapConsumer
+from upriver.protocol.tap.position import LOST, NEVER, TapPosition
+from upriver.protocol.tap.producer import TapProducer, check_takeover
+
+__all__ = [
+    "LOST",
+    "NEVER",
+    "ReceivedChange",
+    "TapClient",
+    "TapClients",
+    "TapConsumer",
+    "TapPlan",
+    "TapPosition",
+    "TapProducer",
+    "TapSettings",
+    "check_takeover",
+    "plan_of",
+]

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from upriver.model.record import HEADER
-from upriver.wire.codec.tap_records import DELETE, MUTATION
+from upriver.model import HEADER
+from upriver.wire.codec import DELETE, MUTATION
 
 if TYPE_CHECKING:
     from upriver.protocol.tap.producer_stream import TapProducerStream

@@ -5,7 +5,7 @@ from typing import Final
 
 from upriver.errors import InvalidArguments
 from upriver.wire import tap
-from upriver.wire.codec.tap_records import NETWORK_BYTE_ORDER, NO_VALUE
+from upriver.wire.codec import NETWORK_BYTE_ORDER, NO_VALUE
 from upriver.wire.dialects.tap import ConnectFlag
 
 _KNOWN: Final = sum(int(flag) for flag in ConnectFlag)

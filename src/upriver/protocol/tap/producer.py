@@ -23,8 +23,7 @@ from upriver.protocol.tap.consumer import FLUSH_MARK_SIZE
 from upriver.protocol.tap.position import TapPosition
 from upriver.protocol.tap.producer_stream import TapProducerStream
 from upriver.protocol.tap.retry_queue import Retry, RetryQueue
-from upriver.wire import Message, Request, Response, memcached, tap
-from upriver.wire.codes import Magic, Status
+from upriver.wire import Magic, Message, Request, Response, Status, memcached, tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
 #: What one call hands out unless told otherwise: the window of what is not answered may be overrun by as much.

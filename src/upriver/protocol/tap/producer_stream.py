@@ -17,15 +17,13 @@ import enum
 from typing import TYPE_CHECKING, Final
 
 from upriver.errors import StatusError, StorageError
-from upriver.model import Snapshot, StreamPosition, VbucketState
-from upriver.model.position import NO_END
-from upriver.model.rollback import rollback_by_snapshot
+from upriver.model import NO_END, Snapshot, StreamPosition, VbucketState, rollback_by_snapshot
 from upriver.protocol.producer.source import History, SourceVbucket
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.tap.ack_window import Piece
 from upriver.protocol.tap.position import LOST, TapPosition
 from upriver.wire import Request, memcached, tap
-from upriver.wire.codec.tap_records import Laid, inflated_records, lay_out
+from upriver.wire.codec import Laid, inflated_records, lay_out
 from upriver.wire.dialects.tap import Control
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from upriver.model.record import OPAQUE_OFFSET
+from upriver.model import OPAQUE_OFFSET
 from upriver.protocol.tap.ack_window import key_of
-from upriver.wire.codec.tap_records import ACK, FLAGS_OFFSET
+from upriver.wire.codec import ACK, FLAGS_OFFSET
 
 if TYPE_CHECKING:
     from upriver.protocol.tap.producer_stream import TapProducerStream

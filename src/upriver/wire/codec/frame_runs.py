@@ -12,8 +12,7 @@ looks at the words once.
 import struct
 from typing import Final
 
-from upriver.model import Event
-from upriver.model.record import (
+from upriver.model import (
     BODY_LENGTH_OFFSET,
     DELETION_EXTRAS,
     EVENTS,
@@ -22,6 +21,7 @@ from upriver.model.record import (
     MAGIC,
     OPCODES,
     SEQNO_OFFSET,
+    Event,
 )
 from upriver.wire.framing import BODY_BYTES_MAX
 from upriver.wire.layout import Buffer

@@ -10,9 +10,7 @@ TAP has no way to agree on data types, so nobody could tell a compressed value f
 import struct
 from typing import Final, NamedTuple
 
-from upriver.model import Event
-from upriver.model.compression import SNAPPY, plain
-from upriver.model.record import HEADER, MAGIC, MUTATION_EXTRAS, OPCODES, PREFIX
+from upriver.model import HEADER, MAGIC, MUTATION_EXTRAS, OPCODES, PREFIX, SNAPPY, Event, plain
 
 MUTATION: Final = 0x41
 DELETE: Final = 0x42
