@@ -20,20 +20,24 @@ TESTS = ROOT / "tests"
 #: Which layers each layer may import, besides itself.
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "files": frozenset({"errors"}),
     "late_imports": frozenset(),
     "network": frozenset(),
     "model": frozenset({"errors"}),
     "wire": frozenset({"errors", "model"}),
     "engine": frozenset({"errors", "model"}),
     "protocol": frozenset({"errors", "model", "wire"}),
-    "node": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "engine"}),
-    "client": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol"}),
-    "spark": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "client"}),
-    "pipelines": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "client", "spark"}),
-    "testing": frozenset({"errors", "late_imports", "network", "model", "wire", "protocol", "engine", "node"}),
+    "node": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol", "engine"}),
+    "client": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol"}),
+    "spark": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol", "client"}),
+    "pipelines": frozenset(
+        {"errors", "files", "late_imports", "network", "model", "wire", "protocol", "client", "spark"}
+    ),
+    "testing": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol", "engine", "node"}),
     "cli": frozenset(
         {
             "errors",
+            "files",
             "late_imports",
             "network",
             "model",
@@ -236,9 +240,11 @@ def exports_of(package: Path) -> frozenset[str]:
 def imports_between_layers(module: Module) -> Iterator[tuple[int, str, str]]:
     """Line, origin and name of each thing that a module imports from another layer."""
     for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module and node.module.startswith("upriver."):
-            if node.module.split(".")[1] != module.layer:
-                yield from ((node.lineno, node.module, alias.name) for alias in node.names)
+        if not isinstance(node, ast.ImportFrom) or node.level or not (node.module or "").startswith("upriver."):
+            continue
+        origin = node.module or ""
+        if origin.split(".")[1] != module.layer:
+            yield from ((node.lineno, origin, alias.name) for alias in node.names)
 
 
 def test_layers_import_only_what_a_package_exports() -> None:

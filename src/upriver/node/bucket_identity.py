@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from upriver.errors import StorageError
-from upriver.node.kept_file import keep
+from upriver.files import storage_errors, write_atomically
 
 #: Where the data directory keeps it.
 BUCKET_FILE: Final = "bucket.json"
@@ -19,13 +19,12 @@ def bucket_uuid(data: Path | None, name: str) -> str:
         return fresh
     path = data / BUCKET_FILE
     try:
-        kept = json.loads(path.read_bytes())
+        with storage_errors(path):
+            if not path.exists():
+                write_atomically(path, json.dumps({"name": name, "uuid": fresh}).encode())
+                return fresh
+            kept = json.loads(path.read_bytes())
         kept_name, kept_uuid = kept["name"], kept["uuid"]
-    except FileNotFoundError:
-        keep(path, json.dumps({"name": name, "uuid": fresh}).encode())
-        return fresh
-    except OSError as error:
-        raise StorageError(str(path), error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError):
         raise StorageError(str(path), "it does not name a bucket; remove it to give the data a new identity") from None
     if kept_name != name:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from upriver.errors import InvalidArguments, KeyExists, StorageError
-from upriver.node.kept_file import keep
+from upriver.files import storage_errors, write_atomically
 
 #: The place of the host name that each client fills in with the address it connected to.
 HOST: Final = "$HOST"
@@ -113,7 +113,8 @@ class ClusterConfig:
         if revision < self.revision or (revision == self.revision and config != self._config):
             raise KeyExists(f"epoch and revision {revision} are not newer than {self.revision}")
         if self._path is not None:
-            keep(self._path, encoded)
+            with storage_errors(self._path):
+                write_atomically(self._path, encoded)
         self._take(config)
 
     def _take(self, config: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from upriver.errors import CheckpointError
-from upriver.pipelines.core.directory import RunDirectory, identity, write_whole
+from upriver.pipelines.core.directory import RunDirectory, identity
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.jobs.replicate import Replicate
 from upriver.spark.offsets import Offset, VbucketOffset
@@ -94,7 +94,7 @@ def test_what_is_kept_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     assert directory.read("marks.json") is None
     directory.write("marks.json", {"1": [2, 3]})
     assert directory.read("marks.json") == {"1": [2, 3]}
-    write_whole(tmp_path / "marks.json", b"{")
+    (tmp_path / "marks.json").write_bytes(b"{")
     with pytest.raises(CheckpointError, match="damaged"):
         directory.read("marks.json")
     assert [path.name for path in tmp_path.iterdir()] == ["marks.json"]

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from upriver.client.consumer.progress import Progress
 from upriver.client.kv import KvClient
 from upriver.errors import CheckpointError, PositionError
+from upriver.files import write_atomically
 
 FORMAT: Final = 1
 _MAGIC: Final = "upriver-checkpoint"
@@ -132,17 +133,12 @@ class FileCheckpoint:
         """As ``save``, at once."""
         try:
             with self._writing:
-                self._write(encoded(progress, self.source))
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.path, encoded(progress, self.source), before_rename=self._keep_older)
         except OSError as error:
             raise CheckpointError(str(self.path), f"cannot be written: {error.strerror}") from None
 
-    def _write(self, data: bytes) -> None:
-        new = self.path.with_name(self.path.name + ".new")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    def _keep_older(self) -> None:
         for number in range(self.generations - 1, 1, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._generation(number - 1), self._generation(number))
@@ -152,12 +148,6 @@ class FileCheckpoint:
                 self._generation(1).unlink()
             with contextlib.suppress(FileNotFoundError):
                 os.link(self.path, self._generation(1))
-        os.replace(new, self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
     def _generation(self, number: int) -> Path:
         return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")

@@ -13,13 +13,13 @@ import hmac
 import json
 import os
 import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from upriver.errors import UserError, UsersFileError
+from upriver.files import storage_errors, write_atomically
 from upriver.node.auth.scram import DIGEST_BYTES, SCRAM, scramp
 from upriver.node.auth.users import ITERATIONS, Credential, Role, User, prepared_name
 
@@ -59,10 +59,10 @@ class Users:
 
         The lock is on the directory, because the file itself is replaced.
         """
-        with _complaints(path):
+        with storage_errors(path, UsersFileError):
             directory = os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with _complaints(path):
+            with storage_errors(path, UsersFileError):
                 fcntl.flock(directory, fcntl.LOCK_EX)
                 new = create and not path.exists()
             users = cls(path) if new else cls.load(path)
@@ -74,8 +74,9 @@ class Users:
     def save(self, path: Path) -> None:
         """Replace the file as a whole; only its owner may read it."""
         content = json.dumps(self._content(), indent=2, ensure_ascii=False) + "\n"
-        with _complaints(path):
-            _replace(_target(path), content.encode())
+        with storage_errors(path, UsersFileError):
+            # The node may run as another user than the administrator who changes the file.
+            write_atomically(_target(path), content.encode(), mode=0o600, keep_owner=True)
             self.path, self._seen = path, _Fingerprint.of(os.stat(path))
 
     def reload_if_changed(self) -> bool:
@@ -151,7 +152,7 @@ class Users:
         self._by_name = by_name
 
     def _read(self, path: Path) -> None:
-        with _complaints(path), path.open("rb") as file:
+        with storage_errors(path, UsersFileError), path.open("rb") as file:
             found = _Fingerprint.of(os.fstat(file.fileno()))
             data = file.read()
         try:
@@ -189,34 +190,9 @@ class _Fingerprint(NamedTuple):
         return cls(stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
-@contextlib.contextmanager
-def _complaints(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsersFileError(str(path), error.strerror or str(error)) from error
-
-
 def _target(path: Path) -> Path:
     """Where the file truly is: a link stays a link when it is replaced."""
     return Path(os.path.realpath(path))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with open(descriptor, "wb") as file:
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                # The node that reads the file may run as another user than the administrator who changes it.
-                before = path.stat()
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _parsed(data: bytes) -> tuple[bytes, dict[str, User]]:

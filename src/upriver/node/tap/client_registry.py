@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from upriver.errors import StorageError, UpriverError
+from upriver.files import UNFINISHED, remove, storage_errors, write_atomically
 from upriver.model import Snapshot, StreamPosition
-from upriver.node.kept_file import UNFINISHED, drop, keep
 from upriver.node.state import Scheduler
 from upriver.protocol.tap import LOST, NEVER, TapClient, TapPlan, TapPosition
 
@@ -48,7 +48,8 @@ class TapRegistry:
             return
         for path in sorted(self._directory.iterdir()):
             if path.name.endswith(UNFINISHED):
-                drop(path)
+                with storage_errors(path):
+                    remove(path)
                 continue
             try:
                 stored = json.loads(path.read_bytes())
@@ -64,16 +65,17 @@ class TapRegistry:
     def keep(self, client: TapClient) -> None:
         """Write down what is known of the client; it is on disk when this returns."""
         if self._directory is not None:
-            try:
+            path = self._path(self._directory, client.name)
+            with storage_errors(path):
                 self._directory.mkdir(exist_ok=True)
-            except OSError as error:
-                raise StorageError(str(self._directory), error.strerror or str(error)) from None
-            keep(self._path(self._directory, client.name), json.dumps(_stored(client)).encode())
+                write_atomically(path, json.dumps(_stored(client)).encode())
 
     def drop(self, name: str) -> None:
         """Forget the client."""
         if self._directory is not None:
-            drop(self._path(self._directory, name))
+            path = self._path(self._directory, name)
+            with storage_errors(path):
+                remove(path)
 
     @staticmethod
     def _path(directory: Path, name: str) -> Path:

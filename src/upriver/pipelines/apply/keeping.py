@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from upriver.errors import OptionError
+from upriver.files import write_atomically
 from upriver.pipelines.apply.applying import Applier
 from upriver.pipelines.apply.rereading import NodeReader
 from upriver.pipelines.core.directory import RunDirectory
@@ -97,7 +98,5 @@ def query_of(directory: Path) -> str:
     path = directory / _QUERY
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        made = path.with_suffix(".new")
-        made.write_text(uuid.uuid4().hex)
-        made.replace(path)
+        write_atomically(path, uuid.uuid4().hex.encode())
     return path.read_text()

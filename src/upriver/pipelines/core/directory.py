@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from upriver.errors import CheckpointError, OffsetError
+from upriver.files import write_atomically
 from upriver.pipelines.core.options import PipelineOptions, shown_name
 from upriver.pipelines.core.pipeline import Job
 from upriver.spark import Offset, Range, ranges
@@ -95,7 +96,7 @@ class RunDirectory:
 
     def write(self, name: str, value: Any) -> None:
         """Keep something: after a crash it is there whole, or what was there before."""
-        write_whole(self.path / name, json.dumps(value).encode())
+        write_atomically(self.path / name, json.dumps(value).encode())
 
     def batch(self) -> "LoggedBatch | None":
         """The batch that was planned last; None before the first."""
@@ -144,16 +145,6 @@ def identity(job: Job) -> dict[str, Any]:
         if isinstance(options, PipelineOptions) and hasattr(options, name)
     }
     return {"pipeline": job.name, "from": str(options.source), "to": job.target, **selecting}
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash it is there whole, or as it was before."""
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
 
 
 def _numbers(directory: Path) -> list[int]:

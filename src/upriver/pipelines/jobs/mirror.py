@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData, OptionError
+from upriver.files import sync
 from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
 from upriver.pipelines.targets.tables.delta import Delta, DeltaHistory
 from upriver.pipelines.targets.tables.parquet import ParquetTable
-from upriver.pipelines.targets.tables.table import TableTarget, sync
+from upriver.pipelines.targets.tables.table import TableTarget
 from upriver.spark import as_text, one_of, option
 
 FORMATS: Final = ("delta", "parquet")
@@ -45,9 +46,9 @@ class ParquetHistory:
             return False
         made = self._path / f".{path.name}"
         pq.write_table(changes, made, compression="zstd")
-        sync([made])  # a name that outlives a crash must not lead to half a file
+        sync(made)  # before the name exists: a crash must not leave half a file under it
         made.replace(path)
-        sync([self._path])
+        sync(self._path)
         return True
 
 

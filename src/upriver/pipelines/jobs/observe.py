@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from upriver.errors import OptionError
-from upriver.pipelines.core.directory import RunDirectory, write_whole
+from upriver.files import write_atomically
+from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import InTask, Pipeline
 from upriver.pipelines.jobs.windows import COUNTS, Window, Windows, counted
@@ -179,4 +180,4 @@ def _write_parquet(directory: Path, windows: Sequence[Window], top: int) -> None
         table = table.set_column(0, "window", begins)
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        write_whole(directory / f"window-{window.start}.parquet", sink.getvalue().to_pybytes())
+        write_atomically(directory / f"window-{window.start}.parquet", sink.getvalue().to_pybytes())

@@ -4,7 +4,6 @@ The progress stands in a small file beside the log, and the transaction names it
 ``upriver``: both count from the same moment. A second one, the query's own, has the number of its last batch.
 """
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.transaction import AddAction, RemoveAction
 
 from upriver.errors import ForeignData
+from upriver.files import write_atomically
 from upriver.pipelines.targets.tables.columns import PART, Columns
 from upriver.pipelines.targets.tables.table import DataFile, TableTarget
 from upriver.pipelines.targets.target import TargetProgress
@@ -118,10 +118,7 @@ class Delta(TableTarget):
     def _write_state(self, number: int, progress: TargetProgress) -> None:
         path = self._state(number)
         path.parent.mkdir(exist_ok=True)
-        with open(path, "w") as file:
-            file.write(progress.as_text())
-            file.flush()
-            os.fsync(file.fileno())
+        write_atomically(path, progress.as_text().encode())
 
 
 class DeltaHistory:

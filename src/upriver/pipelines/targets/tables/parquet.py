@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData
-from upriver.pipelines.targets.tables.table import DataFile, TableTarget, sync
+from upriver.files import sync, write_atomically
+from upriver.pipelines.targets.tables.table import DataFile, TableTarget
 from upriver.pipelines.targets.target import TargetProgress
 
 _STATE: Final = "_upriver.json"
@@ -91,14 +92,12 @@ class ParquetTable(TableTarget):
                 os.link(file.path, directory / file.path.name)
                 staying.append(DataFile(file.part, directory / file.path.name, file.rows))
         pq.write_metadata(schema, directory / _SCHEMA)
-        (directory / _STATE).write_text(progress.as_text())
-        sync([directory / _STATE])
-        sync([directory])
+        write_atomically(directory / _STATE, progress.as_text().encode())
         link = self.path / ".next"
         link.unlink(missing_ok=True)
         link.symlink_to(directory.name)
         os.replace(link, self._link)
-        sync([self.path])
+        sync(self.path)
         self._fresh = None
         self._known += 1
         # From now on the files are known by their names in the new directory.

@@ -6,7 +6,6 @@ its own. So a batch of new keys rewrites nothing. A part with too many files is 
 exchanges old files for new ones, together with the progress, in one step.
 """
 
-import os
 import uuid
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from upriver.files import sync
 from upriver.pipelines.targets.tables.columns import OWN, Columns, keys_of
 from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
@@ -71,7 +71,7 @@ class TableTarget(Target):
             gone, written = self._exchange(part, files, work, _of_part(stored, part))
             removed += gone
             added += written
-        sync(file.path for file in added)
+        sync_all(file.path for file in added)
         progress = self._progress.after(work)
         self._exchange_files(added, removed, self._columns.schema, progress)
         self._progress = progress
@@ -171,19 +171,11 @@ class TableTarget(Target):
         """Let the table consist of other files, and remember the progress: both or neither."""
 
 
-def sync(paths: Iterable[Path]) -> None:
-    """Let files be on disk before anything relies on them; together, because one flush then serves several."""
+def sync_all(paths: Iterable[Path]) -> None:
+    """Wait until files are on disk. They are synced in parallel, because one flush of the disk then serves several."""
     with ThreadPoolExecutor(SYNCS_MAX) as pool:
-        for done in [pool.submit(_sync, path) for path in paths]:
+        for done in [pool.submit(sync, path) for path in paths]:
             done.result()
-
-
-def _sync(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _of_part(table: pa.Table, part: int, column: str = "_vbucket") -> pa.Table:
