@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from tests.simulation.node import Link, Machine
+from tests.support.packet_feeder import PacketFeeder
 from upriver.node.streams.replica_connection import RETRY_S
 from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.replica import Replica
-from upriver.protocol.intake import Intake
 from upriver.protocol.stream_state import StreamState
 from upriver.wire import Framer, Response, dcp, upr
 from upriver.wire.framing import MEMCACHED
@@ -41,7 +41,7 @@ class Copies:
         self.link = Link(source, self, self.name)
         self.link.send(dcp.Open(name=self.name.encode(), flags=dcp.OpenFlag.PRODUCER).encode())
         self.replica = Replica(self.machine.service.sink, self.machine.clock(), self.options, on_output=self._pass_on)
-        self._intake = Intake(self.replica)
+        self._feeder = PacketFeeder(self.replica)
         self.ask_all(wanted)
 
     def ask_all(self, wanted: Sequence[int] | None = None) -> None:
@@ -76,11 +76,11 @@ class Copies:
         self._take(link, data)
 
     def _take(self, link: Link, data: bytes = b"") -> None:
-        """Without room, because the disk refuses, the rest waits in the intake; a node tries again by itself."""
+        """Without room, because the disk refuses, the rest waits in the feeder; a node tries again by itself."""
         if self.replica is None or link is not self.link:
             return
         self.replica.go_on()
-        self._intake.feed(data, self.machine.clock())
+        self._feeder.feed(data, self.machine.clock())
         if self.replica.full:
             self.machine.errands.later(RETRY_S, lambda: self._take(link))
         self._pass_on()

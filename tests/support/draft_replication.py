@@ -40,4 +40,4 @@ class DraftWires(Wires):
             if isinstance(message, upr_draft3.StreamStart | upr_draft3.SnapshotEnd):
                 self.replica.receive(message, self.world.clock())
             else:
-                self._intake.feed(message.encode(), self.world.clock())
+                self._feeder.feed(message.encode(), self.world.clock())

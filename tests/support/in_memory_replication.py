@@ -6,6 +6,7 @@ Bytes wait in two pipes until somebody delivers some of them, in pieces of any s
 from collections.abc import Callable
 
 from tests.support.in_memory_node import Laboratory
+from tests.support.packet_feeder import PacketFeeder
 from upriver.engine import Vbucket
 from upriver.model import VbucketState
 from upriver.node.streams.engine_sink import EngineSink
@@ -13,7 +14,6 @@ from upriver.node.streams.engine_source import EngineSource
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
 from upriver.protocol.consumer.replica import Replica
-from upriver.protocol.intake import Intake
 from upriver.protocol.producer.dialects import OPENED, StreamDialect
 from upriver.protocol.producer.producer import Producer
 from upriver.protocol.producer.producer_stream import ProducerStream
@@ -41,7 +41,7 @@ class Wires:
         self.to_producer = bytearray()
         #: What the mover was answered.
         self.answers: list[Message] = []
-        self._intake = Intake(self.replica)
+        self._feeder = PacketFeeder(self.replica)
         self._framer = Framer(MEMCACHED)
         self._at_producer = Framer(self.wire.framing)
         #: The replica has given the connections up, as it must.
@@ -75,7 +75,7 @@ class Wires:
 
     def incoming(self, piece: bytes) -> None:
         """Give the replica what has come."""
-        self._intake.feed(piece, self.world.clock())
+        self._feeder.feed(piece, self.world.clock())
 
     def lose(self) -> None:
         """The connections are cut; what was on its way is lost."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import WireError
-from upriver.wire.framing import BODY_BYTES_MAX, DRAFT, MEMCACHED, VALUE_BYTES_MAX, Framer, Framing
+from upriver.wire.framing import BODY_BYTES_MAX, DRAFT, MEMCACHED, VALUE_BYTES_MAX, Framer, Framing, packet_size
 
 NOOP = bytes.fromhex("800a00000000000000000000000000010000000000000000")
 DRAFT_OK = bytes.fromhex("02000000000000070000000101")
@@ -161,3 +161,16 @@ def test_after_an_error_the_framer_stays_broken_and_keeps_nothing() -> None:
         assert caught.value.offset == 0
         framer.feed(NOOP)
     assert framer.pending == 1
+
+
+@given(st.binary(max_size=30), st.integers(0, 40))
+def test_the_size_of_a_packet_is_known_once_its_header_is_complete(before: bytes, cut: int) -> None:
+    packet = header(key=3, body=5) + b"abcde"
+    data = before + packet[:cut]
+    expected = len(packet) if cut >= MEMCACHED.header_size else None
+    assert packet_size(data, len(before)) == expected
+
+
+def test_the_size_of_what_is_not_a_packet_is_an_error() -> None:
+    with pytest.raises(WireError):
+        packet_size(b"GET / HTTP/1.1", 0)

@@ -5,7 +5,6 @@ client and in a simulation of a whole cluster.
 """
 
 from upriver.protocol.connection_names import NAME_BYTES_MAX, checked_name, made_up, successor_by_open, successor_by_tap
-from upriver.protocol.intake import packet_size
 from upriver.protocol.liveness import SilenceWatch
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "SilenceWatch",
     "checked_name",
     "made_up",
-    "packet_size",
     "successor_by_open",
     "successor_by_tap",
 ]

@@ -10,7 +10,16 @@ from upriver.wire.detect import detect
 from upriver.wire.dialect import Dialect
 from upriver.wire.dialects import DIALECTS, dcp, memcached, tap, upr, upr_draft1, upr_draft2, upr_draft3
 from upriver.wire.explain import Explanation, Ink
-from upriver.wire.framing import BODY_BYTES_MAX, DRAFT, EXTENDED_REQUEST, MEMCACHED, Framer, Framing, u16_at
+from upriver.wire.framing import (
+    BODY_BYTES_MAX,
+    DRAFT,
+    EXTENDED_REQUEST,
+    MEMCACHED,
+    Framer,
+    Framing,
+    packet_size,
+    u16_at,
+)
 from upriver.wire.layout import Buffer
 from upriver.wire.message import AnyRequest, AnyResponse, DraftMessage, DraftOpcode, Message, Request, Response
 
@@ -38,6 +47,7 @@ __all__ = [
     "dcp",
     "detect",
     "memcached",
+    "packet_size",
     "tap",
     "u16_at",
     "upr",

@@ -155,6 +155,15 @@ DRAFT: Final = Framing(
 )
 
 
+def packet_size(data: "bytes | bytearray | memoryview", at: int) -> int | None:
+    """The size of the memcached packet that starts at ``at``; None while its header is incomplete."""
+    if at < len(data):
+        MEMCACHED.check_first_byte(data, at)
+    if len(data) - at < MEMCACHED.header_size:
+        return None
+    return MEMCACHED.header_size + MEMCACHED.body_length(data, at, BODY_BYTES_MAX)
+
+
 class Framer:
     """Cuts received bytes into whole packets. After an error it stays broken: the stream has lost its place."""
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.packet_feeder import PacketFeeder
 from tests.support.recording_sink import PaperCopy, PaperSink
 from upriver.errors import (
     InvalidArguments,
@@ -13,6 +16,7 @@ from upriver.errors import (
     StatusError,
     TemporaryFailure,
     TooBig,
+    WireError,
 )
 from upriver.model import VbucketState
 from upriver.model.position import SEQNO_MAX
@@ -438,3 +442,37 @@ def test_what_is_none_of_a_streams_is_left_to_others() -> None:
 
 def test_an_answer_to_nothing_is_ignored() -> None:
     assert Stage().tell(AnyResponse(opcode=0x53, opaque=12345)) == []
+
+
+# Bytes in any pieces
+
+
+@given(cuts=st.lists(st.integers(0, 120), max_size=30))
+def test_pieces_make_no_difference(cuts: list[int]) -> None:
+    stage = Stage()
+    stream = stage.open()
+    feeder = PacketFeeder(stage.consumer)
+    data = b"".join(
+        message.encode()
+        for message in (
+            marker(stream, end=5),
+            *(mutation(stream, seqno) for seqno in (1, 2, 3)),
+            memcached.Stat(key=b"dcp"),
+            *(mutation(stream, seqno) for seqno in (4, 5)),
+            dcp.Noop(opaque=3),
+            of(stream, dcp.StreamEnd()),
+        )
+    )
+    at, left = 0, []
+    for cut in [*cuts, len(data)]:
+        left += feeder.feed(memoryview(data)[at : at + cut], 0.0)
+        at += cut
+    assert " ".join(stage.copies[0].told[1:]).split() == ["k1", "k2", "k3", "k4", "k5"]
+    assert [type(message) for message in left] == [memcached.Stat]
+    assert stream.end_reason == "ok"
+    assert len(stage.sent()) == 1
+
+
+def test_a_lost_place_is_an_error() -> None:
+    with pytest.raises(WireError):
+        PacketFeeder(Stage().consumer).feed(b"GET / HTTP/1.1\r\n\r\n", 0.0)

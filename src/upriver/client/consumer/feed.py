@@ -14,9 +14,8 @@ from upriver.client.consumer.batches import Run
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
-from upriver.protocol import packet_size
 from upriver.protocol.consumer import Answered, ConsumerConnection, ConsumerOptions, ConsumerStream, DraftTranslator
-from upriver.wire import MEMCACHED, AnyRequest, AnyResponse, Dialect, Framer, dcp, upr_draft3
+from upriver.wire import MEMCACHED, AnyRequest, AnyResponse, Dialect, Framer, dcp, packet_size, upr_draft3
 from upriver.wire.codec import ChangeBatch, ChangeDecoder
 
 #: How much is read at once. More would outgrow the cache between reading and decoding.

@@ -8,8 +8,7 @@ do not overlap, so the opcode tells whose an answer is.
 from collections.abc import Iterator
 from typing import Final
 
-from upriver.protocol.intake import packet_size
-from upriver.wire import Buffer, Magic, Message, dcp, memcached, upr
+from upriver.wire import Buffer, Magic, Message, dcp, memcached, packet_size, upr
 from upriver.wire.codec import changes_end
 
 #: What a mover asks on either connection: nobody else gets these answers.

@@ -107,8 +107,6 @@ class TapProducerStream:
         self.handover = (
             SourceTakeover(connection.source, vbucket, connection.successor, self.wake) if self.plan.takeover else None
         )
-        if self.plan.takeover:
-            self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
         #: What counts as backfill.
         self.backfill_end = 0 if flushed else vbucket.consistent_seqno
@@ -162,6 +160,8 @@ class TapProducerStream:
     # Beginning
 
     def _begin(self, place: TapPosition, *, broken: bool, flushed: bool) -> History:
+        if self.plan.takeover:
+            self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         start, anew = 0, False
         if not broken and self._leads_on(place):
             start = place.position.seqno
