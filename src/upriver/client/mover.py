@@ -27,8 +27,7 @@ from upriver.errors import (
     OptionError,
     UpriverError,
 )
-from upriver.protocol.move import Goal, Link, Move, Phase
-from upriver.protocol.move import mover as steps
+from upriver.protocol.move import Announce, Connect, Disconnect, Goal, Link, Move, MoverSteps, Phase, Rest, Send
 
 PARALLEL: Final = 4
 RECEIVE_BYTES: Final = 512 * 1024
@@ -154,7 +153,7 @@ class _Pair:
     def __init__(self, owner: Mover, name: str, vbuckets: tuple[int, ...]) -> None:
         self.owner = owner
         takes_over = owner.goal is Goal.TAKE_OVER
-        self.steps = steps.MoverSteps(
+        self.steps = MoverSteps(
             name,
             vbuckets,
             owner.goal,
@@ -234,15 +233,15 @@ class _Pair:
         while actions := self.steps.actions():
             for action in actions:
                 match action:
-                    case steps.Connect(link):
+                    case Connect(link):
                         self._spawn(self._connect(link))
-                    case steps.Disconnect(link):
+                    case Disconnect(link):
                         self._drop(link)
-                    case steps.Send(link, data):
+                    case Send(link, data):
                         self._send(link, bytes(data))  # it is only lent, and may have to wait
-                    case steps.Announce(vbucket, encoded):
+                    case Announce(vbucket, encoded):
                         self._spawn(self._announce(vbucket, encoded))
-                    case steps.Rest(vbucket):
+                    case Rest(vbucket):
                         self._spawn(self._rest(vbucket))
         if self.steps.over:
             self._changed.set()
