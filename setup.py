@@ -1,5 +1,6 @@
 """Builds the compiled parts; where there is no C compiler the plain Python codec serves instead."""
 
+import glob
 import os
 from typing import Any
 
@@ -22,6 +23,9 @@ COMPILED = {
     "upriver.node._fast_path": ["src/upriver/node/_fast_path.pyx"],
 }
 
+#: Files that the sources include: a change to one of them rebuilds.
+INCLUDED = sorted(path for ending in ("pxd", "pxi", "h") for path in glob.glob(f"src/**/*.{ending}", recursive=True))
+
 
 def extensions() -> list[Extension]:
     if cythonize is None:
@@ -31,6 +35,7 @@ def extensions() -> list[Extension]:
             name,
             sources,
             include_dirs=["src/upriver/engine/table"],
+            depends=INCLUDED,
             extra_compile_args=["-O3", "-fno-strict-aliasing", *SANITIZE],
             extra_link_args=SANITIZE,
         )

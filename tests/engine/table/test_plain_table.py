@@ -552,7 +552,7 @@ class Twin:
             result = answer(*arguments) if answer else getattr(self.table, name)(*arguments)
         except UpriverError as error:
             return type(error), str(error)
-        if isinstance(result, self.backend.Item):
+        if isinstance(result, self.backend.StoredItem):
             return [getattr(result, field) for field in plain.StoredItem.__slots__]
         return result
 

@@ -89,16 +89,6 @@ cdef class Table:
     cdef Py_ssize_t flushing_points
 
     cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept
-    cdef char *alive(self, bytes key, double *now) except? NULL
-    cdef int check_active(self) except -1
-    cdef int check_room(self, bytes key, bytes value, uint8_t event) except -1
-    cdef int check_sizes(self, size_t key_size, size_t value_size) except -1
-    cdef int check_limits(self, uint8_t event) except -1
-    cdef int check_cas(self, bytes key, const char *record, uint64_t cas) except -1
-    cdef uint64_t write(
-        self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
-        uint64_t cas, uint64_t rev_seqno, uint64_t *seqno, uint8_t ttl, double now
-    ) except 0
     # For loops that serve requests straight from their input: `table.set_raw(key, key_size, value, value_size, flags,
     # expiry, datatype, now, &seqno)` is `Table.set` with all its checks and errors, without an object for key, value or
     # answer.
@@ -108,7 +98,6 @@ cdef class Table:
     ) except 0
     # And `table.store_raw(&version, now)` is `Table.store`; only key and value, sizes, event and meta are filled in.
     cdef int store_raw(self, Version *version, double now) except -1
-    cdef int enqueue(self) except -1
 
 
 cdef inline Chunk *chunk_at(Table self, uint64_t slot) noexcept:
