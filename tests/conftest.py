@@ -11,6 +11,10 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.spark_session import spark
+
+__all__ = ["spark"]
+
 settings.register_profile(
     "upriver", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
 )
@@ -19,6 +23,14 @@ settings.load_profile("upriver")
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep everything that needs Spark on one worker: one JVM for all of it."""
+    for item in items:
+        if item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.hookimpl(wrapper=True)

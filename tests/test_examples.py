@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, node, run
-from tests.spark.conftest import spark
 from tests.support.cache_servers import CacheServer
+from tests.support.command_runner import Run, node, run
 from tests.support.node_clusters import push_map
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 
-__all__ = ["node", "run", "spark"]
+__all__ = ["node", "run"]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

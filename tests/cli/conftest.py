@@ -1,30 +1,6 @@
-"""What the tests of the commands share: a node, and somebody who types."""
+"""Fixtures of the command tests: a node, and a function that runs commands against it."""
 
-from collections.abc import Callable, Iterator
+from tests.support.command_runner import node, run
+from tests.support.guarded_node import guarded_node
 
-import pytest
-from click.testing import CliRunner, Result
-
-from upriver.cli import main
-from upriver.node import EmbeddedNode, start
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def node() -> Iterator[EmbeddedNode]:
-    """A node with a few vbuckets."""
-    with start(vbuckets=8) as node:
-        yield node
-
-
-@pytest.fixture
-def run(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command against the node, in this process."""
-    monkeypatch.setenv("UPRIVER_ADDRESS", node.address)
-    monkeypatch.delenv("UPRIVER_PASSWORD", raising=False)
-
-    def run(*arguments: str, given: str | bytes | None = None) -> Result:
-        return CliRunner().invoke(main, arguments, input=given, prog_name="upriver")
-
-    return run
+__all__ = ["guarded_node", "node", "run"]

@@ -5,8 +5,7 @@ import socket
 import pytest
 from click.testing import CliRunner
 
-from tests.cli.conftest import Run
-from tests.client.conftest import guarded_node  # noqa: F401
+from tests.support.command_runner import Run
 from tests.support.terminal import Terminal
 from upriver.cli import main, parameters
 from upriver.model import Snapshot, StreamPosition
@@ -54,7 +53,7 @@ def test_the_variable_names_the_node(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert run("get", "k").exit_code == 1
 
 
-def test_passwords(guarded_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_passwords(guarded_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(address: str) -> tuple[int, str]:
         result = CliRunner().invoke(main, ["set", "k", "v", address], prog_name="upriver")
         return result.exit_code, result.stderr
@@ -78,7 +77,7 @@ def test_passwords(guarded_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) 
     assert (result.exit_code, result.stdout) == (0, "v")
 
 
-def test_a_password_is_asked_for_at_a_terminal(guarded_node: EmbeddedNode) -> None:  # noqa: F811
+def test_a_password_is_asked_for_at_a_terminal(guarded_node: EmbeddedNode) -> None:
     with Terminal("set", "k", "v", f"upriver://me@{guarded_node.address}") as terminal:
         terminal.wait_for(lambda output: b"Password of me" in output)
         terminal.type("secret\n")

@@ -1,21 +1,5 @@
-"""What the client's tests share."""
+"""Fixtures of the client tests."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.support.guarded_node import guarded_node
 
-import pytest
-
-from upriver.node import EmbeddedNode, start
-from upriver.node.auth.users import Role, User
-from upriver.node.auth.users_file import Users
-
-
-@pytest.fixture
-def guarded_node(tmp_path: Path) -> Iterator[EmbeddedNode]:
-    """A node with one user, who may do everything."""
-    path = tmp_path / "users.json"
-    users = Users()
-    users.add(User.create("me", "secret", Role.ADMIN | Role.READ | Role.WRITE | Role.STREAM))
-    users.save(path)
-    with start(vbuckets=8, users=str(path)) as node:
-        yield node
+__all__ = ["guarded_node"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_clusters import push_map, two_nodes
-from tests.support.node_process import Client, Served
+from tests.support.node_process import Client, NodeProcess
 from upriver.client import KvClient, SyncKvClient
 from upriver.errors import ConnectionLost, KeyExists, KeyNotFound, Locked, NotMyVbucket, NotStored, Unreachable
 from upriver.model import vbucket_of
@@ -107,14 +107,14 @@ def test_a_vbucket_that_nobody_has_is_told_in_time(upriver_node: EmbeddedNode) -
 
 def test_a_node_that_comes_back_is_found_again(tmp_path: Path) -> None:
     arguments = ("--data", str(tmp_path / "data"), "--vbuckets", "4", "--ack", "disk")
-    with Served("--port", "0", *arguments) as served:
+    with NodeProcess("--port", "0", *arguments) as served:
         port = served.port
         address = f"127.0.0.1:{port}"
         with SyncKvClient(address, timeout_s=60) as kv, SyncKvClient(address, timeout_s=0.3) as hasty:
             kv.set("a", "1")
             served.process.kill()
             served.process.wait()
-            with Served("--port", str(port), *arguments):
+            with NodeProcess("--port", str(port), *arguments):
                 assert kv.get("a").value == b"1"
                 kv.set("b", "2")
             with pytest.raises((ConnectionLost, Unreachable)):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.consumer.test_failures import Killed
 from tests.support.command_peers import SocketPeer
+from tests.support.restartable_node import RestartableNode
 from upriver.client.mover import Mover, Step
 from upriver.model import VbucketState
 from upriver.protocol.move.mover import Goal, Link, Phase
@@ -60,7 +60,7 @@ class Writer(threading.Thread):
         self.join(DEADLINE_S)
 
 
-def state_of(node: Killed) -> VbucketState:
+def state_of(node: RestartableNode) -> VbucketState:
     with SocketPeer("127.0.0.1", node.port) as peer:
         (answer,) = peer.send(memcached.GetVbucket(vbucket=VBUCKET))
     assert isinstance(answer, memcached.GetVbucketResponse), answer
@@ -73,9 +73,9 @@ def value_of(peer: SocketPeer, key: bytes) -> bytes | None:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[dict[Link, Killed]]:
+def nodes(tmp_path: Path) -> Iterator[dict[Link, RestartableNode]]:
     """Two node processes that keep everything on disk; the second has the vbucket dead."""
-    made = {link: Killed(tmp_path / link.value, ack="disk") for link in Link}
+    made = {link: RestartableNode(tmp_path / link.value, ack="disk") for link in Link}
     try:
         with SocketPeer("127.0.0.1", made[Link.DESTINATION].port) as peer:
             (answer,) = peer.send(memcached.SetVbucket(vbucket=VBUCKET, state=memcached.VbucketState.DEAD))
@@ -83,11 +83,11 @@ def nodes(tmp_path: Path) -> Iterator[dict[Link, Killed]]:
         yield made
     finally:
         for node in made.values():
-            node.served.__exit__()
+            node.process.__exit__()
 
 
 @pytest.fixture
-def writer(nodes: dict[Link, Killed]) -> Iterator[Writer]:
+def writer(nodes: dict[Link, RestartableNode]) -> Iterator[Writer]:
     """Has written a little, and goes on."""
     found = Writer(nodes[Link.SOURCE].port)
     found.start()
@@ -99,7 +99,7 @@ def writer(nodes: dict[Link, Killed]) -> Iterator[Writer]:
 
 
 def take_over(
-    nodes: dict[Link, Killed],
+    nodes: dict[Link, RestartableNode],
     goal: Goal = Goal.TAKE_OVER,
     *,
     on_step: Callable[[Step], object] | None = None,
@@ -123,7 +123,7 @@ def take_over(
         return None
 
 
-def check(nodes: dict[Link, Killed], writer: Writer, step: Step | None) -> None:
+def check(nodes: dict[Link, RestartableNode], writer: Writer, step: Step | None) -> None:
     """It has moved, there is one owner, and whatever was answered is there."""
     writer.stop()
     assert step is not None
@@ -141,7 +141,7 @@ def check(nodes: dict[Link, Killed], writer: Writer, step: Step | None) -> None:
 @pytest.mark.parametrize("victim", list(Link), ids=lambda link: str(link.value))
 @pytest.mark.parametrize("moment", list(MOMENTS))
 def test_a_kill_at_every_step_of_a_takeover(
-    nodes: dict[Link, Killed], writer: Writer, victim: Link, moment: str
+    nodes: dict[Link, RestartableNode], writer: Writer, victim: Link, moment: str
 ) -> None:
     struck: list[Step] = []
 
@@ -158,7 +158,7 @@ def test_a_kill_at_every_step_of_a_takeover(
 
 @pytest.mark.parametrize("moment", ["pending", "active", "announcing"])
 def test_a_mover_and_both_nodes_killed_while_the_vbucket_changes_hands(
-    nodes: dict[Link, Killed], writer: Writer, moment: str
+    nodes: dict[Link, RestartableNode], writer: Writer, moment: str
 ) -> None:
     """Nobody remembers anything but what is on disk: another mover goes on."""
 
@@ -184,7 +184,7 @@ class OwnerWatch(threading.Thread):
     Nothing here takes the vbucket from the destination again: once that was active, the source may not be.
     """
 
-    def __init__(self, nodes: dict[Link, Killed]) -> None:
+    def __init__(self, nodes: dict[Link, RestartableNode]) -> None:
         super().__init__(daemon=True)
         self.nodes = nodes
         self.seen: dict[Link, set[VbucketState]] = {link: set() for link in Link}
@@ -212,7 +212,7 @@ class OwnerWatch(threading.Thread):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_kills_at_any_moment_of_a_takeover(nodes: dict[Link, Killed], writer: Writer, seed: int) -> None:
+def test_kills_at_any_moment_of_a_takeover(nodes: dict[Link, RestartableNode], writer: Writer, seed: int) -> None:
     """The mover itself is gone each time too: another one goes on, or takes it back and begins again."""
     rng = random.Random(seed)
     with OwnerWatch(nodes) as watch:

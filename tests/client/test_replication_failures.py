@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.consumer.test_failures import Killed
 from tests.support.command_peers import SocketPeer
 from tests.support.faulty_proxy import Proxy
+from tests.support.restartable_node import RestartableNode
 from upriver.client import Mover
 from upriver.protocol.move.mover import Goal
 from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr
@@ -54,7 +54,7 @@ class Overheard:
 class Replication:
     """One node fed by another, in a thread, until the block is left. A stream that has ended is begun again."""
 
-    def __init__(self, source: Killed, destination: Killed) -> None:
+    def __init__(self, source: RestartableNode, destination: RestartableNode) -> None:
         self._ports = source.port, destination.port
         self._overheard = Overheard()
         self._loop = asyncio.new_event_loop()
@@ -105,7 +105,7 @@ class Replication:
 class Writer(threading.Thread):
     """Writes and deletes on a node until it is halted, whatever becomes of the node."""
 
-    def __init__(self, node: Killed, prefix: bytes = b"k") -> None:
+    def __init__(self, node: RestartableNode, prefix: bytes = b"k") -> None:
         super().__init__(daemon=True)
         self.node = node
         self.prefix = prefix
@@ -144,30 +144,30 @@ def wait_for(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
-def ask(node: Killed, request: Request) -> Message:
+def ask(node: RestartableNode, request: Request) -> Message:
     with SocketPeer(HOST, node.port) as peer:
         return peer.ask(request)
 
 
-def set_state(node: Killed, state: memcached.VbucketState) -> None:
+def set_state(node: RestartableNode, state: memcached.VbucketState) -> None:
     answer = ask(node, memcached.SetVbucket(vbucket=VBUCKET, state=state))
     assert isinstance(answer, Response)
     assert answer.status is Status.SUCCESS
 
 
-def log_of(node: Killed) -> list[tuple[int, int]]:
+def log_of(node: RestartableNode) -> list[tuple[int, int]]:
     answer = ask(node, memcached.GetFailoverLog(vbucket=VBUCKET))
     assert isinstance(answer, memcached.GetFailoverLogResponse), answer
     return [(entry.vbucket_uuid, entry.seqno) for entry in answer.log]
 
 
-def high_seqno(node: Killed) -> int:
+def high_seqno(node: RestartableNode) -> int:
     answer = ask(node, memcached.GetAllVbucketSeqnos())
     assert isinstance(answer, memcached.GetAllVbucketSeqnosResponse), answer
     return next((entry.seqno for entry in answer.seqnos if entry.vbucket == VBUCKET), 0)
 
 
-def contents(node: Killed) -> Contents:
+def contents(node: RestartableNode) -> Contents:
     """Everything that a stream from the beginning brings: by key its value, CAS, revision and seqno."""
     found: Contents = {}
     with socket.create_connection((HOST, node.port), DEADLINE_S) as peer:
@@ -191,7 +191,7 @@ def contents(node: Killed) -> Contents:
                     assert message.status is Status.SUCCESS, message
 
 
-def equal(source: Killed, copy: Killed) -> bool:
+def equal(source: RestartableNode, copy: RestartableNode) -> bool:
     return high_seqno(source) == high_seqno(copy) and log_of(source) == log_of(copy)
 
 
@@ -205,33 +205,33 @@ def assert_rolled_back_rightly(replication: Replication, branch_seqno: int) -> N
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Callable[[str], Killed]]:
+def nodes(tmp_path: Path) -> Iterator[Callable[[str], RestartableNode]]:
     """Makes node processes."""
-    made: list[Killed] = []
+    made: list[RestartableNode] = []
 
-    def make(name: str, ack: str = "memory") -> Killed:
-        made.append(Killed(tmp_path / name, ack))
+    def make(name: str, ack: str = "memory") -> RestartableNode:
+        made.append(RestartableNode(tmp_path / name, ack))
         return made[-1]
 
     yield make
     for node in made:
-        node.served.__exit__()
+        node.process.__exit__()
 
 
-def replica(make: Callable[[str], Killed], name: str) -> Killed:
+def replica(make: Callable[[str], RestartableNode], name: str) -> RestartableNode:
     node = make(name)
     set_state(node, memcached.VbucketState.REPLICA)
     return node
 
 
-def persist(node: Killed) -> int:
+def persist(node: RestartableNode) -> int:
     """Wait until all that is there now is on disk; where that was."""
     seqno = high_seqno(node)
     ask(node, memcached.SeqnoPersistence(vbucket=VBUCKET, seqno=seqno))
     return seqno
 
 
-def test_a_source_that_is_killed_under_load_and_comes_back(nodes: Callable[[str], Killed]) -> None:
+def test_a_source_that_is_killed_under_load_and_comes_back(nodes: Callable[[str], RestartableNode]) -> None:
     """It had told its replica more than was on its disk: the replica goes back to what the two share."""
     source, copy = nodes("source"), replica(nodes, "copy")
     with Replication(source, copy) as replication:
@@ -252,7 +252,7 @@ def test_a_source_that_is_killed_under_load_and_comes_back(nodes: Callable[[str]
         assert_rolled_back_rightly(replication, branch_seqno)
 
 
-def test_a_promoted_replica_and_who_followed_the_old_owner(nodes: Callable[[str], Killed]) -> None:
+def test_a_promoted_replica_and_who_followed_the_old_owner(nodes: Callable[[str], RestartableNode]) -> None:
     """Of three copies the one behind is promoted: the other goes back to where it branched.
 
     The old owner comes back from its crash on a branch of its own, which nobody knows, so it begins again.
@@ -283,7 +283,7 @@ def test_a_promoted_replica_and_who_followed_the_old_owner(nodes: Callable[[str]
             assert replication.rollbacks[-1][1] == 0
 
 
-def test_roles_that_change_under_write_load(nodes: Callable[[str], Killed]) -> None:
+def test_roles_that_change_under_write_load(nodes: Callable[[str], RestartableNode]) -> None:
     """The source loses and regains its role, and the copy is promoted by mistake, writes, and is a replica again."""
     source, copy = nodes("source"), replica(nodes, "copy")
     rng = random.Random(11)

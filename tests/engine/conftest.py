@@ -3,43 +3,13 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket
-from upriver.engine.storage.interface import WriteBatch
-from upriver.engine.storage.lmdb import LmdbStorage
-
-
-class Clock:
-    """Time that passes only when told."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class InterruptedStorage(LmdbStorage):
-    """Something happens while a batch is on its way: what it holds was gathered, and is not on disk yet."""
-
-    before_commit: Callable[[], object] | None = None
-    after_commit: Callable[[], object] | None = None
-
-    def commit(self, batch: WriteBatch) -> None:
-        before, after = self.before_commit, self.after_commit
-        self.before_commit = self.after_commit = None
-        if before is not None:
-            before()
-        super().commit(batch)
-        if after is not None:
-            after()
 
 
 @pytest.fixture
@@ -68,6 +38,3 @@ def bucket(clock: Clock) -> Iterator[Bucket]:
     with Bucket.open(None, vbuckets=4, clock=clock, background=False) as opened:
         opened.create_vbucket(0)
         yield opened
-
-
-Reopen = Callable[..., Bucket]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import Clock
 from tests.support.bucket_digest import digest
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention
 from upriver.engine.flusher import Flusher
 from upriver.errors import (

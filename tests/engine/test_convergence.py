@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import Clock
 from tests.support.engine_cluster import Cluster, random_script
+from tests.support.manual_clock import Clock
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import Clock
 from tests.engine.watched_disk import run_watched
 from tests.support.bucket_digest import digest
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Retention
 from upriver.engine.storage.interface import WriteBatch
 from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
@@ -183,7 +183,7 @@ SYNCED_RUN = """
 import json, pickle, shutil, sys
 from pathlib import Path
 import lmdb
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from tests.support.bucket_digest import digest
 from tests.engine.test_crash import StoppingStorage, scripted_run
 from upriver.engine import Bucket, Retention

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
 from upriver.engine.cursor import FILTERED_BYTES, FILTERED_S
 from upriver.errors import KeyExists, NotMyVbucket, NotSupported, OutOfRange, RollbackRequired, TemporaryFailure

@@ -7,7 +7,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket, flusher
 from upriver.engine.backend import COMPILED
 from upriver.engine.storage.interface import Block, WriteBatch

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Vbucket
 from upriver.engine.backend import COMPILED
 from upriver.engine.key_scan import KeyScan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Vbucket
 from upriver.engine.keyvalue import JSON
 from upriver.engine.table.plain_table import LOCKED_CAS, VALUE_BYTES_MAX

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention, Vbucket
 from upriver.engine.maintenance import GARBAGE_BYTES_MIN
 from upriver.engine.storage.lmdb import LmdbStorage
@@ -60,8 +60,8 @@ def test_the_pager_expires_what_nobody_reads(quick_disk: Path, clock: Clock) -> 
     bucket.close()
 
 
-def looks(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Does what is due until there is nothing more, and says how often it went through the vbuckets."""
+def count_walks(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """A function that runs maintenance until nothing is due; it returns how often the vbuckets were walked."""
     vbuckets = bucket.maintenance.vbuckets
     walk = Mock(side_effect=vbuckets)
     monkeypatch.setattr(bucket.maintenance, "vbuckets", walk)
@@ -77,7 +77,7 @@ def looks(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 def test_nothing_is_looked_at_before_its_time(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     vbucket = bucket.vbucket(0)
-    turns = looks(bucket, monkeypatch)
+    turns = count_walks(bucket, monkeypatch)
     vbucket.set(b"lasting", b"v")
     bucket.maintain()
     assert turns() == 0
@@ -99,7 +99,7 @@ def test_locks_are_looked_for_when_one_ends(bucket: Bucket, clock: Clock, monkey
     vbucket, copy = bucket.vbucket(0), bucket.create_vbucket(1, VbucketState.REPLICA)
     vbucket.set(b"k", b"v")
     bucket.maintain()
-    turns = looks(bucket, monkeypatch)
+    turns = count_walks(bucket, monkeypatch)
     vbucket.get_and_lock(b"k", 5)
     copy.begin_snapshot(0, 2)
     copy.apply(Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"a", lock_time=7))
@@ -130,7 +130,7 @@ def test_who_becomes_active_lets_items_expire(bucket: Bucket, clock: Clock, monk
     vbucket.set(b"k", b"v", expiry=10)
     vbucket.set_state(VbucketState.REPLICA)
     clock.pass_by(20)
-    turns = looks(bucket, monkeypatch)
+    turns = count_walks(bucket, monkeypatch)
     turns()
     assert turns() == 0, "what does not expire here is not looked for again and again"
     assert vbucket.table.items == 1
@@ -159,7 +159,7 @@ def test_tombstones_are_looked_for_each_minute(bucket: Bucket, clock: Clock, mon
     vbucket.delete(b"k")
     vbucket.set(b"last", b"v")
     bucket.flusher.step()
-    turns = looks(bucket, monkeypatch)
+    turns = count_walks(bucket, monkeypatch)
     clock.pass_by(3 * DAY - 30)
     assert turns() == 1
     assert turns() == 0

@@ -17,7 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.engine.conftest import Clock, InterruptedStorage
+from tests.support.interrupted_storage import InterruptedStorage
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
 from upriver.engine.backend import StoredItem
 from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, OutOfOrder, StatusError

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket
 from upriver.errors import KeyNotFound, TemporaryFailure
 from upriver.model import VbucketState

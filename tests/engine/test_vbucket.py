@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, OutOfRange, TemporaryFailure
 from upriver.model import (

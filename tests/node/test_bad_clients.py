@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_process import (
+    BackgroundClient,
     Client,
-    Probe,
-    Served,
+    NodeProcess,
     descriptors,
     gets,
     noops,
@@ -31,9 +31,9 @@ RSS_SLACK_BYTES = 24 * 2**20
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     log = tmp_path_factory.mktemp("log") / "node.log"
-    with Served("--port", "0", "--vbuckets", "4", "--log-level", "info", log=log) as served:
+    with NodeProcess("--port", "0", "--vbuckets", "4", "--log-level", "info", log=log) as served:
         with Client(served.port) as client:  # whatever a first request allocates
             client.set(b"key", b"v" * 1000)
         yield served
@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def probe(served: Served) -> Iterator[Probe]:
+def probe(served: NodeProcess) -> Iterator[BackgroundClient]:
     """Another client, served all the time; and in the end the process is as it was."""
     open_before, rss_before = descriptors(served.pid), rss_bytes(served.pid)
     with served_meanwhile(served.port) as probe:
@@ -53,11 +53,11 @@ def probe(served: Served) -> Iterator[Probe]:
     wait_until(lambda: rss_bytes(served.pid) <= rss_before + RSS_SLACK_BYTES, "memory is given back")
 
 
-def connected(served: Served, count: int) -> list[socket.socket]:
+def connected(served: NodeProcess, count: int) -> list[socket.socket]:
     return [socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(count)]
 
 
-def test_a_thousand_idle_and_two_hundred_busy(served: Served, probe: Probe) -> None:
+def test_a_thousand_idle_and_two_hundred_busy(served: NodeProcess, probe: BackgroundClient) -> None:
     before = descriptors(served.pid)
     idle = connected(served, 1000)
     busy = connected(served, 200)
@@ -80,7 +80,7 @@ def test_a_thousand_idle_and_two_hundred_busy(served: Served, probe: Probe) -> N
         each.close()
 
 
-def test_one_byte_at_a_time(served: Served, probe: Probe) -> None:
+def test_one_byte_at_a_time(served: NodeProcess, probe: BackgroundClient) -> None:
     """A byte a second, without the second: each comes after somebody else was served."""
     packet = Set(key=b"slow", value=b"value").encode()
     slow = [Client(served.port) for _ in range(5)]
@@ -93,7 +93,7 @@ def test_one_byte_at_a_time(served: Served, probe: Probe) -> None:
         client.close()
 
 
-def test_garbage_from_everywhere(served: Served, probe: Probe) -> None:
+def test_garbage_from_everywhere(served: NodeProcess, probe: BackgroundClient) -> None:
     before = served.log.read_text().count("closed: at byte 0")
     for each in connected(served, 200):
         with each, contextlib.suppress(ConnectionError):
@@ -103,7 +103,7 @@ def test_garbage_from_everywhere(served: Served, probe: Probe) -> None:
     probe.another_round()
 
 
-def test_a_length_of_4_gib(served: Served, probe: Probe) -> None:
+def test_a_length_of_4_gib(served: NodeProcess, probe: BackgroundClient) -> None:
     rss = rss_bytes(served.pid)
     for each in connected(served, 100):
         with each, contextlib.suppress(ConnectionError):
@@ -117,7 +117,7 @@ def test_a_length_of_4_gib(served: Served, probe: Probe) -> None:
     probe.another_round()
 
 
-def test_a_length_that_never_comes(served: Served, probe: Probe) -> None:
+def test_a_length_that_never_comes(served: NodeProcess, probe: BackgroundClient) -> None:
     """Memory is taken for what has come, not for what was announced."""
     rss = rss_bytes(served.pid)
     announced = connected(served, 200)
@@ -133,7 +133,7 @@ def test_a_length_that_never_comes(served: Served, probe: Probe) -> None:
 def test_half_a_frame_and_then_silence(tmp_path: Path) -> None:
     """Small ones and large ones: they are closed, and what was kept of them is given back."""
     log = tmp_path / "node.log"
-    with Served("--port", "0", "--vbuckets", "1", "--stuck-s", "1.5", log=log) as served:
+    with NodeProcess("--port", "0", "--vbuckets", "1", "--stuck-s", "1.5", log=log) as served:
         before, rss = descriptors(served.pid), rss_bytes(served.pid)
         with served_meanwhile(served.port):
             silent = connected(served, 100)
@@ -153,7 +153,7 @@ def test_half_requests_of_some_take_nothing_from_the_others(tmp_path: Path) -> N
     log = tmp_path / "node.log"
     limit = 32 * 2**20
     with (
-        Served("--port", "0", "--vbuckets", "1", "--partial-bytes-max", str(limit), log=log) as served,
+        NodeProcess("--port", "0", "--vbuckets", "1", "--partial-bytes-max", str(limit), log=log) as served,
         served_meanwhile(served.port),
     ):
         rss = rss_bytes(served.pid)
@@ -179,7 +179,7 @@ def test_half_requests_of_some_take_nothing_from_the_others(tmp_path: Path) -> N
     assert "Traceback" not in lines
 
 
-def test_readers_that_stop_reading(served: Served, probe: Probe) -> None:
+def test_readers_that_stop_reading(served: NodeProcess, probe: BackgroundClient) -> None:
     """Each asks for gigabytes and reads nothing: what is held for it is bounded."""
     with Client(served.port) as client:
         client.set(b"large", b"v" * 500_000)
@@ -203,7 +203,7 @@ def test_readers_that_stop_in_the_middle_of_twenty_mebibytes(tmp_path: Path) -> 
     """One answer may be large, so all are bounded together: who does not read is cut off, others are served."""
     log = tmp_path / "node.log"
     limit, size, cut_off = 64 * 2**20, 20 * 2**20, "cut off: unread answers of all connections"
-    with Served("--port", "0", "--vbuckets", "1", "--unread-total-bytes-max", str(limit), log=log) as served:
+    with NodeProcess("--port", "0", "--vbuckets", "1", "--unread-total-bytes-max", str(limit), log=log) as served:
         with served_meanwhile(served.port) as probe, Client(served.port) as client:
             client.set(b"large", bytes(size))
             assert client.get(b"large") == bytes(size)  # whatever a first one allocates
@@ -221,7 +221,7 @@ def test_readers_that_stop_in_the_middle_of_twenty_mebibytes(tmp_path: Path) -> 
         assert worst - rss < 2 * limit + 3 * size
 
 
-def test_a_reader_that_stops_and_goes_on_misses_nothing(served: Served, probe: Probe) -> None:
+def test_a_reader_that_stops_and_goes_on_misses_nothing(served: NodeProcess, probe: BackgroundClient) -> None:
     count = 20_000
     with Client(served.port, receive_bytes=4096) as client:
         sender = threading.Thread(target=client.socket.sendall, args=(gets(b"key", count),))
@@ -233,7 +233,7 @@ def test_a_reader_that_stops_and_goes_on_misses_nothing(served: Served, probe: P
         sender.join()
 
 
-def test_pipelines_without_end(served: Served, probe: Probe) -> None:
+def test_pipelines_without_end(served: NodeProcess, probe: BackgroundClient) -> None:
     """Two clients that always have something to ask, one in the short way and one in the long one."""
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -267,7 +267,7 @@ def test_pipelines_without_end(served: Served, probe: Probe) -> None:
 
 def test_small_requests_that_copy_megabytes() -> None:
     """A pipeline of touches is some bytes, and a whole value copied for each: others are served in between."""
-    with Served("--port", "0", "--vbuckets", "1") as served, served_meanwhile(served.port) as probe:
+    with NodeProcess("--port", "0", "--vbuckets", "1") as served, served_meanwhile(served.port) as probe:
         with Client(served.port) as client:
             client.set(b"large", bytes(4 * 2**20))
             count = 200  # as many as a turn could hold if it ended by their number only
@@ -280,7 +280,7 @@ def test_small_requests_that_copy_megabytes() -> None:
         assert rounds >= 8
 
 
-def storm(served: Served, probe: Probe, count: int) -> None:
+def storm(served: NodeProcess, probe: BackgroundClient, count: int) -> None:
     for number in range(count):
         each = socket.create_connection(("127.0.0.1", served.port), 30)
         if number % 3 == 1:
@@ -293,17 +293,17 @@ def storm(served: Served, probe: Probe, count: int) -> None:
             probe.another_round()
 
 
-def test_two_thousand_connects_and_disconnects(served: Served, probe: Probe) -> None:
+def test_two_thousand_connects_and_disconnects(served: NodeProcess, probe: BackgroundClient) -> None:
     storm(served, probe, 2000)
 
 
 @pytest.mark.slow
-def test_ten_thousand_connects_and_disconnects(served: Served, probe: Probe) -> None:
+def test_ten_thousand_connects_and_disconnects(served: NodeProcess, probe: BackgroundClient) -> None:
     storm(served, probe, 10_000)
 
 
 @pytest.mark.slow
-def test_ten_thousand_at_once(served: Served, probe: Probe) -> None:
+def test_ten_thousand_at_once(served: NodeProcess, probe: BackgroundClient) -> None:
     before = descriptors(served.pid)
     idle = connected(served, 9000)
     wait_until(lambda: descriptors(served.pid) >= before + 9000)
@@ -314,7 +314,7 @@ def test_ten_thousand_at_once(served: Served, probe: Probe) -> None:
 
 def test_more_connections_than_allowed(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
-    with Served("--port", "0", "--vbuckets", "1", "--connections-max", "50", log=log) as served:
+    with NodeProcess("--port", "0", "--vbuckets", "1", "--connections-max", "50", log=log) as served:
         before = descriptors(served.pid)
         with served_meanwhile(served.port):
             allowed = connected(served, 49)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.node_connections import connections, logged, name_of, only_connection
 from tests.support.node_process import Client, gets, noops, opaques, served_meanwhile, wait_until
 from tests.support.stream_client import StreamClient
 from upriver.node import connection as connection_module
@@ -25,26 +26,6 @@ from upriver.wire import dcp
 from upriver.wire.dialects.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 
 MESSAGES = "upriver.node"
-
-
-def connections(node: EmbeddedNode) -> int:
-    return node.call(lambda: node.node.state.counters.connections)
-
-
-def only_connection(node: EmbeddedNode) -> ServerConnection:
-    wait_until(lambda: connections(node) == 1)
-    (connection,) = node.call(lambda: set(node.node.state.connections))
-    return connection
-
-
-def told(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """The log lines with this text, each with the name of its connection."""
-    return [f"{getattr(r, 'connection', '')}: {r.getMessage()}" for r in caplog.records if text in r.getMessage()]
-
-
-def name_of(client: Client) -> str:
-    host, port = client.socket.getsockname()[:2]
-    return f"{host}:{port}"
 
 
 # Counting
@@ -68,7 +49,7 @@ def test_beyond_the_limit_connections_are_refused(upriver_node: EmbeddedNode, ca
         client.ask(Noop())
     with Client(upriver_node.port) as refused:
         assert refused.is_closed()
-        assert told(caplog, "refused") == [f"{name_of(refused)}: refused: 3 connections are open"]
+        assert logged(caplog, "refused") == [f"{name_of(refused)}: refused: 3 connections are open"]
     clients.pop().close()
     wait_until(lambda: connections(upriver_node) == 2)
     with Client(upriver_node.port) as client:
@@ -221,8 +202,8 @@ def test_garbage_closes_the_connection_with_one_line(
         name = name_of(client)
         client.socket.sendall(garbage)
         assert client.is_closed()
-    wait_until(lambda: told(caplog, "closed: "))
-    (line,) = told(caplog, "closed: ")
+    wait_until(lambda: logged(caplog, "closed: "))
+    (line,) = logged(caplog, "closed: ")
     assert line.startswith(f"{name}: closed: at byte ")
     with Client(upriver_node.port) as client:
         assert client.ask(Noop()).status == 0
@@ -234,7 +215,7 @@ def test_the_limit_of_a_body(upriver_node: EmbeddedNode, caplog: pytest.LogCaptu
         assert client.ask(Set(key=b"key", value=b"v" * (1000 - 8 - 3))).status == 0
         client.send(Set(key=b"key", value=b"v" * (1000 - 8 - 2)))
         assert client.is_closed()
-    assert "a body of at most 1000 bytes, found a length of 1001" in told(caplog, "closed: ")[0]
+    assert "a body of at most 1000 bytes, found a length of 1001" in logged(caplog, "closed: ")[0]
 
 
 def test_before_the_login_requests_are_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +229,7 @@ def test_before_the_login_requests_are_short(tmp_path: Path, caplog: pytest.LogC
         assert stranger.is_closed()
         assert friend.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0secret")).status == 0
         assert friend.ask(large).status == 0
-    assert "a body of at most 65536 bytes" in told(caplog, "closed: ")[0]
+    assert "a body of at most 65536 bytes" in logged(caplog, "closed: ")[0]
 
 
 def test_a_request_byte_by_byte(upriver_node: EmbeddedNode) -> None:
@@ -274,8 +255,8 @@ def test_idle_connections_are_closed(upriver_node: EmbeddedNode, caplog: pytest.
         half.socket.sendall(Set(key=b"key", value=b"value").encode()[:30])
         assert idle.is_closed()
         assert half.is_closed()
-        assert f"{name_of(idle)}: closed: idle for 1 s" in told(caplog, "idle")
-        assert f"{name_of(half)}: closed: idle for 1 s, half a request came" in told(caplog, "idle")
+        assert f"{name_of(idle)}: closed: idle for 1 s" in logged(caplog, "idle")
+        assert f"{name_of(half)}: closed: idle for 1 s, half a request came" in logged(caplog, "idle")
 
 
 @pytest.mark.upriver(idle_s=1.0, unread_bytes_max=64 * 1024)
@@ -285,7 +266,7 @@ def test_who_never_reads_is_cut_off_when_idle(upriver_node: EmbeddedNode, caplog
         client.set(b"key", b"v" * 1_000_000)
         client.socket.sendall(gets(b"key", 100))
         wait_until(lambda: connections(upriver_node) == 0, "it is cut off")
-        assert told(caplog, "idle") == [f"{name_of(client)}: closed: idle for 1 s, it left its answers unread"]
+        assert logged(caplog, "idle") == [f"{name_of(client)}: closed: idle for 1 s, it left its answers unread"]
 
 
 @pytest.fixture
@@ -319,7 +300,7 @@ def test_who_reads_slowly_but_steadily_may_go_on(
                 client.socket.recv(65536)
             now += limit_s
             still_node.call(connection.sweep, now)
-            assert not told(caplog, "idle") + told(caplog, "cut off")
+            assert not logged(caplog, "idle") + logged(caplog, "cut off")
         assert unread(still_node, connection) > 0
         later = itertools.count(now, limit_s)  # as soon as the system takes no more for it either
 
@@ -328,7 +309,7 @@ def test_who_reads_slowly_but_steadily_may_go_on(
             return connections(still_node) == 0
 
         wait_until(gone, "it is cut off")
-        (line,) = told(caplog, "did not take its last answers" if farewell else "it left its answers unread")
+        (line,) = logged(caplog, "did not take its last answers" if farewell else "it left its answers unread")
         assert line.startswith(name_of(client))
 
 
@@ -377,7 +358,7 @@ def test_who_quits_and_does_not_read_is_cut_off(
         client.set(b"key", b"v" * 10_000_000)
         client.send(Get(key=b"key"), QuitQ())
         wait_until(lambda: connections(upriver_node) == 0, "it is cut off")
-        assert "did not take its last answers" in told(caplog, "cut off")[0]
+        assert "did not take its last answers" in logged(caplog, "cut off")[0]
 
 
 def test_a_peer_that_resets_is_forgotten(upriver_node: EmbeddedNode) -> None:
@@ -421,7 +402,7 @@ def test_answers_for_a_peer_that_is_gone_do_not_flood_the_log(
         connection = only_connection(upriver_node)
         upriver_node.call(answer_on)
     wait_until(lambda: connections(upriver_node) == 0)
-    assert not told(caplog, "socket.send()")
+    assert not logged(caplog, "socket.send()")
 
 
 @pytest.mark.upriver(stuck_s=0.4)
@@ -435,7 +416,7 @@ def test_who_is_stuck_is_closed_and_who_is_only_idle_is_not(
         half.socket.sendall(Set(key=b"key", value=b"value").encode()[:30])
         unread.send(Get(key=b"key"))
         wait_until(lambda: connections(upriver_node) == 1, "they are closed")
-        assert sorted(told(caplog, "idle")) == sorted((
+        assert sorted(logged(caplog, "idle")) == sorted((
             f"{name_of(half)}: closed: idle for 0.4 s, half a request came",
             f"{name_of(unread)}: closed: idle for 0.4 s, it left its answers unread",
         ))  # fmt: skip
@@ -467,7 +448,7 @@ def test_who_has_left_most_unread_for_longest_makes_room(
         return upriver_node.call(lambda: state.unread.total_bytes)
 
     def is_cut_off(client: Client) -> bool:
-        lines = told(caplog, "cut off: unread answers of all connections take more than 8388608 bytes")
+        lines = logged(caplog, "cut off: unread answers of all connections take more than 8388608 bytes")
         return any(line.startswith(f"{name_of(client)}: ") for line in lines)
 
     with Client(port, receive_bytes=4096) as large, Client(port, receive_bytes=4096) as small:
@@ -505,10 +486,10 @@ def test_who_asks_and_does_not_read_makes_room_also_if_he_streams(
                 consumer.send(dcp.StreamRequest(vbucket=0, end_seqno=2**64 - 1))
             else:
                 consumer.send(*[Get(key=b"key")] * 8)
-        wait_until(lambda: told(caplog, "cut off: unread answers of all connections take more than 4194304 bytes"))
+        wait_until(lambda: logged(caplog, "cut off: unread answers of all connections take more than 4194304 bytes"))
         state = upriver_node.node.state
         wait_until(lambda: upriver_node.call(lambda: state.unread.total_bytes) <= 2 * 4 * 2**20)
-        assert not [line for line in told(caplog, "cut off") if line.startswith(f"{name_of(consumers[0])}: ")]
+        assert not [line for line in logged(caplog, "cut off") if line.startswith(f"{name_of(consumers[0])}: ")]
         assert writer.ask(Noop()).status == 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_process import Client, Served
+from tests.support.node_process import Client, NodeProcess
 from upriver.node import logs
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
@@ -76,7 +76,7 @@ def test_a_node_logs_neither_keys_nor_values_nor_passwords(form: str, tmp_path: 
     path = tmp_path / "users.json"
     with Users.edit(path, create=True) as users:
         users.add(User.create("alice", "correct-horse", Role.READ | Role.WRITE))
-    with Served("--port", "0", "--users", str(path), "--log-level", "debug", "--log-format", form) as served:
+    with NodeProcess("--port", "0", "--users", str(path), "--log-level", "debug", "--log-format", form) as served:
         with Client(served.port) as client:
             assert client.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0wrong-battery")).status == 0x20
             assert client.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0alice\0correct-horse")).status == 0

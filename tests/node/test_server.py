@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.test_connection import told
-from tests.support.node_process import PATIENCE_S, Client, gets, opaques, served_meanwhile, wait_until
+from tests.support.node_connections import logged
+from tests.support.node_process import PATIENCE_S, Client, gets, has_ipv6, opaques, served_meanwhile, wait_until
 from upriver.engine.backend import COMPILED
 from upriver.errors import CannotListen, StorageError
 from upriver.node import server as server_module
@@ -78,14 +78,6 @@ def test_an_address_that_is_taken_leaves_no_other_one_taken(monkeypatch: pytest.
     assert [each.fileno() for each in bound] == [-1]
 
 
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 def test_ipv6(caplog: pytest.LogCaptureFixture) -> None:
     with start(vbuckets=1, host="::1") as node, Client(node.port, host="::1") as client:
@@ -93,7 +85,7 @@ def test_ipv6(caplog: pytest.LogCaptureFixture) -> None:
         client.set(b"key", b"value")
         client.socket.sendall(b"garbage")
         assert client.is_closed()
-    assert told(caplog, "closed: ")[0].startswith("[::1]:")
+    assert logged(caplog, "closed: ")[0].startswith("[::1]:")
 
 
 def test_localhost() -> None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.test_connection import connections, name_of, only_connection, told
+from tests.support.certificates import CertificateAuthority
+from tests.support.node_connections import connections, logged, name_of, only_connection
 from tests.support.node_process import PATIENCE_S, Client, gets, noops, opaques, wait_until
 from tests.support.stream_client import StreamClient
 from upriver.errors import InvalidArguments
@@ -26,35 +26,18 @@ from upriver.wire import dcp
 from upriver.wire.dialects.memcached import Get, Noop, Quit, Set, SetQ
 
 
-class Pki:
-    """An authority, the certificate that it gave the node, and what its friends trust."""
-
-    def __init__(self, directory: Path) -> None:
-        self.authority = trustme.CA()
-        issued = self.authority.issue_cert("localhost", "127.0.0.1")
-        self.cert, self.key = directory / "cert.pem", directory / "key.pem"
-        self.key.write_bytes(issued.private_key_pem.bytes())
-        self.cert.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-        self.server = server_context(str(self.cert), str(self.key))
-
-    def client(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        self.authority.configure_trust(context)
-        return context
-
-
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
+def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture
-def tls_node(pki: Pki) -> Iterator[EmbeddedNode]:
+def tls_node(pki: CertificateAuthority) -> Iterator[EmbeddedNode]:
     with start(vbuckets=4, tls_cert=pki.cert, tls_key=pki.key, tls_handshake_s=1) as node:
         yield node
 
 
-def test_the_right_certificate(tls_node: EmbeddedNode, pki: Pki) -> None:
+def test_the_right_certificate(tls_node: EmbeddedNode, pki: CertificateAuthority) -> None:
     with Client(tls_node.port, context=pki.client()) as client:
         client.set(b"key", b"v" * 1_000_000)
         assert client.get(b"key") == b"v" * 1_000_000
@@ -62,7 +45,7 @@ def test_the_right_certificate(tls_node: EmbeddedNode, pki: Pki) -> None:
     wait_until(lambda: connections(tls_node) == 0)
 
 
-def test_a_pipeline_over_tls_with_pauses(pki: Pki) -> None:
+def test_a_pipeline_over_tls_with_pauses(pki: CertificateAuthority) -> None:
     with (
         start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, unread_bytes_max=64 * 1024) as node,
         Client(node.port, context=pki.client()) as client,
@@ -85,7 +68,7 @@ def shake_hands(tls: ssl.SSLObject, plain: socket.socket, incoming: ssl.MemoryBI
             incoming.write(plain.recv(65536))
 
 
-def test_a_request_right_behind_the_handshake(tls_node: EmbeddedNode, pki: Pki) -> None:
+def test_a_request_right_behind_the_handshake(tls_node: EmbeddedNode, pki: CertificateAuthority) -> None:
     """The client's last handshake message and its first request in one segment."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = pki.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -102,7 +85,7 @@ def test_a_request_right_behind_the_handshake(tls_node: EmbeddedNode, pki: Pki) 
         assert answer[12:16] == b"\0\0\0\x09"
 
 
-def test_many_tls_clients_at_once_share_the_buffers(tls_node: EmbeddedNode, pki: Pki) -> None:
+def test_many_tls_clients_at_once_share_the_buffers(tls_node: EmbeddedNode, pki: CertificateAuthority) -> None:
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -125,39 +108,43 @@ def test_many_tls_clients_at_once_share_the_buffers(tls_node: EmbeddedNode, pki:
 def test_a_client_that_does_not_trust_the_certificate(tls_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         Client(tls_node.port, context=ssl.create_default_context())
-    wait_until(lambda: told(caplog, "handshake failed"))
+    wait_until(lambda: logged(caplog, "handshake failed"))
     wait_until(lambda: connections(tls_node) == 0)
 
 
-def test_a_certificate_for_another_name(tls_node: EmbeddedNode, pki: Pki) -> None:
+def test_a_certificate_for_another_name(tls_node: EmbeddedNode, pki: CertificateAuthority) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         Client(tls_node.port, context=pki.client(), server_name="elsewhere.test")
     wait_until(lambda: connections(tls_node) == 0)
 
 
-def test_a_plain_client_on_a_tls_port(tls_node: EmbeddedNode, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plain_client_on_a_tls_port(
+    tls_node: EmbeddedNode, pki: CertificateAuthority, caplog: pytest.LogCaptureFixture
+) -> None:
     with Client(tls_node.port) as client:
         name = name_of(client)
         client.send(Noop())
         assert client.is_closed()
     wait_until(lambda: connections(tls_node) == 0)
-    (line,) = told(caplog, "handshake failed")
+    (line,) = logged(caplog, "handshake failed")
     assert line.startswith(f"{name}: closed: the TLS handshake failed: ")
     with Client(tls_node.port, context=pki.client()) as client:
         assert client.ask(Noop()).status == 0
 
 
-def test_a_tls_client_on_a_plain_port(upriver_node: EmbeddedNode, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tls_client_on_a_plain_port(
+    upriver_node: EmbeddedNode, pki: CertificateAuthority, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises((ssl.SSLError, ConnectionError)):
         Client(upriver_node.port, context=pki.client())
-    wait_until(lambda: told(caplog, "closed: at byte 0"))
-    (line,) = told(caplog, "closed: at byte 0")
+    wait_until(lambda: logged(caplog, "closed: at byte 0"))
+    (line,) = logged(caplog, "closed: at byte 0")
     assert line.endswith("found 0x16 (a TLS client on a plain port?)")
     wait_until(lambda: connections(upriver_node) == 0)
 
 
 def test_who_says_nothing_on_a_tls_port_is_closed_and_blocks_nobody(
-    tls_node: EmbeddedNode, pki: Pki, caplog: pytest.LogCaptureFixture
+    tls_node: EmbeddedNode, pki: CertificateAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:
     silent = [Client(tls_node.port) for _ in range(20)]
     silent[0].socket.sendall(b"\x16\x03\x01")  # half a greeting
@@ -169,7 +156,7 @@ def test_who_says_nothing_on_a_tls_port_is_closed_and_blocks_nobody(
             each.close()
         wait_until(lambda: connections(tls_node) == 1)
         assert client.ask(Noop()).status == 0
-    assert len(told(caplog, "handshake failed")) == 20
+    assert len(logged(caplog, "handshake failed")) == 20
     assert tls_node.node.state.counters.handshakes_failed == 20
 
 
@@ -181,7 +168,7 @@ def test_who_leaves_in_the_middle_of_the_handshake(tls_node: EmbeddedNode) -> No
     wait_until(lambda: connections(tls_node) == 0)
 
 
-def test_handshakes_count_as_connections(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+def test_handshakes_count_as_connections(pki: CertificateAuthority, caplog: pytest.LogCaptureFixture) -> None:
     with start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, connections_max=2) as node:
         silent = [Client(node.port) for _ in range(2)]
         wait_until(lambda: connections(node) == 2)
@@ -189,10 +176,10 @@ def test_handshakes_count_as_connections(pki: Pki, caplog: pytest.LogCaptureFixt
             assert third.is_closed()
         for each in silent:
             each.close()
-    assert told(caplog, "refused: 2 connections are open")
+    assert logged(caplog, "refused: 2 connections are open")
 
 
-def test_closing_in_the_middle_of_handshakes_and_with_idle_tls_clients(pki: Pki) -> None:
+def test_closing_in_the_middle_of_handshakes_and_with_idle_tls_clients(pki: CertificateAuthority) -> None:
     node = start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key)
     with Client(node.port) as silent, Client(node.port, context=pki.client()) as idle:
         idle.ask(Noop())
@@ -202,7 +189,7 @@ def test_closing_in_the_middle_of_handshakes_and_with_idle_tls_clients(pki: Pki)
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_idle_tls_clients_are_closed(idle: bool, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_tls_clients_are_closed(idle: bool, pki: CertificateAuthority, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with (
         start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, idle_s=1, unread_bytes_max=65536) as node,
@@ -212,13 +199,13 @@ def test_idle_tls_clients_are_closed(idle: bool, pki: Pki, caplog: pytest.LogCap
         if not idle:
             client.send(Get(key=b"key"))
         wait_until(lambda: connections(node) == 0)
-        assert told(caplog, "idle for 1 s")
+        assert logged(caplog, "idle for 1 s")
 
 
 # What a plain connection promises
 
 
-def test_a_stream_needs_no_word_from_its_consumer(tls_node: EmbeddedNode, pki: Pki) -> None:
+def test_a_stream_needs_no_word_from_its_consumer(tls_node: EmbeddedNode, pki: CertificateAuthority) -> None:
     """A backfill of many pieces, then changes as they come, to somebody who only reads."""
     with Client(tls_node.port, context=pki.client()) as writer:
         writer.send(*(SetQ(key=b"%d" % number, value=bytes(1000)) for number in range(5000)), Noop())
@@ -231,18 +218,18 @@ def test_a_stream_needs_no_word_from_its_consumer(tls_node: EmbeddedNode, pki: P
                 assert consumer.changes(5001 + number) == {b"live": b"%d" % number}
 
 
-def test_what_is_left_unread_is_seen(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_unread_is_seen(pki: CertificateAuthority, caplog: pytest.LogCaptureFixture) -> None:
     with start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, unread_total_bytes_max=2**20) as node:
         with Client(node.port, context=pki.client()) as writer:
             writer.set(b"key", bytes(16 * 10**6))
         wait_until(lambda: connections(node) == 0)
         with Client(node.port, context=pki.client(), receive_bytes=4096) as client:
             client.send(Get(key=b"key"))
-            wait_until(lambda: told(caplog, "cut off: unread answers of all connections take more than"))
+            wait_until(lambda: logged(caplog, "cut off: unread answers of all connections take more than"))
         wait_until(lambda: connections(node) == 0)
 
 
-def test_who_does_not_read_is_stuck(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_does_not_read_is_stuck(pki: CertificateAuthority, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with (
         start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, stuck_s=0.5) as node,
@@ -251,10 +238,10 @@ def test_who_does_not_read_is_stuck(pki: Pki, caplog: pytest.LogCaptureFixture) 
         client.set(b"key", bytes(8 * 10**6))
         client.send(Get(key=b"key"))
         wait_until(lambda: connections(node) == 0)
-        assert told(caplog, "it left its answers unread")
+        assert logged(caplog, "it left its answers unread")
 
 
-def test_who_says_quit_may_take_his_time_over_the_last_answers(pki: Pki) -> None:
+def test_who_says_quit_may_take_his_time_over_the_last_answers(pki: CertificateAuthority) -> None:
     with (
         start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, unread_bytes_max=2**30) as node,
         Client(node.port, context=pki.client(), receive_bytes=4096) as client,
@@ -274,7 +261,7 @@ def is_leaving(node: EmbeddedNode) -> bool:
     return node.call(lambda: connection.session is not None and connection.session.closing)
 
 
-def test_who_says_everything_is_answered(pki: Pki, tmp_path: Path) -> None:
+def test_who_says_everything_is_answered(pki: CertificateAuthority, tmp_path: Path) -> None:
     """Whoever has said good-bye and still waits for the disk, as without TLS."""
     with start(vbuckets=1, ack="disk", data=tmp_path / "data", tls_cert=pki.cert, tls_key=pki.key) as node:
         node.call(node.bucket.flusher.stop)
@@ -295,7 +282,7 @@ def test_who_says_everything_is_answered(pki: Pki, tmp_path: Path) -> None:
 
 
 def test_nonsense_behind_the_handshake_is_one_line(
-    tls_node: EmbeddedNode, pki: Pki, caplog: pytest.LogCaptureFixture
+    tls_node: EmbeddedNode, pki: CertificateAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(tls_node.port, context=pki.client()) as client:
         assert client.ask(Noop()).status == 0
@@ -304,12 +291,12 @@ def test_nonsense_behind_the_handshake_is_one_line(
         plain.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
         plain.close()
         wait_until(lambda: connections(tls_node) == 0)
-    (line,) = told(caplog, "TLS failed")
+    (line,) = logged(caplog, "TLS failed")
     assert line.startswith(f"{name}: closed: TLS failed: ")
     assert tls_node.node.state.counters.handshakes_failed == 0
 
 
-def test_files_that_cannot_be_used(pki: Pki, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used(pki: CertificateAuthority, tmp_path: Path) -> None:
     with pytest.raises(InvalidArguments, match="No such file"):
         server_context(str(tmp_path / "missing.pem"), str(pki.key))
     with pytest.raises(InvalidArguments, match="cannot be used"):
@@ -396,12 +383,14 @@ class Taker:
     pause_after=st.sampled_from([1, 2, 1000]),
 )
 def test_everything_arrives_however_it_is_cut(
-    pki: Pki, sizes: list[int], cuts: list[int], buffer_bytes: int, pause_after: int
+    pki: CertificateAuthority, sizes: list[int], cuts: list[int], buffer_bytes: int, pause_after: int
 ) -> None:
     asyncio.run(_exchange(pki, sizes, cuts, buffer_bytes, pause_after))
 
 
-async def _exchange(pki: Pki, sizes: list[int], cuts: list[int], buffer_bytes: int, pause_after: int) -> None:
+async def _exchange(
+    pki: CertificateAuthority, sizes: list[int], cuts: list[int], buffer_bytes: int, pause_after: int
+) -> None:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = pki.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
     taker, wire = Taker(buffer_bytes, pause_after), Wire()

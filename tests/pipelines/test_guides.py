@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.cache_servers import CacheServer, free_port
 from tests.support.page_snippets import PAGES, ROOT, sessions
-from tests.support.search_servers import OpenSearchStandIn, SolrStandIn, served
+from tests.support.search_servers import FakeOpenSearch, FakeSolr, served
 from upriver.cli import main
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
@@ -143,7 +143,7 @@ def mirror(typist: Typist, shown: Session) -> None:
 
 
 def index(typist: Typist, shown: Session) -> None:
-    with two_nodes(typist), served(OpenSearchStandIn) as opensearch, served(SolrStandIn) as solr:
+    with two_nodes(typist), served(FakeOpenSearch) as opensearch, served(FakeSolr) as solr:
         typist.called |= {"127.0.0.1:9200": f"127.0.0.1:{opensearch.port}", "127.0.0.1:8983": f"127.0.0.1:{solr.port}"}
         printed = [typist.type(command) for command in shown]
         assert "item:7" in printed[1]

@@ -1,37 +1,5 @@
-"""One Spark for all tests, small and quick."""
-
-import os
-import sys
-import warnings
-from collections.abc import Iterator
+"""The tests of this folder need the spark extra."""
 
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-
-from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A local Spark with two cores."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.default.parallelism": "2",
-        "spark.sql.streaming.metricsEnabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        builder = SparkSession.builder.master("local[2,3]").appName("upriver-tests")
-        for name, value in settings.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("FATAL")
-    yield session
-    session.stop()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.modelled_source import ModelledVbucket, failover_log
 from upriver.errors import DataLoss, QueryRolledBack
-from upriver.model import FailoverEntry, FailoverLog
 from upriver.spark.batch_planner import (
     GoBack,
     Policy,
@@ -28,21 +28,17 @@ from upriver.spark.offsets import Offset, VbucketOffset
 EMIT, REWIND = Rules("emit"), Rules("rewind")
 
 
-def log(*entries: tuple[int, int]) -> FailoverLog:
-    return FailoverLog(tuple(FailoverEntry(*entry) for entry in entries))
-
-
 # Each rule alone
 
 
 def test_nothing_new_gives_the_same_offset() -> None:
     start = Offset([VbucketOffset(0, 7, 5, 2)])
-    assert next_offset(start, {0: SourceState(log((7, 0)), 5)}, EMIT) == start
+    assert next_offset(start, {0: SourceState(failover_log((7, 0)), 5)}, EMIT) == start
 
 
 def test_no_batch_ends_where_deletions_are_forgotten_however_few_rows_it_may_have() -> None:
     """It would start over with the next one, and end there again: a copy that was moved knows none up to its end."""
-    states = {0: SourceState(log((7, 0)), 2000, purge_seqno=1500), 1: SourceState(log((8, 0)), 2000)}
+    states = {0: SourceState(failover_log((7, 0)), 2000, purge_seqno=1500), 1: SourceState(failover_log((8, 0)), 2000)}
     start, ends = Offset([VbucketOffset(0), VbucketOffset(1)]), []
     while (end := next_offset(start, states, Rules(), rows_max=1000)) != start:
         ends.append([place.seqno for place in end])
@@ -51,51 +47,53 @@ def test_no_batch_ends_where_deletions_are_forgotten_however_few_rows_it_may_hav
 
 
 def test_a_start_at_0_takes_the_branch_that_there_is() -> None:
-    end = next_offset(Offset([VbucketOffset(0)]), {0: SourceState(log((7, 0)), 5)}, Rules())
+    end = next_offset(Offset([VbucketOffset(0)]), {0: SourceState(failover_log((7, 0)), 5)}, Rules())
     assert end == Offset([VbucketOffset(0, 7, 5)])
     assert list(ranges(Offset([VbucketOffset(0)]), end)) == [Range(VbucketOffset(0, 7), 5)]
 
 
 def test_a_high_seqno_that_has_not_moved_proves_the_place_whole() -> None:
-    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(log((7, 0)), 5)) == VbucketOffset(0, 7, 5, 5, 0, 5)
-    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(log((7, 0)), 6)) == VbucketOffset(0, 7, 5, 2)
-    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(log((8, 5), (7, 0)), 5)) == VbucketOffset(0, 7, 5, 2)
+    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(failover_log((7, 0)), 5)) == VbucketOffset(0, 7, 5, 5, 0, 5)
+    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(failover_log((7, 0)), 6)) == VbucketOffset(0, 7, 5, 2)
+    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(failover_log((8, 5), (7, 0)), 5)) == VbucketOffset(0, 7, 5, 2)
 
 
 def test_exact_ranges_prove_the_place_whole_if_all_versions_since_are_kept() -> None:
-    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(log((7, 0)), 9, exact_from=2)) == VbucketOffset(
+    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(failover_log((7, 0)), 9, exact_from=2)) == VbucketOffset(
         0, 7, 5, 5, 0, 5
     )
-    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(log((7, 0)), 9, exact_from=3)) == VbucketOffset(0, 7, 5, 2)
+    assert proven(VbucketOffset(0, 7, 5, 2), SourceState(failover_log((7, 0)), 9, exact_from=3)) == VbucketOffset(
+        0, 7, 5, 2
+    )
 
 
 def test_after_a_failover_it_goes_on_only_from_what_is_whole_and_shared() -> None:
-    state = SourceState(log((8, 5), (7, 0)), 6)
+    state = SourceState(failover_log((8, 5), (7, 0)), 6)
     assert going_on(VbucketOffset(0, 7, 5, 5, 0, 5), state, Rules()) == VbucketOffset(0, 8, 5, 5, 0, 5)
     assert going_on(VbucketOffset(0, 7, 5, 3, 0, 3), state, EMIT) == VbucketOffset(0, 8, 3, 3, 1, 3)
     assert going_on(VbucketOffset(0, 7, 6, 6, 0, 3), state, EMIT) == VbucketOffset(0, 8, 5, 5, 1, 3)
 
 
 def test_below_what_was_first_whole_everything_starts_over() -> None:
-    state = SourceState(log((8, 5), (7, 0)), 6)
+    state = SourceState(failover_log((8, 5), (7, 0)), 6)
     assert going_on(VbucketOffset(0, 7, 9, 9, 0, 6), state, EMIT) == VbucketOffset(0, 8, 0, 0, 1)
     assert going_on(VbucketOffset(0, 7, 9, 0, 0, 0), state, EMIT) == VbucketOffset(0, 8, 0, 0, 1)
     assert going_on(VbucketOffset(0, 7, 6, 6, 0, 3), state, REWIND) == VbucketOffset(0, 8, 0, 0, 1)
 
 
 def test_forgotten_deletions_start_over() -> None:
-    state = SourceState(log((7, 0)), 20, purge_seqno=10)
+    state = SourceState(failover_log((7, 0)), 20, purge_seqno=10)
     assert going_on(VbucketOffset(0, 7, 9, 9, 2, 1), state, EMIT) == VbucketOffset(0, 7, 0, 0, 3)
     assert going_on(VbucketOffset(0, 7, 10, 10, 2, 1), state, EMIT) == VbucketOffset(0, 7, 10, 10, 2, 1)
 
 
 def test_the_policy_fail_names_the_positions() -> None:
     with pytest.raises(QueryRolledBack, match=r"vbucket 3: .* must go back to 5 under uuid 0x8"):
-        going_on(VbucketOffset(3, 7, 6, 6, 0, 3), SourceState(log((8, 5), (7, 0)), 6), Rules())
+        going_on(VbucketOffset(3, 7, 6, 6, 0, 3), SourceState(failover_log((8, 5), (7, 0)), 6), Rules())
 
 
 def test_a_replaced_history_is_data_loss() -> None:
-    state = SourceState(log((9, 0)), 4)
+    state = SourceState(failover_log((9, 0)), 4)
     with pytest.raises(DataLoss, match="uuid 0x7, read up to 5, is unknown"):
         going_on(VbucketOffset(0, 7, 5, 5), state, EMIT)
     assert going_on(VbucketOffset(0, 7, 5, 5), state, Rules("emit", fail_on_data_loss=False)) == VbucketOffset(
@@ -117,7 +115,7 @@ def test_going_back_is_told_by_the_offsets_alone() -> None:
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.integers(1, 500))
 def test_limits_hold_and_everybody_gets_there(highs: list[int], rows_max: int) -> None:
-    states = {n: SourceState(log((7, 0)), high) for n, high in enumerate(highs)}
+    states = {n: SourceState(failover_log((7, 0)), high) for n, high in enumerate(highs)}
     offset = Offset(VbucketOffset(n) for n in states)
     for _ in range(sum(highs) // rows_max + len(highs) + 2):
         following = next_offset(offset, states, Rules(), rows_max=rows_max)
@@ -127,13 +125,13 @@ def test_limits_hold_and_everybody_gets_there(highs: list[int], rows_max: int) -
 
 
 def test_a_target_is_not_exceeded() -> None:
-    states = {0: SourceState(log((7, 0)), 10), 1: SourceState(log((7, 0)), 3)}
+    states = {0: SourceState(failover_log((7, 0)), 10), 1: SourceState(failover_log((7, 0)), 3)}
     end = next_offset(Offset([VbucketOffset(0), VbucketOffset(1)]), states, Rules(), target={0: 4, 1: 9})
     assert [place.seqno for place in end] == [4, 3]
 
 
 def test_an_end_on_a_branch_that_was_left() -> None:
-    state = SourceState(log((9, 4), (7, 0)), 20)
+    state = SourceState(failover_log((9, 4), (7, 0)), 20)
     assert [end_seqno(VbucketOffset(0, 9, n, n), state, Rules()) for n in (0, 15, 30)] == [0, 15, 20]
     assert end_seqno(VbucketOffset(0, 7, 4, 4), state, Rules()) == 4
     with pytest.raises(QueryRolledBack, match="left after 4"):
@@ -146,7 +144,7 @@ def test_an_end_on_a_branch_that_was_left() -> None:
 
 def test_a_range_that_is_answered_with_a_rollback() -> None:
     asked = Range(VbucketOffset(0, 7, 5, 5, 1, 2), 9)
-    same, other = log((7, 0)), log((8, 3), (7, 0))
+    same, other = failover_log((7, 0)), failover_log((8, 3), (7, 0))
     again = answered_with_rollback(asked, 3, same, EMIT)
     assert again == Range(VbucketOffset(0, 7, 3, 3, 1, 2), 9, GoBack(3, 7, 7))
     assert answered_with_rollback(asked, 3, other, EMIT) == Range(VbucketOffset(0, 8, 3, 3, 1, 2), 3, GoBack(3, 7, 8))
@@ -157,7 +155,7 @@ def test_a_range_that_is_answered_with_a_rollback() -> None:
 
 @pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
 def test_a_range_whose_history_was_replaced_is_data_loss_too(policy: Policy) -> None:
-    asked, replaced = Range(VbucketOffset(0, 7, 5, 5, 1, 2), 9), log((8, 0))
+    asked, replaced = Range(VbucketOffset(0, 7, 5, 5, 1, 2), 9), failover_log((8, 0))
     with pytest.raises(DataLoss, match="history was replaced"):
         answered_with_rollback(asked, 0, replaced, Rules(policy))
     instead = answered_with_rollback(asked, 0, replaced, Rules(policy, fail_on_data_loss=False))
@@ -168,68 +166,12 @@ def test_a_range_whose_history_was_replaced_is_data_loss_too(policy: Policy) -> 
 
 
 @dataclass
-class Source:
-    """One vbucket: all versions of its present branch, and the log of those before."""
-
-    versions: list[tuple[int, str, int | None]] = field(default_factory=list)
-    log: FailoverLog = field(default_factory=lambda: log((1, 0)))
-    exact: bool = False
-    purge_seqno: int = 0
-    uuids: int = 1
-    values: int = 0
-
-    @property
-    def high(self) -> int:
-        return self.versions[-1][0] if self.versions else 0
-
-    @property
-    def state(self) -> SourceState:
-        return SourceState(self.log, self.high, self.purge_seqno, 0 if self.exact else None)
-
-    def write(self, key: str, *, delete: bool) -> None:
-        self.values += 1
-        self.versions.append((self.high + 1, key, None if delete else self.values))
-
-    def fail_over(self, lost: int) -> None:
-        """The last changes are gone, and others take their seqnos."""
-        self.versions = self.versions[: max(0, len(self.versions) - lost)]
-        self.purge_seqno = min(self.purge_seqno, self.high)
-        self.uuids += 1
-        self.log = self.log.branch(self.uuids, self.high)
-
-    def purge(self) -> None:
-        """Forget the deletions that are current now."""
-        newest = {key: seqno for seqno, key, _ in self.versions}
-        gone = {key: s for s, key, value in self.versions if value is None and newest[key] == s and s < self.high}
-        self.versions = [version for version in self.versions if version[1] not in gone]
-        self.purge_seqno = max([self.purge_seqno, *gone.values()])
-
-    def read(self, start: int, end: int) -> list[tuple[int, str, int | None]]:
-        """Each key once: the version that is current, or with exact ends the one that was."""
-        newest = {key: seqno for seqno, key, _ in self.versions if not self.exact or seqno <= end}
-        return [version for version in self.versions if start < version[0] <= end and newest[version[1]] == version[0]]
-
-    def rollback_for(self, place: VbucketOffset) -> int | None:
-        if not place.seqno:
-            return None
-        index = self.log.index(place.vbucket_uuid)
-        if index is None or place.seqno < self.purge_seqno:
-            return 0
-        upper = self.log.upper(index, self.high)
-        return None if place.seqno <= upper else upper
-
-    @property
-    def contents(self) -> dict[str, int]:
-        return {key: value for key, value in {k: v for _, k, v in self.versions}.items() if value is not None}
-
-
-@dataclass
 class Sink:
     """Keeps seqno and value of each key, and repairs what a rollback has touched."""
 
     held: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
-    def go_back(self, back: GoBack, source: Source) -> None:
+    def go_back(self, back: GoBack, source: ModelledVbucket) -> None:
         if back.seqno == 0:
             self.held.clear()
             return
@@ -247,7 +189,7 @@ class Sink:
         return {key: value for key, (_, value) in self.held.items() if value is not None}
 
 
-def run_range(asked: Range, source: Source, rules: Rules, sink: Sink) -> None:
+def run_range(asked: Range, source: ModelledVbucket, rules: Rules, sink: Sink) -> None:
     """What a task and the sink do with a range."""
     if (seqno := source.rollback_for(asked.place)) is not None:
         asked = answered_with_rollback(asked, seqno, source.log, rules)
@@ -261,7 +203,7 @@ def run_range(asked: Range, source: Source, rules: Rules, sink: Sink) -> None:
 @given(seed=st.integers(0, 2**32))
 def test_the_sink_ends_with_the_sources_contents(policy: Policy, exact: bool, seed: int) -> None:
     choose = random.Random(seed)
-    source, sink, rules = Source(exact=exact), Sink(), Rules(policy)
+    source, sink, rules = ModelledVbucket(exact=exact), Sink(), Rules(policy)
     offset = Offset([VbucketOffset(0)])
 
     def disturb(times: int) -> None:

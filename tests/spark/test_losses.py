@@ -12,9 +12,18 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests.support.node_clusters import two_nodes
-from tests.support.node_process import Client, Served
+from tests.support.node_process import Client, NodeProcess
 from tests.support.spark_driver import Query
-from tests.support.spark_tables import Gate, Table, catch_up, contents_at, fill, start_query, stream_of, wait_until
+from tests.support.spark_tables import (
+    PausedTasks,
+    Table,
+    catch_up,
+    contents_at,
+    fill,
+    start_query,
+    stream_of,
+    wait_until,
+)
 from upriver.client import Mover, SyncKvClient
 from upriver.errors import StreamRolledBack
 from upriver.model import VbucketState, vbucket_of
@@ -96,13 +105,13 @@ def test_in_the_middle_of_a_read(spark: SparkSession, upriver_node: EmbeddedNode
     address = upriver_node.address
     with SyncKvClient(address) as kv:
         kv.set_many({f"k{n}": b"x" * 2000 for n in range(20_000)})
-    table, gate = Table(address), Gate(tmp_path / "gate")
+    table, paused = Table(address), PausedTasks(tmp_path / "paused")
     frame = stream_of(spark, address, rowsPerBatch=500, onRollback=policy)
-    query = fill(gate.through(frame), table, tmp_path / "c")
-    gate.wait()
+    query = fill(paused.pause(frame), table, tmp_path / "c")
+    paused.wait()
     fail_over(upriver_node, 300)
     write(address, "other", range(50))
-    gate.open()
+    paused.resume()
     query.processAllAvailable()
     query.stop()
     assert table.contents == contents_at(address)
@@ -147,10 +156,10 @@ def test_a_history_that_was_replaced(spark: SparkSession, upriver_node: Embedded
 
 
 @contextmanager
-def crashing(directory: Path) -> Iterator[tuple[Served, list[str]]]:
+def crashing(directory: Path) -> Iterator[tuple[NodeProcess, list[str]]]:
     """A node with a disk, which loses what it is told from now on when it is killed."""
     arguments = ["--vbuckets", "4", "--data", str(directory), "--ack", "disk"]
-    with Served("--port", "0", *arguments) as served:
+    with NodeProcess("--port", "0", *arguments) as served:
         yield served, ["--port", str(served.port), *arguments]
 
 
@@ -165,7 +174,7 @@ def test_a_kill_between_batches(spark: SparkSession, tmp_path: Path) -> None:
         wait_until(lambda: table.contents.get(b"k3") == b"lost:3", "the query follows what will be lost")
         served.process.kill()
         served.process.wait()
-        with Served(*arguments):
+        with NodeProcess(*arguments):
             write(address, "other", range(2000, 3500))
             query.processAllAvailable()
             query.stop()
@@ -189,7 +198,7 @@ def test_a_kill(tmp_path: Path, policy: str, is_planned: bool) -> None:
                 table.take(query.batch())
             served.process.kill()
             served.process.wait()
-            with Served(*arguments):
+            with NodeProcess(*arguments):
                 write(address, "other", range(400, 600))
                 if policy == "fail":
                     with pytest.raises(StreamRolledBack, match=r"vbucket \d: .*(must go|went) back"):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.deployed_server import UUID, Deployed
+from tests.support.deployed_server import UUID, DeployedServer
 from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import wait_until
 from upriver.client import Mover, SyncKvClient
@@ -210,7 +210,7 @@ def test_a_server_of_others() -> None:
     """It sends whole snapshots, however early a range ends, and compresses values."""
 
     async def read_from_it() -> list[dict[str, Any]]:
-        async with Deployed() as server:
+        async with DeployedServer() as server:
             for n in range(10):
                 server.write(1, b"k%d" % n, b"long and long and long" * (n + 1))
             server.write(1, b"k0", None)
@@ -243,7 +243,7 @@ def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(range_reader, "STALL_S", 0.3)
 
     async def main() -> list[dict[str, Any]]:
-        async with Deployed() as server:  # which sends what there is when it is asked, and then nothing
+        async with DeployedServer() as server:  # which sends what there is when it is asked, and then nothing
             for n in range(5):
                 server.write(1, b"k%d" % n, b"v")
             reader = reader_of(server.address)
@@ -261,7 +261,7 @@ def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch
 
 def test_a_value_that_cannot_be_inflated_fails_the_task() -> None:
     async def read_from_it() -> None:
-        async with Deployed(damaged={b"k4"}) as server:
+        async with DeployedServer(damaged={b"k4"}) as server:
             for n in range(10):
                 server.write(1, b"k%d" % n, b"value")
             reader = reader_of(server.address)

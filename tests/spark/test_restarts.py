@@ -6,7 +6,16 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.support.spark_tables import Gate, Table, catch_up, contents_at, fill, kill_workers, start_query, stream_of
+from tests.support.spark_tables import (
+    PausedTasks,
+    Table,
+    catch_up,
+    contents_at,
+    fill,
+    kill_workers,
+    start_query,
+    stream_of,
+)
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.spark import describe_offset
@@ -68,11 +77,11 @@ def test_killed_workers(spark: SparkSession, upriver_node: EmbeddedNode, tmp_pat
     """Workers die in the middle of a task; Spark runs it again in new ones, which read the range from its start."""
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b"x" * 2000 for n in range(20_000)})
-    table, gate = Table(upriver_node.address), Gate(tmp_path / "gate")
-    query = fill(gate.through(stream_of(spark, upriver_node.address, rowsPerBatch=500)), table, tmp_path / "c")
-    gate.wait()
+    table, paused = Table(upriver_node.address), PausedTasks(tmp_path / "paused")
+    query = fill(paused.pause(stream_of(spark, upriver_node.address, rowsPerBatch=500)), table, tmp_path / "c")
+    paused.wait()
     assert kill_workers() >= 2
-    gate.open()
+    paused.resume()
     query.processAllAvailable()
     write(upriver_node, 1)
     query.processAllAvailable()

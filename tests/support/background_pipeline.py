@@ -8,7 +8,7 @@ from typing import Any
 from upriver.pipelines import Job, RunProgress, Summary, run
 
 
-class Running:
+class BackgroundPipeline:
     """A job that runs in a thread of this process, until it is stopped."""
 
     def __init__(self, job: Job, checkpoint: Path, **options: Any) -> None:
@@ -26,7 +26,7 @@ class Running:
         self._thread = threading.Thread(target=work)
         self._thread.start()
 
-    def __enter__(self) -> "Running":
+    def __enter__(self) -> "BackgroundPipeline":
         return self
 
     def __exit__(self, *_: object) -> None:

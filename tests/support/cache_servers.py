@@ -5,8 +5,11 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import bmemcached
 import pytest
+import redis
 
 PATIENCE_S = 60.0
 
@@ -58,3 +61,22 @@ class CacheServer:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+class CacheClient:
+    """An application's client of the cache, from another library."""
+
+    def __init__(self, server: CacheServer) -> None:
+        self.is_redis = server.url.startswith("redis")
+        place = f"127.0.0.1:{server.port}"
+        self.client: Any = redis.Redis(port=server.port) if self.is_redis else bmemcached.Client((place,))
+
+    def get(self, key: str) -> bytes | None:
+        found = self.client.get(key)
+        return found if found is None or isinstance(found, bytes) else bytes(str(found), "utf-8")
+
+    def set(self, key: str, value: bytes) -> None:
+        self.client.set(key, value)
+
+    def close(self) -> None:
+        self.client.close() if self.is_redis else self.client.disconnect_all()

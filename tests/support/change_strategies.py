@@ -44,3 +44,17 @@ def key_changes() -> st.SearchStrategy[Change]:
         st.builds(Change, event=st.just(Event.DELETION), **common),
         st.builds(Change, event=st.just(Event.EXPIRATION), expiry=U32, **common),
     )
+
+
+EVENTS = (Event.MUTATION, Event.DELETION, Event.EXPIRATION)
+CHANGES = st.builds(
+    Change,
+    vbucket=st.integers(0, 1023),
+    event=st.sampled_from(EVENTS),
+    seqno=st.integers(1, 2**64 - 1),
+    rev_seqno=st.integers(1, 2**64 - 1),
+    cas=st.integers(0, 2**64 - 1),
+    expiry=st.integers(0, 2**32 - 1),
+    key=st.binary(min_size=1, max_size=20),
+    value=st.binary(max_size=40),
+)

@@ -28,7 +28,7 @@ _LOGIN: Final = _MECHANISM.make_auth_info(PASSWORD)
 
 
 @dataclass
-class Deployed:
+class DeployedServer:
     """Some vbuckets, served to whoever logs in."""
 
     vbuckets: int = 2
@@ -68,7 +68,7 @@ class Deployed:
         """What it holds."""
         return {key: value for held in self.written.values() for key, (_, value) in held.items() if value is not None}
 
-    async def __aenter__(self) -> "Deployed":
+    async def __aenter__(self) -> "DeployedServer":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -103,7 +103,7 @@ class Deployed:
 
 
 class _Session:
-    def __init__(self, server: Deployed, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, server: DeployedServer, writer: asyncio.StreamWriter) -> None:
         self.server = server
         self.writer = writer
         self.changes = 0

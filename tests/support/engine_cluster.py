@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.engine.conftest import Clock, InterruptedStorage
+from tests.support.interrupted_storage import InterruptedStorage
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Cursor, CursorEnd, CursorEnded, KeyPattern, Options, Retention, Vbucket
 from upriver.engine.cursor import SnapshotReader
 from upriver.model import Change, Event, FailoverLog, Snapshot, StreamPosition, VbucketState, changes_in

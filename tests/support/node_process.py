@@ -113,7 +113,7 @@ class Client:
         return bytes(received)
 
 
-class Probe:
+class BackgroundClient:
     """Somebody with ordinary requests, who must be served whatever the others do."""
 
     def __init__(self, port: int, client: Callable[[int], Client] = Client) -> None:
@@ -152,9 +152,9 @@ class Probe:
 
 
 @contextmanager
-def served_meanwhile(port: int, worst_s_max: float = 2.0) -> Iterator[Probe]:
+def served_meanwhile(port: int, worst_s_max: float = 2.0) -> Iterator[BackgroundClient]:
     """Another client, which is served all the time: never slower than so many seconds."""
-    probe = Probe(port)
+    probe = BackgroundClient(port)
     try:
         yield probe
         probe.another_round()
@@ -165,7 +165,7 @@ def served_meanwhile(port: int, worst_s_max: float = 2.0) -> Iterator[Probe]:
     assert probe.worst_s < worst_s_max
 
 
-class Served:
+class NodeProcess:
     """A process that runs ``upriver serve``."""
 
     def __init__(
@@ -198,7 +198,7 @@ class Served:
         self.metrics_port = int(found[3]) if found[3] else 0
         self.pid = self.process.pid
 
-    def __enter__(self) -> "Served":
+    def __enter__(self) -> "NodeProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,3 +266,12 @@ def noops(count: int) -> bytes:
 def opaques(client: Client, count: int) -> Sequence[int]:
     """The opaques of the next replies."""
     return [client.reply().opaque for _ in range(count)]
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has an IPv6 loopback address."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

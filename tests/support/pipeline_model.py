@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.spark.test_batch_planner import Source as Vbucket
-from tests.spark.test_batch_planner import log
+from tests.support.modelled_source import ModelledVbucket, failover_log
 from upriver.pipelines.apply.applying import Applier
 from upriver.pipelines.targets.target import NodeSource, ReadAhead, ReadBasis, Target, TargetProgress, Work
 from upriver.spark.batch_planner import Policy, Range, Rules, SourceState, answered_with_rollback, next_offset, ranges
@@ -55,7 +54,7 @@ class Cluster(NodeSource):
         self.choose = choose
         self.exact = exact
         self.is_busy = True
-        self.vbuckets = {number: Vbucket(exact=exact) for number in range(vbuckets)}
+        self.vbuckets = {number: ModelledVbucket(exact=exact) for number in range(vbuckets)}
 
     @property
     def states(self) -> dict[int, SourceState]:
@@ -82,7 +81,7 @@ class Cluster(NodeSource):
                     vbucket.versions.clear()  # a flush: another history from 0
                     vbucket.purge_seqno = 0
                     vbucket.uuids += 1
-                    vbucket.log = log((vbucket.uuids, 0))
+                    vbucket.log = failover_log((vbucket.uuids, 0))
                 case _:
                     vbucket.write(self.choose.choice("abcde"), delete=self.choose.random() < 0.3)
 
@@ -130,7 +129,7 @@ class Cluster(NodeSource):
         return table(rows), ahead
 
 
-class Fragile(Target):
+class FailingTarget(Target):
     """A target whose process ends before or after a commit, now and then."""
 
     def __init__(self, target: Target, choose: random.Random) -> None:
@@ -160,7 +159,7 @@ def converge(
     """Let things happen, then let the stream come to its end: target and cluster hold the same."""
     choose = random.Random(seed)
     cluster, rules = Cluster(choose, vbuckets, exact=exact), Rules(policy, fail_on_data_loss=False)
-    target = Fragile(opened(), choose)
+    target = FailingTarget(opened(), choose)
     query, number = "first", 0
     offset = beginning = Offset(map(VbucketOffset, range(vbuckets)))
 
@@ -176,7 +175,7 @@ def converge(
                 return applier().apply(table(rows), number)
             except Crash:
                 target.close()
-                target = Fragile(opened(), choose)
+                target = FailingTarget(opened(), choose)
 
     for _ in range(choose.randrange(1, batches)):
         cluster.disturb(10)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 Answer = tuple[int, Any]
 
 
-class StandIn:
+class FakeSearchServer:
     """A server on a free port; ``trouble`` is asked first about every request and may answer instead."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class StandIn:
         raise NotImplementedError
 
 
-class OpenSearchStandIn(StandIn):
+class FakeOpenSearch(FakeSearchServer):
     """One index of OpenSearch."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class OpenSearchStandIn(StandIn):
         return {"hits": {"hits": hits[: body["size"]]}}
 
 
-class SolrStandIn(StandIn):
+class FakeSolr(FakeSearchServer):
     """One collection of Solr; updates become visible with a commit."""
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class SolrStandIn(StandIn):
 
 
 @contextmanager
-def served(kind: type[StandIn]) -> Iterator[Any]:
+def served(kind: type[FakeSearchServer]) -> Iterator[Any]:
     """Such a server for a test; requests that it did not understand fail the test."""
     server = kind()
     try:

@@ -116,37 +116,37 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-class Gate:
-    """Holds tasks in the middle of their rows until it is opened."""
+class PausedTasks:
+    """Tasks that pause in the middle of their rows until the test resumes them."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
-        self._reached, self._opened = directory / "reached", directory / "opened"
+        self._paused, self._resumed = directory / "paused", directory / "resumed"
 
-    def through(self, frame: DataFrame) -> DataFrame:
-        """The same rows, which stop here once."""
-        reached, opened, patience_s = str(self._reached), str(self._opened), PATIENCE_S
+    def pause(self, frame: DataFrame) -> DataFrame:
+        """The same rows; a task that has the first of them waits."""
+        paused, resumed, patience_s = str(self._paused), str(self._resumed), PATIENCE_S
 
         def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import os
             import time
 
             for batch in batches:
-                open(reached, "w").close()
+                open(paused, "w").close()
                 deadline = time.monotonic() + patience_s
-                while not os.path.exists(opened) and time.monotonic() < deadline:
+                while not os.path.exists(resumed) and time.monotonic() < deadline:
                     time.sleep(0.01)
                 yield batch
 
         return frame.mapInArrow(hold, frame.schema)
 
     def wait(self) -> None:
-        """Until a task stands here."""
-        wait_until(self._reached.exists, "no task has come to the gate")
+        """Wait until a task has paused."""
+        wait_until(self._paused.exists, "no task has paused")
 
-    def open(self) -> None:
-        """Let everybody pass from now on."""
-        self._opened.touch()
+    def resume(self) -> None:
+        """Let all tasks go on."""
+        self._resumed.touch()
 
 
 def kill_workers() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.terminal import piped
 from upriver.cli.commands import diff
 from upriver.client import Address

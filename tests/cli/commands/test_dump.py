@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.terminal import COMMAND, PATIENCE_S, Terminal, piped
 from upriver.cli.commands.dump import live
 from upriver.client import SyncKvClient

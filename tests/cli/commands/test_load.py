@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.terminal import COMMAND, PATIENCE_S, piped
 from upriver.cli.commands.load import sample_batches, taken
 from upriver.node import EmbeddedNode, start

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("deltalake", reason="the pipelines extra is not installed")
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from upriver.client import Address, SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.pipelines.apply.applying import Applier

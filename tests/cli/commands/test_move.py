@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.terminal import COMMAND, PATIENCE_S, piped
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.terminal import PATIENCE_S, Terminal
 from upriver.cli.commands.replicate import stop_when_there
 from upriver.client import Address, Mover, SyncKvClient

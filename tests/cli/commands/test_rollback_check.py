@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from upriver.cli.commands.rollback_check import RollbackInputs, judged, judged_by_logs
 from upriver.client import Consumer, FileCheckpoint, Progress
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState

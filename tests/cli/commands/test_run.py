@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.node_clusters import push_map
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark", reason="the pipelines extra is not installed")
 from click.testing import CliRunner, Result
 
 from tests.support.pipeline_model import row, table
-from tests.support.search_servers import OpenSearchStandIn, served
+from tests.support.search_servers import FakeOpenSearch, served
 from tests.support.terminal import Terminal
 from upriver.cli import main
 from upriver.pipelines.targets.search.http_requests import HttpRequests
@@ -57,7 +57,7 @@ def test_nothing_found_and_nonsense(index: str, tmp_path: Path) -> None:
 
 
 def test_a_server_is_searched(index: str) -> None:
-    with served(OpenSearchStandIn) as server:
+    with served(FakeOpenSearch) as server:
         target = OpenSearch(HttpRequests(f"http://127.0.0.1:{server.port}/shop"))
         target.commit(BATCH)
         target.close()

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.node.test_server import has_ipv6
-from tests.node.test_tls_transport import Pki
-from tests.support.node_process import PATIENCE_S, Client, Served, descriptors, gets, refused, wait_until
+from tests.support.certificates import CertificateAuthority
+from tests.support.node_process import PATIENCE_S, Client, NodeProcess, descriptors, gets, has_ipv6, refused, wait_until
 from upriver.cli import COMMANDS, commands, main
 from upriver.node.options import NodeOptions
 from upriver.wire.dialects.memcached import GetFailoverLog, Noop, Set
@@ -31,7 +30,7 @@ def test_it_starts_in_a_second_and_says_when_it_is_ready_and_where() -> None:
     """The best of a few, because the machine may be busy; and in time of its own, because it may be very busy."""
     took, own = [], []
     for _ in range(3):
-        with Served("--port", "0") as served:
+        with NodeProcess("--port", "0") as served:
             took.append(served.start_s)
             ticks = Path(f"/proc/{served.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
             own.append(sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"))
@@ -78,7 +77,7 @@ def test_it_needs_no_standard_output(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 def test_ipv6() -> None:
-    with Served("--host", "::1", "--port", "0") as served:
+    with NodeProcess("--host", "::1", "--port", "0") as served:
         assert served.host == "[::1]"
         with Client(served.port, host="::1") as client:
             assert client.ask(Noop()).status == 0
@@ -88,7 +87,7 @@ def test_options_from_the_command_line_the_environment_and_a_file(tmp_path: Path
     file = tmp_path / "node.toml"
     file.write_text('bucket = "file"\nvbuckets = 4\nmetrics_port = 0\nlog-format = "json"\nport = 0\n')
     environment = {"UPRIVER_BUCKET": "environment", "UPRIVER_VBUCKETS": "8", "UPRIVER_CONFIG": str(file)}
-    with Served("--bucket", "line", environment=environment) as served:
+    with NodeProcess("--bucket", "line", environment=environment) as served:
         assert served.line.startswith("upriver: bucket line in memory is served on 127.0.0.1:")
         assert f", metrics on 127.0.0.1:{served.metrics_port}\n" in served.line
         with Client(served.port) as client:
@@ -100,8 +99,8 @@ def test_options_from_the_command_line_the_environment_and_a_file(tmp_path: Path
 
 
 def test_tls(tmp_path: Path) -> None:
-    pki = Pki(tmp_path)
-    with Served("--port", "0", "--tls-cert", str(pki.cert), "--tls-key", str(pki.key)) as served:
+    pki = CertificateAuthority(tmp_path)
+    with NodeProcess("--port", "0", "--tls-cert", str(pki.cert), "--tls-key", str(pki.key)) as served:
         with Client(served.port, context=pki.client()) as client:
             client.set(b"key", b"value")
         served.stop()
@@ -114,7 +113,7 @@ def test_a_signal_stops_it_and_everything_is_on_disk(tmp_path: Path) -> None:
     arguments = ("--port", "0", "--vbuckets", "2", "--data", str(tmp_path / "data"))
     logs = []
     for round_ in range(2):
-        with Served(*arguments) as served, Client(served.port) as client, Client(served.port) as idle:
+        with NodeProcess(*arguments) as served, Client(served.port) as client, Client(served.port) as idle:
             idle.ask(Noop())
             if round_:
                 for item in range(5000):
@@ -133,7 +132,7 @@ def test_a_signal_stops_it_and_everything_is_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_it_while_somebody_is_stuck(tmp_path: Path) -> None:
-    with Served("--port", "0", "--vbuckets", "1") as served, Client(served.port, receive_bytes=4096) as stuck:
+    with NodeProcess("--port", "0", "--vbuckets", "1") as served, Client(served.port, receive_bytes=4096) as stuck:
         stuck.set(b"key", b"v" * 1_000_000)
         stuck.socket.sendall(gets(b"key", 50))
         _, log = served.stop(signal.SIGINT)
@@ -141,7 +140,7 @@ def test_a_signal_stops_it_while_somebody_is_stuck(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    with Served("--port", "0", "--vbuckets", "1") as served, Client(served.port, receive_bytes=4096) as stuck:
+    with NodeProcess("--port", "0", "--vbuckets", "1") as served, Client(served.port, receive_bytes=4096) as stuck:
         stuck.set(b"key", b"v" * 1_000_000)
         stuck.socket.sendall(gets(b"key", 50))
         served.process.terminate()
@@ -160,11 +159,11 @@ def listens(port: int) -> bool:
 
 def test_a_kill_is_seen_at_the_next_start(tmp_path: Path) -> None:
     arguments = ("--port", "0", "--vbuckets", "1", "--data", str(tmp_path / "data"), "--ack", "disk")
-    with Served(*arguments) as served, Client(served.port) as client:
+    with NodeProcess(*arguments) as served, Client(served.port) as client:
         client.set(b"key", b"value")
         served.process.kill()
         served.process.wait()
-    with Served(*arguments) as served, Client(served.port) as client:
+    with NodeProcess(*arguments) as served, Client(served.port) as client:
         assert client.get(b"key") == b"value"  # it was answered when it was on disk
         assert len(client.ask(GetFailoverLog(vbucket=0)).body) == 32
         served.stop()
@@ -175,7 +174,7 @@ def test_a_kill_is_seen_at_the_next_start(tmp_path: Path) -> None:
 
 def test_a_second_node_on_the_same_data_is_refused(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
-    with Served("--port", "0", "--vbuckets", "1", "--data", data) as served:
+    with NodeProcess("--port", "0", "--vbuckets", "1", "--data", data) as served:
         line = refused("--port", "0", "--vbuckets", "1", "--data", data)
         assert line == f"upriver serve: {data}: another process uses the directory\n"
         with Client(served.port) as client:
@@ -275,7 +274,7 @@ def test_without_metrics_and_users_nobody_waits_for_prometheus_and_scramp() -> N
 
 
 def test_the_soft_limit_of_descriptors_is_raised() -> None:
-    with Served("--port", "0", "--vbuckets", "1") as served:
+    with NodeProcess("--port", "0", "--vbuckets", "1") as served:
         limits = Path(f"/proc/{served.pid}/limits").read_text()
         soft, hard = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
         assert soft == hard

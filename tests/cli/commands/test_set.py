@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 
 
 def test_flags_and_place(run: Run) -> None:

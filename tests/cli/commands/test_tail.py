@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from tests.support.terminal import COMMAND, PATIENCE_S, Terminal
 from upriver.client import SyncKvClient
 from upriver.client.consumer.settings import DIALECTS, DRAFTS

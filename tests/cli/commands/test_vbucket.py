@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.conftest import Run
+from tests.support.command_runner import Run
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
 

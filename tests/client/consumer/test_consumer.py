@@ -2,14 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.consumer_runs import DIALECTS, DRAFT1, fill, first_batch, read, run
 from upriver.client import Consumer, FileCheckpoint, Flush, KvClient, SyncKvClient
 from upriver.client.consumer.consumer import SynchronousConsumer
 from upriver.errors import (
@@ -24,37 +24,8 @@ from upriver.model import CHANGES, Change, Event, Snapshot, StreamPosition, Vbuc
 from upriver.model.compression import SNAPPY
 from upriver.node import EmbeddedNode, start
 
-DIALECTS = ("dcp", "upr", "upr_draft2", "upr_draft3", "tap")
-#: A listener of the first draft, which looks like the second.
-DRAFT1 = "127.0.0.1:0,dialect=upr_draft1,anonymous"
 #: Those in which a connection can be told settings.
 TOLD = ("dcp", "upr")
-T = TypeVar("T")
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(100):
-            return await work
-
-    return asyncio.run(bounded())
-
-
-def fill(node: EmbeddedNode, turn: int, count: int = 500) -> None:
-    """Write, overwrite and delete."""
-    with SyncKvClient(node.address) as kv:
-        kv.set_many({b"key%d" % n: b"%d of turn %d" % (n, turn) for n in range(turn * 100, turn * 100 + count)})
-        for n in range(turn * 100, turn * 100 + count, 7):
-            kv.delete(b"key%d" % n)
-
-
-async def read(address: str, **settings: Any) -> tuple[Mirror, Consumer]:
-    """Everything up to now."""
-    mirror = Mirror()
-    async with Consumer(address, end="latest", **settings) as consumer:
-        async for batch in consumer:
-            await mirror.apply(batch)
-    return mirror, consumer
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -198,11 +169,6 @@ def test_options(upriver_node: EmbeddedNode, dialect: str) -> None:
     assert run(rows(persisted_only=True)) <= 100
     narrow = run(first_batch(address, dialect=dialect, columns=("key", "seqno")))
     assert narrow.records.schema.names == ["key", "seqno"]
-
-
-async def first_batch(address: str, **settings: Any) -> Any:
-    async with Consumer(address, **settings) as consumer:
-        return await anext(consumer)
 
 
 def test_one_clear_error_each(upriver_node: EmbeddedNode, guarded_node: EmbeddedNode) -> None:

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.client.consumer.test_consumer import run
 from tests.support.consumer_mirror import Mirror, follow
-from tests.support.deployed_server import UUID, Deployed
+from tests.support.consumer_runs import run
+from tests.support.deployed_server import UUID, DeployedServer
 from upriver.client import Consumer
 from upriver.errors import NotSupported, WireError
 from upriver.model import Snapshot, StreamPosition
 from upriver.wire.dialects.memcached import Feature
 
 
-def fill(server: Deployed, turn: int = 0) -> None:
+def fill(server: DeployedServer, turn: int = 0) -> None:
     """Write, overwrite and delete."""
     for n in range(40):
         server.write(n % server.vbuckets, b"key%d" % n, b"value %d of turn %d " % (n, turn) * 20)
@@ -22,7 +22,7 @@ def fill(server: Deployed, turn: int = 0) -> None:
         server.write(n % server.vbuckets, b"key%d" % n, None)
 
 
-async def read(server: Deployed, **settings: Any) -> tuple[Mirror, Consumer]:
+async def read(server: DeployedServer, **settings: Any) -> tuple[Mirror, Consumer]:
     mirror = Mirror()
     async with Consumer(server.address, **settings) as consumer:
         async for batch in consumer:
@@ -34,7 +34,7 @@ async def read(server: Deployed, **settings: Any) -> tuple[Mirror, Consumer]:
 @pytest.mark.parametrize("cut_after", [None, 1, 3, 7])
 def test_what_it_holds_is_what_comes(cut_after: int | None) -> None:
     async def work() -> None:
-        async with Deployed(cut_after=cut_after) as server:
+        async with DeployedServer(cut_after=cut_after) as server:
             fill(server)
             mirror, _ = await read(server, end="latest")
             assert mirror.contents == server.contents()
@@ -53,7 +53,7 @@ def test_a_range_ends_where_it_should_and_goes_on_from_there(end: int, columns: 
     """It is sent whole snapshots; what lies beyond is left out, and nothing of the rest comes twice or not at all."""
 
     async def work() -> None:
-        async with Deployed() as server:
+        async with DeployedServer() as server:
             fill(server)
             settings: dict[str, Any] = {"vbuckets": [0]} if columns is None else {"vbuckets": [0], "columns": columns}
             high, held = server.high[0], server.written[0]
@@ -75,7 +75,7 @@ def test_a_range_ends_where_it_should_and_goes_on_from_there(end: int, columns: 
 
 def test_what_only_our_nodes_have_is_refused() -> None:
     async def work() -> None:
-        async with Deployed() as server:
+        async with DeployedServer() as server:
             with pytest.raises(NotSupported, match="is no node of Upriver and has no key_filter"):
                 await read(server, key_filter="a", end="latest")
 
@@ -84,7 +84,7 @@ def test_what_only_our_nodes_have_is_refused() -> None:
 
 def test_a_refusal_of_a_stream_says_where_to_go_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        async with Deployed() as first, Deployed() as second:
+        async with DeployedServer() as first, DeployedServer() as second:
             fill(first)
             fill(second, 1)
             mirror = Mirror()
@@ -110,7 +110,7 @@ def test_a_refusal_of_a_stream_says_where_to_go_instead(monkeypatch: pytest.Monk
 
 def test_a_source_that_is_ahead_and_a_stream_that_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with Deployed(mute=True) as server:
+        async with DeployedServer(mute=True) as server:
             fill(server)
             mirror = Mirror()
             async with Consumer(server.address, stall_s=0.2) as consumer:
@@ -127,7 +127,7 @@ def test_a_source_that_is_ahead_and_a_stream_that_is_silent(caplog: pytest.LogCa
 
 def test_a_value_that_cannot_be_inflated_ends_it_and_nothing_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with Deployed(damaged={b"key12"}) as server:
+        async with DeployedServer(damaged={b"key12"}) as server:
             fill(server)
             consumer, mirror = Consumer(server.address, end="latest", window_bytes=1), Mirror()
             with pytest.raises(WireError, match="without a length"):
@@ -149,7 +149,7 @@ def test_a_value_that_cannot_be_inflated_ends_it_and_nothing_is_skipped(caplog: 
 
 def test_nothing_is_asked_for_after_the_end() -> None:
     async def work() -> None:
-        async with Deployed() as server:
+        async with DeployedServer() as server:
             mirror, consumer = await read(server, end="latest")
             assert mirror.batches == 0
             assert consumer.progress == {}

@@ -1,10 +1,7 @@
 """Whatever fails, a consumer ends with exactly the source's contents: nothing missing, nothing extra."""
 
 import asyncio
-import os
 import random
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.client.consumer.test_consumer import DIALECTS, DRAFT1, fill, run
 from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.consumer_runs import DIALECTS, DRAFT1, fill, run, wait_until_persisted
 from tests.support.faulty_proxy import Proxy
 from tests.support.node_clusters import push_map, two_nodes
-from tests.support.node_process import Client, Served
+from tests.support.node_process import Client
+from tests.support.restartable_node import RestartableNode, free_port
 from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
 from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.move.mover import Phase
-from upriver.wire.dialects.memcached import SetVbucket, StopPersistence, VbucketState
+from upriver.wire.dialects.memcached import SetVbucket, VbucketState
 
 POLICIES = ("rewind", "emit")
 
@@ -161,47 +159,11 @@ def test_connections_that_fall_silent(
     run(through_the_silence())
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-class Killed:
-    """A node process that can be killed and started again on the same port."""
-
-    def __init__(self, path: Path, ack: str = "memory", dialect: str = "dcp") -> None:
-        """One of the first draft has a listener of its own for that."""
-        self.arguments = ["--data", str(path), "--vbuckets", "4", "--ack", ack]
-        #: What a consumer must be told.
-        self.settings: dict[str, Any] = {"dialect": dialect}
-        if dialect == "upr_draft1":
-            self.settings["stream_port"] = port = free_port()
-            self.arguments += ["--listen", f"127.0.0.1:{port},dialect=upr_draft1,anonymous"]
-        self.served = Served("--port", "0", *self.arguments)
-        self.port = self.served.port
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def kill(self) -> None:
-        os.kill(self.served.pid, signal.SIGKILL)
-        self.served.process.communicate()
-
-    def start(self) -> None:
-        self.served = Served("--port", str(self.port), *self.arguments)
-
-    def stop_persistence(self) -> None:
-        with Client(self.port) as client:
-            assert client.ask(StopPersistence()).status == 0
-
-
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: str) -> None:
     """Killed before its changes were on disk, it comes back without them and writes others in their place."""
-    node = Killed(tmp_path / "data", dialect=dialect)
+    node = RestartableNode(tmp_path / "data", dialect=dialect)
 
     async def through_the_crash() -> None:
         mirror = Mirror()
@@ -211,9 +173,9 @@ def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy
         ):
             await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
             await follow(consumer, mirror, lambda: len(mirror.contents) == 100)
-            await _persisted(kv)
+            await wait_until_persisted(kv)
             await kv.set("last before", "the stop")
-            await _persisted(kv)
+            await wait_until_persisted(kv)
             await asyncio.to_thread(node.stop_persistence)
             # These are told and then lost: overwritten, deleted and new keys.
             await kv.set_many({b"k%d" % n: b"lost" for n in range(50)})
@@ -236,25 +198,15 @@ def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy
         node.kill()
 
 
-async def _persisted(kv: KvClient) -> None:
-    from upriver.client.consumer.feed_factory import high_seqnos
-    from upriver.wire.dialects.memcached import SeqnoPersistence
-
-    high = await high_seqnos(kv.cluster, range(4))
-    connection = await kv.cluster.connection(kv.cluster.map.endpoints[0])
-    for vbucket, seqno in high.items():
-        await connection.ask(SeqnoPersistence(vbucket=vbucket, seqno=seqno))
-
-
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
-    node = Killed(tmp_path / "data", dialect=dialect)
+    node = RestartableNode(tmp_path / "data", dialect=dialect)
 
     async def through_the_crash() -> None:
         mirror = Mirror()
         async with KvClient(node.address, timeout_s=60) as kv, Consumer(node.address, **node.settings) as consumer:
             await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
-            await _persisted(kv)
+            await wait_until_persisted(kv)
             await asyncio.to_thread(node.stop_persistence)
             await kv.set_many({b"k%d" % n: b"lost" for n in range(100)})
             await follow(
@@ -294,7 +246,7 @@ def test_what_streams_beside_a_rollback_that_fails_is_not_blamed(
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: str) -> None:
     """From its checkpoint a consumer repeats at most what it had not acknowledged."""
-    node = Killed(tmp_path / "data", ack="disk", dialect=dialect)
+    node = RestartableNode(tmp_path / "data", ack="disk", dialect=dialect)
     mirror = Mirror()
     rng = random.Random(5)
 

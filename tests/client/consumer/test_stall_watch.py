@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.client.consumer.test_consumer import run
 from tests.support.consumer_mirror import Mirror, follow
+from tests.support.consumer_runs import run
 from upriver.client import Consumer, KvClient
 from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode

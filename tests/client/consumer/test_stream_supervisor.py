@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.client.consumer.test_consumer import DIALECTS, run
 from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.consumer_runs import DIALECTS, run
 from tests.support.node_clusters import push_map, two_nodes
 from upriver.client import Consumer, KvClient
 from upriver.client.consumer import stream_supervisor

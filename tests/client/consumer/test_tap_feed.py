@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.consumer.test_consumer import fill, first_batch, read, run
 from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.consumer_runs import fill, first_batch, read, run
 from upriver.client import Consumer, KvClient, SyncKvClient
 from upriver.errors import AuthenticationFailed, InvalidArguments
 from upriver.model import StreamPosition

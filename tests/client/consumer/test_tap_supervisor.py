@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.consumer.test_consumer import fill, read, run
 from tests.support.consumer_mirror import Mirror, contents_of, follow
+from tests.support.consumer_runs import fill, read, run
 from upriver.client import Consumer, FileCheckpoint, KvClient, Progress
 from upriver.client.consumer.tap_supervisor import tap_progress
 from upriver.errors import InvalidArguments, StreamRolledBack

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket
 from upriver.engine.storage.block_cache import BlockCache
 from upriver.engine.storage.interface import Block

@@ -12,9 +12,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tests.engine.conftest import Clock
 from tests.engine.watched_disk import run_watched
 from tests.support.bucket_digest import digest
+from tests.support.manual_clock import Clock
 from upriver.engine import Bucket
 from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut

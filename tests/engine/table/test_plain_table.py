@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.conftest import Clock
+from tests.support.manual_clock import Clock
 from upriver.engine.table import plain_table as plain
 from upriver.errors import (
     CorruptData,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.test_connection import connections, name_of, told
 from tests.support.command_peers import Rig, SessionPeer, open_rig
+from tests.support.node_connections import connections, logged, name_of
 from tests.support.node_process import Client, Reply, wait_until
 from upriver.node.auth.login_queue import LoginQueue
 from upriver.node.auth.sasl import LoginOutcome, SaslExchange
@@ -181,7 +181,7 @@ def test_who_does_not_log_in_is_closed_in_time(tmp_path: Path, caplog: pytest.Lo
         with Client(node.port) as stranger:
             assert stranger.ask(Hello()).status == 0
             assert stranger.is_closed()
-            assert told(caplog, "no login") == [f"{name_of(stranger)}: closed: no login within 0.5 s"]
+            assert logged(caplog, "no login") == [f"{name_of(stranger)}: closed: no login within 0.5 s"]
         assert friend.ask(Noop()).status == 0
 
 
@@ -200,7 +200,7 @@ def test_a_stop_does_not_wait_for_delayed_logins(tmp_path: Path, caplog: pytest.
             assert client.reply().status == Status.AUTH_ERROR
             assert client.is_closed()
             client.close()
-    assert told(caplog, "cut off") == []
+    assert logged(caplog, "cut off") == []
 
 
 # When the users change
@@ -230,10 +230,10 @@ def test_who_was_removed_or_has_another_password_is_cut(tmp_path: Path, caplog: 
             users.add(User.create("carol", "another", Role.READ, iterations=4096), replace=True)
         assert removed.is_closed()
         assert changed.is_closed()
-        assert told(caplog, "closed: ") == [
+        assert logged(caplog, "closed: ") == [
             f"{name_of(removed)}: closed: the user bob was removed",
             f"{name_of(changed)}: closed: the password of the user carol was changed",
-        ] or sorted(told(caplog, "closed: ")) == sorted(
+        ] or sorted(logged(caplog, "closed: ")) == sorted(
             [
                 f"{name_of(removed)}: closed: the user bob was removed",
                 f"{name_of(changed)}: closed: the password of the user carol was changed",
@@ -258,6 +258,6 @@ def test_changed_roles_hold_for_open_connections(tmp_path: Path, caplog: pytest.
         wait_until(refused)
         assert plain.get(b"key") == b"other" or plain.get(b"key") == b"value"
         assert stream.is_closed()
-        assert told(caplog, "may no longer stream") == [
+        assert logged(caplog, "may no longer stream") == [
             f"{name_of(stream)}: closed: the user alice may no longer stream"
         ]

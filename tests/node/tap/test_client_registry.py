@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from tests.support.in_memory_node import Laboratory
-from tests.support.node_process import Client, Served, refused, wait_until
+from tests.support.node_process import Client, NodeProcess, refused, wait_until
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, REGISTERED, TapPeer, brief, connect, state_of
 from tests.support.tap_sockets import Listener
 from upriver.engine import Bucket
@@ -307,9 +307,9 @@ class Data:
         self.path = path
         self.served = self._serve()
 
-    def _serve(self) -> Served:
+    def _serve(self) -> NodeProcess:
         arguments = "--port", "0", "--data", str(self.path), "--vbuckets", "4", "--initial-vbuckets", "1-2"
-        return Served(*arguments, "--ack", "disk")
+        return NodeProcess(*arguments, "--ack", "disk")
 
     def kill(self) -> None:
         """End the process without a word, and start another one."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_process import Client, Served, wait_until
+from tests.support.node_process import Client, NodeProcess, wait_until
 from tests.support.tap_peer import ACK, LIST, TAKEOVER, connect
 from tests.support.tap_sockets import Relay
 from upriver.wire import Message, Response, tap
@@ -67,25 +67,25 @@ class Writer:
         self._client.close()
 
 
-def serve(path: Path) -> Served:
+def serve(path: Path) -> NodeProcess:
     states = "1" if path.name == "source" else "none"
-    return Served(
+    return NodeProcess(
         "--port", "0", "--data", str(path), "--vbuckets", "4", "--initial-vbuckets", states, "--ack", "disk",
     )  # fmt: skip
 
 
-def state(served: Served) -> VbucketState | None:
+def state(served: NodeProcess) -> VbucketState | None:
     with Client(served.port) as client:
         reply = client.ask(GetVbucket(vbucket=VBUCKET))
         return None if reply.status else VbucketState(int.from_bytes(reply.body[-4:], "big"))
 
 
-def set_state(served: Served, wanted: VbucketState) -> None:
+def set_state(served: NodeProcess, wanted: VbucketState) -> None:
     with Client(served.port) as client:
         assert client.ask(SetVbucket(vbucket=VBUCKET, state=wanted)).status == 0
 
 
-def check(served: Served, acknowledged: dict[bytes, bytes]) -> None:
+def check(served: NodeProcess, acknowledged: dict[bytes, bytes]) -> None:
     """Everything that was acknowledged is there, or something newer that was on its way when its writer was cut off."""
     with Client(served.port) as client:
         client.send(*(Get(key=key, vbucket=VBUCKET) for key in acknowledged))
@@ -102,7 +102,7 @@ def _age(value: bytes) -> tuple[bytes, int]:
 
 
 @contextlib.contextmanager
-def killed_at(moment: str, victim: Served, relay_ports: tuple[int, int]) -> Iterator[threading.Event]:
+def killed_at(moment: str, victim: NodeProcess, relay_ports: tuple[int, int]) -> Iterator[threading.Event]:
     """A takeover in which the victim dies when the moment has come."""
     died = threading.Event()
 

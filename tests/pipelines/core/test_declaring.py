@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytest.importorskip("grpc", reason="Spark Connect needs grpcio: install pyspark[connect]")
 
-from tests.pipelines.jobs.test_mirror import found
+from tests.support.mirror_comparison import mirror_differences
 from tests.support.spark_processes import connect_server, run, script
 from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
@@ -43,7 +43,7 @@ def test_the_example_keeps_four_targets(upriver_node: EmbeddedNode, other: Embed
     def update(*arguments: str) -> None:
         command = [script("spark-pipelines"), "--remote", server, "run", "--spec", str(spec), *arguments]
         run(command, tmp_path / "pipelines.log", **environment)
-        assert found(targets / "table", upriver_node.address) == []
+        assert mirror_differences(targets / "table", upriver_node.address) == []
         assert contents_at(other.address) == contents_at(upriver_node.address)
 
     with connect_server(tmp_path) as server, SyncKvClient(upriver_node.address) as kv:

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.support.background_pipeline import Running
+from tests.support.background_pipeline import BackgroundPipeline
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
 from upriver.node import EmbeddedNode
@@ -46,7 +46,7 @@ class Waiting(Task):
 
 def test_a_task_tells_how_far_it_is_and_is_closed_once(tmp_path: Path) -> None:
     job = Waiting.of()
-    with Running(job, tmp_path) as running:
+    with BackgroundPipeline(job, tmp_path) as running:
         running.wait(lambda: bool(running.seen) and running.seen[-1].counts == {"number": 3})
         with pytest.raises(CheckpointError, match="another process"):
             run(Waiting.of(), checkpoint=tmp_path)
@@ -134,7 +134,7 @@ def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
         run(third, checkpoint=tmp_path, once=True, patience_s=0.5)
 
     last = job()
-    with Running(last, tmp_path) as running:
+    with BackgroundPipeline(last, tmp_path) as running:
         running.wait(lambda: sorted(last.keys) == sorted(b"b%d" % n for n in range(50)))
         fill("c")
         running.wait(lambda: len(last.keys) == 100 and last.idled.is_set())
@@ -165,7 +165,7 @@ def test_what_the_source_gets_while_a_batch_is_at_work_counts_as_behind(
     spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
 ) -> None:
     job = Held.of({"from": upriver_node.address})
-    with SyncKvClient(upriver_node.address) as kv, Running(job, tmp_path) as running:
+    with SyncKvClient(upriver_node.address) as kv, BackgroundPipeline(job, tmp_path) as running:
         kv.set_many({f"a{n}": b"v" for n in range(50)})
         running.wait(job.entered.is_set)
         kv.set_many({f"b{n}": b"v" for n in range(30)})

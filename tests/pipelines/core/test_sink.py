@@ -9,10 +9,11 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.pipelines.jobs.test_mirror import found
+from tests.support.mirror_comparison import mirror_differences
 from tests.support.node_contents import changes, held
 from tests.support.pipeline_model import row, table
-from tests.support.pipeline_runs import PATIENCE_S, Mortal
+from tests.support.pipeline_runs import PATIENCE_S
+from tests.support.restartable_node import RestartableNode
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, OptionError
 from upriver.node import EmbeddedNode, start
@@ -38,7 +39,7 @@ def write(spark: SparkSession, checkpoint: Path, options: dict[str, str]) -> Non
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_table_follows_over_replays_rollbacks_and_a_new_beginning(spark: SparkSession, tmp_path: Path) -> None:
-    node, to, checkpoint = Mortal(tmp_path / "node"), tmp_path / "table", tmp_path / "checkpoint"
+    node, to, checkpoint = RestartableNode(tmp_path / "node", vbuckets=8), tmp_path / "table", tmp_path / "checkpoint"
     options = {"pipeline": "mirror", "from": node.address, "to": str(to)}
     try:
         with SyncKvClient(node.address) as kv:
@@ -61,11 +62,11 @@ def test_a_table_follows_over_replays_rollbacks_and_a_new_beginning(spark: Spark
         with SyncKvClient(node.address) as kv:
             kv.delete("k99")
         write(spark, checkpoint, options)
-        assert found(to, node.address) == []
+        assert mirror_differences(to, node.address) == []
         # Batches count from 0 again: none of them is taken for one that is known.
         shutil.rmtree(checkpoint)
         write(spark, checkpoint, options)
-        assert found(to, node.address) == []
+        assert mirror_differences(to, node.address) == []
     finally:
         node.kill()
 

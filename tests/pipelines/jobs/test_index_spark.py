@@ -9,8 +9,9 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.support.pipeline_runs import Mortal, run_once
-from tests.support.search_servers import OpenSearchStandIn, served
+from tests.support.pipeline_runs import run_once
+from tests.support.restartable_node import RestartableNode
+from tests.support.search_servers import FakeOpenSearch, served
 from upriver.client import SyncKvClient
 from upriver.errors import Unreachable
 from upriver.node import EmbeddedNode
@@ -25,7 +26,7 @@ def keys(to: object, query: str) -> set[str]:
 
 def test_deletions_and_what_a_killed_node_has_lost_leave_the_index(spark: SparkSession, tmp_path: Path) -> None:
     to = tmp_path / "index.db"
-    node = Mortal(tmp_path / "node")
+    node = RestartableNode(tmp_path / "node", vbuckets=8)
     try:
         index = Index.of({"from": node.address}, to=to)
         with SyncKvClient(node.address) as kv:
@@ -53,7 +54,7 @@ def test_deletions_and_what_a_killed_node_has_lost_leave_the_index(spark: SparkS
 
 
 def test_a_server_that_is_down_loses_nothing(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path) -> None:
-    with SyncKvClient(upriver_node.address) as kv, served(OpenSearchStandIn) as server:
+    with SyncKvClient(upriver_node.address) as kv, served(FakeOpenSearch) as server:
         to = f"opensearch+http://127.0.0.1:{server.port}/shop"
         index = Index.of({"from": upriver_node.address}, to=to, wait="300ms")
         kv.set_many({f"k{n}": b"word" for n in range(40)})

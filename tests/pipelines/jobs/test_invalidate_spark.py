@@ -10,8 +10,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.pipelines.targets.test_caches import User
-from tests.support.cache_servers import CacheServer
+from tests.support.cache_servers import CacheClient, CacheServer
 from tests.support.pipeline_runs import run_once
 from upriver.client import SyncKvClient
 from upriver.errors import NodeUnavailable
@@ -37,7 +36,7 @@ def test_two_real_caches_one_of_them_down_while_spark_runs(
     to = ",".join(server.url for server in servers)
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b"old" for n in range(20)})
-        users = [User(server) for server in servers]
+        users = [CacheClient(server) for server in servers]
         for user in users:
             user.set("k3", b"old")
             user.set("other", b"stays")

@@ -10,28 +10,19 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from tests.support.mirror_comparison import mirror_differences
 from tests.support.pipeline_model import row, table
-from tests.support.pipeline_runs import Mortal, run_once
-from upriver.client import Address, SyncKvClient
+from tests.support.pipeline_runs import run_once
+from tests.support.restartable_node import RestartableNode
+from upriver.client import SyncKvClient
 from upriver.errors import ForeignData, OptionError
 from upriver.node import EmbeddedNode
-from upriver.pipelines.apply.rereading import NodeReader
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.jobs.mirror import Mirror, ParquetHistory, open_table
-from upriver.pipelines.jobs.verifying import Difference, differences
 from upriver.pipelines.targets.tables.delta import Delta
 from upriver.pipelines.targets.tables.parquet import ParquetTable
-from upriver.spark.options import ReadOptions
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-def found(path: Path, address: str) -> list[Difference]:
-    nodes = NodeReader(ReadOptions(address=Address.parse(address)))
-    try:
-        return list(differences(open_table(path), nodes, nodes.vbuckets()))
-    finally:
-        nodes.close()
 
 
 def test_a_delta_table_follows_its_node(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path) -> None:
@@ -40,14 +31,14 @@ def test_a_delta_table_follows_its_node(spark: SparkSession, upriver_node: Embed
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b'{"n": %d}' % n for n in range(500)} | {"plain": b"text \xff"})
         run_once(spark, mirror, tmp_path)
-        assert found(to, upriver_node.address) == []
+        assert mirror_differences(to, upriver_node.address) == []
         kv.set_many({f"k{n}": b'{"n": %d, "more": true}' % n for n in range(100, 120)})
         kv.delete("k7")
         kv.set("gone", b"{}")
         kv.delete("gone")
     again = Mirror.of({"from": upriver_node.address}, to=to, history=history, max_rows=300)
     run_once(spark, again, tmp_path)
-    assert found(to, upriver_node.address) == []
+    assert mirror_differences(to, upriver_node.address) == []
     rows = DeltaTable(str(to)).to_pyarrow_table()
     assert rows.num_rows == 500
     assert sum(rows.column("more").to_pylist()[n] is True for n in range(500)) == 20
@@ -79,12 +70,12 @@ def test_a_failure_after_the_commit_changes_nothing_when_the_batch_comes_again(
     run_once(spark, mirror, tmp_path)
     assert mirror.counts()["replayed"] == 1
     assert Delta(to).version == version
-    assert found(to, upriver_node.address) == []
+    assert mirror_differences(to, upriver_node.address) == []
     mirror.close()
 
 
 def test_a_killed_node_and_what_it_has_lost_are_followed(spark: SparkSession, tmp_path: Path) -> None:
-    node = Mortal(tmp_path / "node")
+    node = RestartableNode(tmp_path / "node", vbuckets=8)
     try:
         mirror = Mirror.of({"from": node.address}, to=tmp_path / "table")
         with SyncKvClient(node.address) as kv:
@@ -96,14 +87,14 @@ def test_a_killed_node_and_what_it_has_lost_are_followed(spark: SparkSession, tm
             kv.delete("k60")
             kv.set("lost", b"{}")
         run_once(spark, mirror, tmp_path)
-        assert found(tmp_path / "table", node.address) == []
+        assert mirror_differences(tmp_path / "table", node.address) == []
         node.kill()
         node.start()
-        assert found(tmp_path / "table", node.address)
+        assert mirror_differences(tmp_path / "table", node.address)
         with SyncKvClient(node.address) as kv:
             kv.set("k3", b'{"n": 3, "id": 3}')
         run_once(spark, mirror, tmp_path)
-        assert found(tmp_path / "table", node.address) == []
+        assert mirror_differences(tmp_path / "table", node.address) == []
         assert mirror.counts()["undone"] > 0
         mirror.close()
     finally:

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.pipelines.jobs.test_mirror import found
+from tests.support.mirror_comparison import mirror_differences
 from tests.support.pipeline_runs import run_once
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
@@ -31,7 +31,7 @@ def test_a_flushed_node_empties_a_parquet_table(
         upriver_node.call(upriver_node.bucket.flush)
         kv.set("new", b"{}")
     run_once(spark, mirror, tmp_path)
-    assert found(to, upriver_node.address) == []
+    assert mirror_differences(to, upriver_node.address) == []
     assert pq.read_table(to / "current").column("_key").to_pylist() == ["new"]
     assert pq.read_table(tmp_path / "history").num_rows > 50
     mirror.close()

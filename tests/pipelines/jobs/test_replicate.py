@@ -12,10 +12,10 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from tests.client.consumer.test_failures import Killed
-from tests.client.consumer.test_failures import _persisted as persisted
-from tests.support.background_pipeline import Running
+from tests.support.background_pipeline import BackgroundPipeline
+from tests.support.consumer_runs import wait_until_persisted
 from tests.support.node_contents import changes, held, vbuckets
+from tests.support.restartable_node import RestartableNode
 from upriver.client import KvClient, SyncKvClient
 from upriver.errors import OptionError, PipelineFailed
 from upriver.model import VbucketState
@@ -37,7 +37,7 @@ def target() -> Iterator[EmbeddedNode]:
 @pytest.mark.timeout(400)
 def test_a_source_that_dies_and_forgets_is_followed(spark: SparkSession, target: EmbeddedNode, tmp_path: Path) -> None:
     """Told and then lost: overwritten, deleted and new keys. The copy ends with exactly what the source holds."""
-    node = Killed(tmp_path / "data")
+    node = RestartableNode(tmp_path / "data")
     keys = [f"k{n}" for n in range(100)] + [f"new{n}" for n in range(20)] + ["last"]
 
     async def lose() -> None:
@@ -51,14 +51,14 @@ def test_a_source_that_dies_and_forgets_is_followed(spark: SparkSession, target:
     async def fill() -> None:
         async with KvClient(node.address) as kv:
             await kv.set_many({b"k%d" % n: b"old" for n in range(100)})
-            await persisted(kv)
+            await wait_until_persisted(kv)
             await kv.set("last", "before")
-            await persisted(kv)
+            await wait_until_persisted(kv)
 
     try:
         asyncio.run(fill())
         job = Replicate.of({"from": node.address, "to": target.address})
-        with Running(job, tmp_path / "checkpoint") as running:
+        with BackgroundPipeline(job, tmp_path / "checkpoint") as running:
             running.wait(lambda: len(held(target.address, keys)) == 101)
             asyncio.run(lose())
             running.wait(lambda: len(held(target.address, keys)) == 111)
@@ -102,7 +102,7 @@ def test_both_ways_with_other_names_the_echo_ends(
         b.set_with_meta("customer:7", b"newer", rev_seqno=9, cas=9)
     job = Replicate.of({"from": upriver_node.address, "to": target.address, "rename": "user:=customer:", "both": True})
     here, there = ([f"{name}:{n}" for n in range(200)] for name in ("user", "customer"))
-    with Running(job, tmp_path / "checkpoint") as running:
+    with BackgroundPipeline(job, tmp_path / "checkpoint") as running:
         running.wait(lambda: len(held(target.address, there)) == len(held(upriver_node.address, here)) == 99)
         running.wait(lambda: held(upriver_node.address, ["user:7"]) == {"user:7": b"newer"})
         with SyncKvClient(target.address) as b:

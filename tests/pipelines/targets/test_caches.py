@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bmemcached
 import pytest
 import redis
 
-from tests.support.cache_servers import CacheServer, free_port
+from tests.support.cache_servers import CacheClient, CacheServer, free_port
 from upriver.errors import ConnectionLost, OptionError, TargetRefused, Unreachable
 from upriver.pipelines.targets.caches import Fresh, Memcached, Redis, cache_at
 
@@ -24,34 +23,15 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CacheServ
     server.stop()
 
 
-class User:
-    """Who uses the cache, with another client."""
-
-    def __init__(self, server: CacheServer) -> None:
-        self.is_redis = server.url.startswith("redis")
-        place = f"127.0.0.1:{server.port}"
-        self.client: Any = redis.Redis(port=server.port) if self.is_redis else bmemcached.Client((place,))
-
-    def get(self, key: str) -> bytes | None:
-        found = self.client.get(key)
-        return found if found is None or isinstance(found, bytes) else bytes(str(found), "utf-8")
-
-    def set(self, key: str, value: bytes) -> None:
-        self.client.set(key, value)
-
-    def close(self) -> None:
-        self.client.close() if self.is_redis else self.client.disconnect_all()
-
-
 @pytest.fixture
-def user(server: CacheServer) -> Iterator[User]:
-    user = User(server)
+def user(server: CacheServer) -> Iterator[CacheClient]:
+    user = CacheClient(server)
     yield user
     user.close()
 
 
 @pytest.mark.interop
-def test_keys_are_forgotten_and_refreshed(server: CacheServer, user: User) -> None:
+def test_keys_are_forgotten_and_refreshed(server: CacheServer, user: CacheClient) -> None:
     cache = cache_at(server.url)
     for key in ("a", "b", "c", "old"):
         user.set(key, b"1")
@@ -63,7 +43,7 @@ def test_keys_are_forgotten_and_refreshed(server: CacheServer, user: User) -> No
 
 
 @pytest.mark.interop
-def test_thousands_of_keys_at_once(server: CacheServer, user: User) -> None:
+def test_thousands_of_keys_at_once(server: CacheServer, user: CacheClient) -> None:
     cache = cache_at(server.url)
     user.set("k2499", b"1")
     cache.forget([b"k%d" % n for n in range(2500)])
@@ -89,7 +69,7 @@ def test_a_server_that_comes_back_is_connected_to_again(server: CacheServer) -> 
 @pytest.mark.interop
 def test_a_value_that_is_too_large_for_memcached_is_forgotten(tmp_path: Path) -> None:
     server = CacheServer("memcached", tmp_path)
-    user, cache = User(server), cache_at(server.url)
+    user, cache = CacheClient(server), cache_at(server.url)
     user.set("k", b"old")
     cache.refresh([Fresh(b"k", b"x" * (2 << 20)), Fresh(b"j", b"small")])
     assert user.get("k") is None
@@ -107,7 +87,7 @@ def test_a_value_for_which_a_cache_has_no_memory_is_forgotten(
     program: str, full: tuple[str, ...], tmp_path: Path
 ) -> None:
     server = CacheServer(program, tmp_path, *full)
-    user, cache = User(server), cache_at(server.url)
+    user, cache = CacheClient(server), cache_at(server.url)
     user.set("k", b"old")
     stored, n = True, 0
     while stored and n < 20_000:

@@ -8,24 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.change_strategies import CHANGES
 from upriver.model import Change, Event
 from upriver.model.record import PREFIX, Record, pack
 from upriver.wire import Framer, Message, dcp
 from upriver.wire.codec import frame_runs
 from upriver.wire.framing import MEMCACHED
-
-EVENTS = (Event.MUTATION, Event.DELETION, Event.EXPIRATION)
-CHANGES = st.builds(
-    Change,
-    vbucket=st.integers(0, 1023),
-    event=st.sampled_from(EVENTS),
-    seqno=st.integers(1, 2**64 - 1),
-    rev_seqno=st.integers(1, 2**64 - 1),
-    cas=st.integers(0, 2**64 - 1),
-    expiry=st.integers(0, 2**32 - 1),
-    key=st.binary(min_size=1, max_size=20),
-    value=st.binary(max_size=40),
-)
 
 
 def frame(change: Change) -> bytes:

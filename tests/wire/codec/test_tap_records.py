@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.codec.test_frame_runs import CHANGES
+from tests.support.change_strategies import CHANGES
 from upriver.model import Change, Event
 from upriver.model.compression import SNAPPY
 from upriver.model.record import Record, pack

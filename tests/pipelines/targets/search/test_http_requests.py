@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.search_servers import StandIn, served
+from tests.support.search_servers import FakeSearchServer, served
 from upriver.errors import HttpRefused, OptionError, Unreachable
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 
 
-class Echo(StandIn):
+class Echo(FakeSearchServer):
     """Says what it was asked."""
 
     def serve(self, method: str, path: str, body: bytes, kind: str) -> tuple[int, Any]:
         return 200, {"method": method, "path": path, "body": body.decode(), "kind": kind}
 
 
-def requests(server: StandIn, **options: Any) -> HttpRequests:
+def requests(server: FakeSearchServer, **options: Any) -> HttpRequests:
     return HttpRequests(f"http://127.0.0.1:{server.port}/base/", sleep=lambda _: None, **options)
 
 

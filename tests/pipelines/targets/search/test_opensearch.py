@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.pipeline_model import Contents, converge, row, table, value_of
-from tests.support.search_servers import OpenSearchStandIn, served
+from tests.support.search_servers import FakeOpenSearch, served
 from upriver.errors import TargetRefused, Unreachable
 from upriver.pipelines.targets.search import opensearch
 from upriver.pipelines.targets.search.http_requests import HttpRequests
@@ -20,14 +20,14 @@ OPENED: list[OpenSearch] = []
 
 
 @pytest.fixture
-def server() -> Iterator[OpenSearchStandIn]:
-    with served(OpenSearchStandIn) as server:
+def server() -> Iterator[FakeOpenSearch]:
+    with served(FakeOpenSearch) as server:
         yield server
         while OPENED:
             OPENED.pop().close()
 
 
-def opened(server: OpenSearchStandIn, **options: Any) -> OpenSearch:
+def opened(server: FakeOpenSearch, **options: Any) -> OpenSearch:
     OPENED.append(OpenSearch(HttpRequests(f"http://127.0.0.1:{server.port}/shop", sleep=lambda _: None, **options)))
     return OPENED[-1]
 
@@ -39,7 +39,7 @@ def work(*rows: dict[str, object], number: int | None = 0, **others: object) -> 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_an_index_ends_with_the_nodes_contents(seed: int) -> None:
-    with served(OpenSearchStandIn) as server:
+    with served(FakeOpenSearch) as server:
         values = {text_of(value_of(n)): value_of(n) for n in range(1000)}
 
         def held(_: object) -> Contents:
@@ -52,7 +52,7 @@ def test_an_index_ends_with_the_nodes_contents(seed: int) -> None:
         converge(lambda: opened(server), held, seed, exact=bool(seed % 2), policy="emit", normal=normal)
 
 
-def test_documents_come_with_versions_and_progress_last(server: OpenSearchStandIn) -> None:
+def test_documents_come_with_versions_and_progress_last(server: FakeOpenSearch) -> None:
     index = opened(server)
     index.commit(work(row(3, 7, "mutation", b"k", b'{"a": "red"}', cas=5), ahead={3: ReadAhead(1, 2, 3)}))
     assert server.documents == {
@@ -65,7 +65,7 @@ def test_documents_come_with_versions_and_progress_last(server: OpenSearchStandI
     index.close()
 
 
-def test_what_is_older_changes_nothing(server: OpenSearchStandIn) -> None:
+def test_what_is_older_changes_nothing(server: FakeOpenSearch) -> None:
     index = opened(server)
     index.commit(work(row(0, 7, "mutation", b"k", b"new")))
     index.commit(work(row(0, 5, "mutation", b"k", b"old"), row(0, 6, "deletion", b"k", None), number=1))
@@ -73,7 +73,7 @@ def test_what_is_older_changes_nothing(server: OpenSearchStandIn) -> None:
     index.close()
 
 
-def test_a_vbucket_that_is_read_anew_wins_over_everything_before(server: OpenSearchStandIn) -> None:
+def test_a_vbucket_that_is_read_anew_wins_over_everything_before(server: FakeOpenSearch) -> None:
     index = opened(server)
     index.commit(work(row(0, 70, "mutation", b"k", b"lost"), row(0, 71, "mutation", b"gone", b"lost")))
     index.commit(work(row(0, 9, "mutation", b"k", b"right"), cleared=frozenset({0}), number=None))
@@ -87,7 +87,7 @@ def test_a_vbucket_that_is_read_anew_wins_over_everything_before(server: OpenSea
     again.close()
 
 
-def test_parts_of_a_bulk_that_are_busy_are_sent_again(server: OpenSearchStandIn) -> None:
+def test_parts_of_a_bulk_that_are_busy_are_sent_again(server: FakeOpenSearch) -> None:
     index = opened(server)
     server.refused = {"0:b": [429, 503], "0:c": [429]}
     index.commit(work(*(row(0, n, "mutation", bytes([key]), b"v") for n, key in enumerate(b"abc"))))
@@ -96,7 +96,7 @@ def test_parts_of_a_bulk_that_are_busy_are_sent_again(server: OpenSearchStandIn)
 
 
 def test_parts_of_a_bulk_that_are_refused_for_good_are_named_and_the_batch_is_not_done(
-    server: OpenSearchStandIn,
+    server: FakeOpenSearch,
 ) -> None:
     index = opened(server)
     server.refused = {"0:b": [400]}
@@ -112,7 +112,7 @@ def test_parts_of_a_bulk_that_are_refused_for_good_are_named_and_the_batch_is_no
     index.close()
 
 
-def test_a_bulk_without_an_answer_is_sent_again(server: OpenSearchStandIn) -> None:
+def test_a_bulk_without_an_answer_is_sent_again(server: FakeOpenSearch) -> None:
     index = opened(server)
     left = [0, 429]
     server.trouble.append(lambda _, path, __: (left.pop(), None) if left and path.endswith("_bulk") else None)
@@ -121,7 +121,7 @@ def test_a_bulk_without_an_answer_is_sent_again(server: OpenSearchStandIn) -> No
     index.close()
 
 
-def test_bulks_are_bounded(server: OpenSearchStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulks_are_bounded(server: FakeOpenSearch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opensearch, "BULK_ROWS_MAX", 3)
     index = opened(server)
     index.commit(work(*(row(0, n, "mutation", b"k%d" % n, b"v") for n in range(10))))
@@ -130,7 +130,7 @@ def test_bulks_are_bounded(server: OpenSearchStandIn, monkeypatch: pytest.Monkey
     index.close()
 
 
-def test_a_search_has_keys_and_snippets(server: OpenSearchStandIn) -> None:
+def test_a_search_has_keys_and_snippets(server: FakeOpenSearch) -> None:
     index = opened(server)
     index.commit(work(row(0, 1, "mutation", b"k", b'{"a": "Red shoes"}'), row(0, 2, "mutation", b"\xff", b"red")))
     assert [(hit.key, hit.snippet) for hit in index.search("red", 10, ("<", ">"))] == [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.pipeline_model import Contents, converge, row, table, value_of
-from tests.support.search_servers import SolrStandIn, served
+from tests.support.search_servers import FakeSolr, served
 from upriver.errors import TargetRefused
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.solr import PROGRESS, Solr
@@ -19,14 +19,14 @@ OPENED: list[Solr] = []
 
 
 @pytest.fixture
-def server() -> Iterator[SolrStandIn]:
-    with served(SolrStandIn) as server:
+def server() -> Iterator[FakeSolr]:
+    with served(FakeSolr) as server:
         yield server
         while OPENED:
             OPENED.pop().close()
 
 
-def opened(server: SolrStandIn) -> Solr:
+def opened(server: FakeSolr) -> Solr:
     OPENED.append(Solr(HttpRequests(f"http://127.0.0.1:{server.port}/solr/shop", sleep=lambda _: None)))
     return OPENED[-1]
 
@@ -38,7 +38,7 @@ def work(*rows: dict[str, object], number: int | None = 0, **others: object) -> 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_a_collection_ends_with_the_nodes_contents(seed: int) -> None:
-    with served(SolrStandIn) as server:
+    with served(FakeSolr) as server:
         values = {text_of(value_of(n)): value_of(n) for n in range(1000)}
 
         def held(_: object) -> Contents:
@@ -55,7 +55,7 @@ def test_a_collection_ends_with_the_nodes_contents(seed: int) -> None:
         converge(reopened, held, seed, exact=bool(seed % 2), policy="rewind", normal=normal)
 
 
-def test_a_batch_becomes_visible_with_its_progress(server: SolrStandIn) -> None:
+def test_a_batch_becomes_visible_with_its_progress(server: FakeSolr) -> None:
     solr = opened(server)
     solr.commit(work(row(0, 1, "mutation", b"k", b'{"a": "red shoes"}'), row(1, 1, "mutation", b"\xff", b"red")))
     assert opened(server).progress() == TargetProgress("q", 0)
@@ -70,7 +70,7 @@ def test_a_batch_becomes_visible_with_its_progress(server: SolrStandIn) -> None:
     solr.close()
 
 
-def test_a_busy_server_is_asked_again(server: SolrStandIn) -> None:
+def test_a_busy_server_is_asked_again(server: FakeSolr) -> None:
     left = [429, 0, 503]
     server.trouble.append(lambda _, path, __: (left.pop(), None) if left and "update" in path else None)
     solr = opened(server)
@@ -79,7 +79,7 @@ def test_a_busy_server_is_asked_again(server: SolrStandIn) -> None:
     solr.close()
 
 
-def test_what_is_refused_is_told_and_the_batch_is_not_done(server: SolrStandIn) -> None:
+def test_what_is_refused_is_told_and_the_batch_is_not_done(server: FakeSolr) -> None:
     def refuse(method: str, path: str, body: bytes) -> tuple[int, Any] | None:
         wrong = b"wrong" in body
         return (400, {"error": {"msg": "ERROR: [doc=0:k] unknown field", "code": 400}}) if wrong else None

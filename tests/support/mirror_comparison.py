@@ -1,0 +1,18 @@
+"""Compare a mirror's table with its node."""
+
+from pathlib import Path
+
+from upriver.client import Address
+from upriver.pipelines.apply.rereading import NodeReader
+from upriver.pipelines.jobs.mirror import open_table
+from upriver.pipelines.jobs.verifying import Difference, differences
+from upriver.spark.options import ReadOptions
+
+
+def mirror_differences(path: Path, address: str) -> list[Difference]:
+    """What the table holds differently from the node."""
+    nodes = NodeReader(ReadOptions(address=Address.parse(address)))
+    try:
+        return list(differences(open_table(path), nodes, nodes.vbuckets()))
+    finally:
+        nodes.close()

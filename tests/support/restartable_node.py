@@ -1,0 +1,49 @@
+"""A node process that can be killed and started again on the same port."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from tests.support.node_process import Client, NodeProcess
+from upriver.wire.dialects.memcached import StopPersistence
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class RestartableNode:
+    """A node in a process of its own. After ``kill`` and ``start`` it has what was on disk."""
+
+    def __init__(self, directory: Path, ack: str = "memory", dialect: str = "dcp", vbuckets: int = 4) -> None:
+        self.directory = directory
+        self.arguments = ["--data", str(directory), "--vbuckets", str(vbuckets), "--ack", ack]
+        #: The settings that a consumer needs. The first draft has a listener of its own.
+        self.settings: dict[str, Any] = {"dialect": dialect}
+        if dialect == "upr_draft1":
+            self.settings["stream_port"] = port = free_port()
+            self.arguments += ["--listen", f"127.0.0.1:{port},dialect=upr_draft1,anonymous"]
+        self.process = NodeProcess("--port", "0", *self.arguments)
+        self.port = self.process.port
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.process.communicate()
+
+    def start(self) -> None:
+        """Start again at the same address."""
+        self.process = NodeProcess("--port", str(self.port), *self.arguments)
+
+    def stop_persistence(self) -> None:
+        """Stop writing to disk: what is written from now on is lost when the node is killed."""
+        with Client(self.port) as client:
+            assert client.ask(StopPersistence()).status == 0
