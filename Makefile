@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
-.PHONY: help demo test test-slow check format simulate bench docs lock sanitize clean
+.PHONY: help demo test test-slow check format simulate bench docs clients lock sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -30,10 +30,11 @@ test: $(VENV)/.built ## run the tests
 test-slow: $(VENV)/.built ## run the long tests too
 	$(BIN)/python -m pytest -m "slow or not slow" --timeout 3600
 
-check: $(VENV)/.built ## format, lint, types, docs up to date
+check: $(VENV)/.built ## format, lint, types, generated clients and docs up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check --output-format concise .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.sync_classes --check
 	$(BIN)/python -m docs.generate --check
 
 # One seed (SEED=7, with VERBOSE=1 its whole history) or many (SEEDS=0-100000); MUTATION=name breaks a rule on purpose.
@@ -64,6 +65,9 @@ SANITIZED_TESTS := $(addprefix tests/wire/codec/test_,columns.py bulk_requests.p
 docs: $(VENV)/.built ## generate the pages that follow from the source, then build the site
 	$(BIN)/python -m docs.generate
 	$(BIN)/mkdocs build --quiet --strict --site-dir build/site && echo "the site is in build/site/index.html"
+
+clients: $(VENV)/.built ## generate the synchronous clients from the asynchronous ones
+	$(BIN)/python -m tools.sync_classes
 
 lock: $(VENV)/.installed ## choose new versions of the dependencies
 	$(BIN)/python -m pip install --quiet uv

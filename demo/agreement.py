@@ -18,11 +18,12 @@ def in_nodes(address: str) -> dict[bytes, bytes]:
     """Every document, by a stream from the beginning."""
     held: dict[bytes, bytes] = {}
     with Consumer.sync(address, end="latest") as consumer:
-        for change in consumer.changes():
-            if change.event is Event.MUTATION:
-                held[change.key] = change.value
-            else:
-                held.pop(change.key, None)
+        for batch in consumer:
+            for change in batch.changes():
+                if change.event is Event.MUTATION:
+                    held[change.key] = change.value
+                else:
+                    held.pop(change.key, None)
     return held
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import Client
-from upriver.client import KvClient, SyncKvClient
+from upriver.client import KvClient, Meta, SyncKvClient
 from upriver.client.bulk import SLICE_BYTES_MAX, completed, keys_batch, not_overtaken, slices, store_batch
 from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import CHANGES, Change, Event, change_batch
@@ -27,7 +27,9 @@ def test_many_are_stored_and_read(upriver_node: EmbeddedNode) -> None:
         found = kv.get_many([*items, b"missing"])
         assert {key: item.value for key, item in found.items()} == items
         assert found[b"key1"].flags == 3
-        assert kv.get(b"key1").value == b"value1"
+        item = kv.get(b"key1")
+        assert item is not None
+        assert item.value == b"value1"
         assert kv.set_many([]) == {}
         assert kv.get_many([]) == {}
         assert kv.set_many([("text", "too")]) == {}
@@ -53,7 +55,9 @@ def test_a_batch_stores_and_deletes(upriver_node: EmbeddedNode) -> None:
         )
         assert kv.write_batch(batch) == {}
         assert kv.get("old") is None
-        assert kv.get("new").flags == 9
+        item = kv.get("new")
+        assert item is not None
+        assert item.flags == 9
         meta = change_batch(
             [
                 Change(vbucket=0, event=Event.MUTATION, seqno=0, key=b"m", value=b"y", rev_seqno=70, cas=700),
@@ -61,8 +65,10 @@ def test_a_batch_stores_and_deletes(upriver_node: EmbeddedNode) -> None:
             ]
         )
         assert kv.write_batch(meta, with_meta=True) == {}
-        assert (kv.meta("m").rev_seqno, kv.meta("m").cas) == (70, 700)
-        assert (kv.meta("e").deleted, kv.meta("e").rev_seqno) == (True, 80)
+        assert kv.meta("m") == Meta(deleted=False, flags=0, expiry=0, rev_seqno=70, cas=700)
+        expired = kv.meta("e")
+        assert expired is not None
+        assert (expired.deleted, expired.rev_seqno) == (True, 80)
         assert list(kv.write_batch(meta, with_meta=True)) == [b"m", b"e"]
 
 

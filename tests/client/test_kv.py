@@ -57,19 +57,24 @@ def test_locks(upriver_node: EmbeddedNode) -> None:
         kv.unlock("a", held.cas)
         kv.set("a", "2")
         kv.set("a", "3", cas=kv.lock("a", 20).cas)
-        assert kv.get("a").value == b"3"
+        item = kv.get("a")
+        assert item is not None
+        assert item.value == b"3"
 
 
 def test_with_meta(upriver_node: EmbeddedNode) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_with_meta("a", "1", rev_seqno=7, cas=1234, flags=5, expiry=0)
         meta = kv.meta("a")
+        assert meta is not None
         assert (meta.deleted, meta.flags, meta.rev_seqno, meta.cas) == (False, 5, 7, 1234)
         with pytest.raises(KeyExists):
             kv.set_with_meta("a", "2", rev_seqno=6, cas=1)
         kv.set_with_meta("a", "2", rev_seqno=6, cas=1, options=MetaOption.SKIP_CONFLICT_RESOLUTION)
         kv.delete_with_meta("a", rev_seqno=9, cas=99)
-        assert kv.meta("a").deleted
+        meta = kv.meta("a")
+        assert meta is not None
+        assert meta.deleted
         assert kv.meta("b") is None
 
 
@@ -86,7 +91,9 @@ def test_keys_go_to_their_nodes_and_follow_them() -> None:
         _make(second, 0, VbucketState.ACTIVE)
         push_map([first, second], [1, 0, 0, 0, 1, 1, 1, 1], rev=2)
         kv.set(key, "moved")
-        assert kv.get(key).value == b"moved"
+        item = kv.get(key)
+        assert item is not None
+        assert item.value == b"moved"
         assert kv.cluster.map.revision == (2, 2)
 
 
@@ -115,7 +122,9 @@ def test_a_node_that_comes_back_is_found_again(tmp_path: Path) -> None:
             served.process.kill()
             served.process.wait()
             with NodeProcess("--port", str(port), *arguments):
-                assert kv.get("a").value == b"1"
+                item = kv.get("a")
+                assert item is not None
+                assert item.value == b"1"
                 kv.set("b", "2")
             with pytest.raises((ConnectionLost, Unreachable)):
                 hasty.incr("n", initial=1)

@@ -13,7 +13,7 @@ import pytest
 from tests.support.consumer_mirror import contents_of
 from tests.support.faulty_proxy import Proxy
 from tests.support.node_clusters import push_map
-from upriver.client import Address, KvClient
+from upriver.client import Address, KvClient, SyncMover
 from upriver.client.mover import Mover, Step
 from upriver.errors import AuthenticationFailed, NotMyVbucket, TemporaryFailure, UpriverError
 from upriver.model import FailoverLog, VbucketState
@@ -229,7 +229,7 @@ def test_writes_without_a_pause_end_where_the_source_dies() -> None:
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            with Mover.sync(source.address, destination.address, [1]) as mover:
+            with SyncMover(source.address, destination.address, [1]) as mover:
                 (step,) = mover.carry_out()
         finally:
             halt.set()
@@ -431,8 +431,3 @@ def test_a_node_that_hangs_up_at_a_question_is_given_up_and_not_asked_without_a_
         assert not step.phase.over
         assert 1 <= len(asked) < 50
         assert states(nodes, 1) == [VbucketState.ACTIVE, VbucketState.DEAD]
-
-
-def test_the_synchronous_twin() -> None:
-    with two() as nodes, Mover.sync(nodes[0].address, nodes[1].address, [0]) as mover:
-        assert [step.phase for step in mover.carry_out()] == [Phase.MOVED]

@@ -21,6 +21,7 @@ from upriver.spark.offsets import Offset, VbucketOffset
 def test_where_the_active_copies_stand(upriver_node: EmbeddedNode) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         written = kv.set("a", "1")
+    assert written.vbucket_uuid is not None
     number = vbucket_of(b"a", 64)
     view = ClusterView(Address.parse(upriver_node.address), None)
     assert view.vbuckets() == list(range(64))
@@ -35,6 +36,7 @@ def test_where_the_active_copies_stand(upriver_node: EmbeddedNode) -> None:
 def test_the_branches_are_told_where_they_matter(upriver_node: EmbeddedNode) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         written = kv.set("a", "1")
+    assert written.vbucket_uuid is not None
     number = vbucket_of(b"a", 64)
     vbucket = upriver_node.bucket.vbucket(number)
     upriver_node.call(vbucket.set_state, VbucketState.REPLICA)

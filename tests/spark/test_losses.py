@@ -24,7 +24,7 @@ from tests.support.spark_tables import (
     stream_of,
     wait_until,
 )
-from upriver.client import Mover, SyncKvClient
+from upriver.client import SyncKvClient, SyncMover
 from upriver.errors import StreamRolledBack
 from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode
@@ -235,7 +235,7 @@ def _lose(address: str) -> None:
 
 
 def move(source: EmbeddedNode, destination: EmbeddedNode, numbers: Iterable[int]) -> None:
-    with Mover.sync(source.address, destination.address, numbers) as mover:
+    with SyncMover(source.address, destination.address, numbers) as mover:
         assert {step.phase.name for step in mover.carry_out()} == {"MOVED"}
 
 

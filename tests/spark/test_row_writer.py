@@ -64,6 +64,7 @@ def test_upserts_and_deletions(upriver_node: EmbeddedNode) -> None:
         )
         assert writer(upriver_node).write([batch]) == WriteOutcome(written=2, known=1)
         item = kv.get("a")
+        assert item is not None
         assert (item.value, item.flags) == (b"1", 7)
         assert kv.get("gone") is None
 
@@ -76,7 +77,9 @@ def test_with_meta_everything_is_kept_and_a_replay_changes_nothing(upriver_node:
     first = writer(upriver_node, mode="meta").write([batch])
     assert (first.written, first.refused) == (2, 0)
     with SyncKvClient(upriver_node.address) as kv:
-        assert kv.get("a").cas == 2**64 - 5
+        item = kv.get("a")
+    assert item is not None
+    assert item.cas == 2**64 - 5
     high = [vbucket.high_seqno for vbucket in upriver_node.bucket]
     again = writer(upriver_node, mode="meta").write([batch])
     assert (again.written, again.known, again.refused) == (0, 2, 0)
@@ -120,7 +123,9 @@ def test_batches_follow_each_other(upriver_node: EmbeddedNode) -> None:
     batches = [rows(key=["a", f"k{n}"], value=[f"{n}", "v"]) for n in range(50)]
     assert writer(upriver_node).write(iter(batches)).written == 100
     with SyncKvClient(upriver_node.address) as kv:
-        assert kv.get("a").value == b"49"
+        item = kv.get("a")
+    assert item is not None
+    assert item.value == b"49"
 
 
 def test_when_rows_cannot_be_made_what_came_before_is_written(upriver_node: EmbeddedNode) -> None:
@@ -128,7 +133,9 @@ def test_when_rows_cannot_be_made_what_came_before_is_written(upriver_node: Embe
     with pytest.raises(ValueError, match="without a key"):
         writer(upriver_node).write(batches)
     with SyncKvClient(upriver_node.address) as kv:
-        assert kv.get("a").value == b"1"
+        item = kv.get("a")
+        assert item is not None
+        assert item.value == b"1"
         assert kv.get("b") is None
 
 

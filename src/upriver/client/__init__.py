@@ -7,8 +7,9 @@ from upriver.client.consumer.checkpoint import Checkpoint, FileCheckpoint, NodeC
 from upriver.client.consumer.consumer import Consumer
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings
-from upriver.client.kv import Item, KvClient, Meta, SyncKvClient, Written
+from upriver.client.kv import Item, KvClient, Meta, Written
 from upriver.client.mover import PARALLEL, Mover, Step
+from upriver.client.sync import SyncConsumer, SyncKvClient, SyncMover
 from upriver.client.transport.address import Address, Endpoint
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Rollback",
     "Run",
     "Step",
+    "SyncConsumer",
     "SyncKvClient",
+    "SyncMover",
     "Written",
 ]

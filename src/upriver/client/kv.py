@@ -20,7 +20,6 @@ from upriver.client.transport.address import Address, Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.client.transport.connection import AGENT, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
 from upriver.client.transport.replies import Reply
-from upriver.client.transport.sync import Synchronous
 from upriver.errors import (
     Busy,
     ConnectionLost,
@@ -38,6 +37,13 @@ from upriver.wire.dialects.memcached import MetaOption
 
 T = TypeVar("T")
 Key = bytes | str
+#: Keys with their values. A mapping of either kind of key is listed on its own, because mappings are invariant in it.
+Items = (
+    Mapping[bytes, bytes | str]
+    | Mapping[str, bytes | str]
+    | Mapping[Key, bytes | str]
+    | Iterable[tuple[Key, bytes | str]]
+)
 _U32: Final = struct.Struct(">I")
 _PLACE: Final = struct.Struct(">QQ")
 _META: Final = struct.Struct(">IIIQ")
@@ -88,6 +94,11 @@ class KvClient:
             item = await kv.get("key")
     """
 
+    #: The connections of this client, and the cluster map that it follows.
+    cluster: Cluster
+    #: How long an operation may take, all its attempts together.
+    timeout_s: float
+
     def __init__(
         self,
         address: str | Address,
@@ -99,11 +110,6 @@ class KvClient:
         """``timeout_s`` is how long an operation may take, all its attempts together."""
         self.cluster = Cluster(address, agent=agent, connect_timeout_s=connect_timeout_s)
         self.timeout_s = timeout_s
-
-    @classmethod
-    def sync(cls, address: str | Address, **options: Any) -> "Synchronous[KvClient]":
-        """The same with methods that block, in a ``with``."""
-        return Synchronous(lambda: cls(address, **options))
 
     async def __aenter__(self) -> Self:
         try:
@@ -215,9 +221,7 @@ class KvClient:
         )
         return await self._write(key, request)
 
-    async def set_many(
-        self, items: Mapping[Any, bytes | str] | Iterable[tuple[Key, bytes | str]], *, flags: int = 0, expiry: int = 0
-    ) -> dict[bytes, StatusError]:
+    async def set_many(self, items: Items, *, flags: int = 0, expiry: int = 0) -> dict[bytes, StatusError]:
         """Store many values; the keys that were refused, with the reason. Empty if all are stored."""
         pairs = items.items() if isinstance(items, Mapping) else items
         rows = [(_bytes(key), _bytes(value)) for key, value in pairs]
@@ -326,8 +330,3 @@ def _item(reply: Reply) -> Item:
         value, datatype = inflated(value), datatype & ~SNAPPY
     (flags,) = _U32.unpack(reply.extras) if len(reply.extras) == _U32.size else (0,)
     return Item(value, flags, reply.cas, datatype)
-
-
-def SyncKvClient(address: str | Address, **options: Any) -> "Synchronous[KvClient]":  # noqa: N802
-    """``KvClient`` with methods that block: use it in a ``with``."""
-    return KvClient.sync(address, **options)

@@ -12,13 +12,12 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from upriver.client.cluster.map_updates import MapUpdates
 from upriver.client.transport.address import Address
 from upriver.client.transport.backoff import PATIENCE_S, Backoff
 from upriver.client.transport.connection import Connection
-from upriver.client.transport.sync import Synchronous
 from upriver.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -88,10 +87,11 @@ class Mover:
         self._stopping = asyncio.Event()
         self._pairs: list[_Pair] = []
 
-    @classmethod
-    def sync(cls, *arguments: Any, **options: Any) -> "Synchronous[Mover]":
-        """The same with methods that block, in a ``with``."""
-        return Synchronous(lambda: cls(*arguments, **options))
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def carry_out(self) -> list[Step]:
         """Do it; where each vbucket has come to. Replication ends only by ``stop``."""

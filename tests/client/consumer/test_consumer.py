@@ -11,7 +11,6 @@ import pytest
 from tests.support.consumer_mirror import Mirror, contents_of, follow
 from tests.support.consumer_runs import DIALECTS, DRAFT1, fill, first_batch, read, run
 from upriver.client import Consumer, FileCheckpoint, Flush, KvClient, SyncKvClient
-from upriver.client.consumer.consumer import SynchronousConsumer
 from upriver.errors import (
     AuthenticationFailed,
     ClusterMapError,
@@ -108,41 +107,6 @@ def test_batches_carry_their_snapshots_and_single_changes_are_there_too(upriver_
                 assert [change.value async for change in again.changes() if isinstance(change, Change)] == [b"2"]
 
     run(look())
-
-
-def test_the_synchronous_twin(upriver_node: EmbeddedNode) -> None:
-    fill(upriver_node, 0)
-    with Consumer.sync(upriver_node.address, end="latest") as consumer:
-        rows = sum(len(batch) for batch in consumer)
-    assert rows == 500
-    with Consumer.sync(upriver_node.address, end="latest") as consumer:
-        assert sum(change.event is Event.DELETION for change in consumer.changes()) == 72
-
-
-def test_the_synchronous_twin_skips_nothing_and_acknowledges_what_is_done(
-    upriver_node: EmbeddedNode, tmp_path: Path
-) -> None:
-    """Batches come over several at once; who stops in the middle of them goes on there, or has them again."""
-    fill(upriver_node, 0)
-
-    def opened() -> SynchronousConsumer:
-        checkpoint = FileCheckpoint(tmp_path / "progress", "test")
-        return Consumer.sync(upriver_node.address, end="latest", checkpoint=checkpoint)
-
-    seen: list[list[bytes]] = []
-    with opened() as consumer:
-        for _ in range(3):
-            for batch in consumer:
-                seen.append(batch.records.column("key").to_pylist())
-                break
-    with opened() as consumer:
-        rest = [change.key for change in consumer.changes() if isinstance(change, Change)]
-    assert {key for keys in seen for key in keys} | set(rest) == {b"key%d" % n for n in range(500)}
-    # The third was not done; the two before it were, and do not come again.
-    assert set(seen[2]) <= set(rest)
-    assert not set(seen[0] + seen[1]) & set(rest)
-    with opened() as consumer:
-        assert list(consumer) == []
 
 
 @pytest.mark.parametrize("dialect", TOLD)

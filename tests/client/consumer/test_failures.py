@@ -16,6 +16,7 @@ from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import Client
 from tests.support.restartable_node import RestartableNode, free_port
 from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
+from upriver.client.consumer import Policy
 from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
@@ -161,7 +162,7 @@ def test_connections_that_fall_silent(
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: str) -> None:
+def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: Policy) -> None:
     """Killed before its changes were on disk, it comes back without them and writes others in their place."""
     node = RestartableNode(tmp_path / "data", dialect=dialect)
 
@@ -290,7 +291,7 @@ def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: s
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_vbucket_that_moves_is_followed(dialect: str, policy: str) -> None:
+def test_a_vbucket_that_moves_is_followed(dialect: str, policy: Policy) -> None:
     async def follow_it() -> None:
         mirror = Mirror()
         key = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
@@ -312,7 +313,7 @@ def test_a_vbucket_that_moves_is_followed(dialect: str, policy: str) -> None:
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 @pytest.mark.parametrize("policy", ["fail", *POLICIES])
-def test_a_vbucket_that_is_taken_over_is_followed(dialect: str, policy: str) -> None:
+def test_a_vbucket_that_is_taken_over_is_followed(dialect: str, policy: Policy) -> None:
     """To and fro. Nothing is lost in a takeover, so who knows that it is whole has nothing to roll back.
 
     A new owner is a new branch. `upr` does not tell where a snapshot ends, so its consumer knows only up to the last

@@ -1,11 +1,12 @@
 """What a consumer may be told."""
 
 import math
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_type_hints
 
 import pytest
 
-from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.settings import ConsumerArguments, ConsumerSettings
 from upriver.errors import InvalidArguments, NotSupported
 
 
@@ -54,3 +55,10 @@ def test_whoever_waits_for_an_end_gives_up() -> None:
     assert (
         ConsumerSettings(patience_s=5).gives_up_after_s == ConsumerSettings(patience_s=5, end={}).gives_up_after_s == 5
     )
+
+
+def test_the_keyword_arguments_are_the_settings() -> None:
+    settings = get_type_hints(ConsumerSettings)
+    assert get_type_hints(ConsumerArguments) == {
+        each.name: settings[each.name] for each in fields(ConsumerSettings) if each.init
+    }

@@ -1,23 +1,26 @@
-"""The bridge between asynchronous objects and those who block."""
+"""Synchronous clients run an asynchronous one in an event loop of their own."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from typing import Self
 
 import pytest
 
-from upriver.client.transport.sync import LoopThread, Synchronous
+from upriver.client.transport.sync import LoopThread, SyncClient
 
 
 class Thing:
-    """Something asynchronous."""
+    """An asynchronous client."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refuses: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
+        self.refuses = refuses
         self.closed = False
         self.opened = False
 
-    async def __aenter__(self) -> "Thing":
+    async def __aenter__(self) -> Self:
+        if self.refuses:
+            raise LookupError("refused")
         self.opened = True
         return self
 
@@ -28,49 +31,68 @@ class Thing:
         await asyncio.sleep(0)
         return 2 * number + plus
 
-    async def fail(self) -> None:
-        raise LookupError("no")
-
-    async def count(self, end: int) -> AsyncIterator[int]:
-        for number in range(end):
-            await asyncio.sleep(0)
-            yield number
-
-    def __aiter__(self) -> AsyncIterator[int]:
-        return self.count(3)
-
-    def plain(self) -> str:
+    def thread(self) -> str:
         return threading.current_thread().name
 
-    async def plain_inside(self, twin: "Synchronous[Thing]") -> str:
-        return str(twin.plain())
+
+class SyncThing(SyncClient[Thing]):
+    """The same with methods that block."""
+
+    @property
+    def thing(self) -> Thing:
+        return self._client
+
+    def double(self, number: int, *, plus: int = 0) -> int:
+        return self._wait(self._client.double(number, plus=plus))
+
+    def thread(self) -> str:
+        return self._call(self._client.thread)
+
+    def thread_from_inside(self) -> str:
+        async def inside() -> str:
+            return self.thread()
+
+        return self._wait(inside())
 
 
-def test_methods_block_and_iterators_iterate() -> None:
-    with Synchronous(Thing) as thing:
-        assert thing.opened
+def client_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "upriver-client"]
+
+
+def test_methods_block_and_run_in_the_loop() -> None:
+    with SyncThing(Thing) as thing:
+        assert thing.thing.opened
         assert thing.double(2, plus=1) == 5
-        assert list(thing.count(4)) == [0, 1, 2, 3]
-        assert list(thing) == [0, 1, 2]
-        assert thing.plain() == "upriver-client"
-        assert thing.plain_inside(thing) == "upriver-client"
-        with pytest.raises(LookupError, match="no"):
-            thing.fail()
-        with pytest.raises(AttributeError):
-            thing.nothing()
-    assert thing.closed
-    assert thing.plain() == threading.current_thread().name
-    assert thing.loop.is_closed()
-    assert not [each for each in threading.enumerate() if each.name == "upriver-client"]
+        assert thing.thread() == "upriver-client"
+        assert thing.thread_from_inside() == "upriver-client"
+    assert thing.thing.closed
+    assert thing.thread() == threading.current_thread().name
+    assert thing.thing.loop.is_closed()
+    assert not client_threads()
 
 
-def test_what_cannot_be_made_leaves_no_thread() -> None:
+def test_a_closed_client_says_so() -> None:
+    with SyncThing(Thing) as thing:
+        pass
+    with pytest.raises(RuntimeError, match="the client is closed; open another one"):
+        thing.double(2)
+
+
+def test_a_client_that_cannot_be_made_leaves_no_thread() -> None:
     def make() -> Thing:
         raise LookupError("never")
 
-    with pytest.raises(LookupError):
-        Synchronous(make)
-    assert not [each for each in threading.enumerate() if each.name == "upriver-client"]
+    with pytest.raises(LookupError, match="never"):
+        SyncThing(make)
+    assert not client_threads()
+
+
+def test_a_client_that_cannot_be_opened_is_closed() -> None:
+    thing = SyncThing(lambda: Thing(refuses=True))
+    with pytest.raises(LookupError, match="refused"), thing:
+        pytest.fail("it was opened")
+    assert thing.thing.closed
+    assert not client_threads()
 
 
 def test_a_loop_does_not_wait_for_itself() -> None:

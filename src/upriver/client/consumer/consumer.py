@@ -12,9 +12,8 @@ meanwhile.
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, Final, Self
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.consumer.batches import Batch, VbucketEvent
@@ -23,16 +22,18 @@ from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.end_positions import Ranges
 from upriver.client.consumer.feed_factory import opening_progress, range_ends
 from upriver.client.consumer.progress import Progress
-from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.settings import ConsumerArguments, ConsumerSettings
 from upriver.client.consumer.stall_watch import StallWatch
 from upriver.client.consumer.stream_supervisor import StreamSupervisor
 from upriver.client.consumer.tap_supervisor import tap_progress
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
-from upriver.client.transport.sync import Synchronous
 from upriver.errors import StreamRefused, UpriverError
 from upriver.model import Change
+
+if TYPE_CHECKING:
+    from upriver.client.sync.consumer import SyncConsumer
 
 LOG: Final = logging.getLogger("upriver.client")
 
@@ -47,7 +48,14 @@ class Consumer:
                 print(len(batch), batch.records)
     """
 
-    def __init__(self, address: str | Address, *, checkpoint: Checkpoint | None = None, **settings: Any) -> None:
+    #: What the consumer was told, with all defaults filled in.
+    settings: ConsumerSettings
+    #: The connections that find the streams, and the cluster map that the consumer follows.
+    cluster: Cluster
+
+    def __init__(
+        self, address: str | Address, *, checkpoint: Checkpoint | None = None, **settings: Unpack[ConsumerArguments]
+    ) -> None:
         """``settings`` are those of ``ConsumerSettings``. A checkpoint that has progress wins over ``start``."""
         self.settings = ConsumerSettings(**settings)
         self.cluster = Cluster(address)
@@ -62,10 +70,14 @@ class Consumer:
         self._started = False
         self._closed = False
 
-    @classmethod
-    def sync(cls, address: str | Address, **settings: Any) -> "SynchronousConsumer":
-        """The same as an ordinary iterator, in a ``with``."""
-        return SynchronousConsumer(lambda: cls(address, **settings))
+    @staticmethod
+    def sync(
+        address: str | Address, *, checkpoint: Checkpoint | None = None, **settings: Unpack[ConsumerArguments]
+    ) -> "SyncConsumer":
+        """Return the same consumer for synchronous code, an ordinary iterator: use it in a ``with``."""
+        from upriver.client.sync.consumer import SyncConsumer
+
+        return SyncConsumer(address, checkpoint=checkpoint, **settings)
 
     # Beginning and end
 
@@ -263,40 +275,3 @@ class Consumer:
                 if not self._handing_out:  # else we are the ones who are slow
                     with contextlib.suppress(UpriverError):
                         await stalls.look()
-
-
-class SynchronousConsumer(Synchronous[Consumer]):
-    """A ``Consumer`` as an ordinary iterator.
-
-    Whatever waits already is handed over in one go, and is acknowledged when the last of it is done, or on ``close``.
-    """
-
-    def __init__(self, make: Callable[[], Consumer]) -> None:
-        self._waiting: deque[Batch] = deque()
-        self._given = 0
-        super().__init__(make)
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            if not self._waiting:
-                given, self._given = self._given, 0
-                self._waiting.extend(self._run(self._object.several(given)))
-            if not self._waiting:
-                return
-            self._given += 1
-            yield self._waiting.popleft()
-
-    def changes(self) -> Iterator[Change | VbucketEvent]:
-        """Single changes, and what happened to whole vbuckets, for comfort."""
-        for batch in self:
-            if batch.event is not None:
-                yield batch.event
-            else:
-                yield from batch.changes()
-
-    def close(self) -> None:
-        """Close the consumer and its loop. The batch that was given last is not done; those before it are."""
-        if self._runner.is_running and self._given > 1:
-            given, self._given = self._given, 0
-            self._run(self._object.leave(given - 1))
-        super().close()

@@ -6,7 +6,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.tracked_vbuckets import POLICIES, Policy
@@ -27,6 +27,32 @@ STALL_S: Final = 60.0
 def default_name() -> str:
     """A name that no other consumer has."""
     return f"upriver:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class ConsumerArguments(TypedDict, total=False):
+    """The fields of ``ConsumerSettings`` as keyword arguments, for type checkers."""
+
+    dialect: str
+    vbuckets: Iterable[int] | None
+    start: Start
+    end: End
+    on_rollback: Policy
+    keys_only: bool
+    key_filter: str | None
+    value_filter: str | None
+    persisted_only: bool
+    history: bool
+    exact_end: bool | None
+    active_only: bool
+    columns: tuple[str, ...]
+    stream_port: int | None
+    name: str
+    window_bytes: int
+    noop_interval_s: float
+    stall_s: float
+    patience_s: float | None
+    auto_acknowledge: bool
+    checkpoint_interval_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,17 @@
-"""The synchronous twins: one event loop in a thread of its own, and objects whose coroutines block instead.
+"""Synchronous clients: an event loop in its own thread runs an asynchronous client, and the caller's methods block.
 
-There is one bridge for all of them, so the two faces cannot drift apart: whatever the asynchronous class can do, its
-twin can do, with the same names and arguments.
+``tools.sync_classes`` generates the classes in ``upriver.client.sync`` from the asynchronous ones, on top of
+``SyncClient``.
 """
 
 import asyncio
-import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class LoopThread:
@@ -30,57 +29,70 @@ class LoopThread:
         self._loop.close()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there, without waiting for it."""
+        """Start a coroutine in the loop and return at once."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for what it gives."""
+        """Run a coroutine in the loop and return its result."""
         if self.is_current:
             work.close()
-            raise RuntimeError("a synchronous client cannot be used in its own event loop")
+            raise RuntimeError("a synchronous client cannot be used in its own event loop; use the asynchronous client")
+        if not self.is_running:
+            work.close()
+            raise RuntimeError("the client is closed; open another one")
         future = self.start(work)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # interrupted: do not let it go on behind our back
+            future.cancel()  # interrupted: the coroutine must not go on in the background
             raise
 
     @property
     def is_current(self) -> bool:
-        """Whether whoever asks runs in it."""
+        """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not been stopped."""
+        """Whether the loop has not been stopped."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """Stop the loop and end its thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
 
-class Synchronous(Generic[T]):
-    """An asynchronous object whose methods block and whose iterators are ordinary ones.
+class AsyncClient(Protocol):
+    """The part of an asynchronous client that every synchronous one uses."""
 
-    It owns its loop; ``close`` or the end of a ``with`` ends both.
-    """
+    async def __aenter__(self) -> Self:
+        """Open the client."""
+        ...
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    async def close(self) -> None:
+        """Close the client."""
+        ...
+
+
+C = TypeVar("C", bound=AsyncClient)
+
+
+class SyncClient(Generic[C]):
+    """Runs an asynchronous client in an event loop of its own; ``close`` or the end of a ``with`` stops both."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
         self._runner = LoopThread()
         try:
-            self._object = self._runner.run(_made(make))
+            self._client = self._runner.run(_made(make))
         except BaseException:
             self._runner.stop()
             raise
 
-    def __enter__(self) -> "Synchronous[T]":
+    def __enter__(self) -> Self:
         try:
-            opened: Any = self._object
-            if hasattr(opened, "__aenter__"):
-                self._runner.run(opened.__aenter__())
+            self._wait(self._client.__aenter__())
         except BaseException:
             self.close()
             raise
@@ -89,60 +101,27 @@ class Synchronous(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What stands here must not hide a method of the object.
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine of the object's in its loop and wait for what it gives."""
-        return self._runner.run(work)
-
     def close(self) -> None:
-        """Close the object and its loop."""
-        closing: Any = self._object
+        """Close the client and stop its event loop."""
         try:
-            self._runner.run(closing.close())
+            self._wait(self._client.close())
         finally:
             self._runner.stop()
 
-    def __iter__(self) -> Iterator[Any]:
-        iterable: Any = self._object
-        return self._iterated(aiter(iterable))
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the client in its loop and return the result."""
+        return self._runner.run(work)
 
-    def _iterated(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        while (item := self._runner.run(_next(items))) is not _END:
-            yield item
+    def _call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Call a plain method of the client in its loop, because the client is not thread-safe."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        found = getattr(self._object, name)
-        if inspect.iscoroutinefunction(found):
-            return partial(self._call, found)
-        if inspect.isasyncgenfunction(found):
-            return lambda *arguments, **options: self._iterated(found(*arguments, **options))
-        if inspect.ismethod(found):
-            return partial(self._call_there, found)
-        return found
-
-    def _call_there(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call something that does not wait, in the loop: nothing of the object's may be touched from elsewhere."""
-
-        async def call() -> Any:
+        async def call() -> T:
             return function(*arguments, **options)
 
         if self._runner.is_current or not self._runner.is_running:
             return function(*arguments, **options)
         return self._runner.run(call())
 
-    def _call(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> Any:
-        return self._runner.run(function(*arguments, **options))
-
 
 async def _made(make: Callable[[], T]) -> T:
     return make()
-
-
-_END = object()
-
-
-async def _next(items: AsyncIterator[Any]) -> Any:
-    return await anext(items, _END)
