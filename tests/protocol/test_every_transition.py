@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
-from tests.support.recording_sink import PaperCopy, PaperSink
+from tests.support.in_memory_node import InMemoryNode
+from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.errors import NotMyVbucket
 from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
 from upriver.node.streams.engine_source import EngineSource
@@ -77,12 +77,12 @@ class Sending:
     def __init__(
         self, dialect: StreamDialect, *keys: bytes, takeover: bool = False, key_filter: bytes = b"", dead: bool = False
     ) -> None:
-        self.laboratory = Laboratory(vbuckets=2)
-        self.vbucket = self.laboratory.bucket.create_vbucket(0)
-        self.laboratory.write(0, *keys)
+        self.node = InMemoryNode(vbuckets=2)
+        self.vbucket = self.node.bucket.create_vbucket(0)
+        self.node.write(0, *keys)
         if dead:
             self.vbucket.set_state(VbucketState.DEAD)
-        source = EngineSource(self.laboratory.node)
+        source = EngineSource(self.node.state)
         speaks = OPENED if dialect in OPENED else (dialect,)
         self.producer = Producer(source, "peer", dcp.OpenFlag.PRODUCER, NOW, speaks=speaks)
         if key_filter:
@@ -132,7 +132,7 @@ class Sending:
         return self
 
     def disk(self) -> None:
-        while self.laboratory.bucket.flusher.step() or self.laboratory.scheduler.step():
+        while self.node.bucket.flusher.step() or self.node.scheduler.step():
             pass
 
     # What ends it
@@ -171,7 +171,7 @@ def produce_everything(dialect: StreamDialect) -> None:
     live = Sending(dialect, b"a")
     for _ in range(4):
         live.step()
-    live.laboratory.write(0, b"b")  # behind a snapshot that was sent
+    live.node.write(0, b"b")  # behind a snapshot that was sent
     live.step()
     live.step()
     if dialect.advanced is not None:
@@ -181,7 +181,7 @@ def produce_everything(dialect: StreamDialect) -> None:
     if hands_over:
         Sending(dialect, takeover=True).to(S.PENDING)  # nothing was there
         late = Sending(dialect, b"a", takeover=True).to(S.PENDING)
-        late.laboratory.write(0, b"a", b"b")
+        late.node.write(0, b"a", b"b")
         late.to(S.ACTIVATING)
         # A dead copy that still received something, the end of which its sender did not have any more.
         tail = Sending(dialect, b"a", takeover=True, dead=True).to(S.PENDING)
@@ -203,7 +203,7 @@ class Receiving:
     def __init__(self, dialect: StreamDialect, taken: set[Transition]) -> None:
         self.dialect = dialect
         self.taken = taken
-        self.sink = PaperSink(PaperCopy())
+        self.sink = RecordingSink(RecordingCopy())
         spoken = "dcp" if dialect.name == "dcp" else "upr"
         self.consumer = ConsumerConnection(self.sink, NOW, ConsumerOptions(dialects=(spoken,)))
         self.translator = None if dialect in OPENED else DraftTranslator(dialect.name)

@@ -1,6 +1,6 @@
 """A producer of a draft and a replica back to back, with the draft put into the words of `upr` in between."""
 
-from tests.support.in_memory_replication import BackToBack, Wires
+from tests.support.in_memory_replication import ConnectionPair, InMemoryReplication
 from upriver.errors import WireError
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.consumer.draft_translation import DraftTranslator
@@ -11,10 +11,10 @@ from upriver.wire import Framer, dcp, upr_draft3
 OPTIONS = ConsumerOptions(window_bytes=0, noop_interval_s=0, expirations=False, dialects=("upr",))
 
 
-class DraftWires(Wires):
+class DraftConnectionPair(ConnectionPair):
     """One pair of connections that speak a draft."""
 
-    def __init__(self, world: BackToBack, draft: str) -> None:
+    def __init__(self, world: InMemoryReplication, draft: str) -> None:
         dialect = STREAM_DIALECTS[draft]
         self.wire, self.speaks = dialect.wire, (dialect,)
         super().__init__(world, OPTIONS)

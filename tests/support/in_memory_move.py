@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.model import VbucketState
 from upriver.protocol.move.mover import (
     Action,
@@ -25,7 +25,7 @@ from upriver.protocol.move.mover import (
 class Wire:
     """One connection of the mover: a session and what is on its way."""
 
-    def __init__(self, node: Laboratory) -> None:
+    def __init__(self, node: InMemoryNode) -> None:
         self.peer = Peer(node, "mover")
         self.to_node = bytearray()
         #: What the node has sent and the mover has not received.
@@ -60,11 +60,11 @@ class Wire:
         session.end()
 
 
-class MovingWorld:
+class InMemoryMove:
     """What a mover meets."""
 
     def __init__(self, goal: Goal = Goal.TAKE_OVER, vbuckets: tuple[int, ...] = (0,)) -> None:
-        self.nodes = {Link.SOURCE: Laboratory(vbuckets=4), Link.DESTINATION: Laboratory(vbuckets=4)}
+        self.nodes = {Link.SOURCE: InMemoryNode(vbuckets=4), Link.DESTINATION: InMemoryNode(vbuckets=4)}
         for vbucket in vbuckets:
             self.source.bucket.create_vbucket(vbucket)
         self.wires: dict[Link, Wire] = {}
@@ -78,7 +78,7 @@ class MovingWorld:
         self.piece_bytes: int | None = None
         self._turn = 0
         self._pending: deque[Action] = deque()
-        config = json.loads(self.source.node.cluster.encoded())
+        config = json.loads(self.source.state.cluster.encoded())
         config["vBucketServerMap"]["serverList"] = ["a:1", "b:1"]
         config["vBucketServerMap"]["vBucketMap"] = [[0]] * 4
         self.config = config
@@ -86,11 +86,11 @@ class MovingWorld:
         self.mover.start()
 
     @property
-    def source(self) -> Laboratory:
+    def source(self) -> InMemoryNode:
         return self.nodes[Link.SOURCE]
 
     @property
-    def destination(self) -> Laboratory:
+    def destination(self) -> InMemoryNode:
         return self.nodes[Link.DESTINATION]
 
     @property

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ManualScheduler:
-    """Callbacks that run when the laboratory says so."""
+    """Callbacks that run when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -63,11 +63,11 @@ class Peer:
     """The other end of one session."""
 
     def __init__(
-        self, laboratory: "Laboratory", name: str, wire: Dialect = dcp.dcp, listen_address: ListenAddress | None = None
+        self, node: "InMemoryNode", name: str, wire: Dialect = dcp.dcp, listen_address: ListenAddress | None = None
     ) -> None:
-        self.laboratory = laboratory
+        self.node = node
         self.wire = wire
-        self.session = Session(laboratory.node, name, listen_address=listen_address or ListenAddress())
+        self.session = Session(node.state, name, listen_address=listen_address or ListenAddress())
         self.received: list[Message] = []
         self._framer = Framer(wire.framing)
 
@@ -78,7 +78,7 @@ class Peer:
     def send(self, *messages: Message | bytes) -> list[Message]:
         """Send messages and let the node work until it is quiet; what came back."""
         self.put(*messages)
-        self.laboratory.settle()
+        self.node.settle()
         return self.take()
 
     def put(self, *messages: Message | bytes) -> None:
@@ -113,7 +113,7 @@ class Peer:
         return bool(data)
 
 
-class Laboratory:
+class InMemoryNode:
     """A node, its clock and its peers."""
 
     def __init__(self, vbuckets: int = 64, tap_settings: TapSettings | None = None) -> None:
@@ -121,7 +121,7 @@ class Laboratory:
         #: How far somebody has set the clock.
         self.clock_set_s = 0.0
         self.bucket = Bucket.open(None, vbuckets=vbuckets, clock=self.clock, background=False)
-        self.node = NodeState(
+        self.state = NodeState(
             bucket=self.bucket,
             bucket_name="default",
             scheduler=self.scheduler,
@@ -133,8 +133,8 @@ class Laboratory:
             ),
             commands=COMMANDS,
         )
-        self.service = self.node.streams = StreamService(self.node)
-        self.tap = self.node.tap = TapService(self.node, tap_settings)
+        self.service = self.state.streams = StreamService(self.state)
+        self.tap = self.state.tap = TapService(self.state, tap_settings)
         self.peers: list[Peer] = []
         #: Whether the flusher runs whenever the node is otherwise quiet.
         self.disk_works = True

@@ -5,7 +5,7 @@ Bytes wait in two pipes until somebody delivers some of them, in pieces of any s
 
 from collections.abc import Callable
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.packet_feeder import PacketFeeder
 from upriver.engine import Vbucket
 from upriver.model import VbucketState
@@ -24,19 +24,19 @@ from upriver.wire.framing import MEMCACHED
 _TO_MOVER = (upr.AddStream.declaration.opcode, upr.CloseStream.declaration.opcode)
 
 
-class Wires:
+class ConnectionPair:
     """One pair of connections: what was sent and not delivered."""
 
     #: What the producer hears.
     wire: Dialect = dcp.dcp
     speaks: tuple[StreamDialect, ...] = OPENED
 
-    def __init__(self, world: "BackToBack", options: ConsumerOptions | None) -> None:
+    def __init__(self, world: "InMemoryReplication", options: ConsumerOptions | None) -> None:
         self.world = world
         now = world.clock()
-        source = EngineSource(world.source.node)
+        source = EngineSource(world.source.state)
         self.producer = Producer(source, "move", dcp.OpenFlag.PRODUCER, now, speaks=self.speaks)
-        self.replica = Replica(EngineSink(world.destination.node), now, options)
+        self.replica = Replica(EngineSink(world.destination.state), now, options)
         self.to_consumer = bytearray()
         self.to_producer = bytearray()
         #: What the mover was answered.
@@ -83,20 +83,20 @@ class Wires:
         self.replica.lose()
 
 
-class BackToBack:
+class InMemoryReplication:
     """Two buckets with one vbucket each, and the connections between them."""
 
     def __init__(self, options: ConsumerOptions | None = None) -> None:
         self.options = options
-        self.source = Laboratory(vbuckets=2)
-        self.destination = Laboratory(vbuckets=2)
+        self.source = InMemoryNode(vbuckets=2)
+        self.destination = InMemoryNode(vbuckets=2)
         self.here: Vbucket = self.source.bucket.create_vbucket(0)
         self.there: Vbucket = self.destination.bucket.create_vbucket(0, VbucketState.REPLICA)
         self.wires = self.connected()
 
-    def connected(self) -> Wires:
+    def connected(self) -> ConnectionPair:
         """A new pair of connections."""
-        return Wires(self, self.options)
+        return ConnectionPair(self, self.options)
 
     def clock(self) -> float:
         return self.source.clock()

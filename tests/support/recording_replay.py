@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.wire import Framer, Message, Request, Response, dcp, memcached, upr
 from upriver.wire.framing import MEMCACHED
 
@@ -187,26 +187,26 @@ class Replay:
     """A recording, and what our node says to the same client."""
 
     def __init__(self, recording: str) -> None:
-        self.laboratory = Laboratory(vbuckets=64)
+        self.node = InMemoryNode(vbuckets=64)
         self.recorded: dict[str, Conversation] = {}
         self.ours: dict[str, Conversation] = {}
         self._peers: dict[str, Peer] = {}
-        started = self.laboratory.clock()
+        started = self.node.clock()
         for line in pipelined(lines_of(recording)):
             conversation = self.recorded.setdefault(line.connection, Conversation(line.connection))
             if line.from_client:
-                self.laboratory.pass_by(max(0.0, started + line.at - self.laboratory.clock()))
+                self.node.pass_by(max(0.0, started + line.at - self.node.clock()))
                 self._send(line)
             elif line.data:
                 conversation.messages += [dcp.dcp.decode(packet) for packet in packets_of(line.data)]
             else:
                 conversation.closed = True
-        self.laboratory.settle()
+        self.node.settle()
         self._take()
 
     def _send(self, line: Line) -> None:
         if line.connection not in self._peers:
-            self._peers[line.connection] = self.laboratory.connect(line.connection)
+            self._peers[line.connection] = self.node.connect(line.connection)
             self.ours[line.connection] = Conversation(line.connection)
         packets = [self._with_our_uuid(packet) for packet in packets_of(line.data)]
         for packet in packets:
@@ -214,7 +214,7 @@ class Replay:
             for conversation in (self.recorded[line.connection], self.ours[line.connection]):
                 conversation.asked[key].append(int.from_bytes(packet[6:8], "big"))
         self._peers[line.connection].put(*packets)
-        self.laboratory.settle()
+        self.node.settle()
         self._take()
 
     def _take(self) -> None:
@@ -258,7 +258,7 @@ class ConsumerReplay:
     def __init__(self, recording: str) -> None:
         self.recorded: dict[str, Conversation] = {}
         self.ours: dict[str, Conversation] = {}
-        self._laboratories: dict[str, Laboratory] = {}
+        self._laboratories: dict[str, InMemoryNode] = {}
         self._peers: dict[str, Peer] = {}
         #: What our node calls what the recorded one called otherwise, by connection.
         self._opaques: dict[str, dict[bytes, bytes]] = defaultdict(dict)
@@ -278,25 +278,25 @@ class ConsumerReplay:
             self._learn(line.connection)
         self.pass_by(0.0)
 
-    def _laboratory(self, connection: str) -> Laboratory:
+    def _laboratory(self, connection: str) -> InMemoryNode:
         server = connection.rstrip("0123456789")[-1:] if connection.rstrip("0123456789")[-1:].isupper() else ""
         if server not in self._laboratories:
-            self._laboratories[server] = Laboratory(vbuckets=64)
+            self._laboratories[server] = InMemoryNode(vbuckets=64)
         return self._laboratories[server]
 
     def pass_by(self, seconds: float) -> None:
         """Let time pass on all servers."""
         self._now += seconds
-        for laboratory in self._laboratories.values():
-            laboratory.pass_by(seconds)
+        for node in self._laboratories.values():
+            node.pass_by(seconds)
         for name, peer in self._peers.items():
             self.ours[name].messages += peer.take()
             self.ours[name].closed = peer.closed
 
     def _send(self, line: Line) -> None:
-        laboratory = self._laboratory(line.connection)
+        node = self._laboratory(line.connection)
         if line.connection not in self._peers:
-            self._peers[line.connection] = laboratory.connect(line.connection)
+            self._peers[line.connection] = node.connect(line.connection)
         for packet in packets_of(line.data):
             key = packet[1], int.from_bytes(packet[12:16], "big")
             self.recorded[line.connection].asked[key].append(int.from_bytes(packet[6:8], "big"))

@@ -1,4 +1,4 @@
-"""A sink that only remembers what it was told: positions and logs as a client keeps them."""
+"""A sink that only records its calls: it keeps positions and logs, as a client does, and no data."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from upriver.wire.framing import MEMCACHED
 from upriver.wire.layout import Buffer
 
 
-class PaperCopy:
-    """One vbucket on paper."""
+class RecordingCopy:
+    """One vbucket that keeps only its position and log."""
 
     def __init__(self, number: int = 0, position: StreamPosition | None = None, log: FailoverLog | None = None) -> None:
         self.number = number
@@ -73,14 +73,14 @@ class PaperCopy:
         self.closed = True
 
 
-class PaperSink:
-    """Vbuckets on paper, and states that are on disk when told."""
+class RecordingSink:
+    """Copies that only record, and role changes that reach the disk when a test says so."""
 
-    def __init__(self, *copies: PaperCopy) -> None:
+    def __init__(self, *copies: RecordingCopy) -> None:
         self.copies = {copy.number: copy for copy in copies}
         self.waiting: list[Callable[[], object]] = []
 
-    def open(self, number: int) -> PaperCopy:
+    def open(self, number: int) -> RecordingCopy:
         if number not in self.copies:
             raise NotMyVbucket(vbucket=number)
         self.copies[number].closed = False

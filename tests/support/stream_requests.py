@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.model import VbucketState
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.codes import Status
@@ -10,12 +10,12 @@ from upriver.wire.codes import Status
 END = 2**64 - 1
 
 
-def stage(*keys: bytes, vbucket: int = 0, name: bytes = b"peer", flags: int = 1) -> tuple[Laboratory, Peer]:
+def node_with_peer(*keys: bytes, vbucket: int = 0, name: bytes = b"peer", flags: int = 1) -> tuple[InMemoryNode, Peer]:
     """A node whose vbucket holds these keys, and a peer that has opened a connection."""
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(vbucket)
-    laboratory.write(vbucket, *keys)
-    return laboratory, laboratory.connect().open(name, flags)
+    node = InMemoryNode()
+    node.bucket.create_vbucket(vbucket)
+    node.write(vbucket, *keys)
+    return node, node.connect().open(name, flags)
 
 
 def ask(peer: Peer, start: int = 0, end: int = END, vbucket: int = 0, opaque: int = 7, **fields: Any) -> list[Message]:
@@ -69,12 +69,12 @@ def _brief(message: Message) -> str:
             return message.title()
 
 
-def uuid_of(laboratory: Laboratory, vbucket: int = 0) -> int:
-    return laboratory.bucket.vbucket(vbucket).failover_log.newest.vbucket_uuid
+def uuid_of(node: InMemoryNode, vbucket: int = 0) -> int:
+    return node.bucket.vbucket(vbucket).failover_log.newest.vbucket_uuid
 
 
-def set_state(laboratory: Laboratory, state: VbucketState, vbucket: int = 0) -> None:
-    laboratory.bucket.vbucket(vbucket).set_state(state)
+def set_state(node: InMemoryNode, state: VbucketState, vbucket: int = 0) -> None:
+    node.bucket.vbucket(vbucket).set_state(state)
 
 
 def answer_to(message: Message, status: Status = Status.SUCCESS) -> AnyResponse:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import ConnectFlag, TapFlag
@@ -48,9 +48,9 @@ def succeed_until(key: str) -> Callable[[Message], Status | None]:
 class TapPeer:
     """A client of a TAP stream that answers each message that asks for it, until nothing more comes."""
 
-    def __init__(self, laboratory: Laboratory, request: tap.Connect) -> None:
-        self.laboratory = laboratory
-        self.peer: Peer = laboratory.connect()
+    def __init__(self, node: InMemoryNode, request: tap.Connect) -> None:
+        self.node = node
+        self.peer: Peer = node.connect()
         self.received: list[Message] = []
         #: What it answers to a message; None for nothing at all.
         self.judge: Callable[[Message], Status | None] = succeed
@@ -64,7 +64,7 @@ class TapPeer:
         """Everything that comes until the node is quiet."""
         out: list[Message] = []
         while True:
-            self.laboratory.settle()
+            self.node.settle()
             messages = self.peer.take()
             if not messages:
                 self.received += out

@@ -14,7 +14,7 @@ the mark for network byte order are read in the order of that machine.
 import difflib
 from collections import Counter, defaultdict
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.recording_replay import FOLDER, Line, Place, lines_of, packets_of, pipelined
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
@@ -121,7 +121,7 @@ class TapReplay:
     """A recording, and what our node says to the same client."""
 
     def __init__(self, recording: str) -> None:
-        self.laboratory = Laboratory(vbuckets=64, tap_settings=TapSettings(ack_interval=3))
+        self.node = InMemoryNode(vbuckets=64, tap_settings=TapSettings(ack_interval=3))
         self.recorded: dict[str, Conversation] = {}
         self.ours: dict[str, Conversation] = {}
         self.vbuckets = {0}
@@ -129,11 +129,11 @@ class TapReplay:
         self._statuses: dict[str, dict[Identity, list[Status]]] = {}
         found = list(pipelined(lines_of(recording)))
         self._read_answers(found)
-        started = self.laboratory.clock()
+        started = self.node.clock()
         for each in found:
             conversation = self.recorded.setdefault(each.connection, Conversation(each.connection, recorded=True))
             if each.from_client:
-                self._pass_by(max(0.0, started + each.at - self.laboratory.clock()))
+                self._pass_by(max(0.0, started + each.at - self.node.clock()))
                 self._send(each)
             elif each.data:
                 conversation.messages += [decoded(packet) for packet in packets_of(each.data)]
@@ -156,7 +156,7 @@ class TapReplay:
     def _send(self, each: Line) -> None:
         name = each.connection
         if name not in self._peers:
-            self._peers[name] = self.laboratory.connect(name)
+            self._peers[name] = self.node.connect(name)
             self.ours[name] = Conversation(name, recorded=False)
         for packet in packets_of(each.data):
             if packet[0] != Magic.REQUEST:
@@ -171,16 +171,16 @@ class TapReplay:
 
     def _pass_by(self, seconds: float) -> None:
         """Time passes in steps, and what comes is answered at once."""
-        until = self.laboratory.clock() + seconds
-        while self.laboratory.clock() < until:
-            self.laboratory.pass_by(min(0.5, until - self.laboratory.clock()))
+        until = self.node.clock() + seconds
+        while self.node.clock() < until:
+            self.node.pass_by(min(0.5, until - self.node.clock()))
             self._settle()
 
     def _settle(self) -> None:
         busy = True
         while busy:
             busy = False
-            self.laboratory.settle()
+            self.node.settle()
             for name, peer in self._peers.items():
                 messages = peer.take()
                 self.ours[name].messages += messages

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.node.streams.test_statistics import group
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.stream_client import StreamClient
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
@@ -35,17 +35,17 @@ SHORT = DRAFTS[:2]
 END = 2**64 - 1
 
 
-def stage(name: str, *keys: bytes, vbucket: int = 0) -> tuple[Laboratory, Peer]:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(vbucket)
-    laboratory.write(vbucket, *keys)
-    return laboratory, connect(laboratory, name)
+def node_with_peer(name: str, *keys: bytes, vbucket: int = 0) -> tuple[InMemoryNode, Peer]:
+    node = InMemoryNode()
+    node.bucket.create_vbucket(vbucket)
+    node.write(vbucket, *keys)
+    return node, connect(node, name)
 
 
-def connect(laboratory: Laboratory, name: str, peer: str = "peer") -> Peer:
+def connect(node: InMemoryNode, name: str, peer: str = "peer") -> Peer:
     """Pinned where bytes cannot tell."""
     listen_address = ListenAddress(dialect=name) if name == "upr_draft1" else None
-    return laboratory.connect(peer, DIALECTS[name], listen_address)
+    return node.connect(peer, DIALECTS[name], listen_address)
 
 
 def request(name: str, vbucket: int = 0, opaque: int = 0xDEADBEEF, **fields: object) -> Message:
@@ -92,84 +92,84 @@ def _brief(message: Message) -> str:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_stream_from_its_request_to_its_end(name: str) -> None:
-    laboratory, peer = stage(name, b"a", b"b", b"c")
-    laboratory.bucket.vbucket(0).delete(b"a")
+    node, peer = node_with_peer(name, b"a", b"b", b"c")
+    node.bucket.vbucket(0).delete(b"a")
     messages = peer.send(request(name, end_seqno=5, group_id=b"replication_12"))
     assert brief(messages) == ["ok", "stream start", "snapshot start", "b@2", "c@3", "-a@4", "snapshot end"]
     assert {opaque_of(message) for message in messages} == {0xDEADBEEF}
-    laboratory.write(0, b"d", b"e")
-    laboratory.settle()
+    node.write(0, b"d", b"e")
+    node.settle()
     assert brief(peer.take()) == ["snapshot start", "d@5", "snapshot end", "end 0"]
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_deletions_and_expirations_say_when_as_the_metadata_of_the_key_does(name: str) -> None:
-    laboratory, peer = stage(name, b"gone")
-    vbucket = laboratory.bucket.vbucket(0)
-    vbucket.set(b"over", b"x", expiry=int(laboratory.clock()) + 5)
+    node, peer = node_with_peer(name, b"gone")
+    vbucket = node.bucket.vbucket(0)
+    vbucket.set(b"over", b"x", expiry=int(node.clock()) + 5)
     vbucket.delete(b"gone")
-    laboratory.pass_by(10)
-    laboratory.bucket.maintain(1.0)
+    node.pass_by(10)
+    node.bucket.maintain(1.0)
     said = {m.key: m.expiration for m in peer.send(request(name)) if hasattr(m, "expiration")}  # type: ignore[attr-defined]
     assert said == {key: vbucket.get_meta(key).expiry for key in (b"gone", b"over")}
-    assert said == {b"gone": int(laboratory.clock()) - 10, b"over": int(laboratory.clock())}
+    assert said == {b"gone": int(node.clock()) - 10, b"over": int(node.clock())}
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_what_changes_say(name: str) -> None:
-    laboratory, peer = stage(name)
-    vbucket = laboratory.bucket.vbucket(0)
-    cas, _ = vbucket.set(b"key", b"value", flags=7, expiry=int(laboratory.clock()) + 100)
+    node, peer = node_with_peer(name)
+    vbucket = node.bucket.vbucket(0)
+    cas, _ = vbucket.set(b"key", b"value", flags=7, expiry=int(node.clock()) + 100)
     vbucket.set(b"other", b"x")
     message = next(m for m in peer.send(request(name)) if getattr(m, "key", b"") == b"key")
     assert message.value == b"value"  # type: ignore[attr-defined]
     assert message.flags == 7  # type: ignore[attr-defined]
-    assert message.expiration == int(laboratory.clock()) + 100  # type: ignore[attr-defined]
+    assert message.expiration == int(node.clock()) + 100  # type: ignore[attr-defined]
     assert message.cas == cas  # type: ignore[attr-defined]
-    laboratory.pass_by(200)
-    laboratory.bucket.maintain(1.0)
-    laboratory.settle()
+    node.pass_by(200)
+    node.bucket.maintain(1.0)
+    node.settle()
     assert "!key@3" in brief(peer.take())
 
 
 @pytest.mark.parametrize(("name", "tail"), [("upr_draft1", []), ("upr_draft2", ["flush"]), ("upr_draft3", ["flush"])])
 def test_a_flush_is_told_where_there_is_a_message_and_ends_the_stream(name: str, tail: list[str]) -> None:
-    laboratory, peer = stage(name, b"a")
+    node, peer = node_with_peer(name, b"a")
     peer.send(request(name))
-    laboratory.bucket.vbucket(0).flush()
-    laboratory.settle()
+    node.bucket.vbucket(0).flush()
+    node.settle()
     assert brief(peer.take()) == [*tail, "end 1"]
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_changed_state_ends_the_stream(name: str) -> None:
-    laboratory, peer = stage(name, b"a")
+    node, peer = node_with_peer(name, b"a")
     peer.send(request(name))
-    laboratory.bucket.vbucket(0).set_state(VbucketState.REPLICA)
-    laboratory.settle()
+    node.bucket.vbucket(0).set_state(VbucketState.REPLICA)
+    node.settle()
     assert brief(peer.take()) == ["end 1"]
 
 
-def state_of(laboratory: Laboratory) -> VbucketState:
-    return laboratory.bucket.vbucket(0).state
+def state_of(node: InMemoryNode) -> VbucketState:
+    return node.bucket.vbucket(0).state
 
 
 def test_the_third_draft_hands_over() -> None:
-    laboratory, peer = stage("upr_draft3", b"a")
+    node, peer = node_with_peer("upr_draft3", b"a")
     messages = peer.send(request("upr_draft3", flags=upr.StreamFlag.TAKEOVER))
     assert brief(messages)[-3:] == ["a@1", "snapshot end", "state pending"]
-    assert state_of(laboratory) is VbucketState.ACTIVE
+    assert state_of(node) is VbucketState.ACTIVE
     assert brief(peer.send(AnyResponse(opcode=0x5A, opaque=0xDEADBEEF))) == ["state active"]
-    assert state_of(laboratory) is VbucketState.DEAD
+    assert state_of(node) is VbucketState.DEAD
     assert brief(peer.send(AnyResponse(opcode=0x5A, opaque=0xDEADBEEF))) == ["end 0"]
     # And to nobody else, not even to who comes later from where that one came.
-    other = laboratory.connect("other").open(b"other")
+    other = node.connect("other").open(b"other")
     asked = dcp.StreamRequest(end_seqno=2**64 - 1, flags=dcp.StreamFlag.TAKEOVER)
     assert brief(other.send(asked)) == ["not_my_vbucket"]
     assert peer.session.stream is not None
     peer.session.stream.lose()
-    laboratory.pass_by(1)
-    again = connect(laboratory, "upr_draft3")
+    node.pass_by(1)
+    again = connect(node, "upr_draft3")
     assert brief(again.send(request("upr_draft3", flags=upr.StreamFlag.TAKEOVER))) == ["not_my_vbucket"]
 
 
@@ -178,7 +178,7 @@ def test_the_third_draft_hands_over() -> None:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_no_such_vbucket(name: str) -> None:
-    _, peer = stage(name, b"a")
+    _, peer = node_with_peer(name, b"a")
     short = name in SHORT
     assert brief(peer.send(request(name, vbucket=9))) == ["not my vbucket" if short else "not_my_vbucket"]
     assert brief(peer.send(log_request(name, 9))) == ["not my vbucket" if short else "not_my_vbucket"]
@@ -187,8 +187,8 @@ def test_no_such_vbucket(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_rollback(name: str) -> None:
-    laboratory, peer = stage(name, b"a", b"b")
-    for uuid, high in ((0xBAD, 0), (laboratory.bucket.vbucket(0).failover_log.newest.vbucket_uuid, 1)):
+    node, peer = node_with_peer(name, b"a", b"b")
+    for uuid, high in ((0xBAD, 0), (node.bucket.vbucket(0).failover_log.newest.vbucket_uuid, 1)):
         (answer,) = peer.send(request(name, start_seqno=2, vbucket_uuid=uuid, high_seqno=high))
         assert answer.seqno == 0  # type: ignore[attr-defined]
         assert brief([answer]) == ["rollback"]
@@ -197,15 +197,15 @@ def test_rollback(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_consumer_resumes_where_it_stood(name: str) -> None:
-    laboratory, peer = stage(name, b"a", b"b", b"c")
-    uuid = laboratory.bucket.vbucket(0).failover_log.newest.vbucket_uuid
+    node, peer = node_with_peer(name, b"a", b"b", b"c")
+    uuid = node.bucket.vbucket(0).failover_log.newest.vbucket_uuid
     messages = peer.send(request(name, start_seqno=2, vbucket_uuid=uuid))
     assert brief(messages) == ["ok", "stream start", "snapshot start", "c@3", "snapshot end"]
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_other_refusals_say_why(name: str) -> None:
-    _, peer = stage(name, b"a")
+    _, peer = node_with_peer(name, b"a")
     peer.send(request(name, opaque=1))
     for wrong, status in (
         (request(name, opaque=2), Status.KEY_EEXISTS),
@@ -220,9 +220,9 @@ def test_other_refusals_say_why(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_streams_that_only_a_request_id_tells_apart_have_one_each(name: str) -> None:
-    laboratory, peer = stage(name, b"a")
-    laboratory.bucket.create_vbucket(1)
-    laboratory.write(1, b"b")
+    node, peer = node_with_peer(name, b"a")
+    node.bucket.create_vbucket(1)
+    node.write(1, b"b")
     peer.send(request(name, opaque=1))
     assert brief(peer.send(request(name, vbucket=1, opaque=1))) == ["error key_eexists"]
     assert "b@1" in brief(peer.send(request(name, vbucket=1, opaque=2)))
@@ -230,9 +230,9 @@ def test_streams_that_only_a_request_id_tells_apart_have_one_each(name: str) -> 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_failover_log(name: str) -> None:
-    laboratory, peer = stage(name, b"a")
+    node, peer = node_with_peer(name, b"a")
     (answer,) = peer.send(log_request(name, 0, opaque=77))
-    log = laboratory.bucket.vbucket(0).failover_log
+    log = node.bucket.vbucket(0).failover_log
     assert [(e.vbucket_uuid, e.seqno) for e in answer.log] == [  # type: ignore[attr-defined]
         (e.vbucket_uuid, e.seqno) for e in log
     ]
@@ -241,7 +241,7 @@ def test_the_failover_log(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_failover_log_request_without_a_vbucket_means_the_last_one(name: str) -> None:
-    _, peer = stage(name, b"a")
+    _, peer = node_with_peer(name, b"a")
     assert brief(peer.send(log_request(name, None))) == ["not my vbucket"]
     peer.send(request(name))
     (answer,) = peer.send(log_request(name, None))
@@ -264,10 +264,10 @@ def test_a_failover_log_request_without_a_vbucket_means_the_last_one(name: str) 
     ],
 )
 def test_what_cannot_be_understood_is_told_and_closes(name: str, garbage: bytes, offset: int | None) -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(0)
+    node = InMemoryNode()
+    node.bucket.create_vbucket(0)
     before = log_request(name, 0)
-    peer = laboratory.connect(wire=DIALECTS[name], listen_address=ListenAddress(dialect=name))
+    peer = node.connect(wire=DIALECTS[name], listen_address=ListenAddress(dialect=name))
     answer, error = peer.send(before, garbage)
     assert isinstance(answer, upr_draft1.Ok)
     assert isinstance(error, upr_draft1.DecodeError)
@@ -280,21 +280,21 @@ def test_what_cannot_be_understood_is_told_and_closes(name: str, garbage: bytes,
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(DRAFTS), cuts=st.lists(st.integers(1, 60), max_size=20))
 def test_requests_may_come_in_any_pieces(name: str, cuts: list[int]) -> None:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbuckets()
     for vbucket in range(4):
-        laboratory.write(vbucket, b"a", b"b")
+        node.write(vbucket, b"a", b"b")
     data = b"".join(
         [
             log_request(name, 2).encode(),
             *(request(name, vbucket=vbucket, opaque=vbucket, group_id=b"g").encode() for vbucket in range(4)),
         ]
     )
-    peer, at = connect(laboratory, name), 0
+    peer, at = connect(node, name), 0
     for cut in [*cuts, len(data)]:
         peer.put(data[at : at + cut])
         at += cut
-        laboratory.settle()
+        node.settle()
     received = brief(peer.take())
     assert received.count("a@1") == received.count("b@2") == received.count("snapshot end") == 4
     assert not peer.closed
@@ -303,26 +303,26 @@ def test_requests_may_come_in_any_pieces(name: str, cuts: list[int]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(SHORT), data=st.binary(max_size=120), good=st.booleans())
 def test_garbage_harms_nobody(name: str, data: bytes, good: bool) -> None:
-    laboratory, peer = stage(name, b"a")
-    other = connect(laboratory, name, "other")
+    node, peer = node_with_peer(name, b"a")
+    other = connect(node, name, "other")
     other.send(request(name))
     peer.send((request(name).encode() if good else b"\x01") + data)
-    laboratory.write(0, b"b")
-    laboratory.settle()
+    node.write(0, b"b")
+    node.settle()
     assert brief(other.take())[-2:] == ["b@2", "snapshot end"]
 
 
 def test_the_first_byte_tells_the_second_draft() -> None:
-    laboratory, peer = stage("upr_draft2", b"a")
+    node, peer = node_with_peer("upr_draft2", b"a")
     peer.send(request("upr_draft2"))
-    assert [stream.wire for stream in laboratory.service] == [upr_draft2.upr_draft2]
+    assert [stream.wire for stream in node.service] == [upr_draft2.upr_draft2]
 
 
 def test_the_third_draft_begins_with_either_of_its_requests_and_leaves_commands_alone() -> None:
     for first in (request("upr_draft3"), log_request("upr_draft3", 0)):
-        laboratory, peer = stage("upr_draft3", b"a")
+        node, peer = node_with_peer("upr_draft3", b"a")
         peer.send(first)
-        assert [stream.wire for stream in laboratory.service] == [upr_draft3.upr_draft3]
+        assert [stream.wire for stream in node.service] == [upr_draft3.upr_draft3]
         (answer,) = peer.send(memcached.Get(key=b"a"))
         assert isinstance(answer, memcached.GetResponse)
         assert not peer.closed
@@ -332,17 +332,17 @@ def test_the_third_draft_begins_with_either_of_its_requests_and_leaves_commands_
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_nobody_else_can_take_the_name_that_is_made_up(name: str) -> None:
-    laboratory, peer = stage(name, b"a")
+    node, peer = node_with_peer(name, b"a")
     tells = [name + ":peer", f"\\{name}:peer"]
-    others = [laboratory.connect(f"other {told}").open(told.encode()) for told in tells]
+    others = [node.connect(f"other {told}").open(told.encode()) for told in tells]
     for other in others:
         other.send(dcp.StreamRequest(end_seqno=END))
     assert "a@1" in brief(peer.send(request(name)))
     for told in tells:
-        laboratory.connect(f"third {told}").open(told.encode())
+        node.connect(f"third {told}").open(told.encode())
     assert [other.closed for other in others] == [True, True]
     assert not peer.closed
-    laboratory.write(0, b"b")
+    node.write(0, b"b")
     assert "b@2" in brief(peer.send())
 
 
@@ -351,9 +351,9 @@ def test_nobody_else_can_take_the_name_that_is_made_up(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_statistics_show_the_group_id(name: str) -> None:
-    laboratory, peer = stage(name, b"a", b"b")
+    node, peer = node_with_peer(name, b"a", b"b")
     peer.send(request(name, group_id=b"replication_12"))
-    numbers = group(laboratory, b"upr")
+    numbers = group(node, b"upr")
     assert numbers["ep_upr_count"] == "1"
     prefix = f"eq_uprq:\\{name}:peer"
     assert numbers[f"{prefix}:stream_0_group_id"] == "replication_12"
@@ -365,26 +365,26 @@ def test_statistics_show_the_group_id(name: str) -> None:
 
 
 def test_users_keep_the_short_drafts_away_but_from_an_anonymous_listener() -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(0)
-    laboratory.write(0, b"a")
-    laboratory.node.users = Users(None)
+    node = InMemoryNode()
+    node.bucket.create_vbucket(0)
+    node.write(0, b"a")
+    node.state.users = Users(None)
     for listen_address in (None, ListenAddress(dialect="upr_draft2")):
-        peer = laboratory.connect("stranger", upr_draft2.upr_draft2, listen_address)
+        peer = node.connect("stranger", upr_draft2.upr_draft2, listen_address)
         (answer,) = peer.send(request("upr_draft2"))
         assert isinstance(answer, upr_draft2.RequestError)
         assert answer.status is Status.AUTH_ERROR
         assert b"anonymous" in answer.text
         assert peer.closed
-    peer = laboratory.connect("anonymous", upr_draft2.upr_draft2, ListenAddress("", 0, "upr_draft2", anonymous=True))
+    peer = node.connect("anonymous", upr_draft2.upr_draft2, ListenAddress("", 0, "upr_draft2", anonymous=True))
     assert "a@1" in brief(peer.send(request("upr_draft2")))
 
 
 def test_the_third_draft_needs_the_role_of_streams() -> None:
-    laboratory, peer = stage("upr_draft3", b"a")
-    laboratory.node.users = Users(None)
+    node, peer = node_with_peer("upr_draft3", b"a")
+    node.state.users = Users(None)
     assert brief(peer.send(request("upr_draft3"))) == ["auth_error"]
-    assert not list(laboratory.service)
+    assert not list(node.service)
 
 
 @pytest.mark.parametrize(
@@ -400,10 +400,10 @@ def test_the_third_draft_needs_the_role_of_streams() -> None:
     ],
 )
 def test_a_pinned_listener_speaks_one_dialect_and_plain_commands(pinned: str, message: Message, welcome: bool) -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(0)
+    node = InMemoryNode()
+    node.bucket.create_vbucket(0)
     wire = upr_draft3.upr_draft3 if pinned == "upr_draft3" else dcp.dcp
-    (answer,) = laboratory.connect(wire=wire, listen_address=ListenAddress(dialect=pinned)).send(message)
+    (answer,) = node.connect(wire=wire, listen_address=ListenAddress(dialect=pinned)).send(message)
     assert isinstance(answer, Response)
     assert (answer.status is Status.SUCCESS) is welcome
     assert welcome or answer.status is Status.EINVAL
@@ -411,9 +411,9 @@ def test_a_pinned_listener_speaks_one_dialect_and_plain_commands(pinned: str, me
 
 @pytest.mark.parametrize(("pinned", "extras"), [("upr", 48), ("dcp", 40)])
 def test_a_pinned_listener_refuses_the_other_stream_request(pinned: str, extras: int) -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(0)
-    peer = laboratory.connect(listen_address=ListenAddress(dialect=pinned)).open()
+    node = InMemoryNode()
+    node.bucket.create_vbucket(0)
+    peer = node.connect(listen_address=ListenAddress(dialect=pinned)).open()
     wrong = bytes((0x80, 0x53, 0, 0, extras)) + bytes(6) + bytes((extras,)) + bytes(12 + extras)
     (answer,) = peer.send(wrong)
     assert isinstance(answer, Response)

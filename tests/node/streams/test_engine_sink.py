@@ -2,27 +2,28 @@
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from upriver.errors import KeyExists, NotMyVbucket, OutOfRange
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, VbucketState
 from upriver.model.position import NO_END
-from upriver.node.streams.engine_sink import EngineSink
+from upriver.node.streams.engine_sink import EngineCopy, EngineSink
+from upriver.protocol.consumer.sink import Sink, SinkVbucket
 from upriver.wire import dcp, upr
 
 LOG = FailoverLog((FailoverEntry(7, 0),))
 
 
 @pytest.fixture
-def laboratory() -> Laboratory:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbucket(0, VbucketState.REPLICA)
-    laboratory.bucket.create_vbucket(1, VbucketState.ACTIVE)
-    laboratory.bucket.create_vbucket(3, VbucketState.DEAD)
-    return laboratory
+def node() -> InMemoryNode:
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbucket(0, VbucketState.REPLICA)
+    node.bucket.create_vbucket(1, VbucketState.ACTIVE)
+    node.bucket.create_vbucket(3, VbucketState.DEAD)
+    return node
 
 
-def test_only_copies_that_are_there_and_neither_active_nor_dead_are_fed_by_one_stream(laboratory: Laboratory) -> None:
-    sink = EngineSink(laboratory.node)
+def test_only_copies_that_are_there_and_neither_active_nor_dead_are_fed_by_one_stream(node: InMemoryNode) -> None:
+    sink = EngineSink(node.state)
     for number in (1, 2, 3):
         with pytest.raises(NotMyVbucket):
             sink.open(number)
@@ -33,8 +34,8 @@ def test_only_copies_that_are_there_and_neither_active_nor_dead_are_fed_by_one_s
     assert sink.open(0).number == 0
 
 
-def test_changes_of_dcp_and_upr_are_kept_as_they_came(laboratory: Laboratory) -> None:
-    copy = EngineSink(laboratory.node).open(0)
+def test_changes_of_dcp_and_upr_are_kept_as_they_came(node: InMemoryNode) -> None:
+    copy = EngineSink(node.state).open(0)
     copy.replace_failover_log(LOG)
     copy.begin_snapshot(Snapshot(0, 4), 1)
     frames = b"".join(
@@ -53,7 +54,7 @@ def test_changes_of_dcp_and_upr_are_kept_as_they_came(laboratory: Laboratory) ->
     assert copy.position.consistent_seqno == 4
     copy.complete_snapshot()
     assert copy.position.consistent_seqno == 7
-    table = laboratory.bucket.vbucket(0).table
+    table = node.bucket.vbucket(0).table
     assert list(table.live_keys()) == [b"c"]
     deleted = table.find(b"a")
     assert deleted is not None
@@ -61,28 +62,28 @@ def test_changes_of_dcp_and_upr_are_kept_as_they_came(laboratory: Laboratory) ->
     assert copy.failover_log == LOG
 
 
-def test_what_does_not_follow_is_refused(laboratory: Laboratory) -> None:
-    copy = EngineSink(laboratory.node).open(0)
+def test_what_does_not_follow_is_refused(node: InMemoryNode) -> None:
+    copy = EngineSink(node.state).open(0)
     copy.begin_snapshot(Snapshot(0, 4), 1)
     with pytest.raises(OutOfRange):
         copy.apply(dcp.Mutation(by_seqno=5, key=b"a").encode(), dcp.dcp, 5, 1)
-    laboratory.bucket.vbucket(0).set_state(VbucketState.ACTIVE)
+    node.bucket.vbucket(0).set_state(VbucketState.ACTIVE)
     with pytest.raises(OutOfRange):
         copy.begin_snapshot(Snapshot(0, 4), 1)
 
 
-def test_a_state_is_told_when_it_is_on_disk(laboratory: Laboratory) -> None:
-    sink = EngineSink(laboratory.node)
+def test_a_state_is_told_when_it_is_on_disk(node: InMemoryNode) -> None:
+    sink = EngineSink(node.state)
     done: list[bool] = []
     sink.set_state(0, VbucketState.ACTIVE, lambda: done.append(True))
-    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+    assert node.bucket.vbucket(0).state is VbucketState.ACTIVE
     assert not done
-    laboratory.settle()
+    node.settle()
     assert done
 
 
-def test_going_back_and_starting_over(laboratory: Laboratory) -> None:
-    copy = EngineSink(laboratory.node).open(0)
+def test_going_back_and_starting_over(node: InMemoryNode) -> None:
+    copy = EngineSink(node.state).open(0)
     for seqno in (1, 2, 3):
         copy.begin_snapshot(Snapshot(seqno - 1, seqno), 1)
         copy.apply(dcp.Mutation(by_seqno=seqno, key=b"k%d" % seqno).encode(), dcp.dcp, seqno, 1)
@@ -92,3 +93,11 @@ def test_going_back_and_starting_over(laboratory: Laboratory) -> None:
     assert copy.position.seqno == 5
     copy.clear()
     assert copy.position.seqno == 0
+
+
+def test_the_engine_has_all_that_a_consumer_needs() -> None:
+    # mypy checks the signatures; this checks that no name is missing.
+    for wanted, offered in ((Sink, EngineSink), (SinkVbucket, EngineCopy)):
+        names = {name for name in vars(wanted) if not name.startswith("_")}
+        assert names
+        assert names <= set(dir(offered))

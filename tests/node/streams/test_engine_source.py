@@ -4,24 +4,25 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
+from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
 from upriver.node.streams.engine_source import EngineHistory, EngineSource, engine_options, value_filter
-from upriver.protocol.producer.source import StreamOptions
+from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
 
 
 @pytest.fixture
-def laboratory() -> Laboratory:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbucket(0)
-    laboratory.write(0, b"a", b"b")
-    return laboratory
+def node() -> InMemoryNode:
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbucket(0)
+    node.write(0, b"a", b"b")
+    return node
 
 
-def history(laboratory: Laboratory, end: int = NO_END, **options: bool) -> EngineHistory:
-    return EngineSource(laboratory.node).history(0, "test:0", 0, end, StreamOptions(**options))  # type: ignore[arg-type]
+def history(node: InMemoryNode, end: int = NO_END, **options: bool) -> EngineHistory:
+    return EngineSource(node.state).history(0, "test:0", 0, end, StreamOptions(**options))  # type: ignore[arg-type]
 
 
 def history_end(place: EngineHistory) -> str | None:
@@ -34,17 +35,17 @@ def counter() -> tuple[list[int], Callable[[], None]]:
     return calls, lambda: calls.append(1)
 
 
-def test_vbuckets_that_are_there_and_others(laboratory: Laboratory) -> None:
-    source = EngineSource(laboratory.node)
-    assert source.vbucket(0) is laboratory.bucket.vbucket(0)
+def test_vbuckets_that_are_there_and_others(node: InMemoryNode) -> None:
+    source = EngineSource(node.state)
+    assert source.vbucket(0) is node.bucket.vbucket(0)
     assert source.vbucket(1) is None
     assert source.vbucket(5000) is None
     with pytest.raises(NotMyVbucket):
         source.history(1, "x", 0, NO_END, StreamOptions())
 
 
-def test_reading_a_history_to_its_end(laboratory: Laboratory) -> None:
-    place = history(laboratory, end=2)
+def test_reading_a_history_to_its_end(node: InMemoryNode) -> None:
+    place = history(node, end=2)
     assert (place.seqno, place.snapshot, place.end_reason) == (0, None, None)
     assert place.next_snapshot() == place.snapshot == Snapshot(0, 2)
     assert (place.begins_checkpoint, place.from_disk) == (True, False)
@@ -55,50 +56,50 @@ def test_reading_a_history_to_its_end(laboratory: Laboratory) -> None:
     assert place.next_snapshot() is None
 
 
-def test_an_end_for_another_reason(laboratory: Laboratory) -> None:
-    place = history(laboratory)
+def test_an_end_for_another_reason(node: InMemoryNode) -> None:
+    place = history(node)
     place.next_snapshot()
-    laboratory.bucket.flush()
+    node.bucket.flush()
     assert (place.end_reason, place.snapshot, place.next_snapshot()) == ("flushed", None, None)
 
 
-def test_subscribing_to_what_comes(laboratory: Laboratory) -> None:
-    place = history(laboratory)
+def test_subscribing_to_what_comes(node: InMemoryNode) -> None:
+    place = history(node)
     calls, callback = counter()
     place.subscribe(callback)
     assert len(calls) == 1, "there is something already"
     place.subscribe(callback, fresh=True)
     assert len(calls) == 1
-    laboratory.write(0, b"c")
+    node.write(0, b"c")
     assert len(calls) == 2
 
 
-def test_subscribing_to_what_is_on_disk_comes_over_the_scheduler(laboratory: Laboratory) -> None:
-    place = history(laboratory, persisted_only=True)
+def test_subscribing_to_what_is_on_disk_comes_over_the_scheduler(node: InMemoryNode) -> None:
+    place = history(node, persisted_only=True)
     calls, callback = counter()
     place.subscribe(callback)
     assert not calls
-    laboratory.bucket.sync()
+    node.bucket.sync()
     assert not calls, "the flusher's thread must not run the protocol"
-    laboratory.settle()
+    node.settle()
     assert calls
 
 
-def test_a_closed_history_frees_its_name(laboratory: Laboratory) -> None:
-    history(laboratory).close()
-    assert history(laboratory).end_reason is None
+def test_a_closed_history_frees_its_name(node: InMemoryNode) -> None:
+    history(node).close()
+    assert history(node).end_reason is None
 
 
-def test_a_state_is_on_disk_when_it_says_so_and_clients_are_told(laboratory: Laboratory) -> None:
-    source, (calls, callback) = EngineSource(laboratory.node), counter()
-    before = laboratory.node.cluster.revision
+def test_a_state_is_on_disk_when_it_says_so_and_clients_are_told(node: InMemoryNode) -> None:
+    source, (calls, callback) = EngineSource(node.state), counter()
+    before = node.state.cluster.revision
     source.set_state(0, VbucketState.DEAD)
     source.when_durable(callback)
     assert not calls
-    laboratory.settle()
+    node.settle()
     assert calls
-    assert laboratory.bucket.vbucket(0).state is VbucketState.DEAD
-    assert laboratory.node.cluster.revision > before
+    assert node.bucket.vbucket(0).state is VbucketState.DEAD
+    assert node.state.cluster.revision > before
 
 
 def test_every_option_has_its_counterpart() -> None:
@@ -127,3 +128,29 @@ def test_every_option_has_its_counterpart() -> None:
 def test_a_value_filter_has_a_form(text: str) -> None:
     with pytest.raises(InvalidArguments):
         value_filter(text)
+
+
+def test_the_engine_has_all_that_a_producer_needs() -> None:
+    # mypy checks the signatures; this checks that no name is missing.
+    for wanted, offered in ((History, EngineHistory), (Source, EngineSource)):
+        names = {name for name in vars(wanted) if not name.startswith("_")}
+        attributes = {
+            "bytes_filtered",
+            "begins_checkpoint",
+            "changes_read",
+            "end_reason",
+            "expirations_read",
+            "from_disk",
+            "last_read_seqno",
+            "seqno",
+            "snapshot",
+        }
+        assert names - attributes <= set(dir(offered))
+    assert {name for name in vars(SourceVbucket) if not name.startswith("_")} - set(dir(Vbucket)) == {
+        "flush_marks",
+        "flush_ttl",
+        "successor",
+        "number",
+        "state",
+        "streamable",
+    }  # plain attributes

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.node_process import wait_until
 from tests.support.stream_client import StreamClient
-from tests.support.stream_requests import ask, brief, stage
+from tests.support.stream_requests import ask, brief, node_with_peer
 from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
@@ -33,22 +33,22 @@ def open_request(name: bytes = b"x", flags: int = 1) -> dcp.Open:
 
 
 def test_an_open_is_answered() -> None:
-    laboratory = Laboratory()
-    (answer,) = laboratory.connect().send(open_request())
+    node = InMemoryNode()
+    (answer,) = node.connect().send(open_request())
     assert isinstance(answer, AnyResponse)
     assert (answer.opcode, answer.status, answer.opaque, answer.value) == (0x50, Status.SUCCESS, 4, b"")
-    assert [connection.name for connection in laboratory.service] == ["x"]
+    assert [connection.name for connection in node.service] == ["x"]
 
 
 @pytest.mark.parametrize(("flags", "kind"), [(0, "consumer"), (1, "producer"), (2, "notifier"), (3, "notifier")])
 def test_what_a_connection_is_for(flags: int, kind: str) -> None:
-    laboratory = Laboratory()
-    laboratory.connect().open(flags=flags)
-    assert [connection.type for connection in laboratory.service] == [kind]
+    node = InMemoryNode()
+    node.connect().open(flags=flags)
+    assert [connection.type for connection in node.service] == [kind]
 
 
 def test_an_empty_name_is_refused_and_the_connection_stays() -> None:
-    peer = Laboratory().connect()
+    peer = InMemoryNode().connect()
     (answer,) = peer.send(open_request(b""))
     assert isinstance(answer, AnyResponse)
     assert answer.status is Status.EINVAL
@@ -57,23 +57,23 @@ def test_an_empty_name_is_refused_and_the_connection_stays() -> None:
 
 
 def test_extras_of_another_length_are_refused() -> None:
-    peer = Laboratory().connect()
+    peer = InMemoryNode().connect()
     assert brief(peer.send(AnyRequest(opcode=0x50, extras=b"\0\0\0\1", key=b"x"))) == ["einval"]
     assert not peer.closed
 
 
 def test_a_name_that_is_opened_again_closes_the_old_connection() -> None:
-    laboratory, old = stage(b"a", name=b"same")
+    node, old = node_with_peer(b"a", name=b"same")
     ask(old)
-    new = laboratory.connect().open(b"same")
+    new = node.connect().open(b"same")
     assert old.closed
     assert not new.closed
-    assert not laboratory.bucket.vbucket(0).cursors
+    assert not node.bucket.vbucket(0).cursors
     assert brief(ask(new)) == ["success", "(0,1]", "a@1"]
     stream = old.session.stream
     assert stream is not None
     stream.lose()  # the old one's end must not take the name from the new one
-    assert len(list(laboratory.service)) == 1
+    assert len(list(node.service)) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_name_that_is_opened_again_closes_the_old_connection() -> None:
     ids=lambda message: str(message.title()),
 )
 def test_a_stream_operation_before_an_open_closes_the_connection(message: Message) -> None:
-    peer = Laboratory().connect()
+    peer = InMemoryNode().connect()
     assert peer.send(message) == []
     assert peer.closed
 
@@ -102,13 +102,13 @@ def test_a_stream_operation_before_an_open_closes_the_connection(message: Messag
     "message", [dcp.StreamRequest(), upr.FailoverLogRequest(), dcp.Control(key=b"enable_noop", value=b"true")]
 )
 def test_a_consumer_is_asked_for_nothing(message: Message) -> None:
-    peer = Laboratory().connect().open(flags=0)
+    peer = InMemoryNode().connect().open(flags=0)
     assert peer.send(message) == []
     assert peer.closed
 
 
 def test_other_requests_stay_with_the_sessions_commands() -> None:
-    _, peer = stage(b"a")
+    _, peer = node_with_peer(b"a")
     ask(peer)
     (answer,) = peer.send(memcached.Get(key=b"a"))
     assert isinstance(answer, memcached.GetResponse)
@@ -117,16 +117,16 @@ def test_other_requests_stay_with_the_sessions_commands() -> None:
 
 
 def test_a_request_that_cannot_be_read_is_answered() -> None:
-    _, peer = stage(b"a")
+    _, peer = node_with_peer(b"a")
     assert brief(peer.send(AnyRequest(opcode=0x53, extras=bytes(20)))) == ["einval"]
     assert brief(peer.send(AnyRequest(opcode=0x53, extras=bytes(48), key=b"group"))) == ["einval"]
     assert not peer.closed
 
 
 def test_streams_need_their_role() -> None:
-    laboratory = Laboratory()
-    laboratory.node.users = object()  # type: ignore[assignment]
-    peer = laboratory.connect()
+    node = InMemoryNode()
+    node.state.users = object()  # type: ignore[assignment]
+    peer = node.connect()
     assert brief(peer.send(open_request())) == ["auth_error"]
     user: Any = User.__new__(User)
     object.__setattr__(user, "name", "reader")
@@ -137,12 +137,12 @@ def test_streams_need_their_role() -> None:
 
 
 def test_a_stream_wakes_its_session_once_for_many_changes() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask(peer)
     woken: list[int] = []
     peer.session.on_output = lambda: woken.append(1)
-    laboratory.write(0, b"b", b"c", b"d")
-    while laboratory.scheduler.step():
+    node.write(0, b"b", b"c", b"d")
+    while node.scheduler.step():
         pass
     assert len(woken) == 1
 
@@ -166,8 +166,8 @@ class Sink:
 
 
 def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
-    laboratory, peer = stage()
-    laboratory.write(0, *(b"%d" % number for number in range(3000)), value=b"v" * 1000)
+    node, peer = node_with_peer()
+    node.write(0, *(b"%d" % number for number in range(3000)), value=b"v" * 1000)
     peer.put(dcp.StreamRequest())
     stream = peer.session.stream
     assert stream is not None
@@ -188,9 +188,9 @@ def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
 def test_a_higher_priority_has_a_larger_share() -> None:
     turns = {}
     for priority in (b"low", b"medium", b"high"):
-        laboratory, peer = stage()
+        node, peer = node_with_peer()
         peer.send(dcp.Control(key=b"set_priority", value=priority))
-        laboratory.write(0, *(b"%d" % number for number in range(2000)), value=b"v" * 2000)
+        node.write(0, *(b"%d" % number for number in range(2000)), value=b"v" * 2000)
         peer.put(dcp.StreamRequest())
         assert peer.session.stream is not None
         turns[priority] = peer.session.stream.pump(Sink(lambda: None))
@@ -199,9 +199,9 @@ def test_a_higher_priority_has_a_larger_share() -> None:
 
 def test_a_piece_that_filters_have_looked_at_is_a_turn() -> None:
     """They take far longer over it than it takes to be sent, and others wait for the end of the turn."""
-    laboratory, peer = stage()
+    node, peer = node_with_peer()
     peer.send(dcp.Control(key=b"key_filter", value=b"."))
-    laboratory.write(0, *(b"%d" % number for number in range(20)), value=b"v" * PIECE_BYTES)
+    node.write(0, *(b"%d" % number for number in range(20)), value=b"v" * PIECE_BYTES)
     peer.put(dcp.StreamRequest())
     assert peer.session.stream is not None
     assert PIECE_BYTES < peer.session.stream.pump(Sink(lambda: None)) < 1.2 * PIECE_BYTES
@@ -256,11 +256,11 @@ def test_nothing_of_a_connection_stays_where_nobody_writes(kind: str) -> None:
 
 
 def test_whoever_does_not_read_answers_is_no_longer_listened_to() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     stream = peer.session.stream
     assert stream is not None
     stream.blocked = True
-    limit = laboratory.node.limits.unread_answer_bytes_max
+    limit = node.state.limits.unread_answer_bytes_max
     peer.put(*[upr.FailoverLogRequest()] * (limit // 40 + 1000))
     while not stream.choked:
         assert peer.session.stalled

@@ -3,38 +3,38 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from tests.support.in_memory_node import Laboratory, Peer
-from tests.support.stream_requests import ask, ask_upr, control, stage
+from tests.support.in_memory_node import InMemoryNode, Peer
+from tests.support.stream_requests import ask, ask_upr, control, node_with_peer
 from upriver.node.streams.statistics import stream_statistics
 from upriver.wire import Response, dcp, memcached, upr
 
 
-def group(laboratory: Laboratory, name: bytes) -> dict[str, str]:
-    answers = laboratory.connect().send(memcached.Stat(key=name))
+def group(node: InMemoryNode, name: bytes) -> dict[str, str]:
+    answers = node.connect().send(memcached.Stat(key=name))
     assert all(isinstance(answer, memcached.StatResponse) for answer in answers)
     return {answer.key.decode(): answer.value.decode() for answer in answers[:-1]}  # type: ignore[attr-defined]
 
 
 def test_nothing_streams() -> None:
-    laboratory = Laboratory()
-    assert group(laboratory, b"dcp") == {"ep_dcp_count": "0"}
-    assert group(laboratory, b"upr") == {"ep_upr_count": "0"}
+    node = InMemoryNode()
+    assert group(node, b"dcp") == {"ep_dcp_count": "0"}
+    assert group(node, b"upr") == {"ep_upr_count": "0"}
     assert dict(stream_statistics(None, "dcp")) == {"ep_dcp_count": 0}
 
 
 def test_a_stream_and_its_connection() -> None:
-    laboratory, peer = stage(b"a", b"b", b"c", name=b"reader")
+    node, peer = node_with_peer(b"a", b"b", b"c", name=b"reader")
     control(peer, b"connection_buffer_size", b"5000")
     ask(peer, end=10, opaque=0x1234, flags=dcp.StreamFlag.ACTIVE_ONLY)
-    laboratory.write(0, b"d")
-    laboratory.settle()
+    node.write(0, b"d")
+    node.settle()
     peer.send(dcp.BufferAck(bytes_processed=100))
     changes = 4 * (24 + 31 + 2) + 2 * 44
     answers = 24 + 24 + 40  # open, control, stream request
-    assert group(laboratory, b"dcp") == {
+    assert group(node, b"dcp") == {
         "ep_dcp_count": "1",
         "eq_dcpq:reader:type": "producer",
-        "eq_dcpq:reader:created": str(int(laboratory.clock())),
+        "eq_dcpq:reader:created": str(int(node.clock())),
         "eq_dcpq:reader:connected": "true",
         "eq_dcpq:reader:max_buffer_bytes": "5000",
         "eq_dcpq:reader:unacked_bytes": str(changes - 100),
@@ -51,21 +51,21 @@ def test_a_stream_and_its_connection() -> None:
         "eq_dcpq:reader:stream_0_last_sent_seqno": "4",
         "eq_dcpq:reader:stream_0_flags": "16",
     }
-    assert group(laboratory, b"upr") == {"ep_upr_count": "0"}
+    assert group(node, b"upr") == {"ep_upr_count": "0"}
 
 
-def opened(laboratory: Laboratory, name: bytes, flags: int = 1) -> Peer:
-    return laboratory.connect().open(name, flags)
+def opened(node: InMemoryNode, name: bytes, flags: int = 1) -> Peer:
+    return node.connect().open(name, flags)
 
 
 def test_each_connection_belongs_to_one_group() -> None:
-    laboratory, old = stage(b"a", name=b"old")
+    node, old = node_with_peer(b"a", name=b"old")
     ask_upr(old)
-    ask(opened(laboratory, b"new"))
-    opened(laboratory, b"idle")
-    opened(laboratory, b"taker", flags=0)
-    opened(laboratory, b"bell", flags=2)
-    upr_group, dcp_group = group(laboratory, b"upr"), group(laboratory, b"dcp")
+    ask(opened(node, b"new"))
+    opened(node, b"idle")
+    opened(node, b"taker", flags=0)
+    opened(node, b"bell", flags=2)
+    upr_group, dcp_group = group(node, b"upr"), group(node, b"dcp")
     assert (upr_group["ep_upr_count"], dcp_group["ep_dcp_count"]) == ("1", "4")
     assert upr_group["eq_uprq:old:num_streams"] == "1"
     assert [dcp_group[f"eq_dcpq:{name}:type"] for name in ("new", "taker", "bell")] == [
@@ -76,11 +76,11 @@ def test_each_connection_belongs_to_one_group() -> None:
 
 
 def test_what_ended_streams_sent_still_counts() -> None:
-    laboratory, peer = stage(b"a", b"b", name=b"x")
+    node, peer = node_with_peer(b"a", b"b", name=b"x")
     ask(peer)
     peer.send(upr.CloseStream())
     ask(peer, end=2)
-    numbers = group(laboratory, b"dcp")
+    numbers = group(node, b"dcp")
     assert (numbers["eq_dcpq:x:items_sent"], numbers["eq_dcpq:x:num_streams"]) == ("4", "0")
 
 
@@ -94,26 +94,26 @@ def test_what_ended_streams_sent_still_counts() -> None:
 def test_they_add_up(
     writes: list[tuple[int, bytes]], asked: list[tuple[int, bool]], closed: set[int], window: int
 ) -> None:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbuckets()
-    peer = opened(laboratory, b"x")
-    bystander = opened(laboratory, b"bystander")
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbuckets()
+    peer = opened(node, b"x")
+    bystander = opened(node, b"bystander")
     received = []
     if window:
         received += peer.send(dcp.Control(key=b"connection_buffer_size", value=b"%d" % window))
     for vbucket, key in writes[::2]:
-        laboratory.write(vbucket, key)
+        node.write(vbucket, key)
     for vbucket, old in asked:
         message = upr.StreamRequest if old else dcp.StreamRequest
         received += peer.send(message(vbucket=vbucket, opaque=vbucket))
     for vbucket, key in writes[1::2]:
-        laboratory.write(vbucket, key)
-    laboratory.settle()
+        node.write(vbucket, key)
+    node.settle()
     for vbucket in closed:
         received += peer.send(upr.CloseStream(vbucket=vbucket))
     acked = sum(len(message.encode()) for message in received) // 2
     received += peer.send(dcp.BufferAck(bytes_processed=acked))
-    old_group, new_group = group(laboratory, b"upr"), group(laboratory, b"dcp")
+    old_group, new_group = group(node, b"upr"), group(node, b"dcp")
     assert int(old_group["ep_upr_count"]) + int(new_group["ep_dcp_count"]) == 2
     name, numbers = ("upr", old_group) if asked[0][1] else ("dcp", new_group)
     mine = {key.removeprefix(f"eq_{name}q:x:"): value for key, value in numbers.items() if "q:x:" in key}

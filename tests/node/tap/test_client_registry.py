@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.node_process import Client, NodeProcess, refused, wait_until
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, REGISTERED, TapPeer, brief, connect, state_of
 from tests.support.tap_sockets import Listener
@@ -209,39 +209,39 @@ def disk(tmp_path: Path) -> FailingDisk:
     return FailingDisk(tmp_path / "directory")
 
 
-def service(disk: TapRegistry) -> Laboratory:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(1)
-    laboratory.node.tap = laboratory.tap = TapService(laboratory.node, registry=disk)
-    return laboratory
+def service(disk: TapRegistry) -> InMemoryNode:
+    node = InMemoryNode()
+    node.bucket.create_vbucket(1)
+    node.state.tap = node.tap = TapService(node.state, registry=disk)
+    return node
 
 
 def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
     disk: FailingDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    laboratory = service(disk)
+    node = service(disk)
     request = connect(NAME, ACK | REGISTERED)
     disk.fails = True
-    peer = TapPeer(laboratory, request)
+    peer = TapPeer(node, request)
     assert brief(peer.run()) == ["etmpfail"]
     assert peer.closed
-    assert not any(client.registered for client in laboratory.tap.clients)
+    assert not any(client.registered for client in node.tap.clients)
     disk.fails = False
-    peer = TapPeer(laboratory, request)
+    peer = TapPeer(node, request)
     peer.run()
     disk.fails = True
     peer.leave()
-    laboratory.settle()
+    node.settle()
     assert "starts over after a restart" in caplog.text
     (client,) = disk.load(range(4))
     assert sorted(lost(client)) == [0, 1, 2, 3]
 
 
 def test_who_cannot_be_forgotten_stays_registered(disk: FailingDisk) -> None:
-    laboratory = service(disk)
-    peer = TapPeer(laboratory, connect(NAME, ACK | REGISTERED))
+    node = service(disk)
+    peer = TapPeer(node, connect(NAME, ACK | REGISTERED))
     peer.run()
-    ask, request = laboratory.connect(), DeregisterTapClient(name=NAME)
+    ask, request = node.connect(), DeregisterTapClient(name=NAME)
     disk.fails = True
     (answer,) = ask.send(request)
     assert isinstance(answer, Response)
@@ -255,19 +255,19 @@ def test_who_cannot_be_forgotten_stays_registered(disk: FailingDisk) -> None:
 def test_nothing_is_sent_before_the_disk_knows_that_somebody_is_connected(
     disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laboratory, errands = service(disk), Errands()
-    monkeypatch.setattr(laboratory.scheduler, "on_disk", errands.on_disk)
-    laboratory.write(1, b"a")
-    peer = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))
+    node, errands = service(disk), Errands()
+    monkeypatch.setattr(node.scheduler, "on_disk", errands.on_disk)
+    node.write(1, b"a")
+    peer = TapPeer(node, connect(NAME, BACKFILL | REGISTERED))
     assert peer.run() == []
     assert brief(peer.peer.send(Noop())) == ["success"]  # nobody waits for it
     errands.run()
     assert [lost(client) for client in disk.load((1,))] == [[1]]
     assert brief(peer.run())[:2] == ["#initial_vbucket_stream", "a=v"]
     # Who comes in its place waits for what is on its way, and only for the last of what follows.
-    again = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))
+    again = TapPeer(node, connect(NAME, BACKFILL | REGISTERED))
     for _ in range(5):
-        again = TapPeer(laboratory, connect(NAME, BACKFILL | REGISTERED))
+        again = TapPeer(node, connect(NAME, BACKFILL | REGISTERED))
     assert again.run() == []
     errands.run()
     assert again.run() == []
@@ -279,16 +279,16 @@ def test_nothing_is_sent_before_the_disk_knows_that_somebody_is_connected(
 def test_who_has_somebody_forgotten_is_told_when_the_disk_has_done_it(
     disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laboratory, errands = service(disk), Errands()
-    monkeypatch.setattr(laboratory.scheduler, "on_disk", errands.on_disk)
-    peer, ask = TapPeer(laboratory, connect(NAME, REGISTERED)), laboratory.connect()
+    node, errands = service(disk), Errands()
+    monkeypatch.setattr(node.scheduler, "on_disk", errands.on_disk)
+    peer, ask = TapPeer(node, connect(NAME, REGISTERED)), node.connect()
     errands.run()
     assert ask.send(DeregisterTapClient(name=NAME)) == []
     assert brief(peer.run())[-1:] == ["#close_tap_stream"]
     # What is being removed and at once registered again is there in the end.
-    TapPeer(laboratory, connect(NAME, REGISTERED))
+    TapPeer(node, connect(NAME, REGISTERED))
     assert ask.send(DeregisterTapClient(name=NAME)) == []
-    TapPeer(laboratory, connect(NAME, REGISTERED))
+    TapPeer(node, connect(NAME, REGISTERED))
     errands.run()
     assert brief(ask.send()) == ["success"]
     errands.run()

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import ACK, BACKFILL, LIST, TAKEOVER, TapPeer, brief, connect
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
@@ -16,7 +16,7 @@ from upriver.wire.dialects.tap import Control, TapFlag
 class Crossing:
     """Passes what one node sends on to another, and the answers back."""
 
-    def __init__(self, source: Laboratory, destination: Laboratory, request: tap.Connect) -> None:
+    def __init__(self, source: InMemoryNode, destination: InMemoryNode, request: tap.Connect) -> None:
         self.seen: list[str] = []
         self.lose_answers_to = ""
         #: A vbucket that the destination cannot take for the moment.
@@ -46,16 +46,16 @@ class Crossing:
         return answers[-1].status
 
 
-def node(*vbuckets: int) -> Laboratory:
-    laboratory = Laboratory()
+def node_with(*vbuckets: int) -> InMemoryNode:
+    node = InMemoryNode()
     for number in vbuckets:
-        laboratory.bucket.create_vbucket(number)
-    return laboratory
+        node.bucket.create_vbucket(number)
+    return node
 
 
-def value_of(laboratory: Laboratory, key: bytes, vbucket: int = 1) -> bytes | None:
+def value_of(node: InMemoryNode, key: bytes, vbucket: int = 1) -> bytes | None:
     try:
-        return laboratory.bucket.vbucket(vbucket).get(key).value
+        return node.bucket.vbucket(vbucket).get(key).value
     except KeyNotFound:
         return None
 
@@ -73,7 +73,7 @@ def settle(ring: list[Crossing]) -> None:
 @pytest.mark.parametrize("flags", [ACK, ACK | BACKFILL, 0, BACKFILL])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_flush_goes_round_once_and_takes_nothing_with_it_that_came_later(flags: int, size: int) -> None:
-    nodes = [node(1, 2) for _ in range(size)]
+    nodes = [node_with(1, 2) for _ in range(size)]
     ring = [Crossing(nodes[i], nodes[(i + 1) % size], connect(b"%d" % i, flags)) for i in range(size)]
     settle(ring)
     nodes[0].write(1, b"before")
@@ -92,7 +92,7 @@ def test_a_flush_goes_round_once_and_takes_nothing_with_it_that_came_later(flags
 
 
 def test_a_flush_makes_as_many_hops_as_it_may() -> None:
-    first, second, third = node(1), node(1), node(1)
+    first, second, third = node_with(1), node_with(1), node_with(1)
     chain = [Crossing(first, second, connect(b"", ACK)), Crossing(second, third, connect(b"", ACK))]
     settle(chain)
     for each in (first, second, third):
@@ -106,7 +106,7 @@ def test_a_flush_makes_as_many_hops_as_it_may() -> None:
 
 @pytest.mark.parametrize("flags", [ACK | LIST, ACK | LIST | BACKFILL])
 def test_a_flush_on_a_resumed_connection_empties_only_what_it_brought(flags: int) -> None:
-    source, destination = node(1), node(1, 2)
+    source, destination = node_with(1), node_with(1, 2)
     source.write(1, b"a")
     destination.write(2, b"other")
     first = Crossing(source, destination, connect(b"name", flags, vbuckets=(1,)))
@@ -125,7 +125,7 @@ def test_a_flush_on_a_resumed_connection_empties_only_what_it_brought(flags: int
 
 
 def test_a_takeover_that_is_repeated_leaves_the_new_owner_its_writes(caplog: pytest.LogCaptureFixture) -> None:
-    source, destination = node(1), Laboratory()
+    source, destination = node_with(1), InMemoryNode()
     source.write(1, b"a")
     request = connect(b"mover", TAKEOVER | LIST | ACK, vbuckets=(1,))
     first = Crossing(source, destination, request)
@@ -146,7 +146,7 @@ def test_a_takeover_that_is_repeated_leaves_the_new_owner_its_writes(caplog: pyt
 
 
 def test_a_takeover_that_is_repeated_without_waiting_for_answers_brings_nothing_back() -> None:
-    source, destination = node(1), Laboratory()
+    source, destination = node_with(1), InMemoryNode()
     source.write(1, b"a")
     request = connect(b"mover", TAKEOVER | LIST, vbuckets=(1,))
     settle([Crossing(source, destination, request)])
@@ -159,7 +159,7 @@ def test_a_takeover_that_is_repeated_without_waiting_for_answers_brings_nothing_
 
 
 def test_nothing_is_handed_over_to_who_is_active_already(caplog: pytest.LogCaptureFixture) -> None:
-    source, destination = node(1), node(1)
+    source, destination = node_with(1), node_with(1)
     destination.write(1, b"own")
     crossing = Crossing(source, destination, connect(b"mover", TAKEOVER | LIST | ACK, vbuckets=(1,)))
     settle([crossing])
@@ -169,7 +169,7 @@ def test_nothing_is_handed_over_to_who_is_active_already(caplog: pytest.LogCaptu
 
 
 def test_a_flush_does_not_reach_what_was_handed_over() -> None:
-    source, destination = node(1, 2), Laboratory()
+    source, destination = node_with(1, 2), InMemoryNode()
     source.write(1, b"a")
     source.write(2, b"b")
     crossing = Crossing(source, destination, connect(b"mover", TAKEOVER | LIST | ACK, vbuckets=(1, 2)))
@@ -206,24 +206,24 @@ def test_a_flush_does_not_reach_what_was_handed_over() -> None:
     ids=["mutation", "deletion", "control", "checkpoint", "refused", "no hops left"],
 )
 def test_no_answer_goes_out_before_what_it_covers_is_on_disk(asked: Request) -> None:
-    laboratory = node(1)
-    laboratory.settle()
-    laboratory.disk_works = False
-    peer = laboratory.connect()
+    node = node_with(1)
+    node.settle()
+    node.disk_works = False
+    peer = node.connect()
     assert peer.send(tap.Mutation(vbucket=1, key=b"k", value=b"v"), asked) == []
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert [type(answer) for answer in peer.take()] != []
 
 
 def test_what_cannot_be_read_is_not_answered_before_what_came_before() -> None:
-    laboratory = node(1)
-    laboratory.settle()
-    laboratory.disk_works = False
-    peer = laboratory.connect()
+    node = node_with(1)
+    node.settle()
+    node.disk_works = False
+    peer = node.connect()
     broken = bytearray(tap.Opaque(vbucket=1, control=Control.CLOSE_BACKFILL).encode())
     broken[24:26] = (99).to_bytes(2, "big")  # more engine-specific data than there is
     assert peer.send(tap.Mutation(vbucket=1, key=b"k", value=b"v"), bytes(broken)) == []
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert [answer.status for answer in peer.take() if isinstance(answer, Response)] == [Status.EINVAL]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import DUMP, LIST, TapPeer, brief, connect, keys
 from upriver.errors import KeyExists, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
@@ -16,8 +16,8 @@ ACTIVE, REPLICA, PENDING, DEAD = 0, 1, 2, 3
 
 
 @pytest.fixture
-def laboratory() -> Laboratory:
-    made = Laboratory()
+def node() -> InMemoryNode:
+    made = InMemoryNode()
     for number, state in enumerate(
         (VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD)
     ):
@@ -26,8 +26,8 @@ def laboratory() -> Laboratory:
 
 
 @pytest.fixture
-def sink(laboratory: Laboratory) -> EngineTapSink:
-    return laboratory.tap.sink
+def sink(node: InMemoryNode) -> EngineTapSink:
+    return node.tap.sink
 
 
 def change(
@@ -37,57 +37,57 @@ def change(
     return ReceivedChange(vbucket=vbucket, event=event, key=b"k", value=value, **fields)
 
 
-def ttl_of(laboratory: Laboratory, vbucket: int) -> int:
-    with laboratory.bucket.vbucket(vbucket).open_cursor("look") as cursor:
+def ttl_of(node: InMemoryNode, vbucket: int) -> int:
+    with node.bucket.vbucket(vbucket).open_cursor("look") as cursor:
         cursor.next_snapshot()
         return unpack(cursor.read_records()).ttl
 
 
 @pytest.mark.parametrize("vbucket", [ACTIVE, REPLICA, PENDING])
-def test_everything_is_kept(laboratory: Laboratory, sink: EngineTapSink, vbucket: int) -> None:
+def test_everything_is_kept(node: InMemoryNode, sink: EngineTapSink, vbucket: int) -> None:
     sink.store(change(vbucket, flags=7, expiry=2_000_000_000, datatype=1))
-    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.value, item.cas, item.rev_seqno) == (b"v", 105, 5)
     assert (item.flags, item.expiry, item.datatype) == (7, 2_000_000_000, 1)
-    assert ttl_of(laboratory, vbucket) == 9
+    assert ttl_of(node, vbucket) == 9
     sink.store(change(vbucket, 6, b"", Event.DELETION))
-    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.event, item.cas, item.rev_seqno) == (Event.DELETION, 106, 6)
 
 
-def test_an_active_vbucket_keeps_what_is_newer(laboratory: Laboratory, sink: EngineTapSink) -> None:
+def test_an_active_vbucket_keeps_what_is_newer(node: InMemoryNode, sink: EngineTapSink) -> None:
     sink.store(change(ACTIVE, 5))
-    high = laboratory.bucket.vbucket(ACTIVE).high_seqno
+    high = node.bucket.vbucket(ACTIVE).high_seqno
     sink.store(change(ACTIVE, 5))  # its own change, come round
     sink.store(change(ACTIVE, 4, b"older"))
     sink.store(change(ACTIVE, 4, b"", Event.DELETION))
-    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == high
-    assert laboratory.bucket.vbucket(ACTIVE).get(b"k").value == b"v"
+    assert node.bucket.vbucket(ACTIVE).high_seqno == high
+    assert node.bucket.vbucket(ACTIVE).get(b"k").value == b"v"
 
 
 @pytest.mark.parametrize("vbucket", [REPLICA, PENDING])
-def test_a_copy_takes_what_it_is_told(laboratory: Laboratory, sink: EngineTapSink, vbucket: int) -> None:
+def test_a_copy_takes_what_it_is_told(node: InMemoryNode, sink: EngineTapSink, vbucket: int) -> None:
     sink.store(change(vbucket, 5))
     sink.store(change(vbucket, 4, b"older"))
-    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.value, item.rev_seqno) == (b"older", 4)
 
 
 @pytest.mark.parametrize("vbucket", [ACTIVE, REPLICA])
-def test_a_peer_that_tells_no_revision_wins(laboratory: Laboratory, sink: EngineTapSink, vbucket: int) -> None:
+def test_a_peer_that_tells_no_revision_wins(node: InMemoryNode, sink: EngineTapSink, vbucket: int) -> None:
     sink.store(change(vbucket, 5))
     sink.store(change(vbucket, rev_seqno=0, cas=0, value=b"plain"))
-    item = laboratory.bucket.vbucket(vbucket).table.find(b"k")
+    item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.value, item.rev_seqno) == (b"plain", 6)
     assert item.cas
 
 
-def test_a_locked_key_is_tried_again_later(laboratory: Laboratory, sink: EngineTapSink) -> None:
-    vbucket = laboratory.bucket.vbucket(ACTIVE)
+def test_a_locked_key_is_tried_again_later(node: InMemoryNode, sink: EngineTapSink) -> None:
+    vbucket = node.bucket.vbucket(ACTIVE)
     vbucket.set(b"k", b"v")
     vbucket.get_and_lock(b"k")
     with pytest.raises(TemporaryFailure):
@@ -100,22 +100,22 @@ def test_who_is_not_here_takes_nothing(sink: EngineTapSink, vbucket: int) -> Non
         sink.store(change(vbucket))
 
 
-def test_a_dead_copy_keeps_what_its_heir_may_not_have(laboratory: Laboratory) -> None:
-    laboratory.bucket.create_vbucket(20)
-    laboratory.write(20, b"k")
-    laboratory.bucket.vbucket(20).set_state(VbucketState.DEAD)
+def test_a_dead_copy_keeps_what_its_heir_may_not_have(node: InMemoryNode) -> None:
+    node.bucket.create_vbucket(20)
+    node.write(20, b"k")
+    node.bucket.vbucket(20).set_state(VbucketState.DEAD)
     begin = tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=20, tap_flags=TapFlag.ACK)
     flush = tap.Flush(private=bytes(7) + b"1", tap_flags=TapFlag.ACK)
-    answers = laboratory.connect().send(begin, flush)
+    answers = node.connect().send(begin, flush)
     assert brief(answers) == ["not_my_vbucket", "success"]
-    assert laboratory.bucket.vbucket(20).table.find(b"k") is not None
+    assert node.bucket.vbucket(20).table.find(b"k") is not None
 
 
-def test_starting_over_empties_copies_only(laboratory: Laboratory, sink: EngineTapSink) -> None:
+def test_starting_over_empties_copies_only(node: InMemoryNode, sink: EngineTapSink) -> None:
     for vbucket in (ACTIVE, REPLICA, PENDING):
         sink.store(change(vbucket))
         sink.start_over(vbucket)
-    found = [laboratory.bucket.vbucket(vbucket).table.find(b"k") is not None for vbucket in (ACTIVE, REPLICA, PENDING)]
+    found = [node.bucket.vbucket(vbucket).table.find(b"k") is not None for vbucket in (ACTIVE, REPLICA, PENDING)]
     assert found == [True, False, False]
     with pytest.raises(NotMyVbucket):
         sink.start_over(40)
@@ -125,47 +125,47 @@ def test_starting_over_empties_copies_only(laboratory: Laboratory, sink: EngineT
     ("flushed", "left"), [(frozenset(), []), (frozenset({ACTIVE}), [REPLICA, PENDING]), (frozenset({REPLICA}), [0, 2])]
 )
 def test_a_flush_empties_what_is_named_or_everything(
-    laboratory: Laboratory, sink: EngineTapSink, flushed: frozenset[int], left: list[int]
+    node: InMemoryNode, sink: EngineTapSink, flushed: frozenset[int], left: list[int]
 ) -> None:
     for vbucket in (ACTIVE, REPLICA, PENDING):
         sink.store(change(vbucket))
     sink.flush(flushed, 254, 0)
-    assert [v.number for v in laboratory.bucket if v.table.find(b"k") is not None] == left
+    assert [v.number for v in node.bucket if v.table.find(b"k") is not None] == left
 
 
 def test_a_copy_whose_first_news_is_a_flush_can_be_dumped() -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(REPLICA, VbucketState.REPLICA)
+    node = InMemoryNode()
+    node.bucket.create_vbucket(REPLICA, VbucketState.REPLICA)
     named = tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=REPLICA)
     stored = tap.Mutation(vbucket=REPLICA, key=b"k", value=b"v")
-    laboratory.connect().send(named, tap.Flush(private=bytes(7) + b"1"), stored)
-    dump = TapPeer(laboratory, connect(b"client", DUMP | LIST, vbuckets=(REPLICA,)))
+    node.connect().send(named, tap.Flush(private=bytes(7) + b"1"), stored)
+    dump = TapPeer(node, connect(b"client", DUMP | LIST, vbuckets=(REPLICA,)))
     assert keys(dump.run()) == ["k"]
 
 
-def test_a_state_makes_the_vbucket_if_need_be(laboratory: Laboratory, sink: EngineTapSink) -> None:
+def test_a_state_makes_the_vbucket_if_need_be(node: InMemoryNode, sink: EngineTapSink) -> None:
     sink.set_state(9, VbucketState.PENDING)
-    assert laboratory.bucket.vbucket(9).state is VbucketState.PENDING
+    assert node.bucket.vbucket(9).state is VbucketState.PENDING
     sink.set_state(9, VbucketState.ACTIVE)
-    assert laboratory.bucket.vbucket(9).state is VbucketState.ACTIVE
+    assert node.bucket.vbucket(9).state is VbucketState.ACTIVE
 
 
 @pytest.mark.parametrize("state", [VbucketState.PENDING, VbucketState.REPLICA])
 def test_an_active_vbucket_does_not_become_a_copy_for_a_peer(
-    laboratory: Laboratory, sink: EngineTapSink, state: VbucketState, caplog: pytest.LogCaptureFixture
+    node: InMemoryNode, sink: EngineTapSink, state: VbucketState, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(KeyExists, match="active here"):
         sink.set_state(ACTIVE, state)
-    assert laboratory.bucket.vbucket(ACTIVE).state is VbucketState.ACTIVE
+    assert node.bucket.vbucket(ACTIVE).state is VbucketState.ACTIVE
     assert "stays active" in caplog.text
     sink.set_state(REPLICA, state)
     sink.set_state(ACTIVE, VbucketState.DEAD)
 
 
 def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
-    laboratory: Laboratory, sink: EngineTapSink
+    node: InMemoryNode, sink: EngineTapSink
 ) -> None:
-    vbucket = laboratory.bucket.vbucket(ACTIVE)
+    vbucket = node.bucket.vbucket(ACTIVE)
     uuid = vbucket.failover_log.newest
     sink.flush(frozenset(), 3, 0)
     assert vbucket.failover_log.newest == uuid
@@ -175,13 +175,13 @@ def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_the_same_flush_is_done_once(laboratory: Laboratory, sink: EngineTapSink, held: bool) -> None:
+def test_the_same_flush_is_done_once(node: InMemoryNode, sink: EngineTapSink, held: bool) -> None:
     if held:
         sink.store(change(ACTIVE))
     sink.flush(frozenset(), 3, 77)
-    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == 0
+    assert node.bucket.vbucket(ACTIVE).high_seqno == 0
     sink.store(change(ACTIVE))
     sink.flush(frozenset(), 2, 77)
-    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == 1
+    assert node.bucket.vbucket(ACTIVE).high_seqno == 1
     sink.flush(frozenset(), 2, 78)
-    assert laboratory.bucket.vbucket(ACTIVE).high_seqno == 0
+    assert node.bucket.vbucket(ACTIVE).high_seqno == 0

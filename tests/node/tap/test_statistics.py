@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import ACK, BACKFILL, LIST, REGISTERED, TapPeer, connect
 from upriver.node.tap.statistics import tap_statistics
 from upriver.protocol.tap.connect_plan import TapSettings
@@ -14,16 +14,16 @@ ADDED = ("total_backlog_size", "rec_fetched", "qlen", "items_sent", "bytes_sent"
 
 
 @pytest.fixture
-def laboratory() -> Laboratory:
-    made = Laboratory(tap_settings=TapSettings(ack_interval=1, window_messages_max=4))
+def node() -> InMemoryNode:
+    made = InMemoryNode(tap_settings=TapSettings(ack_interval=1, window_messages_max=4))
     for vbucket in (1, 2):
         made.bucket.create_vbucket(vbucket)
         made.write(vbucket, *(b"k%d" % i for i in range(10)))
     return made
 
 
-def of(laboratory: Laboratory) -> dict[str, str]:
-    peer = laboratory.connect()
+def of(node: InMemoryNode) -> dict[str, str]:
+    peer = node.connect()
     answers = peer.send(memcached.Stat(key=b"tap"))
     assert all(isinstance(answer, memcached.StatResponse) for answer in answers)
     return {
@@ -31,17 +31,17 @@ def of(laboratory: Laboratory) -> dict[str, str]:
     }
 
 
-def test_every_client_and_peer_counts_once(laboratory: Laboratory) -> None:
-    assert of(laboratory)["ep_tap_count"] == "0"
-    plain = TapPeer(laboratory, connect(b"plain", BACKFILL))
-    slow = TapPeer(laboratory, connect(b"slow", BACKFILL | ACK | LIST | REGISTERED, vbuckets=(2,)))
+def test_every_client_and_peer_counts_once(node: InMemoryNode) -> None:
+    assert of(node)["ep_tap_count"] == "0"
+    plain = TapPeer(node, connect(b"plain", BACKFILL))
+    slow = TapPeer(node, connect(b"slow", BACKFILL | ACK | LIST | REGISTERED, vbuckets=(2,)))
     slow.judge = lambda _: None
-    gone = TapPeer(laboratory, connect(b"gone", ACK))
+    gone = TapPeer(node, connect(b"gone", ACK))
     for peer in (plain, slow, gone):
         peer.run()
     gone.leave()
-    laboratory.connect("sender").send(tap.Mutation(vbucket=1, key=b"k", cas=1, rev_seqno=1, nru=0))
-    found = of(laboratory)
+    node.connect("sender").send(tap.Mutation(vbucket=1, key=b"k", cas=1, rev_seqno=1, nru=0))
+    found = of(node)
     assert found["ep_tap_count"] == "4"
 
     assert found["eq_tapq:plain:type"] == "producer"
@@ -50,7 +50,7 @@ def test_every_client_and_peer_counts_once(laboratory: Laboratory) -> None:
     assert found["eq_tapq:plain:total_backlog_size"] == "0"
     assert found["eq_tapq:plain:flags"] == str(BACKFILL)
     assert found["eq_tapq:plain:connected"] == "true"
-    assert found["eq_tapq:plain:created"] == str(int(laboratory.clock()))
+    assert found["eq_tapq:plain:created"] == str(int(node.clock()))
 
     assert found["eq_tapq:slow:vb_filter"] == "{ 2 }"
     assert found["eq_tapq:slow:ack_window_full"] == "true"
@@ -67,13 +67,13 @@ def test_every_client_and_peer_counts_once(laboratory: Laboratory) -> None:
     assert found["eq_tapq:sender:vb_filter"] == "{ 1 }"
 
 
-def test_what_a_peer_that_sends_has_announced(laboratory: Laboratory) -> None:
-    sender = laboratory.connect("sender")
+def test_what_a_peer_that_sends_has_announced(node: InMemoryNode) -> None:
+    sender = node.connect("sender")
 
     def told(*controls: Control) -> dict[str, str]:
         sender.send(*(tap.Opaque(control=control, vbucket=1) for control in controls))
         begin = "eq_tapq:sender:"
-        return {name.removeprefix(begin): value for name, value in of(laboratory).items() if name.startswith(begin)}
+        return {name.removeprefix(begin): value for name, value in of(node).items() if name.startswith(begin)}
 
     found = told(Control.ENABLE_AUTO_NACK, Control.INITIAL_VBUCKET_STREAM)
     assert (found["peer_nacks"], found["peer_sends_checkpoints"]) == ("true", "false")
@@ -84,17 +84,17 @@ def test_what_a_peer_that_sends_has_announced(laboratory: Laboratory) -> None:
     assert found["vb_1:checkpoint"] == "7"
 
 
-def test_the_numbers_add_up(laboratory: Laboratory) -> None:
+def test_the_numbers_add_up(node: InMemoryNode) -> None:
     refused = [Status.ETMPFAIL] * 2
-    peers = [TapPeer(laboratory, connect(b"c%d" % i, BACKFILL | (ACK if i else 0))) for i in range(3)]
+    peers = [TapPeer(node, connect(b"c%d" % i, BACKFILL | (ACK if i else 0))) for i in range(3)]
     peers[1].judge = lambda m: refused.pop() if refused and isinstance(m, tap.Mutation) else Status.SUCCESS
     peers[2].judge = lambda _: None
     for peer in peers:
         peer.run()
-    laboratory.write(1, b"new")
+    node.write(1, b"new")
     for peer in peers:
         peer.run()
-    found = of(laboratory)
+    found = of(node)
     for name in ADDED:
         assert int(found[f"ep_tap_{name}"]) == sum(int(found[f"eq_tapq:c{i}:{name}"]) for i in range(3)), name
     for i in range(3):
@@ -106,15 +106,15 @@ def test_the_numbers_add_up(laboratory: Laboratory) -> None:
     assert int(found["ep_tap_items_sent"]) == sum(len(peer.received) for peer in peers)
 
 
-def test_a_client_that_is_away_counts_with_what_it_got_and_what_waits_for_it(laboratory: Laboratory) -> None:
-    peer = TapPeer(laboratory, connect(b"gone", BACKFILL | ACK | REGISTERED))
-    there = TapPeer(laboratory, connect(b"there", BACKFILL))
+def test_a_client_that_is_away_counts_with_what_it_got_and_what_waits_for_it(node: InMemoryNode) -> None:
+    peer = TapPeer(node, connect(b"gone", BACKFILL | ACK | REGISTERED))
+    there = TapPeer(node, connect(b"there", BACKFILL))
     for each in (peer, there):
         each.run()
     peer.leave()
-    laboratory.write(1, b"new0", b"new1", b"new2")
+    node.write(1, b"new0", b"new1", b"new2")
     there.run()
-    found = of(laboratory)
+    found = of(node)
     assert {name: found[f"eq_tapq:gone:{name}"] for name in (*ADDED, "ack_window_full", "connected")} == {
         "total_backlog_size": "3",
         "qlen": "3",
@@ -128,24 +128,24 @@ def test_a_client_that_is_away_counts_with_what_it_got_and_what_waits_for_it(lab
     }
     for name in ADDED:
         assert int(found[f"ep_tap_{name}"]) == sum(int(found[f"eq_tapq:{who}:{name}"]) for who in ("gone", "there"))
-    laboratory.bucket.vbucket(1).flush()  # its place is no more: everything waits for it
-    laboratory.write(1, b"a")
-    assert of(laboratory)["eq_tapq:gone:qlen"] == "1"
+    node.bucket.vbucket(1).flush()  # its place is no more: everything waits for it
+    node.write(1, b"a")
+    assert of(node)["eq_tapq:gone:qlen"] == "1"
 
 
-def test_what_waits_is_counted_in_changes(laboratory: Laboratory) -> None:
-    peer = TapPeer(laboratory, connect(b"c", BACKFILL | ACK | LIST, vbuckets=(1,)))
+def test_what_waits_is_counted_in_changes(node: InMemoryNode) -> None:
+    peer = TapPeer(node, connect(b"c", BACKFILL | ACK | LIST, vbuckets=(1,)))
     peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
     peer.run()
-    found = of(laboratory)
+    found = of(node)
     assert (found["eq_tapq:c:retry_later"], found["eq_tapq:c:qlen"]) == ("4", "6")
     assert found["eq_tapq:c:total_backlog_size"] == "10"
 
 
-def test_a_reconnect_is_counted(laboratory: Laboratory) -> None:
+def test_a_reconnect_is_counted(node: InMemoryNode) -> None:
     for _ in range(3):
-        TapPeer(laboratory, connect(b"c", ACK)).run()
-    assert of(laboratory)["eq_tapq:c:reconnects"] == "2"
+        TapPeer(node, connect(b"c", ACK)).run()
+    assert of(node)["eq_tapq:c:reconnects"] == "2"
 
 
 def test_a_node_without_tap_has_no_connections() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.packet_feeder import PacketFeeder
-from tests.support.recording_sink import PaperCopy, PaperSink
+from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.errors import (
     InvalidArguments,
     KeyExists,
@@ -30,12 +30,12 @@ LOG = (memcached.FailoverEntry(vbucket_uuid=7, seqno=0),)
 QUIET = ConsumerOptions(window_bytes=0, noop_interval_s=0, expirations=False)
 
 
-class Stage:
-    """A consumer of two vbuckets on paper, and whoever produces for it."""
+class ConsumerUnderTest:
+    """A consumer with a recording sink of two vbuckets; the test plays its producer."""
 
     def __init__(self, options: ConsumerOptions = QUIET) -> None:
-        self.copies = PaperCopy(0), PaperCopy(1)
-        self.sink = PaperSink(*self.copies)
+        self.copies = RecordingCopy(0), RecordingCopy(1)
+        self.sink = RecordingSink(*self.copies)
         self.ended: list[ConsumerStream] = []
         self.outputs = 0
         self.consumer = ConsumerConnection(self.sink, 0.0, options, on_output=self._note, on_end=self.ended.append)
@@ -88,9 +88,9 @@ def mutation(stream: ConsumerStream, seqno: int) -> Request:
 
 
 def test_settings_go_before_the_first_request_and_only_once() -> None:
-    stage = Stage(ConsumerOptions(noop_interval_s=20, controls={"keys_only": "true"}))
-    stage.add(0)
-    *controls, request = stage.sent()
+    tested = ConsumerUnderTest(ConsumerOptions(noop_interval_s=20, controls={"keys_only": "true"}))
+    tested.add(0)
+    *controls, request = tested.sent()
     assert [(control.key, control.value) for control in controls if isinstance(control, dcp.Control)] == [
         (b"connection_buffer_size", b"10485760"),
         (b"enable_noop", b"true"),
@@ -99,52 +99,52 @@ def test_settings_go_before_the_first_request_and_only_once() -> None:
         (b"keys_only", b"true"),
     ]
     assert isinstance(request, dcp.StreamRequest)
-    stage.add(1)
-    (request,) = stage.sent()
+    tested.add(1)
+    (request,) = tested.sent()
     assert isinstance(request, dcp.StreamRequest)
     assert len({message.opaque for message in (*controls, request)}) == 6  # type: ignore[attr-defined]
 
 
 def test_a_stream_is_there_when_the_producer_says_so() -> None:
-    stage = Stage()
-    stream = stage.open()
-    assert stage.answers == [(0, None)]
-    assert stage.consumer.dialect == "dcp"
-    assert stage.copies[0].failover_log.newest.vbucket_uuid == 7
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    assert tested.answers == [(0, None)]
+    assert tested.consumer.dialect == "dcp"
+    assert tested.copies[0].failover_log.newest.vbucket_uuid == 7
     with pytest.raises(KeyExists):
-        stage.add()
+        tested.add()
     with pytest.raises(NotMyVbucket):
-        stage.add(5)
-    assert stage.consumer.streams == {0: stream}
+        tested.add(5)
+    assert tested.consumer.streams == {0: stream}
 
 
 def test_a_refused_stream_leaves_nothing_behind() -> None:
-    stage = Stage()
-    stream = stage.add()
-    stage.tell(AnyResponse(opcode=0x53, status=Status.ETMPFAIL, opaque=stream.opaque))
-    ((_, error),) = stage.answers
+    tested = ConsumerUnderTest()
+    stream = tested.add()
+    tested.tell(AnyResponse(opcode=0x53, status=Status.ETMPFAIL, opaque=stream.opaque))
+    ((_, error),) = tested.answers
     assert isinstance(error, TemporaryFailure)
-    assert not stage.consumer.streams
-    assert stage.copies[0].closed
-    assert stage.ended == []  # it never was
-    stage.open()
+    assert not tested.consumer.streams
+    assert tested.copies[0].closed
+    assert tested.ended == []  # it never was
+    tested.open()
 
 
 def test_an_empty_log_is_refused() -> None:
-    stage = Stage()
-    stream = stage.add()
-    stage.tell(upr.StreamRequestResponse(opaque=stream.opaque))
-    ((_, error),) = stage.answers
+    tested = ConsumerUnderTest()
+    stream = tested.add()
+    tested.tell(upr.StreamRequestResponse(opaque=stream.opaque))
+    ((_, error),) = tested.answers
     assert error is not None
     assert error.status == Status.EINVAL
 
 
 @pytest.mark.parametrize("early", ["marker", "mutation", "end", "flush"])
 def test_what_comes_before_the_answer_costs_its_stream_and_whoever_waits_is_told(early: str) -> None:
-    stage = Stage()
-    stream = stage.add()
-    stage.sent()
-    stage.tell(
+    tested = ConsumerUnderTest()
+    stream = tested.add()
+    tested.sent()
+    tested.tell(
         {
             "marker": marker(stream),
             "mutation": mutation(stream, 1),
@@ -152,296 +152,296 @@ def test_what_comes_before_the_answer_costs_its_stream_and_whoever_waits_is_told
             "flush": of(stream, upr.Flush()),
         }[early]
     )
-    ((_, error),) = stage.answers
+    ((_, error),) = tested.answers
     assert isinstance(error, InvalidArguments)
-    assert stage.ended == []  # it never was
-    log = stage.copies[0].failover_log
-    stage.tell(upr.StreamRequestResponse(opaque=stream.opaque, log=LOG))
-    assert stage.copies[0].failover_log == log, "the answer belongs to nobody any more"
-    assert not stage.consumer.closing
-    stage.sent()
-    stage.add()
-    assert [type(message) for message in stage.sent()] == [upr.CloseStream, dcp.StreamRequest]
+    assert tested.ended == []  # it never was
+    log = tested.copies[0].failover_log
+    tested.tell(upr.StreamRequestResponse(opaque=stream.opaque, log=LOG))
+    assert tested.copies[0].failover_log == log, "the answer belongs to nobody any more"
+    assert not tested.consumer.closing
+    tested.sent()
+    tested.add()
+    assert [type(message) for message in tested.sent()] == [upr.CloseStream, dcp.StreamRequest]
 
 
 def test_runs_of_several_streams_go_to_their_copies() -> None:
-    stage = Stage()
-    one, two = stage.open(0), stage.open(1)
-    stage.tell(marker(one))
-    stage.tell(marker(two))
+    tested = ConsumerUnderTest()
+    one, two = tested.open(0), tested.open(1)
+    tested.tell(marker(one))
+    tested.tell(marker(two))
     data = b"".join(mutation(stream, seqno).encode() for stream, seqno in ((one, 1), (one, 2), (two, 1), (one, 3)))
     tail = of(one, dcp.StreamEnd()).encode()
-    assert stage.consumer.receive_run(data + tail, 0, 0.0) == len(data)
-    assert stage.copies[0].told[1:] == ["k1 k2", "k3"]
-    assert stage.copies[1].told[1:] == ["k1"]
-    assert stage.consumer.changes_received == 4
+    assert tested.consumer.receive_run(data + tail, 0, 0.0) == len(data)
+    assert tested.copies[0].told[1:] == ["k1 k2", "k3"]
+    assert tested.copies[1].told[1:] == ["k1"]
+    assert tested.consumer.changes_received == 4
 
 
 @pytest.mark.parametrize("wrong", ["vbucket", "opaque"])
 def test_what_was_not_asked_for_is_answered_and_not_taken(wrong: str) -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(marker(stream))
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(marker(stream))
     stray = mutation(stream, 1)
     setattr(stray, wrong, 1000)
-    assert stage.consumer.receive_run(stray.encode(), 0, 0.0) == 0
-    (answer,) = stage.tell(stray)
+    assert tested.consumer.receive_run(stray.encode(), 0, 0.0) == 0
+    (answer,) = tested.tell(stray)
     assert isinstance(answer, AnyResponse)
     assert (answer.status, answer.opcode, answer.opaque) == (Status.KEY_ENOENT, 0x57, stray.opaque)
-    assert len(stage.copies[0].told) == 1
+    assert len(tested.copies[0].told) == 1
     assert not stream.life.ended
 
 
 def test_what_comes_after_a_close_is_answered_so_that_the_producer_knows() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.consumer.close_stream(0)
-    assert stage.ended == [stream]
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.consumer.close_stream(0)
+    assert tested.ended == [stream]
     for message in (marker(stream), mutation(stream, 1), of(stream, upr.Flush()), of(stream, dcp.StreamEnd())):
-        assert status_of(stage.tell(message)) is Status.KEY_ENOENT
+        assert status_of(tested.tell(message)) is Status.KEY_ENOENT
     with pytest.raises(KeyNotFound):
-        stage.consumer.close_stream(0)
+        tested.consumer.close_stream(0)
 
 
 def test_a_stream_that_is_closed_before_it_is_answered() -> None:
-    stage = Stage()
-    stream = stage.add()
-    stage.sent()
-    stage.consumer.close_stream(0)
-    ((_, error),) = stage.answers
+    tested = ConsumerUnderTest()
+    stream = tested.add()
+    tested.sent()
+    tested.consumer.close_stream(0)
+    ((_, error),) = tested.answers
     assert isinstance(error, KeyNotFound)
-    stage.tell(upr.StreamRequestResponse(log=LOG, opaque=stream.opaque))  # too late
-    assert stage.copies[0].failover_log.newest.vbucket_uuid == 1
+    tested.tell(upr.StreamRequestResponse(log=LOG, opaque=stream.opaque))  # too late
+    assert tested.copies[0].failover_log.newest.vbucket_uuid == 1
 
 
 def test_an_old_change_is_answered_and_the_stream_goes_on() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(marker(stream))
-    assert stage.tell(mutation(stream, 3)) == []
-    assert status_of(stage.tell(mutation(stream, 3))) is Status.ERANGE
-    assert stage.tell(mutation(stream, 4)) == []
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(marker(stream))
+    assert tested.tell(mutation(stream, 3)) == []
+    assert status_of(tested.tell(mutation(stream, 3))) is Status.ERANGE
+    assert tested.tell(mutation(stream, 4)) == []
 
 
 def test_a_change_too_far_ends_its_stream() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(marker(stream, end=3))
-    assert status_of(stage.tell(mutation(stream, 4))) is Status.ERANGE
-    assert stage.ended == [stream]
-    assert status_of(stage.tell(marker(stream))) is Status.KEY_ENOENT
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(marker(stream, end=3))
+    assert status_of(tested.tell(mutation(stream, 4))) is Status.ERANGE
+    assert tested.ended == [stream]
+    assert status_of(tested.tell(marker(stream))) is Status.KEY_ENOENT
 
 
 def test_a_marker_in_the_wrong_place_or_dialect_ends_its_stream() -> None:
-    stage = Stage()
-    stream = stage.open()
-    assert status_of(stage.tell(of(stream, upr.SnapshotMarker()))) is Status.EINVAL
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    assert status_of(tested.tell(of(stream, upr.SnapshotMarker()))) is Status.EINVAL
     assert stream.life.ended
-    stream = stage.open()
-    stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
-    assert status_of(stage.tell(marker(stream))) is Status.EINVAL
-    assert stage.ended[-1] is stream
+    stream = tested.open()
+    tested.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
+    assert status_of(tested.tell(marker(stream))) is Status.EINVAL
+    assert tested.ended[-1] is stream
 
 
 @pytest.mark.parametrize("end", [SEQNO_MAX + 1, 2**64 - 2, 2**64 - 1])
 @pytest.mark.parametrize("start", [0, SEQNO_MAX, 2**64 - 1])
 def test_a_snapshot_that_no_history_reaches_is_refused_and_costs_its_stream(start: int, end: int) -> None:
-    stage = Stage()
-    stream, other = stage.open(0), stage.open(1)
-    stage.tell(marker(stream, end=1))
-    stage.tell(mutation(stream, 1))
+    tested = ConsumerUnderTest()
+    stream, other = tested.open(0), tested.open(1)
+    tested.tell(marker(stream, end=1))
+    tested.tell(mutation(stream, 1))
     wrong = of(stream, dcp.SnapshotMarker(start_seqno=start, end_seqno=end, flags=dcp.MarkerFlag.MEMORY))
-    assert status_of(stage.tell(wrong)) is Status.ERANGE
-    assert stage.ended == [stream]
-    assert (stage.copies[0].position.seqno, stage.copies[0].position.consistent_seqno) == (1, 1)
-    assert status_of(stage.tell(mutation(stream, 2))) is Status.KEY_ENOENT
-    assert not stage.consumer.closing
-    assert stage.tell(marker(other)) == [], "the others go on"
-    stage.open(0)
+    assert status_of(tested.tell(wrong)) is Status.ERANGE
+    assert tested.ended == [stream]
+    assert (tested.copies[0].position.seqno, tested.copies[0].position.consistent_seqno) == (1, 1)
+    assert status_of(tested.tell(mutation(stream, 2))) is Status.KEY_ENOENT
+    assert not tested.consumer.closing
+    assert tested.tell(marker(other)) == [], "the others go on"
+    tested.open(0)
 
 
 @pytest.mark.parametrize("seqno", [SEQNO_MAX + 1, 2**64 - 1])
 def test_nothing_lies_beyond_the_last_seqno(seqno: int) -> None:
     """Neither a change nor what did not pass a filter, though the snapshot has room up to the very last."""
     for message in (dcp.Mutation(by_seqno=seqno, key=b"k"), dcp.SeqnoAdvanced(by_seqno=seqno)):
-        stage = Stage()
-        stream = stage.open()
-        stage.tell(marker(stream, end=SEQNO_MAX))
-        assert status_of(stage.tell(of(stream, message))) is Status.ERANGE
-        assert stage.ended == [stream]
-        assert stage.copies[0].position.seqno == 0
+        tested = ConsumerUnderTest()
+        stream = tested.open()
+        tested.tell(marker(stream, end=SEQNO_MAX))
+        assert status_of(tested.tell(of(stream, message))) is Status.ERANGE
+        assert tested.ended == [stream]
+        assert tested.copies[0].position.seqno == 0
 
 
 def test_a_sink_without_room_gets_the_rest_again() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(marker(stream))
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(marker(stream))
     data = b"".join(mutation(stream, seqno).encode() for seqno in (1, 2, 3))
     size = len(data) // 3
-    stage.copies[0].room = 2
-    assert stage.consumer.receive_run(data, 0, 0.0) == 2 * size
-    assert stage.consumer.full
+    tested.copies[0].room = 2
+    assert tested.consumer.receive_run(data, 0, 0.0) == 2 * size
+    assert tested.consumer.full
     assert not stream.life.ended
-    assert stage.consumer.receive_run(data, 2 * size, 0.0) == 2 * size  # still
-    stage.copies[0].room = None
-    stage.consumer.go_on()
-    assert stage.consumer.receive_run(data, 2 * size, 0.0) == 3 * size
-    assert not stage.consumer.full
-    assert stage.copies[0].told[1:] == ["k1 k2", "k3"]
+    assert tested.consumer.receive_run(data, 2 * size, 0.0) == 2 * size  # still
+    tested.copies[0].room = None
+    tested.consumer.go_on()
+    assert tested.consumer.receive_run(data, 2 * size, 0.0) == 3 * size
+    assert not tested.consumer.full
+    assert tested.copies[0].told[1:] == ["k1 k2", "k3"]
     assert stream.changes_received == 3
 
 
 def test_a_single_change_without_room_ends_its_stream() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(marker(stream))
-    stage.copies[0].room = 0
-    assert status_of(stage.tell(mutation(stream, 1))) is Status.ETMPFAIL
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(marker(stream))
+    tested.copies[0].room = 0
+    assert status_of(tested.tell(mutation(stream, 1))) is Status.ETMPFAIL
     assert stream.life.ended
 
 
 def test_a_sink_that_refuses_a_change_ends_the_stream() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(marker(stream))
-    stage.copies[0].failure = TooBig("much too big")
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(marker(stream))
+    tested.copies[0].failure = TooBig("much too big")
     change = mutation(stream, 1)
-    assert stage.consumer.receive_run(change.encode(), 0, 0.0) == 0
+    assert tested.consumer.receive_run(change.encode(), 0, 0.0) == 0
     assert stream.life.ended
-    assert status_of(stage.tell(change)) is Status.KEY_ENOENT
+    assert status_of(tested.tell(change)) is Status.KEY_ENOENT
     assert "much too big" in stream.end_reason
 
 
 def test_who_left_a_stream_closes_it_over_there_before_asking_again() -> None:
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(mutation(stream, 4))  # without a marker: the stream is over, and its producer does not know
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(mutation(stream, 4))  # without a marker: the stream is over, and its producer does not know
     assert stream.life.ended
-    stage.add()
-    close, request = stage.sent()
+    tested.add()
+    close, request = tested.sent()
     assert isinstance(close, upr.CloseStream)
     assert isinstance(request, dcp.StreamRequest)
-    stage.tell(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))
-    stage.tell(of(stage.consumer.streams[0], dcp.StreamEnd(reason=dcp.EndReason.STATE_CHANGED)))
-    stage.add()
-    (request,) = stage.sent()
+    tested.tell(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))
+    tested.tell(of(tested.consumer.streams[0], dcp.StreamEnd(reason=dcp.EndReason.STATE_CHANGED)))
+    tested.add()
+    (request,) = tested.sent()
     assert isinstance(request, dcp.StreamRequest)
 
 
 def test_states_are_answered_when_they_are_on_disk() -> None:
-    stage = Stage()
-    stream = stage.open()
+    tested = ConsumerUnderTest()
+    stream = tested.open()
     for state in (VbucketState.PENDING, VbucketState.ACTIVE):
         message = of(stream, upr.SetVbucketState(state=upr.VbucketState[state.name]))
-        assert stage.tell(message) == []
-        assert stage.copies[0].state is state
-        outputs = stage.outputs
-        stage.sink.reach_disk()
-        assert stage.outputs == outputs + 1
-        assert status_of(stage.sent()) is Status.SUCCESS
-    assert stage.tell(of(stream, dcp.StreamEnd())) == []
-    assert stage.ended == [stream]
+        assert tested.tell(message) == []
+        assert tested.copies[0].state is state
+        outputs = tested.outputs
+        tested.sink.reach_disk()
+        assert tested.outputs == outputs + 1
+        assert status_of(tested.sent()) is Status.SUCCESS
+    assert tested.tell(of(stream, dcp.StreamEnd())) == []
+    assert tested.ended == [stream]
 
 
 @pytest.mark.parametrize("asked", [VbucketState.PENDING, VbucketState.ACTIVE])
 @pytest.mark.parametrize("now", [VbucketState.REPLICA, VbucketState.DEAD])
 def test_a_state_that_is_another_before_the_disk_knows_it_is_refused(asked: VbucketState, now: VbucketState) -> None:
     """The source would die for a copy that does not wait for it, or its mover tell all of an owner who is none."""
-    stage = Stage()
-    stream = stage.open()
-    stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    tested.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
     if asked is VbucketState.ACTIVE:
-        stage.sink.reach_disk()
-        stage.sent()
-        stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.ACTIVE)))
-    stage.copies[0].state = now
-    outputs = stage.outputs
-    stage.sink.reach_disk()
-    assert stage.outputs == outputs + 1
-    assert status_of(stage.sent()) is Status.EINVAL
-    assert stage.ended == [stream]
-    assert stage.copies[0].closed
+        tested.sink.reach_disk()
+        tested.sent()
+        tested.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.ACTIVE)))
+    tested.copies[0].state = now
+    outputs = tested.outputs
+    tested.sink.reach_disk()
+    assert tested.outputs == outputs + 1
+    assert status_of(tested.sent()) is Status.EINVAL
+    assert tested.ended == [stream]
+    assert tested.copies[0].closed
 
 
 def test_a_lost_connection_gets_no_late_answers() -> None:
-    stage = Stage()
-    stream, asking = stage.open(0), stage.add(1)
-    stage.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
-    stage.consumer.lose()
-    stage.sink.reach_disk()
-    assert stage.sent() == []
-    assert set(stage.ended) == {stream, asking}
-    assert isinstance(stage.answers[-1][1], KeyNotFound)
-    assert all(copy.closed for copy in stage.copies)
+    tested = ConsumerUnderTest()
+    stream, asking = tested.open(0), tested.add(1)
+    tested.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))
+    tested.consumer.lose()
+    tested.sink.reach_disk()
+    assert tested.sent() == []
+    assert set(tested.ended) == {stream, asking}
+    assert isinstance(tested.answers[-1][1], KeyNotFound)
+    assert all(copy.closed for copy in tested.copies)
 
 
 @pytest.mark.parametrize("state", [upr.VbucketState.REPLICA, upr.VbucketState.DEAD, upr.VbucketState(99)])
 def test_other_states_are_refused(state: upr.VbucketState) -> None:
-    stage = Stage()
-    stream = stage.open()
-    assert status_of(stage.tell(of(stream, upr.SetVbucketState(state=state)))) is Status.EINVAL
-    assert stage.copies[0].state is VbucketState.REPLICA
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    assert status_of(tested.tell(of(stream, upr.SetVbucketState(state=state)))) is Status.EINVAL
+    assert tested.copies[0].state is VbucketState.REPLICA
 
 
 def test_noops_are_answered_with_their_opaque() -> None:
-    (answer,) = Stage().tell(dcp.Noop(opaque=0x99))
+    (answer,) = ConsumerUnderTest().tell(dcp.Noop(opaque=0x99))
     assert isinstance(answer, AnyResponse)
     assert (answer.opcode, answer.opaque, answer.status) == (0x5C, 0x99, Status.SUCCESS)
 
 
 def test_bytes_are_acknowledged_when_a_part_of_the_window_is_used_or_after_some_seconds() -> None:
-    stage = Stage(ConsumerOptions(window_bytes=1000, noop_interval_s=0, expirations=False))
-    stream = stage.open()
-    assert stage.consumer.deadline is None
+    tested = ConsumerUnderTest(ConsumerOptions(window_bytes=1000, noop_interval_s=0, expirations=False))
+    stream = tested.open()
+    assert tested.consumer.deadline is None
     size = len(marker(stream).encode())
-    assert stage.tell(marker(stream), now=1.0) == []
-    assert stage.consumer.deadline == 5.0
-    stage.consumer.tick(4.9)
-    assert stage.sent() == []
-    stage.consumer.tick(5.0)
-    (ack,) = stage.sent()
+    assert tested.tell(marker(stream), now=1.0) == []
+    assert tested.consumer.deadline == 5.0
+    tested.consumer.tick(4.9)
+    assert tested.sent() == []
+    tested.consumer.tick(5.0)
+    (ack,) = tested.sent()
     assert isinstance(ack, dcp.BufferAck)
     assert ack.bytes_processed == size
     change = of(stream, dcp.Mutation(by_seqno=1, key=b"k1", value=b"v" * 300)).encode()
-    stage.consumer.receive_run(change, 0, 6.0)
-    (ack,) = stage.sent()
+    tested.consumer.receive_run(change, 0, 6.0)
+    (ack,) = tested.sent()
     assert isinstance(ack, dcp.BufferAck)
     assert ack.bytes_processed == len(change)
-    assert stage.consumer.window.acked_bytes_total == stage.consumer.bytes_received_total == size + len(change)
+    assert tested.consumer.window.acked_bytes_total == tested.consumer.bytes_received_total == size + len(change)
 
 
 def test_a_producer_that_knows_no_window_gets_no_acknowledgements() -> None:
-    stage = Stage(ConsumerOptions(window_bytes=10, noop_interval_s=0, expirations=False))
-    stage.add()
-    control, request = stage.sent()
+    tested = ConsumerUnderTest(ConsumerOptions(window_bytes=10, noop_interval_s=0, expirations=False))
+    tested.add()
+    control, request = tested.sent()
     assert isinstance(control, dcp.Control)
-    stage.tell(AnyResponse(opcode=control.code, opaque=control.opaque, status=Status.UNKNOWN_COMMAND))
-    stream = stage.consumer.streams[0]
-    stage.tell(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))  # type: ignore[attr-defined]
-    assert stage.tell(marker(stream)) == []
+    tested.tell(AnyResponse(opcode=control.code, opaque=control.opaque, status=Status.UNKNOWN_COMMAND))
+    stream = tested.consumer.streams[0]
+    tested.tell(upr.StreamRequestResponse(log=LOG, opaque=request.opaque))  # type: ignore[attr-defined]
+    assert tested.tell(marker(stream)) == []
 
 
 def test_a_producer_that_promised_noops_and_is_silent_is_gone() -> None:
-    stage = Stage(ConsumerOptions(window_bytes=0, noop_interval_s=10, expirations=False))
-    stage.add()
-    enable = stage.sent()[0]
+    tested = ConsumerUnderTest(ConsumerOptions(window_bytes=0, noop_interval_s=10, expirations=False))
+    tested.add()
+    enable = tested.sent()[0]
     assert isinstance(enable, dcp.Control)
-    assert stage.consumer.deadline is None
-    stage.tell(AnyResponse(opcode=enable.code, opaque=enable.opaque), now=1.0)
-    assert stage.consumer.deadline == 21.0
-    stage.tell(dcp.Noop(), now=15.0)
-    stage.consumer.tick(34.0)
-    assert not stage.consumer.closing
-    stage.consumer.tick(35.0)
-    assert "nothing was heard" in stage.consumer.closing
+    assert tested.consumer.deadline is None
+    tested.tell(AnyResponse(opcode=enable.code, opaque=enable.opaque), now=1.0)
+    assert tested.consumer.deadline == 21.0
+    tested.tell(dcp.Noop(), now=15.0)
+    tested.consumer.tick(34.0)
+    assert not tested.consumer.closing
+    tested.consumer.tick(35.0)
+    assert "nothing was heard" in tested.consumer.closing
 
 
 def test_what_is_none_of_a_streams_is_left_to_others() -> None:
-    assert not Stage().consumer.receive(memcached.Stat(), 0.0)
+    assert not ConsumerUnderTest().consumer.receive(memcached.Stat(), 0.0)
 
 
 def test_an_answer_to_nothing_is_ignored() -> None:
-    assert Stage().tell(AnyResponse(opcode=0x53, opaque=12345)) == []
+    assert ConsumerUnderTest().tell(AnyResponse(opcode=0x53, opaque=12345)) == []
 
 
 # Bytes in any pieces
@@ -449,9 +449,9 @@ def test_an_answer_to_nothing_is_ignored() -> None:
 
 @given(cuts=st.lists(st.integers(0, 120), max_size=30))
 def test_pieces_make_no_difference(cuts: list[int]) -> None:
-    stage = Stage()
-    stream = stage.open()
-    feeder = PacketFeeder(stage.consumer)
+    tested = ConsumerUnderTest()
+    stream = tested.open()
+    feeder = PacketFeeder(tested.consumer)
     data = b"".join(
         message.encode()
         for message in (
@@ -467,12 +467,12 @@ def test_pieces_make_no_difference(cuts: list[int]) -> None:
     for cut in [*cuts, len(data)]:
         left += feeder.feed(memoryview(data)[at : at + cut], 0.0)
         at += cut
-    assert " ".join(stage.copies[0].told[1:]).split() == ["k1", "k2", "k3", "k4", "k5"]
+    assert " ".join(tested.copies[0].told[1:]).split() == ["k1", "k2", "k3", "k4", "k5"]
     assert [type(message) for message in left] == [memcached.Stat]
     assert stream.end_reason == "ok"
-    assert len(stage.sent()) == 1
+    assert len(tested.sent()) == 1
 
 
 def test_a_lost_place_is_an_error() -> None:
     with pytest.raises(WireError):
-        PacketFeeder(Stage().consumer).feed(b"GET / HTTP/1.1\r\n\r\n", 0.0)
+        PacketFeeder(ConsumerUnderTest().consumer).feed(b"GET / HTTP/1.1\r\n\r\n", 0.0)

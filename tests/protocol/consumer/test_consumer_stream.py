@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.recording_sink import PaperCopy
+from tests.support.recording_sink import RecordingCopy
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, OutOfRange, ProtocolViolation
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END, SEQNO_MAX
@@ -15,8 +15,8 @@ LOG = FailoverLog((FailoverEntry(7, 3), FailoverEntry(6, 0)))
 
 def opened(
     position: StreamPosition | None = None, *, modern: bool = True, starts_inclusive: bool = False
-) -> tuple[ConsumerStream, PaperCopy]:
-    copy = PaperCopy(0, position)
+) -> tuple[ConsumerStream, RecordingCopy]:
+    copy = RecordingCopy(0, position)
     stream = ConsumerStream(copy, 9, starts_inclusive=starts_inclusive)
     stream.accept(LOG, modern=modern)
     return stream, copy
@@ -56,7 +56,7 @@ def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
 @pytest.mark.parametrize("draft", [False, True])
 def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
     """The change at the end may be a deletion that is purged: at the last change before it the key was still there."""
-    copy = PaperCopy()
+    copy = RecordingCopy()
     stream = ConsumerStream(copy, 9)
     stream.accept(LOG, modern=False, end_seqno=3)
     stream.unbounded_marker()
@@ -69,7 +69,7 @@ def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
 
 
 def test_a_stream_without_anything_before_its_end_stands_there_too() -> None:
-    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    copy = RecordingCopy(0, StreamPosition.at(7, 5))
     stream = ConsumerStream(copy, 9)
     stream.accept(LOG, modern=False, end_seqno=8)
     stream.end(upr.EndReason.OK)
@@ -79,7 +79,7 @@ def test_a_stream_without_anything_before_its_end_stands_there_too() -> None:
 @pytest.mark.parametrize("reason", [upr.EndReason.OK, upr.EndReason.STATE_CHANGED])
 def test_an_end_that_proves_nothing_leaves_the_place(reason: upr.EndReason) -> None:
     torn = StreamPosition(7, 4, Snapshot(2, 8))
-    copy = PaperCopy(0, torn if reason is upr.EndReason.OK else StreamPosition.at(7, 4))
+    copy = RecordingCopy(0, torn if reason is upr.EndReason.OK else StreamPosition.at(7, 4))
     stream = ConsumerStream(copy, 9)
     stream.accept(LOG, modern=False, end_seqno=6)
     before = copy.position
@@ -157,7 +157,7 @@ def test_who_was_active_meanwhile_receives_no_more() -> None:
 
 
 def test_a_copy_that_refuses_the_log_has_no_stream() -> None:
-    class Active(PaperCopy):
+    class Active(RecordingCopy):
         def replace_failover_log(self, log: FailoverLog) -> None:
             raise KeyExists(f"an active vbucket keeps its own failover log, not {log}")
 
@@ -323,7 +323,7 @@ def test_each_way_to_its_end() -> None:
         getattr(stream, leave)()  # once is enough
         assert stream.end_reason == reason
         assert copy.closed
-    stream = ConsumerStream(PaperCopy(), 9)
+    stream = ConsumerStream(RecordingCopy(), 9)
     stream.refused(OutOfRange("too far"))
     assert "too far" in stream.end_reason
 
@@ -350,7 +350,7 @@ ROADS = {
 }
 
 
-def happen(stream: ConsumerStream, copy: PaperCopy, event: StreamEvent, *, modern: bool) -> None:
+def happen(stream: ConsumerStream, copy: RecordingCopy, event: StreamEvent, *, modern: bool) -> None:
     """Let a stream hear what the event stands for."""
     match event:
         case StreamEvent.ACCEPT:
@@ -394,7 +394,7 @@ def happen(stream: ConsumerStream, copy: PaperCopy, event: StreamEvent, *, moder
     ids=str,
 )
 def test_each_transition_of_the_table(state: StreamState, event: StreamEvent, modern: bool) -> None:
-    copy = PaperCopy()
+    copy = RecordingCopy()
     stream = ConsumerStream(copy, 9)
     for step in ROADS[state]:
         happen(stream, copy, step, modern=modern)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.recording_sink import PaperCopy
+from tests.support.recording_sink import RecordingCopy
 from upriver.errors import InvalidArguments, PositionError, RollbackRequired, StatusError, TemporaryFailure
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
@@ -42,7 +42,7 @@ def inside(seqno: int, start: int, end: int, uuid: int = 7) -> StreamPosition:
 
 
 def test_dcp_asks_with_the_bounds_of_its_snapshot() -> None:
-    way = Negotiation(PaperCopy(3, inside(5, 2, 9)), 77, flags=1, end_seqno=100)
+    way = Negotiation(RecordingCopy(3, inside(5, 2, 9)), 77, flags=1, end_seqno=100)
     request = way.first()
     assert isinstance(request, dcp.StreamRequest)
     assert (request.start_seqno, request.end_seqno, request.snapshot_start, request.snapshot_end) == (5, 100, 2, 9)
@@ -52,7 +52,7 @@ def test_dcp_asks_with_the_bounds_of_its_snapshot() -> None:
 
 @pytest.mark.parametrize("modern", [True, False])
 def test_an_answer_to_another_question_is_refused(modern: bool) -> None:
-    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    copy = RecordingCopy(0, StreamPosition.at(7, 5))
     way = Negotiation(copy, 1, dialects=("dcp" if modern else "upr",))
     way.first()
     with pytest.raises(InvalidArguments):
@@ -61,7 +61,7 @@ def test_an_answer_to_another_question_is_refused(modern: bool) -> None:
 
 
 def test_it_rolls_back_as_told_and_asks_again() -> None:
-    copy = PaperCopy(0, inside(5, 2, 9))
+    copy = RecordingCopy(0, inside(5, 2, 9))
     way = Negotiation(copy, 1)
     way.first()
     request = way.answered(dcp.RollbackRequired(seqno=2))
@@ -71,7 +71,7 @@ def test_it_rolls_back_as_told_and_asks_again() -> None:
 
 
 def test_a_rollback_that_leads_nowhere_becomes_one_to_0() -> None:
-    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    copy = RecordingCopy(0, StreamPosition.at(7, 5))
     way = Negotiation(copy, 1)
     way.first()
     request = way.answered(dcp.RollbackRequired(seqno=9))
@@ -82,7 +82,7 @@ def test_a_rollback_that_leads_nowhere_becomes_one_to_0() -> None:
 
 
 def test_who_does_not_understand_48_bytes_is_asked_with_40() -> None:
-    way = Negotiation(PaperCopy(), 1)
+    way = Negotiation(RecordingCopy(), 1)
     way.first()
     assert isinstance(way.answered(refused(Status.EINVAL)), upr.FailoverLogRequest)
     assert asked(way.answered(told((5, 0)))) == (0, 5, 0)
@@ -92,15 +92,15 @@ def test_who_does_not_understand_48_bytes_is_asked_with_40() -> None:
 
 
 def test_who_may_speak_only_one_dialect_does_not_try_the_other() -> None:
-    way = Negotiation(PaperCopy(), 1, dialects=("dcp",))
+    way = Negotiation(RecordingCopy(), 1, dialects=("dcp",))
     way.first()
     with pytest.raises(StatusError, match="no"):
         way.answered(refused(Status.EINVAL))
-    assert isinstance(Negotiation(PaperCopy(), 1, dialects=("upr",)).first(), upr.FailoverLogRequest)
+    assert isinstance(Negotiation(RecordingCopy(), 1, dialects=("upr",)).first(), upr.FailoverLogRequest)
 
 
 def test_every_other_refusal_is_passed_on() -> None:
-    way = Negotiation(PaperCopy(4), 1)
+    way = Negotiation(RecordingCopy(4), 1)
     way.first()
     with pytest.raises(TemporaryFailure) as caught:
         way.answered(refused(Status.ETMPFAIL))
@@ -108,7 +108,7 @@ def test_every_other_refusal_is_passed_on() -> None:
 
 
 def test_a_log_without_entries_is_none() -> None:
-    way = Negotiation(PaperCopy(), 1)
+    way = Negotiation(RecordingCopy(), 1)
     way.first()
     with pytest.raises(PositionError):
         way.answered(accepted())
@@ -116,8 +116,8 @@ def test_a_log_without_entries_is_none() -> None:
 
 def upr_way(
     position: StreamPosition, ours: FailoverLog, *theirs: tuple[int, int]
-) -> tuple[Negotiation, PaperCopy, Request]:
-    copy = PaperCopy(0, position, ours)
+) -> tuple[Negotiation, RecordingCopy, Request]:
+    copy = RecordingCopy(0, position, ours)
     way = Negotiation(copy, 1, dialects=("upr",))
     way.first()
     request = way.answered(told(*theirs))
@@ -144,12 +144,12 @@ def test_upr_stays_if_it_is_whole_after_a_failover() -> None:
 
 
 def test_upr_looks_at_the_log_once_more_when_it_is_accepted_inside_a_snapshot() -> None:
-    way = Negotiation(PaperCopy(0, inside(5, 2, 9), log((7, 0))), 1, dialects=("upr",))
+    way = Negotiation(RecordingCopy(0, inside(5, 2, 9), log((7, 0))), 1, dialects=("upr",))
     way.first()
     way.answered(told((7, 0)))
     with pytest.raises(TemporaryFailure):
         way.answered(accepted((8, 6), (7, 0)))
-    whole = Negotiation(PaperCopy(0, inside(5, 5, 5), log((7, 0))), 1, dialects=("upr",))
+    whole = Negotiation(RecordingCopy(0, inside(5, 5, 5), log((7, 0))), 1, dialects=("upr",))
     whole.first()
     whole.answered(told((7, 0)))
     assert whole.answered(accepted((8, 6), (7, 0))) == log((8, 6), (7, 0))
@@ -178,7 +178,7 @@ def test_upr_takes_an_unknown_uuid_and_a_range_for_a_rollback(status: Status) ->
 
 
 def test_upr_without_a_log_is_refused() -> None:
-    way = Negotiation(PaperCopy(), 1, dialects=("upr",))
+    way = Negotiation(RecordingCopy(), 1, dialects=("upr",))
     way.first()
     with pytest.raises(StatusError):
         way.answered(refused(Status.KEY_ENOENT, opcode=0x54))
@@ -192,7 +192,7 @@ def test_upr_without_a_log_is_refused() -> None:
 )
 def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialect: str, answer: Response) -> None:
     """Whatever is answered is about the branch that it asked from. What it wrote is left to the next request."""
-    copy = PaperCopy(0, StreamPosition.at(7, 5), log((7, 0)))
+    copy = RecordingCopy(0, StreamPosition.at(7, 5), log((7, 0)))
     way = Negotiation(copy, 9, end_seqno=20, dialects=(dialect,))
     if isinstance(way.first(), upr.FailoverLogRequest):
         way.answered(told((7, 0)))
@@ -210,7 +210,7 @@ def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialec
 )
 def test_a_copy_that_is_dead_meanwhile_keeps_what_it_has(dialect: str, answer: Response) -> None:
     """It may be all that is left, and whoever made it dead relies on that, though he changed nothing else."""
-    copy = PaperCopy(0, StreamPosition.at(7, 5), log((7, 0)))
+    copy = RecordingCopy(0, StreamPosition.at(7, 5), log((7, 0)))
     way = Negotiation(copy, 9, dialects=(dialect,))
     way.first()
     copy.state = VbucketState.DEAD
@@ -221,7 +221,7 @@ def test_a_copy_that_is_dead_meanwhile_keeps_what_it_has(dialect: str, answer: R
 
 
 def test_an_end_whose_state_is_gone_is_left_out_on_upr() -> None:
-    copy = PaperCopy(0, StreamPosition.at(7, 5))
+    copy = RecordingCopy(0, StreamPosition.at(7, 5))
     copy.replace_failover_log(log((7, 0)))
     copy.told.clear()
     way = Negotiation(copy, 1, end_seqno=9, dialects=("upr",))

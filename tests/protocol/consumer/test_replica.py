@@ -3,16 +3,14 @@
 import pytest
 
 from tests.protocol.consumer.test_consumer import QUIET, messages, status_of
-from tests.support.in_memory_replication import BackToBack, statuses
-from tests.support.recording_sink import PaperCopy, PaperSink
-from upriver.model import VbucketState
+from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.protocol.consumer.replica import Replica
 from upriver.wire import AnyResponse, Message, dcp, memcached, upr
 from upriver.wire.codes import Status
 
 
 def replica() -> Replica:
-    return Replica(PaperSink(PaperCopy(0)), 0.0, QUIET)
+    return Replica(RecordingSink(RecordingCopy(0)), 0.0, QUIET)
 
 
 def tell(to: Replica, message: Message) -> list[Message]:
@@ -65,19 +63,3 @@ def test_what_only_a_producer_is_asked_ends_the_connection(message: Message) -> 
     to = replica()
     assert tell(to, message) == []
     assert to.closing
-
-
-def test_an_ended_stream_can_be_closed_or_replaced() -> None:
-    world = BackToBack()
-    world.here.set(b"k", b"v")
-    world.add_stream()
-    world.settle()
-    world.here.set_state(VbucketState.REPLICA)
-    world.settle()
-    assert world.receiving.end_reason == "state changed"
-    world.here.set_state(VbucketState.ACTIVE)
-    world.add_stream()
-    world.settle()
-    assert not world.receiving.life.ended
-    assert statuses(world.wires.answers) == ["SUCCESS", "SUCCESS"]
-    assert world.there.failover_log == world.here.failover_log

@@ -1,12 +1,11 @@
-"""What a consumer asks of its store, and that the engine's adapter has all of it."""
+"""What a consumer asks of its store."""
 
-from upriver.node.streams.engine_sink import EngineCopy, EngineSink
+from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.protocol.consumer.sink import Sink, SinkVbucket
 
 
-def test_the_engine_fits() -> None:
-    # mypy checks the signatures; here only that nobody has lost one.
-    for wanted, offered in ((Sink, EngineSink), (SinkVbucket, EngineCopy)):
+def test_the_recording_sink_has_all_that_a_consumer_needs() -> None:
+    for wanted, offered in ((Sink, RecordingSink()), (SinkVbucket, RecordingCopy())):
         names = {name for name in vars(wanted) if not name.startswith("_")}
         assert names
         assert names <= set(dir(offered))

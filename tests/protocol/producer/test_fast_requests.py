@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.stream_requests import ask, brief, stage, uuid_of
+from tests.support.stream_requests import ask, brief, node_with_peer, uuid_of
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES, RUN_REQUESTS_MAX, PlainRequest, plain_requests
 from upriver.wire import Response, dcp, upr
 
@@ -55,10 +55,10 @@ def test_a_run_is_bounded() -> None:
 
 
 def test_requests_in_a_row_are_answered_in_their_order_among_other_packets() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     for number in (1, 2):
-        laboratory.bucket.create_vbucket(number)
-        laboratory.write(number, b"k")
+        node.bucket.create_vbucket(number)
+        node.write(number, b"k")
     row = [
         dcp.StreamRequest(vbucket=0, opaque=1),
         dcp.StreamRequest(vbucket=0, opaque=2),
@@ -66,11 +66,11 @@ def test_requests_in_a_row_are_answered_in_their_order_among_other_packets() -> 
         dcp.StreamRequest(vbucket=1, opaque=4, start_seqno=1, snapshot_start=1, snapshot_end=1, vbucket_uuid=77),
         dcp.StreamRequest(vbucket=1, opaque=5, start_seqno=3, end_seqno=2),
         dcp.Noop(opaque=6),
-        dcp.StreamRequest(vbucket=2, opaque=7, flags=dcp.StreamFlag.STRICT_UUID, vbucket_uuid=uuid_of(laboratory)),
+        dcp.StreamRequest(vbucket=2, opaque=7, flags=dcp.StreamFlag.STRICT_UUID, vbucket_uuid=uuid_of(node)),
         dcp.StreamRequest(vbucket=2, opaque=8),
     ]
     peer.session.receive(b"".join(each.encode() for each in row))
-    laboratory.settle()
+    node.settle()
     messages = peer.take()
     answers = [(each.opaque, each.status.name) for each in messages if isinstance(each, Response)]
     assert answers == [

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory, Peer
-from tests.support.stream_requests import END, ask, ask_upr, brief, control, set_state, stage, uuid_of
+from tests.support.in_memory_node import InMemoryNode, Peer
+from tests.support.stream_requests import END, ask, ask_upr, brief, control, node_with_peer, set_state, uuid_of
 from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.options import ListenAddress
@@ -22,10 +22,10 @@ from upriver.wire.codes import Status
 
 
 def test_an_accepted_request_is_answered_with_the_failover_log() -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     answer, *rest = ask(peer, opaque=0xDEADBEEF)
     assert isinstance(answer, upr.StreamRequestResponse)
-    assert [(entry.vbucket_uuid, entry.seqno) for entry in answer.log] == [(uuid_of(laboratory), 0)]
+    assert [(entry.vbucket_uuid, entry.seqno) for entry in answer.log] == [(uuid_of(node), 0)]
     assert brief(rest) == ["(0,2]", "a@1", "b@2"]
     assert {message.opaque for message in (answer, *rest)} == {0xDEADBEEF}  # type: ignore[attr-defined]
 
@@ -47,9 +47,9 @@ def test_an_accepted_request_is_answered_with_the_failover_log() -> None:
 def test_the_first_thing_that_is_wrong_is_named(
     vbucket: int, state: VbucketState | None, start: int, end: int, fields: dict[str, int], status: Status
 ) -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     if state is not None:
-        laboratory.bucket.create_vbucket(vbucket, state)
+        node.bucket.create_vbucket(vbucket, state)
     ask(peer)
     (answer,) = ask(peer, start, end, vbucket, **fields)
     assert isinstance(answer, AnyResponse)
@@ -59,26 +59,26 @@ def test_the_first_thing_that_is_wrong_is_named(
 
 def test_a_copy_that_was_active_once_streams() -> None:
     for state in (VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD):
-        laboratory, peer = stage(b"a")
-        set_state(laboratory, state)
+        node, peer = node_with_peer(b"a")
+        set_state(node, state)
         assert brief(ask(peer)) == ["success", "(0,1]", "a@1"]
 
 
 def test_an_empty_active_vbucket_streams() -> None:
-    _, peer = stage()
+    _, peer = node_with_peer()
     assert brief(ask(peer)) == ["success"]
 
 
 def test_active_only_refuses_every_other_copy() -> None:
-    laboratory, peer = stage(b"a")
-    set_state(laboratory, VbucketState.REPLICA)
+    node, peer = node_with_peer(b"a")
+    set_state(node, VbucketState.REPLICA)
     assert brief(ask(peer, flags=dcp.StreamFlag.ACTIVE_ONLY)) == ["not_my_vbucket"]
 
 
 def test_two_dialects_share_a_connection() -> None:
-    laboratory, peer = stage(b"a")
-    laboratory.bucket.create_vbucket(1)
-    laboratory.write(1, b"b")
+    node, peer = node_with_peer(b"a")
+    node.bucket.create_vbucket(1)
+    node.write(1, b"b")
     assert brief(ask(peer)) == ["success", "(0,1]", "a@1"]
     assert brief(ask_upr(peer, vbucket=1)) == ["success", "marker", "b@1"]
 
@@ -91,8 +91,8 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
     dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the producer's check and the store's the purge may pass: a text instead of the seqno helps nobody."""
-    laboratory, peer = stage(b"a", b"b")
-    entry = laboratory.bucket.vbucket(0).failover_log.newest
+    node, peer = node_with_peer(b"a", b"b")
+    entry = node.bucket.vbucket(0).failover_log.newest
 
     def purged(*_: object) -> None:
         raise RollbackRequired("deletions in between were purged", seqno=1)
@@ -106,7 +106,7 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
         request = STREAM_DIALECTS[name].request(**fields, high_seqno=entry.seqno)  # type: ignore[call-arg]
         put_opaque(request, 7)
         if name not in ("dcp", "upr"):
-            peer = laboratory.connect(wire=STREAM_DIALECTS[name].wire, listen_address=ListenAddress(dialect=name))
+            peer = node.connect(wire=STREAM_DIALECTS[name].wire, listen_address=ListenAddress(dialect=name))
     data = request.encode()
     answer = peer.send(data * 2 if dialect == "dcp in a run" else data)[0]
     assert answer.title() == "rollback required"
@@ -129,12 +129,12 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
     ],
 )
 def test_rollback_on_dcp(start: int, snapshot: tuple[int, int], uuid: str, back: int | None) -> None:
-    laboratory, peer = stage(b"a", b"b")
-    older = uuid_of(laboratory)
-    set_state(laboratory, VbucketState.REPLICA)
-    set_state(laboratory, VbucketState.ACTIVE)
-    laboratory.write(0, b"c", b"d")
-    uuids = {"unknown": 0xBAD, "newest": uuid_of(laboratory), "older": older}
+    node, peer = node_with_peer(b"a", b"b")
+    older = uuid_of(node)
+    set_state(node, VbucketState.REPLICA)
+    set_state(node, VbucketState.ACTIVE)
+    node.write(0, b"c", b"d")
+    uuids = {"unknown": 0xBAD, "newest": uuid_of(node), "older": older}
     answer = ask(peer, start, vbucket_uuid=uuids[uuid], snapshot_start=snapshot[0], snapshot_end=snapshot[1])[0]
     if back is None:
         assert isinstance(answer, upr.StreamRequestResponse)
@@ -158,12 +158,12 @@ def test_rollback_on_dcp(start: int, snapshot: tuple[int, int], uuid: str, back:
     ],
 )
 def test_rollback_on_upr(start: int, entry: tuple[str, int], expected: str | int) -> None:
-    laboratory, peer = stage(b"a", b"b")
-    older = uuid_of(laboratory)
-    set_state(laboratory, VbucketState.REPLICA)
-    set_state(laboratory, VbucketState.ACTIVE)
-    laboratory.write(0, b"c", b"d")
-    uuids = {"unknown": 0xBAD, "newest": uuid_of(laboratory), "older": older}
+    node, peer = node_with_peer(b"a", b"b")
+    older = uuid_of(node)
+    set_state(node, VbucketState.REPLICA)
+    set_state(node, VbucketState.ACTIVE)
+    node.write(0, b"c", b"d")
+    uuids = {"unknown": 0xBAD, "newest": uuid_of(node), "older": older}
     answer = ask_upr(peer, start, vbucket_uuid=uuids[entry[0]], high_seqno=entry[1])[0]
     if isinstance(expected, str):
         assert brief([answer]) == [expected]
@@ -175,29 +175,29 @@ def test_rollback_on_upr(start: int, entry: tuple[str, int], expected: str | int
 
 
 def test_the_rollback_of_upr_stands_in_the_extras() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    peer.put(upr.StreamRequest(start_seqno=2, vbucket_uuid=uuid_of(laboratory), high_seqno=1))
+    node, peer = node_with_peer(b"a", b"b")
+    peer.put(upr.StreamRequest(start_seqno=2, vbucket_uuid=uuid_of(node), high_seqno=1))
     data = peer.session.data_to_send()
     assert (data[4], data[7], len(data)) == (8, Status.ROLLBACK, 32)
 
 
 def test_who_stands_below_the_purge_seqno_starts_over() -> None:
-    laboratory, peer = stage(b"a", b"b", b"c")
-    laboratory.bucket.vbucket(0).table.purge_seqno = 2
+    node, peer = node_with_peer(b"a", b"b", b"c")
+    node.bucket.vbucket(0).table.purge_seqno = 2
     for answer in (
-        ask(peer, 1, vbucket_uuid=uuid_of(laboratory))[0],
-        ask_upr(peer, 1, vbucket_uuid=uuid_of(laboratory))[0],
+        ask(peer, 1, vbucket_uuid=uuid_of(node))[0],
+        ask_upr(peer, 1, vbucket_uuid=uuid_of(node))[0],
     ):
         assert isinstance(answer, Response)
         assert answer.status is Status.ROLLBACK
         assert answer.seqno == 0  # type: ignore[attr-defined]
-    assert brief(ask(peer, 2, vbucket_uuid=uuid_of(laboratory))) == ["success", "(2,3]", "c@3"]
+    assert brief(ask(peer, 2, vbucket_uuid=uuid_of(node))) == ["success", "(2,3]", "c@3"]
 
 
 @pytest.mark.parametrize(("uuid", "expected"), [("unknown", "rollback"), ("newest", "success"), ("none", "success")])
 def test_a_strict_uuid_counts_at_the_beginning_too(uuid: str, expected: str) -> None:
-    laboratory, peer = stage(b"a")
-    uuids = {"unknown": 0xBAD, "newest": uuid_of(laboratory), "none": 0}
+    node, peer = node_with_peer(b"a")
+    uuids = {"unknown": 0xBAD, "newest": uuid_of(node), "none": 0}
     assert brief(ask(peer, vbucket_uuid=uuids[uuid], flags=dcp.StreamFlag.STRICT_UUID))[0] == expected
 
 
@@ -205,8 +205,8 @@ def test_a_strict_uuid_counts_at_the_beginning_too(uuid: str, expected: str) -> 
 
 
 def test_the_failover_log() -> None:
-    laboratory, peer = stage(b"a")
-    laboratory.bucket.vbucket(0).failover_log = FailoverLog.fresh(5).branch(6, 1)
+    node, peer = node_with_peer(b"a")
+    node.bucket.vbucket(0).failover_log = FailoverLog.fresh(5).branch(6, 1)
     (answer,) = peer.send(upr.FailoverLogRequest(opaque=3))
     assert isinstance(answer, upr.FailoverLogResponse)
     assert [(entry.vbucket_uuid, entry.seqno) for entry in answer.log] == [(6, 1), (5, 0)]
@@ -214,19 +214,19 @@ def test_the_failover_log() -> None:
 
 
 def test_close_answers_and_says_nothing_more() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask(peer)
     assert brief(peer.send(upr.CloseStream(opaque=0x99))) == ["success"]
-    laboratory.write(0, b"b")
-    laboratory.settle()
+    node.write(0, b"b")
+    node.settle()
     assert peer.take() == []
-    assert not laboratory.bucket.vbucket(0).cursors
+    assert not node.bucket.vbucket(0).cursors
     assert brief(peer.send(upr.CloseStream())) == ["key_enoent"]
     assert brief(ask(peer)) == ["success", "(0,2]", "a@1", "b@2"]
 
 
 def test_close_with_a_stream_end_if_that_was_agreed_on() -> None:
-    _, peer = stage(b"a")
+    _, peer = node_with_peer(b"a")
     assert control(peer, b"send_stream_end_on_client_close_stream") is Status.SUCCESS
     ask(peer, opaque=7)
     answer, end = peer.send(upr.CloseStream(opaque=8))
@@ -237,11 +237,11 @@ def test_close_with_a_stream_end_if_that_was_agreed_on() -> None:
 
 
 def test_the_end_of_a_stream_that_the_consumer_closes_counts_in_the_window() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     control(peer, b"send_stream_end_on_client_close_stream")
     control(peer, b"connection_buffer_size", b"1000")
     ask(peer)
-    (connection,) = laboratory.service
+    (connection,) = node.service
     assert connection.producer is not None
     before = connection.producer.window.unacked_bytes
     _, end = peer.send(upr.CloseStream())
@@ -249,7 +249,7 @@ def test_the_end_of_a_stream_that_the_consumer_closes_counts_in_the_window() -> 
 
 
 def test_a_stream_that_is_closed_while_it_waits_for_a_window_ends_once() -> None:
-    _, peer = stage(*(b"%03d" % n for n in range(50)))
+    _, peer = node_with_peer(*(b"%03d" % n for n in range(50)))
     control(peer, b"send_stream_end_on_client_close_stream")
     control(peer, b"connection_buffer_size", b"1000")
     ask(peer, opaque=7)
@@ -262,7 +262,7 @@ def test_a_stream_that_is_closed_while_it_waits_for_a_window_ends_once() -> None
 
 
 def test_streams_that_are_closed_while_they_wait_for_a_window_leave_nothing_behind() -> None:
-    _, peer = stage(*(b"%03d" % n for n in range(50)))
+    _, peer = node_with_peer(*(b"%03d" % n for n in range(50)))
     control(peer, b"connection_buffer_size", b"1000")
     ask(peer)
     gone: weakref.WeakSet[object] = weakref.WeakSet()
@@ -277,18 +277,18 @@ def test_streams_that_are_closed_while_they_wait_for_a_window_leave_nothing_behi
 
 
 def test_what_was_unacknowledged_when_a_window_was_lifted_does_not_fill_the_next() -> None:
-    laboratory, peer = stage(*(b"%03d" % n for n in range(50)))
+    node, peer = node_with_peer(*(b"%03d" % n for n in range(50)))
     control(peer, b"connection_buffer_size", b"1000")
     ask(peer)
     peer.send(dcp.Control(key=b"connection_buffer_size", value=b"0"))
     control(peer, b"connection_buffer_size", b"1000")
-    laboratory.write(0, b"live")
-    laboratory.settle()
+    node.write(0, b"live")
+    node.settle()
     assert brief(peer.take()) == ["(50,51]", "live@51"]
 
 
 def test_close_and_request_again_before_anything_was_sent() -> None:
-    _, peer = stage(b"a")
+    _, peer = node_with_peer(b"a")
     request = dcp.StreamRequest(opaque=1)
     again = dcp.StreamRequest(opaque=3)
     messages = peer.send(request, upr.CloseStream(opaque=2), again)
@@ -308,11 +308,11 @@ def test_close_and_request_again_before_anything_was_sent() -> None:
     ids=lambda message: str(message.title()),
 )
 def test_what_a_producer_does_not_expect_closes_the_connection(message: upr.AddStream) -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask(peer)
     assert peer.send(message) == []
     assert peer.closed
-    assert not laboratory.bucket.vbucket(0).cursors
+    assert not node.bucket.vbucket(0).cursors
 
 
 @pytest.mark.parametrize(
@@ -332,9 +332,9 @@ def test_what_a_producer_does_not_expect_closes_the_connection(message: upr.AddS
     ],
 )
 def test_a_control_that_makes_no_sense_changes_nothing(name: bytes, value: bytes) -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     assert control(peer, name, value) is Status.EINVAL
-    (connection,) = laboratory.service
+    (connection,) = node.service
     assert connection.producer is not None
     assert connection.producer.controls["key_filter"] == connection.producer.controls["value_filter"] == ""
 
@@ -343,42 +343,42 @@ def test_a_control_that_makes_no_sense_changes_nothing(name: bytes, value: bytes
 
 
 def test_a_buffer_of_one_byte_sends_one_packet_at_a_time() -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     assert control(peer, b"connection_buffer_size", b"1") is Status.SUCCESS
     assert brief(ask(peer, end=2)) == ["success", "(0,2]"]
     ack = dcp.BufferAck(bytes_processed=1000)
     assert [brief(peer.send(ack)) for _ in range(4)] == [["a@1"], ["b@2"], ["end 0"], []]
-    (connection,) = laboratory.service
+    (connection,) = node.service
     assert connection.producer is not None
     window = connection.producer.window
     assert (window.unacked_bytes, window.acked_bytes_total) == (0, 44 + 2 * (24 + 31 + 2) + 28)
 
 
 def test_whole_packets_count_and_an_answer_does_not() -> None:
-    laboratory, peer = stage(b"a", b"b", b"c")
+    node, peer = node_with_peer(b"a", b"b", b"c")
     control(peer, b"connection_buffer_size", b"101")
     assert brief(ask(peer)) == ["success", "(0,3]", "a@1"]  # 44 + 57 bytes
     assert brief(peer.send(dcp.BufferAck(bytes_processed=0))) == []
     assert brief(peer.send(upr.FailoverLogRequest())) == ["success"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["b@2"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=57))) == ["c@3"]
-    assert laboratory.bucket.vbucket(0).cursors
+    assert node.bucket.vbucket(0).cursors
 
 
 def test_a_size_of_zero_opens_the_window_for_good() -> None:
-    _, peer = stage(b"a", b"b")
+    _, peer = node_with_peer(b"a", b"b")
     control(peer, b"connection_buffer_size", b"1")
     assert brief(ask(peer)) == ["success", "(0,2]"]
     assert brief(peer.send(dcp.Control(key=b"connection_buffer_size", value=b"0"))) == ["success", "a@1", "b@2"]
 
 
 def test_a_closed_window_reads_nothing_from_the_history() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     control(peer, b"connection_buffer_size", b"1")
     ask(peer)
-    (cursor,) = laboratory.bucket.vbucket(0).cursors.values()
-    laboratory.write(0, *(b"%d" % number for number in range(1000)))
-    laboratory.settle()
+    (cursor,) = node.bucket.vbucket(0).cursors.values()
+    node.write(0, *(b"%d" % number for number in range(1000)))
+    node.settle()
     assert cursor.changes_read == 0
 
 
@@ -386,57 +386,57 @@ def test_a_closed_window_reads_nothing_from_the_history() -> None:
 
 
 def test_noops_are_sent_and_their_absence_is_death() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     control(peer, b"set_noop_interval", b"10")
     control(peer, b"enable_noop")
     ask(peer)
-    laboratory.pass_by(9.9)
+    node.pass_by(9.9)
     assert peer.take() == []
-    laboratory.pass_by(0.1)
+    node.pass_by(0.1)
     (noop,) = peer.take()
     assert isinstance(noop, dcp.Noop)
     peer.send(AnyResponse(opcode=noop.code, opaque=noop.opaque))
-    laboratory.pass_by(10)
+    node.pass_by(10)
     assert brief(peer.take()) == ["noop"]
-    laboratory.pass_by(9.9)
+    node.pass_by(9.9)
     assert not peer.closed
-    laboratory.pass_by(0.1)
+    node.pass_by(0.1)
     assert peer.closed
-    assert not laboratory.bucket.vbucket(0).cursors
+    assert not node.bucket.vbucket(0).cursors
 
 
 @pytest.mark.parametrize("set_s", [-86_400.0, 86_400.0])
 def test_a_clock_that_somebody_sets_neither_cuts_a_consumer_nor_hides_a_dead_one(set_s: float) -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     control(peer, b"set_noop_interval", b"10")
     control(peer, b"enable_noop")
-    laboratory.clock_set_s = set_s
-    laboratory.pass_by(9.9)
+    node.clock_set_s = set_s
+    node.pass_by(9.9)
     assert peer.take() == []
-    laboratory.pass_by(0.1)
+    node.pass_by(0.1)
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["noop"]
-    laboratory.clock_set_s = 0.0
-    laboratory.pass_by(10)
+    node.clock_set_s = 0.0
+    node.pass_by(10)
     assert brief(peer.take()) == ["noop"]
-    laboratory.clock_set_s = set_s
-    laboratory.pass_by(9.9)
+    node.clock_set_s = set_s
+    node.pass_by(9.9)
     assert not peer.closed
-    laboratory.pass_by(0.1)
+    node.pass_by(0.1)
     assert peer.closed
 
 
 def test_whoever_acknowledges_bytes_is_alive() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     control(peer, b"set_noop_interval", b"10")
     control(peer, b"enable_noop")
     for _ in range(5):
-        laboratory.pass_by(10)
+        node.pass_by(10)
         assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["noop"]
     assert not peer.closed
 
 
 def test_the_other_side_may_ask_too() -> None:
-    _, peer = stage()
+    _, peer = node_with_peer()
     (answer,) = peer.send(dcp.Noop(opaque=5))
     assert isinstance(answer, AnyResponse)
     assert (answer.opcode, answer.status, answer.opaque) == (0x5C, Status.SUCCESS, 5)
@@ -446,28 +446,28 @@ def test_the_other_side_may_ask_too() -> None:
 
 
 def test_streams_take_turns_and_a_backfill_does_not_hold_up_a_live_change() -> None:
-    laboratory = Laboratory(vbuckets=2)
-    laboratory.bucket.create_vbuckets()
-    laboratory.write(0, *(b"key-%d" % number for number in range(5000)), value=b"v" * 2000)
-    peer = laboratory.connect().open()
+    node = InMemoryNode(vbuckets=2)
+    node.bucket.create_vbuckets()
+    node.write(0, *(b"key-%d" % number for number in range(5000)), value=b"v" * 2000)
+    peer = node.connect().open()
     ask(peer, vbucket=1, opaque=1)
     peer.put(dcp.StreamRequest(vbucket=0, opaque=2))
-    (connection,) = laboratory.service
+    (connection,) = node.service
     connection.produce()
-    laboratory.write(1, b"live")
+    node.write(1, b"live")
     piece = b"".join(bytes(connection.produce()) for _ in range(2))
     assert b"live" in piece
     assert len(piece) <= 3 * PIECE_BYTES
 
 
 def test_each_of_many_streams_gets_its_share() -> None:
-    laboratory = Laboratory(vbuckets=64)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=64)
+    node.bucket.create_vbuckets()
     for vbucket in range(64):
-        laboratory.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
-    peer = laboratory.connect().open()
+        node.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
+    peer = node.connect().open()
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(64)))
-    (connection,) = laboratory.service
+    (connection,) = node.service
     assert connection.producer is not None
     while connection.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
         assert connection.produce()
@@ -477,24 +477,24 @@ def test_each_of_many_streams_gets_its_share() -> None:
 
 
 def test_a_stream_that_wakes_up_does_not_wait_for_all_that_are_busy() -> None:
-    laboratory = Laboratory(vbuckets=64)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=64)
+    node.bucket.create_vbuckets()
     for vbucket in range(1, 64):
-        laboratory.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
-    peer = laboratory.connect().open()
+        node.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
+    peer = node.connect().open()
     ask(peer, vbucket=0, opaque=0)
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(1, 64)))
-    (connection,) = laboratory.service
+    (connection,) = node.service
     assert connection.producer is not None
     while connection.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
         assert connection.produce()
-    laboratory.write(0, b"live")
+    node.write(0, b"live")
     assert b"live" in bytes(connection.produce()), "in the very next piece"
 
 
-def order_of_first_and_last(laboratory: Laboratory, peer: Peer) -> list[int]:
+def order_of_first_and_last(node: InMemoryNode, peer: Peer) -> list[int]:
     """The vbuckets of the changes that came, each run of them once."""
-    laboratory.settle()
+    node.settle()
     runs: list[int] = []
     for message in peer.take():
         if isinstance(message, dcp.Mutation) and (not runs or runs[-1] != message.vbucket):
@@ -504,14 +504,14 @@ def order_of_first_and_last(laboratory: Laboratory, peer: Peer) -> list[int]:
 
 @pytest.mark.parametrize("order", ["round-robin", "sequential"])
 def test_backfills_take_turns_or_follow_each_other(order: str) -> None:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbuckets()
     for vbucket in range(4):
-        laboratory.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
-    peer = laboratory.connect().open()
+        node.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
+    peer = node.connect().open()
     assert control(peer, b"backfill_order", order.encode()) is Status.SUCCESS
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in (2, 0, 3, 1)))
-    runs = order_of_first_and_last(laboratory, peer)
+    runs = order_of_first_and_last(node, peer)
     if order == "sequential":
         assert runs == [2, 0, 3, 1]
     else:
@@ -522,12 +522,12 @@ def test_backfills_take_turns_or_follow_each_other(order: str) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_nor_does_the_first_change_of_who_had_everything(late: bool) -> None:
     """Neither that of a vbucket which was empty, nor if others were busy already when it asked."""
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbuckets()
-    laboratory.write(1, *(b"%d" % number for number in range(1200)), value=b"v" * 4000)
-    peer = laboratory.connect().open()
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbuckets()
+    node.write(1, *(b"%d" % number for number in range(1200)), value=b"v" * 4000)
+    peer = node.connect().open()
     control(peer, b"backfill_order", b"sequential")
-    (connection,) = laboratory.service
+    (connection,) = node.service
     if late:
         peer.put(dcp.StreamRequest(vbucket=1, opaque=1))
         connection.produce()
@@ -536,21 +536,21 @@ def test_nor_does_the_first_change_of_who_had_everything(late: bool) -> None:
         ask(peer, vbucket=0)
         peer.put(dcp.StreamRequest(vbucket=1, opaque=1))
     connection.produce()
-    laboratory.write(0, b"live")
+    node.write(0, b"live")
     assert b"live" in bytes(connection.produce())
 
 
 def test_a_live_change_does_not_wait_for_backfills_in_line() -> None:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbuckets()
     for vbucket in range(1, 4):
-        laboratory.write(vbucket, *(b"%d" % number for number in range(600)), value=b"v" * 2000)
-    laboratory.write(0, b"first")
-    peer = laboratory.connect().open()
+        node.write(vbucket, *(b"%d" % number for number in range(600)), value=b"v" * 2000)
+    node.write(0, b"first")
+    peer = node.connect().open()
     control(peer, b"backfill_order", b"sequential")
     ask(peer, vbucket=0)
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in (1, 2, 3)))
-    (connection,) = laboratory.service
+    (connection,) = node.service
     connection.produce()
-    laboratory.write(0, b"live")
+    node.write(0, b"live")
     assert b"live" in bytes(connection.produce())

@@ -9,17 +9,27 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.in_memory_node import Laboratory, Peer
-from tests.support.stream_requests import END, answer_to, ask, ask_upr, brief, control, set_state, stage, uuid_of
+from tests.support.in_memory_node import InMemoryNode, Peer
+from tests.support.stream_requests import (
+    END,
+    answer_to,
+    ask,
+    ask_upr,
+    brief,
+    control,
+    node_with_peer,
+    set_state,
+    uuid_of,
+)
 from upriver.errors import CorruptData, NotMyVbucket
 from upriver.model import Change, Event, VbucketState
 from upriver.wire import AnyResponse, Message, dcp, upr
 from upriver.wire.codes import Status
 
 
-def written(laboratory: Laboratory, peer: Peer, *keys: bytes) -> list[str]:
-    laboratory.write(0, *keys)
-    laboratory.settle()
+def written(node: InMemoryNode, peer: Peer, *keys: bytes) -> list[str]:
+    node.write(0, *keys)
+    node.settle()
     return brief(peer.take())
 
 
@@ -27,42 +37,42 @@ def written(laboratory: Laboratory, peer: Peer, *keys: bytes) -> list[str]:
 
 
 def test_backfill_then_live_changes() -> None:
-    laboratory, peer = stage(b"a", b"b", b"a")
+    node, peer = node_with_peer(b"a", b"b", b"a")
     answer, marker, *changes = ask(peer)
     assert isinstance(marker, dcp.SnapshotMarker)
     assert marker.flags == dcp.MarkerFlag.MEMORY | dcp.MarkerFlag.CHECKPOINT
     assert brief([answer, marker, *changes]) == ["success", "(0,3]", "b@2", "a@3"]
-    assert written(laboratory, peer, b"c") == ["(3,4]", "c@4"]
-    assert written(laboratory, peer, b"c", b"d") == ["(4,6]", "c@5", "d@6"]
-    assert written(laboratory, peer) == []
+    assert written(node, peer, b"c") == ["(3,4]", "c@4"]
+    assert written(node, peer, b"c", b"d") == ["(4,6]", "c@5", "d@6"]
+    assert written(node, peer) == []
 
 
 def test_a_later_start_begins_no_checkpoint() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    marker = ask(peer, 1, vbucket_uuid=uuid_of(laboratory))[1]
+    node, peer = node_with_peer(b"a", b"b")
+    marker = ask(peer, 1, vbucket_uuid=uuid_of(node))[1]
     assert isinstance(marker, dcp.SnapshotMarker)
     assert (marker.start_seqno, marker.end_seqno, marker.flags) == (1, 2, dcp.MarkerFlag.MEMORY)
 
 
 def test_an_announced_snapshot_shows_the_state_at_its_end() -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     control(peer, b"connection_buffer_size", b"1")
     assert brief(ask(peer)) == ["success", "(0,2]"]
-    laboratory.write(0, b"a", b"b")
+    node.write(0, b"a", b"b")
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1000))) == ["a@1"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1000))) == ["b@2"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1000))) == ["(2,4]"]
 
 
 def test_a_replica_ends_its_snapshots_where_it_was_whole() -> None:
-    laboratory = Laboratory()
-    vbucket = laboratory.bucket.create_vbucket(0, VbucketState.REPLICA)
+    node = InMemoryNode()
+    vbucket = node.bucket.create_vbucket(0, VbucketState.REPLICA)
     vbucket.begin_snapshot(0, 2)
-    peer = laboratory.connect().open()
+    peer = node.connect().open()
     vbucket.apply(Change(vbucket=0, event=Event.MUTATION, seqno=1, key=b"a"))
     assert brief(ask(peer)) == ["success"]
     vbucket.apply(Change(vbucket=0, event=Event.MUTATION, seqno=2, key=b"b"))
-    laboratory.settle()
+    node.settle()
     assert brief(peer.take()) == ["(0,2]", "a@1", "b@2"]
 
 
@@ -78,46 +88,46 @@ def test_a_replica_ends_its_snapshots_where_it_was_whole() -> None:
     ],
 )
 def test_dcp_sends_the_whole_snapshot_that_holds_the_end(end: int, expected: list[str]) -> None:
-    _, peer = stage(b"a", b"b", b"c", b"d", b"a")
+    _, peer = node_with_peer(b"a", b"b", b"c", b"d", b"a")
     assert brief(ask(peer, end=end)) == expected
 
 
 def test_upr_stops_at_the_end_with_the_state_that_was_current_there() -> None:
-    _, peer = stage(b"a", b"b", b"c", b"d", b"a")
+    _, peer = node_with_peer(b"a", b"b", b"c", b"d", b"a")
     assert brief(ask_upr(peer, end=3)) == ["success", "marker", "a@1", "b@2", "c@3", "end 0"]
     assert brief(ask_upr(peer, end=0)) == ["success", "end 0"]
 
 
 def test_exact_end_gives_the_same_on_dcp() -> None:
-    _, peer = stage(b"a", b"b", b"c", b"d", b"a")
+    _, peer = node_with_peer(b"a", b"b", b"c", b"d", b"a")
     control(peer, b"exact_end")
     assert brief(ask(peer, end=3)) == ["success", "(0,3]", "a@1", "b@2", "c@3", "end 0"]
 
 
 def test_an_end_in_the_future_is_waited_for() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     assert brief(ask(peer, end=3)) == ["success", "(0,1]", "a@1"]
-    assert written(laboratory, peer, b"b") == ["(1,2]", "b@2"]
-    assert written(laboratory, peer, b"c", b"d") == ["(2,4]", "c@3", "d@4", "end 0"]
-    assert written(laboratory, peer, b"e") == []
-    assert not laboratory.bucket.vbucket(0).cursors
+    assert written(node, peer, b"b") == ["(1,2]", "b@2"]
+    assert written(node, peer, b"c", b"d") == ["(2,4]", "c@3", "d@4", "end 0"]
+    assert written(node, peer, b"e") == []
+    assert not node.bucket.vbucket(0).cursors
 
 
 def test_start_may_equal_end() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    assert brief(ask(peer, 2, 2, vbucket_uuid=uuid_of(laboratory))) == ["success", "end 0"]
+    node, peer = node_with_peer(b"a", b"b")
+    assert brief(ask(peer, 2, 2, vbucket_uuid=uuid_of(node))) == ["success", "end 0"]
 
 
 def test_to_latest_ends_where_the_history_ended_at_the_request() -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     assert brief(ask(peer, flags=dcp.StreamFlag.TO_LATEST)) == ["success", "(0,2]", "a@1", "b@2", "end 0"]
-    laboratory.bucket.create_vbucket(1)
+    node.bucket.create_vbucket(1)
     assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TO_LATEST)) == ["success", "end 0"]
 
 
 def test_disk_only_ends_with_what_is_on_disk() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    laboratory.settle()
+    node, peer = node_with_peer(b"a", b"b")
+    node.settle()
     messages = ask(peer, end=1, flags=dcp.StreamFlag.DISK_ONLY)
     assert brief(messages) == ["success", "(0,2]", "a@1", "b@2", "end 0"]
     assert isinstance(messages[1], dcp.SnapshotMarker)
@@ -125,50 +135,50 @@ def test_disk_only_ends_with_what_is_on_disk() -> None:
 
 
 def test_disk_only_waits_for_what_was_there_at_the_request() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    laboratory.settle()
-    laboratory.disk_works = False
-    laboratory.write(0, b"c")
+    node, peer = node_with_peer(b"a", b"b")
+    node.settle()
+    node.disk_works = False
+    node.write(0, b"c")
     assert brief(ask(peer, flags=dcp.StreamFlag.DISK_ONLY)) == ["success"]
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert brief(peer.take()) == ["(0,3]", "a@1", "b@2", "c@3", "end 0"]
 
 
 def test_persisted_only_waits_for_the_disk() -> None:
-    laboratory, peer = stage(b"a")
-    laboratory.settle()
+    node, peer = node_with_peer(b"a")
+    node.settle()
     control(peer, b"persisted_only")
     assert brief(ask(peer)) == ["success", "(0,1]", "a@1"]
-    laboratory.disk_works = False
-    assert written(laboratory, peer, b"b") == []
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = False
+    assert written(node, peer, b"b") == []
+    node.disk_works = True
+    node.settle()
     assert brief(peer.take()) == ["(1,2]", "b@2"]
 
 
 def test_a_notifier_need_not_name_an_end() -> None:
     """Those of deployed clusters name 0."""
-    laboratory, peer = stage(b"a", flags=dcp.OpenFlag.NOTIFIER)
-    assert brief(ask(peer, 1, end=0, vbucket_uuid=uuid_of(laboratory))) == ["success"]
-    assert written(laboratory, peer, b"b") == ["end 0"]
-    laboratory.bucket.create_vbucket(1)
+    node, peer = node_with_peer(b"a", flags=dcp.OpenFlag.NOTIFIER)
+    assert brief(ask(peer, 1, end=0, vbucket_uuid=uuid_of(node))) == ["success"]
+    assert written(node, peer, b"b") == ["end 0"]
+    node.bucket.create_vbucket(1)
     assert brief(ask(peer, vbucket=1, end=0)) == ["success"]
 
 
 def test_a_notifier_ends_as_soon_as_there_is_something() -> None:
-    laboratory, peer = stage(b"a", flags=dcp.OpenFlag.NOTIFIER)
+    node, peer = node_with_peer(b"a", flags=dcp.OpenFlag.NOTIFIER)
     assert brief(ask(peer)) == ["success", "end 0"]
-    assert brief(ask(peer, 1, vbucket_uuid=uuid_of(laboratory))) == ["success"]
-    assert written(laboratory, peer, b"b") == ["end 0"]
+    assert brief(ask(peer, 1, vbucket_uuid=uuid_of(node))) == ["success"]
+    assert written(node, peer, b"b") == ["end 0"]
 
 
 # What it holds
 
 
 def test_a_mutation_in_both_dialects() -> None:
-    laboratory, peer = stage()
-    laboratory.bucket.vbucket(0).set(b"k", b"value", 0xDEADBEEF, 0, 0, 1)
+    node, peer = node_with_peer()
+    node.bucket.vbucket(0).set(b"k", b"value", 0xDEADBEEF, 0, 0, 1)
     (mutation,) = ask(peer)[2:]
     assert isinstance(mutation, dcp.Mutation)
     assert (mutation.value, mutation.flags, mutation.rev_seqno, mutation.datatype) == (b"value", 0xDEADBEEF, 1, 1)
@@ -179,16 +189,16 @@ def test_a_mutation_in_both_dialects() -> None:
 
 
 def test_the_remaining_lock_time_goes_with_a_mutation() -> None:
-    laboratory, peer = stage(b"k")
-    laboratory.bucket.vbucket(0).get_and_lock(b"k", 20)
-    laboratory.pass_by(5)
+    node, peer = node_with_peer(b"k")
+    node.bucket.vbucket(0).get_and_lock(b"k", 20)
+    node.pass_by(5)
     assert ask(peer)[2].lock_time == 15  # type: ignore[attr-defined]
 
 
-def expired(laboratory: Laboratory) -> None:
-    vbucket = laboratory.bucket.vbucket(0)
+def expired(node: InMemoryNode) -> None:
+    vbucket = node.bucket.vbucket(0)
     vbucket.set(b"e", b"x", 0, 1)
-    laboratory.pass_by(5)
+    node.pass_by(5)
     vbucket.table.expire(b"e")
 
 
@@ -204,33 +214,33 @@ def expired(laboratory: Laboratory) -> None:
 def test_an_expiration_is_a_deletion_unless_its_opcode_was_asked_for(
     controls: tuple[bytes, ...], flags: int, expected: str
 ) -> None:
-    laboratory, peer = stage(flags=flags)
+    node, peer = node_with_peer(flags=flags)
     for name in controls:
         control(peer, name)
-    expired(laboratory)
+    expired(node)
     message = ask(peer)[2]
     assert brief([message]) == [expected]
     if flags & dcp.OpenFlag.DELETE_TIMES:
-        assert abs(message.delete_time - laboratory.clock()) <= 10  # type: ignore[attr-defined]
+        assert abs(message.delete_time - node.clock()) <= 10  # type: ignore[attr-defined]
 
 
 def test_upr_always_tells_an_expiration() -> None:
-    laboratory, peer = stage()
-    expired(laboratory)
+    node, peer = node_with_peer()
+    expired(node)
     assert brief(ask_upr(peer)) == ["success", "marker", "!e@2"]
 
 
 def test_deletions_say_when_if_that_was_asked_for() -> None:
-    laboratory, peer = stage(b"a", flags=1 | dcp.OpenFlag.DELETE_TIMES)
-    laboratory.bucket.vbucket(0).delete(b"a")
+    node, peer = node_with_peer(b"a", flags=1 | dcp.OpenFlag.DELETE_TIMES)
+    node.bucket.vbucket(0).delete(b"a")
     (deletion,) = ask(peer)[2:]
     assert isinstance(deletion, dcp.Deletion)
-    assert deletion.delete_time == int(laboratory.clock())
+    assert deletion.delete_time == int(node.clock())
 
 
 @pytest.mark.parametrize("way", ["open flag", "control"])
 def test_keys_without_values(way: str) -> None:
-    _, peer = stage(b"a", flags=1 | (dcp.OpenFlag.NO_VALUE if way == "open flag" else 0))
+    _, peer = node_with_peer(b"a", flags=1 | (dcp.OpenFlag.NO_VALUE if way == "open flag" else 0))
     if way == "control":
         control(peer, b"keys_only")
     mutation = ask(peer)[2]
@@ -239,7 +249,7 @@ def test_keys_without_values(way: str) -> None:
 
 
 def test_every_version_with_the_history() -> None:
-    _, peer = stage(b"a", b"a", b"b")
+    _, peer = node_with_peer(b"a", b"a", b"b")
     control(peer, b"history")
     _, marker, *changes = ask(peer)
     assert isinstance(marker, dcp.SnapshotMarker)
@@ -248,16 +258,16 @@ def test_every_version_with_the_history() -> None:
 
 
 def test_a_filter_on_keys_and_the_position_that_advances() -> None:
-    laboratory, peer = stage(b"user:1", b"x", b"user:2")
+    node, peer = node_with_peer(b"user:1", b"x", b"user:2")
     assert control(peer, b"key_filter", b"^user:") is Status.SUCCESS
     assert brief(ask(peer)) == ["success", "(0,3]", "user:1@1", "user:2@3"]
-    assert written(laboratory, peer, b"y") == ["(3,4]", "advanced 4"]
-    assert written(laboratory, peer, b"user:3", b"z") == ["(4,6]", "user:3@5", "advanced 6"]
+    assert written(node, peer, b"y") == ["(3,4]", "advanced 4"]
+    assert written(node, peer, b"user:3", b"z") == ["(4,6]", "user:3@5", "advanced 6"]
 
 
 def test_a_filter_on_values() -> None:
-    laboratory, peer = stage()
-    vbucket = laboratory.bucket.vbucket(0)
+    node, peer = node_with_peer()
+    vbucket = node.bucket.vbucket(0)
     vbucket.set(b"a", b'{"type": {"name": "dog"}}')
     vbucket.set(b"b", b'{"type": {"name": "cat"}}')
     assert control(peer, b"value_filter", b'{"field": "type.name", "equals": "dog"}') is Status.SUCCESS
@@ -268,19 +278,19 @@ def test_a_filter_on_values() -> None:
 
 
 def test_a_filter_on_values_that_are_null() -> None:
-    laboratory, peer = stage()
+    node, peer = node_with_peer()
     for key, value in ((b"a", b'{"x": null}'), (b"b", b'{"x": 0}'), (b"c", b"{}")):
-        laboratory.bucket.vbucket(0).set(key, value)
+        node.bucket.vbucket(0).set(key, value)
     assert control(peer, b"value_filter", b'{"field": "x", "equals": null}') is Status.SUCCESS
     assert brief(ask(peer)) == ["success", "(0,3]", "a@1", "advanced 3"]
 
 
 @pytest.mark.parametrize("asks", [ask, ask_upr])
 def test_a_filter_looks_into_values_that_are_compressed(asks: Callable[[Peer], list[Message]]) -> None:
-    laboratory, peer = stage()
+    node, peer = node_with_peer()
     deflate = pa.Codec("snappy").compress
     for key, name in ((b"a", b"dog"), (b"b", b"cat")):
-        laboratory.bucket.vbucket(0).set(key, bytes(deflate(b'{"name": "%b"}' % name)), datatype=3)
+        node.bucket.vbucket(0).set(key, bytes(deflate(b'{"name": "%b"}' % name)), datatype=3)
     control(peer, b"value_filter", b'{"field": "name", "equals": "dog"}')
     messages = asks(peer)
     assert "a@1" in brief(messages)
@@ -289,10 +299,10 @@ def test_a_filter_looks_into_values_that_are_compressed(asks: Callable[[Peer], l
 
 
 def test_upr_says_with_the_next_marker_how_far_it_is() -> None:
-    laboratory, peer = stage(b"x")
+    node, peer = node_with_peer(b"x")
     control(peer, b"key_filter", b"^user:")
     assert brief(ask_upr(peer)) == ["success", "marker"]
-    assert written(laboratory, peer, b"user:1") == ["marker", "user:1@2"]
+    assert written(node, peer, b"user:1") == ["marker", "user:1@2"]
 
 
 # What happens to the vbucket
@@ -300,35 +310,35 @@ def test_upr_says_with_the_next_marker_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
 def test_a_state_change_ends_the_stream(state: VbucketState) -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask(peer)
-    set_state(laboratory, state)
-    laboratory.settle()
+    set_state(node, state)
+    node.settle()
     assert brief(peer.take()) == ["end 2"]
     assert brief(peer.send(upr.CloseStream())) == ["key_enoent"]
 
 
 def test_on_upr_the_reason_has_another_number() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask_upr(peer)
-    set_state(laboratory, VbucketState.REPLICA)
-    laboratory.settle()
+    set_state(node, VbucketState.REPLICA)
+    node.settle()
     assert brief(peer.take()) == ["end 1"]
 
 
 def test_a_state_change_in_mid_snapshot() -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     control(peer, b"connection_buffer_size", b"1")
     ask(peer)
-    set_state(laboratory, VbucketState.REPLICA)
+    set_state(node, VbucketState.REPLICA)
     assert brief(peer.send(dcp.BufferAck(bytes_processed=100))) == ["end 2"]
 
 
 def test_a_vbucket_that_is_deleted_ends_the_stream() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask(peer)
-    laboratory.bucket.delete_vbucket(0)
-    laboratory.settle()
+    node.bucket.delete_vbucket(0)
+    node.settle()
     assert brief(peer.take()) == ["end 2"]
 
 
@@ -336,22 +346,22 @@ def test_a_vbucket_that_is_deleted_ends_the_stream() -> None:
 @pytest.mark.parametrize("window", [b"1", b"0"], ids=["in a snapshot", "between two"])
 def test_a_dead_vbucket_that_is_deleted_ends_the_stream(asks: Callable[[Peer], list[Message]], window: bytes) -> None:
     """It is streamed as others are; what the consumer has not got is gone, and must not count as sent."""
-    laboratory, peer = stage(b"a", b"b")
-    set_state(laboratory, VbucketState.DEAD)
+    node, peer = node_with_peer(b"a", b"b")
+    set_state(node, VbucketState.DEAD)
     control(peer, b"connection_buffer_size", window)
     asks(peer)
-    laboratory.bucket.delete_vbucket(0)
+    node.bucket.delete_vbucket(0)
     (end,) = peer.send(dcp.BufferAck(bytes_processed=100))
     assert brief([end]) == [f"end {2 if asks is ask else 1}"]
-    laboratory.bucket.create_vbucket(0)
+    node.bucket.create_vbucket(0)
     assert brief(asks(peer)) == ["success"]
 
 
 def test_a_flush_is_told_and_ends_the_stream() -> None:
-    laboratory, peer = stage(b"a", b"b")
+    node, peer = node_with_peer(b"a", b"b")
     ask(peer, opaque=9)
-    laboratory.bucket.flush()
-    laboratory.settle()
+    node.bucket.flush()
+    node.settle()
     flush, end = peer.take()
     assert brief([flush, end]) == ["flush", "end 2"]
     assert (flush.opaque, flush.vbucket, end.opaque) == (9, 0, 9)  # type: ignore[attr-defined]
@@ -359,25 +369,25 @@ def test_a_flush_is_told_and_ends_the_stream() -> None:
 
 
 def test_a_flush_comes_packet_by_packet_too() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     control(peer, b"connection_buffer_size", b"1")
     ask(peer)
-    laboratory.bucket.flush()
+    node.bucket.flush()
     ack = dcp.BufferAck(bytes_processed=100)
     assert [brief(peer.send(ack)) for _ in range(3)] == [["flush"], ["end 2"], []]
 
 
 def test_a_rollback_ends_the_stream() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    set_state(laboratory, VbucketState.REPLICA)
+    node, peer = node_with_peer(b"a", b"b")
+    set_state(node, VbucketState.REPLICA)
     ask(peer)
-    laboratory.bucket.vbucket(0).roll_back(1)
-    laboratory.settle()
+    node.bucket.vbucket(0).roll_back(1)
+    node.settle()
     assert brief(peer.take()) == ["end 6"]
 
 
 def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, peer = stage(b"a")
+    _, peer = node_with_peer(b"a")
 
     def fail(*_: Any) -> bytes:
         raise CorruptData("here", "it is damaged")
@@ -398,12 +408,12 @@ def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.Monke
 def test_a_filter_that_lets_nothing_pass_keeps_nobody_waiting(
     dialect: str, name: bytes, value: bytes, window: bytes
 ) -> None:
-    laboratory, peer = stage()
-    laboratory.write(0, *(b"key-%05d" % number for number in range(10_000)), value=b'{"city": "Bern"}')
+    node, peer = node_with_peer()
+    node.write(0, *(b"key-%05d" % number for number in range(10_000)), value=b'{"city": "Bern"}')
     control(peer, b"connection_buffer_size", window)
     control(peer, name, value)
     peer.put(dcp.StreamRequest(end_seqno=10_000) if dialect == "dcp" else upr.StreamRequest(end_seqno=10_000))
-    (cursor,) = laboratory.bucket.vbucket(0).cursors.values()
+    (cursor,) = node.bucket.vbucket(0).cursors.values()
     steps = []
     while cursor.ended is None:
         before = cursor.seqno
@@ -411,32 +421,32 @@ def test_a_filter_that_lets_nothing_pass_keeps_nobody_waiting(
         steps.append(cursor.seqno - before)
     assert max(steps) < 1000, "a turn looks at a bounded number of changes"
     assert len(steps) < 50, "also if the window is small"
-    laboratory.settle()
+    node.settle()
     rest = ["advanced 10000", "end 0"] if dialect == "dcp" else ["end 0"]
     assert brief(peer.take()) == ["success", "(0,10000]" if dialect == "dcp" else "marker", *rest]
 
 
 def test_live_changes_go_before_what_a_filter_looks_at() -> None:
-    laboratory, peer = stage()
-    laboratory.bucket.create_vbucket(1)
-    laboratory.write(0, *(b"key-%05d" % number for number in range(10_000)))
+    node, peer = node_with_peer()
+    node.bucket.create_vbucket(1)
+    node.write(0, *(b"key-%05d" % number for number in range(10_000)))
     ask(peer, vbucket=1)
     control(peer, b"key_filter", b"^zzz")
     peer.put(dcp.StreamRequest())
     peer.collect()
     assert brief(peer.take()) == ["success", "(0,10000]"]
-    laboratory.write(1, b"live")
+    node.write(1, b"live")
     peer.collect()
     assert brief(peer.take()) == ["(0,1]", "live@1"]
-    (cursor,) = laboratory.bucket.vbucket(0).cursors.values()
+    (cursor,) = node.bucket.vbucket(0).cursors.values()
     assert cursor.seqno < 3000
-    laboratory.settle()
+    node.settle()
     assert brief(peer.take()) == ["advanced 10000"]
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
 def test_what_passes_a_filter_waits_for_the_window(dialect: str) -> None:
-    laboratory, peer = stage(*(b"%d-%d" % (number % 2, number) for number in range(1, 101)))
+    node, peer = node_with_peer(*(b"%d-%d" % (number % 2, number) for number in range(1, 101)))
     control(peer, b"connection_buffer_size", b"200")
     control(peer, b"key_filter", b"^0")
     got = ask(peer) if dialect == "dcp" else ask_upr(peer)
@@ -445,19 +455,19 @@ def test_what_passes_a_filter_waits_for_the_window(dialect: str) -> None:
         got += came
     expected = ["(0,100]" if dialect == "dcp" else "marker", *(f"0-{number}@{number}" for number in range(2, 101, 2))]
     assert brief(got) == ["success", *expected]
-    assert laboratory.bucket.vbucket(0).cursors["peer:0"].seqno == 100
+    assert node.bucket.vbucket(0).cursors["peer:0"].seqno == 100
 
 
 def test_a_filtered_stream_loads_nothing_that_takes_long() -> None:
     """The node stands still while a module is imported, and pandas takes seconds."""
     script = (
         "import sys\n"
-        "from tests.support.stream_requests import ask, ask_upr, brief, control, stage\n"
-        "laboratory, peer = stage(b'a', b'b')\n"
+        "from tests.support.stream_requests import ask, ask_upr, brief, control, node_with_peer\n"
+        "node, peer = node_with_peer(b'a', b'b')\n"
         "before = set(sys.modules)\n"
         "control(peer, b'key_filter', b'^b')\n"
         "assert brief(ask_upr(peer)) == ['success', 'marker', 'b@2']\n"
-        "other = laboratory.connect('other').open(b'other')\n"
+        "other = node.connect('other').open(b'other')\n"
         'control(other, b\'value_filter\', b\'{"field": "x", "equals": 1}\')\n'
         "control(other, b'keys_only')\n"
         "assert brief(ask_upr(other)) == ['success', 'marker']\n"
@@ -475,8 +485,8 @@ class Taker:
     """A consumer that takes a vbucket over, one answer at a time."""
 
     def __init__(self, *keys: bytes, end: int = END) -> None:
-        self.laboratory, self.peer = stage(*keys)
-        self.vbucket = self.laboratory.bucket.vbucket(0)
+        self.node, self.peer = node_with_peer(*keys)
+        self.vbucket = self.node.bucket.vbucket(0)
         self.first = ask(self.peer, end=end, flags=dcp.StreamFlag.TAKEOVER)
 
     @property
@@ -487,8 +497,8 @@ class Taker:
         return self.peer.send(*(answer_to(message, status) for message in messages))
 
     def write(self, *keys: bytes) -> list[Message]:
-        self.laboratory.write(0, *keys)
-        self.laboratory.settle()
+        self.node.write(0, *keys)
+        self.node.settle()
         return self.peer.take()
 
 
@@ -505,15 +515,15 @@ def test_a_takeover_step_by_step() -> None:
     assert brief([pending]) == ["state pending"]
     assert taker.write(b"d") == []
     assert taker.state == "active"
-    taker.laboratory.disk_works = False
+    taker.node.disk_works = False
     rest = taker.answer(pending)
     assert brief(rest) == ["(3,4]", "d@4"]
     assert taker.state == "dead"
     with pytest.raises(NotMyVbucket):
         taker.vbucket.set(b"e", b"v")
     assert taker.answer(rest[0]) == [], "the death is not on disk yet"
-    taker.laboratory.disk_works = True
-    taker.laboratory.settle()
+    taker.node.disk_works = True
+    taker.node.settle()
     (active,) = taker.peer.take()
     assert brief([active]) == ["state active"]
     assert brief(taker.answer(active)) == ["end 0"]
@@ -538,10 +548,10 @@ def test_a_takeover_of_an_empty_vbucket_whatever_end_it_names() -> None:
 
 
 def test_upr_has_no_acknowledgements_of_markers() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     messages = ask_upr(peer, flags=upr.StreamFlag.TAKEOVER)
     assert brief(messages) == ["success", "marker", "a@1", "state pending"]
-    laboratory.write(0, b"b")
+    node.write(0, b"b")
     *rest, active = peer.send(answer_to(messages[-1]))
     assert brief([*rest, active]) == ["marker", "b@2", "state active"]
     assert brief(peer.send(answer_to(active))) == ["end 0"]
@@ -565,7 +575,7 @@ def test_writes_stop_also_if_they_are_faster_than_the_stream() -> None:
     while not any(isinstance(message, dcp.StreamEnd) for message in asked):
         if taker.state == "active":
             assert written < 20, "it never ends"
-            taker.laboratory.write(0, *(b"key-%d" % number for number in range(2000)))
+            taker.node.write(0, *(b"key-%d" % number for number in range(2000)))
             written += 1
         due = [message for message in asked if isinstance(message, dcp.SnapshotMarker | dcp.SetVbucketState)]
         asked = taker.answer(*due)
@@ -619,39 +629,39 @@ def test_a_state_change_from_outside_ends_a_takeover() -> None:
     taker = Taker(b"a")
     taker.answer(taker.first[1])  # told to be pending, not answered
     taker.vbucket.set_state(VbucketState.REPLICA)
-    taker.laboratory.settle()
+    taker.node.settle()
     assert brief(taker.peer.take()) == ["end 2"]
 
 
 def test_a_flush_ends_a_takeover() -> None:
     taker = Taker(b"a")
     taker.answer(taker.first[1])
-    taker.laboratory.bucket.flush()
-    taker.laboratory.settle()
+    taker.node.bucket.flush()
+    taker.node.settle()
     assert brief(taker.peer.take()) == ["flush", "end 2"]
 
 
 def test_only_the_active_copy_or_a_dead_one_is_taken_over() -> None:
-    laboratory, peer = stage(b"a")
-    set_state(laboratory, VbucketState.REPLICA)
+    node, peer = node_with_peer(b"a")
+    set_state(node, VbucketState.REPLICA)
     assert brief(ask(peer, flags=dcp.StreamFlag.TAKEOVER)) == ["not_my_vbucket"]
-    set_state(laboratory, VbucketState.DEAD)
+    set_state(node, VbucketState.DEAD)
     assert brief(ask(peer, flags=dcp.StreamFlag.TAKEOVER)) == ["success", "(0,1]", "a@1"]
 
 
 @pytest.mark.parametrize("way", ["persisted_only", "disk only"])
 def test_a_takeover_of_what_is_not_on_disk_yet_goes_on_when_it_is(way: str) -> None:
-    laboratory, peer = stage()
-    laboratory.disk_works = False
-    laboratory.write(0, b"a", b"b")
+    node, peer = node_with_peer()
+    node.disk_works = False
+    node.write(0, b"a", b"b")
     if way == "persisted_only":
         control(peer, b"persisted_only")
     flags = dcp.StreamFlag.TAKEOVER | (0 if way == "persisted_only" else dcp.StreamFlag.DISK_ONLY)
     accepted, pending = ask(peer, flags=flags)
     assert brief([accepted, pending]) == ["success", "state pending"]
     assert peer.send(answer_to(pending)) == []
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     marker, *changes = peer.take()
     assert brief([marker, *changes]) == ["(0,2]", "a@1", "b@2"]
     (active,) = peer.send(answer_to(marker))
@@ -671,10 +681,10 @@ def _take_over(peer: Peer) -> list[str]:
 
 def _two_takers(died_before: bool) -> tuple[Peer, Peer]:
     """Two connections to a node with one item, which may have been made dead already."""
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     if died_before:
-        set_state(laboratory, VbucketState.DEAD)
-    return peer, laboratory.connect("other").open(b"other")
+        set_state(node, VbucketState.DEAD)
+    return peer, node.connect("other").open(b"other")
 
 
 @pytest.mark.parametrize("died_before", [False, True])
@@ -691,21 +701,21 @@ def test_who_has_not_answered_that_it_is_active_may_ask_again() -> None:
     (pending,) = peer.send(answer_to(ask(peer, flags=dcp.StreamFlag.TAKEOVER)[1]))
     assert brief(peer.send(answer_to(pending))) == ["state active"]
     assert _take_over(other) == ["not_my_vbucket"]
-    again = peer.laboratory.connect("again").open(b"peer")
+    again = peer.node.connect("again").open(b"peer")
     assert _take_over(again)[-2:] == ["state active", "end 0"]
 
 
 def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over() -> None:
     peer, _ = _two_takers(died_before=False)
-    laboratory = peer.laboratory
+    node = peer.node
     (pending,) = peer.send(answer_to(ask(peer, flags=dcp.StreamFlag.TAKEOVER)[1]))
     (active,) = peer.send(answer_to(pending))
-    laboratory.disk_works = False
+    node.disk_works = False
     assert peer.send(answer_to(active)) == []
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert brief(peer.take()) == ["end 0"]
-    assert laboratory.bucket.vbucket(0).taken_over
+    assert node.bucket.vbucket(0).taken_over
 
 
 @pytest.mark.parametrize("died_before", [False, True])
@@ -718,14 +728,14 @@ def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: boo
     assert brief(pending) == ["state pending"] * 2
     assert brief(other.send(answer_to(pending[1]))) == ["state active"]
     assert brief(peer.send(answer_to(pending[0]))) == ["end 2"]
-    assert peer.laboratory.bucket.vbucket(0).successor == "other"
+    assert peer.node.bucket.vbucket(0).successor == "other"
 
 
 @pytest.mark.parametrize("way", ["key_filter", "value_filter", "keys_only", "no value", "notifier"])
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
 def test_nothing_is_left_out_of_a_takeover(dialect: str, way: str) -> None:
     opened = {"no value": dcp.OpenFlag.NO_VALUE, "notifier": dcp.OpenFlag.NOTIFIER}
-    laboratory, peer = stage(b"a", flags=1 | opened.get(way, 0))
+    node, peer = node_with_peer(b"a", flags=1 | opened.get(way, 0))
     values = {"key_filter": b"^a", "value_filter": b'{"field": "a", "equals": 1}', "keys_only": b"true"}
     if way in values:
         control(peer, way.encode(), values[way])
@@ -733,21 +743,21 @@ def test_nothing_is_left_out_of_a_takeover(dialect: str, way: str) -> None:
     assert isinstance(refusal, AnyResponse)
     assert refusal.status is Status.EINVAL
     assert b"hands over everything" in refusal.value
-    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+    assert node.bucket.vbucket(0).state is VbucketState.ACTIVE
 
 
 def test_the_answers_of_a_takeover_are_its_own() -> None:
     """An answer names no vbucket: its opaque alone tells whose it is."""
-    laboratory, peer = stage(b"a")
-    laboratory.bucket.create_vbucket(1)
+    node, peer = node_with_peer(b"a")
+    node.bucket.create_vbucket(1)
     ask(peer, flags=dcp.StreamFlag.TAKEOVER)
     assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TAKEOVER)) == ["key_eexists"]
     assert brief(ask(peer, vbucket=1, flags=dcp.StreamFlag.TAKEOVER, opaque=8)) == ["success", "state pending"]
 
 
 def test_a_takeover_out_of_range_is_refused_for_that_first() -> None:
-    laboratory, peer = stage(b"a")
-    laboratory.bucket.create_vbucket(1)
+    node, peer = node_with_peer(b"a")
+    node.bucket.create_vbucket(1)
     ask(peer, flags=dcp.StreamFlag.TAKEOVER)
     assert brief(ask(peer, vbucket=1, start=2, end=1, flags=dcp.StreamFlag.TAKEOVER)) == ["erange"]
     control(peer, b"keys_only", b"true")
@@ -755,23 +765,23 @@ def test_a_takeover_out_of_range_is_refused_for_that_first() -> None:
 
 
 def test_answers_that_nobody_waits_for_do_nothing() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     messages = ask(peer)
     assert peer.send(answer_to(messages[1]), answer_to(upr.SetVbucketState(state=upr.VbucketState.DEAD))) == []
     assert not peer.closed
-    assert laboratory.bucket.vbucket(0).state is VbucketState.ACTIVE
+    assert node.bucket.vbucket(0).state is VbucketState.ACTIVE
 
 
 # Checkpoints
 
 
 def test_a_snapshot_does_not_reach_beyond_its_checkpoint() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     ask(peer)
-    laboratory.write(0, b"a", b"b")
-    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(0))
-    laboratory.write(0, b"a", b"c")
-    laboratory.settle()
+    node.write(0, b"a", b"b")
+    node.state.checkpoints.create(node.bucket.vbucket(0))
+    node.write(0, b"a", b"c")
+    node.settle()
     first, *_, second, _, _ = messages = peer.take()
     assert brief(messages) == ["(1,3]", "a@2", "b@3", "(3,5]", "a@4", "c@5"]
     assert isinstance(first, dcp.SnapshotMarker)
@@ -780,7 +790,7 @@ def test_a_snapshot_does_not_reach_beyond_its_checkpoint() -> None:
 
 
 def test_the_first_snapshot_reaches_the_high_seqno_whatever_checkpoints_there_are() -> None:
-    laboratory, peer = stage(b"a", b"b")
-    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(0))
-    laboratory.write(0, b"a")
+    node, peer = node_with_peer(b"a", b"b")
+    node.state.checkpoints.create(node.bucket.vbucket(0))
+    node.write(0, b"a")
     assert brief(ask(peer)) == ["success", "(0,3]", "b@2", "a@3"]

@@ -1,34 +1,6 @@
-"""What a producer asks of its store, and that the engine's adapter has all of it."""
+"""What a stream holds unless a consumer asks for less."""
 
-from upriver.engine import Vbucket
-from upriver.node.streams.engine_source import EngineHistory, EngineSource
-from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
-
-
-def test_the_engine_fits() -> None:
-    # mypy checks the signatures; here only that nobody has lost one.
-    for wanted, offered in ((History, EngineHistory), (Source, EngineSource)):
-        names = {name for name in vars(wanted) if not name.startswith("_")}
-        attributes = {
-            "bytes_filtered",
-            "begins_checkpoint",
-            "changes_read",
-            "end_reason",
-            "expirations_read",
-            "from_disk",
-            "last_read_seqno",
-            "seqno",
-            "snapshot",
-        }
-        assert names - attributes <= set(dir(offered))
-    assert {name for name in vars(SourceVbucket) if not name.startswith("_")} - set(dir(Vbucket)) == {
-        "flush_marks",
-        "flush_ttl",
-        "successor",
-        "number",
-        "state",
-        "streamable",
-    }  # plain attributes
+from upriver.protocol.producer.source import StreamOptions
 
 
 def test_a_stream_is_plain_unless_told_otherwise() -> None:

@@ -2,105 +2,105 @@
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from upriver.errors import NotMyVbucket
 from upriver.model import VbucketState
 from upriver.protocol.producer.takeover import SourceTakeover
 
 
 def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(3)
-    laboratory.write(3, b"k")
-    source = laboratory.service.source
+    node = InMemoryNode()
+    node.bucket.create_vbucket(3)
+    node.write(3, b"k")
+    source = node.service.source
     source_vbucket = source.vbucket(3)
     assert source_vbucket is not None
     called: list[bool] = []
     handover = SourceTakeover(source, source_vbucket, "successor", lambda: called.append(handover.durable))
     assert (handover.dead, handover.durable) == (False, False)
 
-    laboratory.disk_works = False
+    node.disk_works = False
     handover.die()
-    laboratory.settle()
-    assert laboratory.bucket.vbucket(3).state is VbucketState.DEAD
+    node.settle()
+    assert node.bucket.vbucket(3).state is VbucketState.DEAD
     assert (handover.dead, handover.durable, called) == (True, False, [])
 
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert called == [True]
-    assert laboratory.bucket.vbucket(3).successor == "successor"
-    assert laboratory.bucket.vbucket(3).persisted_seqno == 1
+    assert node.bucket.vbucket(3).successor == "successor"
+    assert node.bucket.vbucket(3).persisted_seqno == 1
 
 
 def test_writers_are_waited_for_while_each_round_leaves_less_than_half_of_the_last() -> None:
-    laboratory = Laboratory()
-    vbucket = laboratory.bucket.create_vbucket(3)
-    handover = SourceTakeover(laboratory.service.source, vbucket, "successor", lambda: None)
+    node = InMemoryNode()
+    vbucket = node.bucket.create_vbucket(3)
+    handover = SourceTakeover(node.service.source, vbucket, "successor", lambda: None)
     sent = 0
     for written in (9000, 4000, 1900):
-        laboratory.write(3, *(b"%d" % number for number in range(written)))
+        node.write(3, *(b"%d" % number for number in range(written)))
         assert not handover.is_near(sent)
         assert not handover.is_near(vbucket.high_seqno - 1), "the round is not over"
         sent = vbucket.high_seqno
-    laboratory.write(3, *(b"%d" % number for number in range(1800)))
+    node.write(3, *(b"%d" % number for number in range(1800)))
     assert handover.is_near(sent)
 
 
 def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> None:
-    laboratory = Laboratory()
-    vbucket = laboratory.bucket.create_vbucket(3)
-    laboratory.write(3, b"a", b"b")
-    handover = SourceTakeover(laboratory.service.source, vbucket, "successor", lambda: None)
+    node = InMemoryNode()
+    vbucket = node.bucket.create_vbucket(3)
+    node.write(3, b"a", b"b")
+    handover = SourceTakeover(node.service.source, vbucket, "successor", lambda: None)
     assert not handover.is_near(1)
     assert handover.is_near(2)
-    laboratory.write(3, *(b"%d" % number for number in range(1000)))
+    node.write(3, *(b"%d" % number for number in range(1000)))
     assert handover.is_near(2)
 
 
 def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
-    laboratory = Laboratory()
-    vbucket = laboratory.bucket.create_vbucket(3)
+    node = InMemoryNode()
+    vbucket = node.bucket.create_vbucket(3)
     vbucket.set_state(VbucketState.DEAD)
-    source = laboratory.service.source
+    source = node.service.source
     first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
-    laboratory.disk_works = False
+    node.disk_works = False
     first.die()
-    laboratory.settle()
+    node.settle()
     assert (vbucket.successor, first.durable) == ("first", False), "it is not on disk yet"
     with pytest.raises(NotMyVbucket, match="died for 'first'"):
         second.die()
     assert (vbucket.successor, second.dead) == ("first", False)
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert first.durable
 
 
 def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
-    laboratory = Laboratory()
-    vbucket = laboratory.bucket.create_vbucket(3)
-    source = laboratory.service.source
+    node = InMemoryNode()
+    vbucket = node.bucket.create_vbucket(3)
+    source = node.service.source
     first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
     first.die()
-    laboratory.settle()
+    node.settle()
     second.confirm_takeover()
     assert vbucket.may_hand_over_to("first"), "that another is active has nothing to do with it"
-    laboratory.disk_works = False
+    node.disk_works = False
     first.confirm_takeover()
-    laboratory.settle()
+    node.settle()
     assert not first.over, "it is not on disk yet"
-    laboratory.disk_works = True
-    laboratory.settle()
+    node.disk_works = True
+    node.settle()
     assert first.over
     with pytest.raises(NotMyVbucket, match="died for 'first'"):
         SourceTakeover(source, vbucket, "first", lambda: None).die()
 
 
 def test_of_a_copy_that_is_gone_nobody_needs_to_know_who_has_it() -> None:
-    laboratory = Laboratory()
-    vbucket = laboratory.bucket.create_vbucket(3)
-    handover = SourceTakeover(laboratory.service.source, vbucket, "successor", lambda: None)
+    node = InMemoryNode()
+    vbucket = node.bucket.create_vbucket(3)
+    handover = SourceTakeover(node.service.source, vbucket, "successor", lambda: None)
     handover.die()
-    laboratory.bucket.delete_vbucket(3)
+    node.bucket.delete_vbucket(3)
     handover.confirm_takeover()
-    laboratory.settle()
+    node.settle()
     assert handover.over

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
 from upriver.protocol.tap import ack_window, producer, retry_queue
 from upriver.protocol.tap.ack_window import key_of
@@ -22,12 +22,14 @@ from upriver.wire.dialects.tap import Control, TapFlag
 ACKED = BACKFILL | LIST | ACK
 
 
-def stage(*written: bytes, settings: TapSettings | None = None, flags: int = ACKED) -> tuple[Laboratory, TapPeer]:
-    laboratory = Laboratory(tap_settings=settings)
+def node_with_peer(
+    *written: bytes, settings: TapSettings | None = None, flags: int = ACKED
+) -> tuple[InMemoryNode, TapPeer]:
+    node = InMemoryNode(tap_settings=settings)
     for vbucket in (1, 2):
-        laboratory.bucket.create_vbucket(vbucket)
-    laboratory.write(1, *written)
-    return laboratory, TapPeer(laboratory, connect(b"client", flags, vbuckets=(1, 2)))
+        node.bucket.create_vbucket(vbucket)
+    node.write(1, *written)
+    return node, TapPeer(node, connect(b"client", flags, vbuckets=(1, 2)))
 
 
 def acks_asked(messages: list[Message]) -> list[bool]:
@@ -44,7 +46,7 @@ def number(peer: TapPeer) -> int:
 
 
 def test_every_control_every_nth_and_the_last_message_ask_for_an_answer() -> None:
-    _, peer = stage(*(b"k%02d" % i for i in range(10)), settings=TapSettings(ack_interval=4))
+    _, peer = node_with_peer(*(b"k%02d" % i for i in range(10)), settings=TapSettings(ack_interval=4))
     messages = peer.run()
     assert acks_asked(messages) == [False, False, False, True] * 2 + [False, True]
     controls = [m for m in messages if isinstance(m, tap.Opaque)]
@@ -55,21 +57,21 @@ def test_every_control_every_nth_and_the_last_message_ask_for_an_answer() -> Non
 
 
 def test_without_support_nobody_is_asked() -> None:
-    laboratory, peer = stage(b"a", flags=BACKFILL | LIST)
+    node, peer = node_with_peer(b"a", flags=BACKFILL | LIST)
     messages = peer.run()
     assert not any(TapFlag.ACK in message.tap_flags for message in messages)  # type: ignore[attr-defined]
-    laboratory.write(1, *(b"n%d" % i for i in range(50)))
+    node.write(1, *(b"n%d" % i for i in range(50)))
     assert len(keys(peer.run())) == 50
 
 
 def test_the_window_of_unacknowledged_messages_is_bounded() -> None:
     settings = TapSettings(ack_interval=5, window_messages_max=20)
-    laboratory, peer = stage(*(b"k%02d" % i for i in range(60)), settings=settings)
+    node, peer = node_with_peer(*(b"k%02d" % i for i in range(60)), settings=settings)
     peer.judge = lambda _: None
     first = peer.run()
     assert len(first) == 20
     assert number(peer) == 20
-    laboratory.write(1, b"new")
+    node.write(1, b"new")
     assert peer.run() == []
     # One answer, to the last message, covers all of them.
     peer.judge = lambda _: Status.SUCCESS
@@ -83,10 +85,10 @@ def test_the_window_of_unacknowledged_messages_is_bounded() -> None:
 
 
 def test_the_window_counts_bytes_too() -> None:
-    laboratory = Laboratory(tap_settings=TapSettings(window_bytes_max=100_000))
-    laboratory.bucket.create_vbucket(1)
-    laboratory.write(1, *(b"k%d" % i for i in range(100)), value=bytes(40_000))
-    peer = TapPeer(laboratory, connect(b"c", ACKED, vbuckets=(1,)))
+    node = InMemoryNode(tap_settings=TapSettings(window_bytes_max=100_000))
+    node.bucket.create_vbucket(1)
+    node.write(1, *(b"k%d" % i for i in range(100)), value=bytes(40_000))
+    peer = TapPeer(node, connect(b"c", ACKED, vbuckets=(1,)))
     peer.judge = lambda _: None
     assert 1 <= len(keys(peer.run())) <= 10
     peer.judge = lambda _: Status.SUCCESS
@@ -97,11 +99,11 @@ def test_the_window_counts_bytes_too() -> None:
 
 
 def test_answers_to_nothing_are_ignored() -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     peer.run()
     for opaque in (0, 999, 2**32 - 1, 3):
         peer.peer.put(AnyResponse(opcode=0x41, opaque=opaque, status=Status.EINVAL))
-    laboratory.write(1, b"b")
+    node.write(1, b"b")
     assert brief(peer.run()) == ["b=v"]
     assert not peer.closed
 
@@ -110,7 +112,7 @@ def test_answers_to_nothing_are_ignored() -> None:
 
 
 def test_a_temporary_failure_is_sent_again_later_and_the_rest_goes_on() -> None:
-    laboratory, peer = stage(*(b"k%d" % i for i in range(6)), settings=TapSettings(ack_interval=1))
+    node, peer = node_with_peer(*(b"k%d" % i for i in range(6)), settings=TapSettings(ack_interval=1))
     refused = {b"k1": [Status.ETMPFAIL, Status.EBUSY], b"k3": [Status.ENOMEM]}
 
     def judge(message: Message) -> Status:
@@ -120,24 +122,24 @@ def test_a_temporary_failure_is_sent_again_later_and_the_rest_goes_on() -> None:
     peer.judge = judge
     first = peer.run()
     assert keys(first) == [f"k{i}" for i in range(6)]
-    laboratory.write(1, b"live")
+    node.write(1, b"live")
     assert keys(peer.run()) == ["live"]
-    laboratory.pass_by(4.9)
+    node.pass_by(4.9)
     assert peer.run() == []
-    laboratory.pass_by(0.2)
+    node.pass_by(0.2)
     again = peer.run()
     assert keys(again) == ["k1", "k3"]
     highest = max(message.opaque for message in first)  # type: ignore[attr-defined]
     assert all(message.opaque > highest for message in again)  # type: ignore[attr-defined]
-    laboratory.pass_by(5.1)
+    node.pass_by(5.1)
     assert keys(peer.run()) == ["k1"]
-    laboratory.pass_by(60)
+    node.pass_by(60)
     assert keys(peer.run()) == []
     assert not peer.closed
 
 
 def test_a_message_in_the_middle_of_a_piece_can_be_refused() -> None:
-    laboratory, peer = stage(b"a", b"b", b"c")
+    node, peer = node_with_peer(b"a", b"b", b"c")
     tried: list[bytes] = []
 
     def judge(message: Message) -> Status:
@@ -148,12 +150,12 @@ def test_a_message_in_the_middle_of_a_piece_can_be_refused() -> None:
 
     peer.judge = judge
     assert keys(peer.run()) == ["a", "b", "c"]
-    laboratory.pass_by(6)
+    node.pass_by(6)
     assert keys(peer.run()) == ["b"]
 
 
 def test_a_message_that_is_refused_over_and_over_waits_once() -> None:
-    laboratory, peer = stage(b"a", b"b", b"c")
+    node, peer = node_with_peer(b"a", b"b", b"c")
     peer.judge = lambda _: None
     messages = peer.run()
     (refused,) = [message for message in messages if brief([message]) == ["b=v"]]
@@ -165,104 +167,104 @@ def test_a_message_that_is_refused_over_and_over_waits_once() -> None:
         peer._answer(message)
     peer.peer.put(nack * 1000)
     peer.run()
-    laboratory.write(1, b"b", value=b"newer")  # makes the one that waits needless, and leaves no twin behind
+    node.write(1, b"b", value=b"newer")  # makes the one that waits needless, and leaves no twin behind
     assert "b=newer" in brief(peer.run())
-    laboratory.pass_by(20)
+    node.pass_by(20)
     assert keys(peer.run()) == []
     peer.leave()
-    assert keys(TapPeer(laboratory, connect(b"client", ACKED, vbuckets=(1, 2))).run()) == []
+    assert keys(TapPeer(node, connect(b"client", ACKED, vbuckets=(1, 2))).run()) == []
 
 
 def test_what_waits_never_overtakes_a_newer_change_of_its_key() -> None:
-    laboratory, peer = stage(b"k", b"l", settings=TapSettings(ack_interval=1))
+    node, peer = node_with_peer(b"k", b"l", settings=TapSettings(ack_interval=1))
     refused = [Status.ETMPFAIL]
     peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"k" else Status.SUCCESS
     peer.run()
-    laboratory.write(1, b"k", value=b"newer")
+    node.write(1, b"k", value=b"newer")
     assert brief(peer.run()) == ["k=newer", "#close_backfill"]  # nothing of the backfill is missing now
-    laboratory.pass_by(20)
+    node.pass_by(20)
     assert keys(peer.run()) == []
 
 
 def test_a_refusal_that_comes_after_a_newer_change_went_out_is_settled() -> None:
-    laboratory, peer = stage()
+    node, peer = node_with_peer()
     peer.run()
     peer.judge = lambda _: None
-    laboratory.write(1, b"k")
+    node.write(1, b"k")
     first = peer.run()
-    laboratory.write(1, b"k", value=b"newer")
+    node.write(1, b"k", value=b"newer")
     second = peer.run()
     peer.judge = lambda _: Status.SUCCESS
     for message in first + second:
         status = Status.ETMPFAIL if brief([message]) == ["k=v"] else Status.SUCCESS
         peer.peer.put(AnyResponse(opcode=message.code, opaque=message.opaque, status=status))  # type: ignore[attr-defined]
-    laboratory.pass_by(20)
+    node.pass_by(20)
     assert keys(peer.run()) == []
     assert number(peer) == 0
 
 
 def test_not_my_vbucket_stops_that_vbucket_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    laboratory, peer = stage(b"a", b"b", settings=TapSettings(ack_interval=1))
+    node, peer = node_with_peer(b"a", b"b", settings=TapSettings(ack_interval=1))
     peer.run()
     peer.judge = lambda m: Status.NOT_MY_VBUCKET if getattr(m, "vbucket", 0) == 1 else Status.SUCCESS
     with caplog.at_level(logging.WARNING):
-        laboratory.write(1, b"c")
+        node.write(1, b"c")
         peer.run()
     assert [record.getMessage() for record in caplog.records] == [
         "TAP client client: vbucket 1 is not sent any more: the consumer says that it does not own it"
     ]
-    laboratory.write(1, b"d")
-    laboratory.write(2, b"e")
+    node.write(1, b"d")
+    node.write(2, b"e")
     assert keys(peer.run()) == ["e"]
     assert not peer.closed
 
 
 def test_what_was_taken_behind_a_refusal_does_not_hide_what_was_refused() -> None:
-    laboratory, peer = stage(*(b"k%02d" % i for i in range(20)), settings=TapSettings(ack_interval=5))
+    node, peer = node_with_peer(*(b"k%02d" % i for i in range(20)), settings=TapSettings(ack_interval=5))
     peer.judge = lambda m: Status.NOT_MY_VBUCKET if b"k00" < getattr(m, "key", b"") < b"k08" else Status.SUCCESS
     peer.run()
     peer.leave()
-    again = TapPeer(laboratory, connect(b"client", ACKED, vbuckets=(1, 2)))
+    again = TapPeer(node, connect(b"client", ACKED, vbuckets=(1, 2)))
     assert set(keys(again.run())) >= {f"k{i:02d}" for i in range(1, 20)}
 
 
 @pytest.mark.parametrize("flags", [ACK | LIST, ACKED])
 def test_a_consumer_that_refuses_to_start_over_is_told_again(flags: int) -> None:
-    laboratory, peer = stage(flags=flags)
+    node, peer = node_with_peer(flags=flags)
     peer.run()
-    laboratory.write(1, b"held")
+    node.write(1, b"held")
     peer.run()
     peer.judge = lambda m: Status.NOT_MY_VBUCKET if "initial_vbucket_stream" in brief([m])[0] else Status.SUCCESS
-    laboratory.write(2, b"kept")
-    laboratory.bucket.vbucket(1).flush()
-    laboratory.write(1, b"new")
+    node.write(2, b"kept")
+    node.bucket.vbucket(1).flush()
+    node.write(1, b"new")
     peer.run()
     peer.leave()
-    again = TapPeer(laboratory, connect(b"client", flags, vbuckets=(1, 2))).run()
+    again = TapPeer(node, connect(b"client", flags, vbuckets=(1, 2))).run()
     assert "#initial_vbucket_stream" in brief(again)
     assert "new" in keys(again)
 
 
 @pytest.mark.parametrize("refusal", [Status.NOT_MY_VBUCKET, Status.ETMPFAIL])
 def test_a_flush_that_is_refused_is_told_again(refusal: Status) -> None:
-    laboratory, peer = stage(b"a", flags=ACK | LIST)
+    node, peer = node_with_peer(b"a", flags=ACK | LIST)
     peer.run()
-    laboratory.write(1, b"b")
+    node.write(1, b"b")
     peer.run()
     peer.judge = lambda m: refusal if isinstance(m, tap.Flush) else Status.SUCCESS
-    laboratory.bucket.flush()
-    laboratory.write(1, b"c")
+    node.bucket.flush()
+    node.write(1, b"c")
     peer.run()
     assert peer.closed
-    again = TapPeer(laboratory, connect(b"client", ACK | LIST, vbuckets=(1, 2))).run()
+    again = TapPeer(node, connect(b"client", ACK | LIST, vbuckets=(1, 2))).run()
     assert brief(again)[1:] == ["#initial_vbucket_stream", "c=v"]
 
 
 def test_not_my_vbucket_to_what_belongs_to_none_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    laboratory, peer = stage(b"a")
+    node, peer = node_with_peer(b"a")
     peer.judge = lambda m: Status.NOT_MY_VBUCKET if brief([m]) == ["#enable_auto_nack"] else Status.SUCCESS
     peer.run()
-    laboratory.write(1, b"b")
+    node.write(1, b"b")
     assert keys(peer.run()) == ["b"]
     assert "belongs to no vbucket" in caplog.text
 
@@ -270,7 +272,7 @@ def test_not_my_vbucket_to_what_belongs_to_none_is_a_log_line(caplog: pytest.Log
 @pytest.mark.parametrize("status", [Status.EINVAL, Status.E2BIG, Status.UNKNOWN_COMMAND])
 @pytest.mark.parametrize("flags", [ACKED, BACKFILL | LIST])
 def test_another_failure_drops_the_connection(status: Status, flags: int) -> None:
-    _, peer = stage(b"a", flags=flags)
+    _, peer = node_with_peer(b"a", flags=flags)
     peer.judge = lambda m: status if isinstance(m, tap.Mutation) else Status.SUCCESS
     peer.run()
     assert peer.closed
@@ -278,13 +280,13 @@ def test_another_failure_drops_the_connection(status: Status, flags: int) -> Non
 
 def test_what_waits_for_a_second_try_counts_as_not_acknowledged() -> None:
     settings = TapSettings(ack_interval=1, window_messages_max=20)
-    laboratory, peer = stage(*(b"k%03d" % i for i in range(100)), settings=settings)
+    node, peer = node_with_peer(*(b"k%03d" % i for i in range(100)), settings=settings)
     peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
     assert len(keys(peer.run())) == 20
-    laboratory.pass_by(5.1)
+    node.pass_by(5.1)
     assert len(set(keys(peer.run()) + keys(peer.received))) == 20
     peer.judge = lambda _: Status.SUCCESS
-    laboratory.pass_by(5.1)
+    node.pass_by(5.1)
     peer.run()
     assert len(set(keys(peer.received))) == 100
 
@@ -298,10 +300,10 @@ def test_a_refusal_does_not_look_at_everything_that_was_sent(monkeypatch: pytest
 
     for module in (ack_window, producer, retry_queue):
         monkeypatch.setattr(module, "key_of", counted)
-    laboratory, peer = stage(*(b"k%04d" % i for i in range(1000)))
+    node, peer = node_with_peer(*(b"k%04d" % i for i in range(1000)))
     peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS
     peer.run()
-    laboratory.pass_by(5.1)
+    node.pass_by(5.1)
     peer.judge = lambda _: Status.SUCCESS
     peer.run()
     assert len(set(keys(peer.received))) == 1000
@@ -309,11 +311,11 @@ def test_a_refusal_does_not_look_at_everything_that_was_sent(monkeypatch: pytest
 
 
 def test_a_dump_waits_for_what_was_refused() -> None:
-    laboratory, peer = stage(b"a", b"b", flags=DUMP | LIST | ACK)
+    node, peer = node_with_peer(b"a", b"b", flags=DUMP | LIST | ACK)
     refused = [Status.ETMPFAIL]
     peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"b" else Status.SUCCESS
     assert "#close_tap_stream" not in brief(peer.run())
-    laboratory.pass_by(6)
+    node.pass_by(6)
     peer.run()
     assert peer.closed
     of_1 = [message for message in peer.received if message.vbucket == 1]  # type: ignore[attr-defined]
@@ -322,25 +324,25 @@ def test_a_dump_waits_for_what_was_refused() -> None:
 
 
 def test_a_backfill_is_not_closed_before_all_of_it_is_taken_and_what_comes_does_not_wait() -> None:
-    laboratory, peer = stage(b"a", b"b", flags=ACK | BACKFILL | LIST, settings=TapSettings(ack_interval=1))
+    node, peer = node_with_peer(b"a", b"b", flags=ACK | BACKFILL | LIST, settings=TapSettings(ack_interval=1))
     refused = [Status.ETMPFAIL] * 2
     peer.judge = lambda m: refused.pop() if refused and getattr(m, "key", b"") == b"a" else Status.SUCCESS
     peer.run()
     for number in range(3):  # answers to what comes say nothing of the backfill
-        laboratory.write(1, b"live%d" % number)
+        node.write(1, b"live%d" % number)
         assert brief(peer.run()) == [f"live{number}=v"]
-    laboratory.pass_by(5.1)
+    node.pass_by(5.1)
     assert brief(peer.run()) == ["a=v"]
-    laboratory.pass_by(5.1)
+    node.pass_by(5.1)
     assert brief(peer.run()) == ["a=v", "#close_backfill"]
 
 
 def test_a_backfill_is_not_closed_while_answers_are_on_their_way() -> None:
-    laboratory, peer = stage(b"a", b"b", flags=ACK | BACKFILL | LIST)
+    node, peer = node_with_peer(b"a", b"b", flags=ACK | BACKFILL | LIST)
     peer.judge = lambda _: None
     told = peer.run()
     assert brief([m for m in told if m.vbucket == 1]) == ["#initial_vbucket_stream", "a=v", "b=v"]  # type: ignore[attr-defined]
-    laboratory.write(1, b"c")
+    node.write(1, b"c")
     assert peer.run() == []
     peer.judge = lambda _: Status.SUCCESS
     for message in told:
@@ -349,12 +351,12 @@ def test_a_backfill_is_not_closed_while_answers_are_on_their_way() -> None:
 
 
 def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whole() -> None:
-    laboratory, peer = stage(b"a", flags=ACK | BACKFILL | LIST)
+    node, peer = node_with_peer(b"a", flags=ACK | BACKFILL | LIST)
     peer.judge = lambda _: None
     told = peer.run()
-    laboratory.write(1, b"b")
-    laboratory.node.checkpoints.create(laboratory.bucket.vbucket(1))
-    laboratory.write(1, b"c")
+    node.write(1, b"b")
+    node.state.checkpoints.create(node.bucket.vbucket(1))
+    node.write(1, b"c")
     assert peer.run() == []
     peer.judge = lambda _: Status.SUCCESS
     for message in told:
@@ -366,32 +368,32 @@ def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whol
 
 
 def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer(caplog: pytest.LogCaptureFixture) -> None:
-    laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=50))
+    node, peer = node_with_peer(b"a", settings=TapSettings(noop_interval_s=50))
     peer.run()
     for _ in range(3):
-        laboratory.pass_by(51)
+        node.pass_by(51)
         assert [type(message) for message in peer.run()] == [memcached.Noop]
     peer.judge = lambda _: None
     with caplog.at_level(logging.INFO):
-        laboratory.pass_by(101)
+        node.pass_by(101)
         peer.run()
     assert peer.closed
     assert "TAP client client: closed: nothing was heard since a noop" in caplog.text
 
 
 def test_who_acknowledges_nothing_need_not_answer_noops() -> None:
-    laboratory, peer = stage(b"a", flags=BACKFILL | LIST, settings=TapSettings(noop_interval_s=50))
+    node, peer = node_with_peer(b"a", flags=BACKFILL | LIST, settings=TapSettings(noop_interval_s=50))
     peer.judge = lambda _: None
     peer.run()
-    laboratory.pass_by(501)
+    node.pass_by(501)
     assert [type(message) for message in peer.run()] == [memcached.Noop] * 10
     assert not peer.closed
 
 
 def test_noops_can_be_switched_off() -> None:
-    laboratory, peer = stage(b"a", settings=TapSettings(noop_interval_s=0))
+    node, peer = node_with_peer(b"a", settings=TapSettings(noop_interval_s=0))
     peer.run()
-    laboratory.pass_by(10_000)
+    node.pass_by(10_000)
     assert peer.run() == []
     assert not peer.closed
 
@@ -423,18 +425,18 @@ def producer_of(peer: TapPeer) -> producer.TapProducer:
 
 @pytest.mark.parametrize("flags", [BACKFILL, BACKFILL | ACK, DUMP, 0])
 def test_a_turn_begins_only_some_of_many_streams(flags: int) -> None:
-    laboratory = Laboratory(vbuckets=256)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=256)
+    node.bucket.create_vbuckets()
     for vbucket in range(256):
-        laboratory.write(vbucket, b"old")
-    peer = TapPeer(laboratory, connect(b"client", flags))
+        node.write(vbucket, b"old")
+    peer = TapPeer(node, connect(b"client", flags))
     producer = producer_of(peer)
     assert (len(producer.streams), producer.beginning, producer.has_output) == (0, True, True)
     producer.produce()
     assert len(producer.streams) == BEGIN_MAX
-    laboratory.write(255, b"new")
-    again = TapPeer(laboratory, connect(b"again", flags))  # what the first turn sent is lost
-    laboratory.write(255, b"newer")
+    node.write(255, b"new")
+    again = TapPeer(node, connect(b"again", flags))  # what the first turn sent is lost
+    node.write(255, b"newer")
     found = keys(again.run())
     assert found.count("old") == (256 if flags else 0)
     assert found.count("newer") == 1
@@ -442,9 +444,9 @@ def test_a_turn_begins_only_some_of_many_streams(flags: int) -> None:
 
 
 def test_a_turn_looks_for_only_some_of_many_that_are_not_there() -> None:
-    laboratory = Laboratory(vbuckets=1024)
-    laboratory.bucket.create_vbucket(1023)
-    peer = TapPeer(laboratory, connect(b"client", DUMP | LIST, vbuckets=tuple(range(1024))))
+    node = InMemoryNode(vbuckets=1024)
+    node.bucket.create_vbucket(1023)
+    peer = TapPeer(node, connect(b"client", DUMP | LIST, vbuckets=tuple(range(1024))))
     producer = producer_of(peer)
     for _ in range(1024 // BEGIN_MAX - 1):
         assert producer.produce() == b""
@@ -454,13 +456,13 @@ def test_a_turn_looks_for_only_some_of_many_that_are_not_there() -> None:
 
 @pytest.mark.parametrize(("flags", "date"), [(0, 0), (BACKFILL, 5), (BACKFILL, 0)])
 def test_a_history_that_breaks_before_its_stream_has_begun_is_not_missed(flags: int, date: int) -> None:
-    laboratory = Laboratory()
+    node = InMemoryNode()
     for vbucket in (1, 2):
-        laboratory.bucket.create_vbucket(vbucket)
-        laboratory.write(vbucket, b"old")
-    peer = TapPeer(laboratory, connect(b"client", flags | ACK, date))
-    laboratory.bucket.flush()
-    laboratory.write(2, b"new")
+        node.bucket.create_vbucket(vbucket)
+        node.write(vbucket, b"old")
+    peer = TapPeer(node, connect(b"client", flags | ACK, date))
+    node.bucket.flush()
+    node.write(2, b"new")
     messages = peer.run()
     assert brief(messages).count("#initial_vbucket_stream") == 2
     assert keys(messages) == ["new"]
@@ -468,40 +470,40 @@ def test_a_history_that_breaks_before_its_stream_has_begun_is_not_missed(flags: 
 
 def test_a_flush_of_what_has_begun_leaves_alone_what_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upriver.protocol.tap.producer.BEGIN_MAX", 1)
-    laboratory = Laboratory()
+    node = InMemoryNode()
     for vbucket in (1, 2):
-        laboratory.bucket.create_vbucket(vbucket)
-        laboratory.write(vbucket, b"old")
-    peer = TapPeer(laboratory, connect(b"client", ACK))
+        node.bucket.create_vbucket(vbucket)
+        node.write(vbucket, b"old")
+    peer = TapPeer(node, connect(b"client", ACK))
     producer = producer_of(peer)
     producer.produce()
     assert list(producer.streams) == [1]
-    laboratory.bucket.vbucket(1).flush()
+    node.bucket.vbucket(1).flush()
     assert "flush" not in brief(peer.run())
 
 
 def test_who_goes_before_all_streams_have_begun_misses_nothing() -> None:
-    laboratory = Laboratory()
-    laboratory.bucket.create_vbucket(1)
-    laboratory.write(1, b"old")
-    TapPeer(laboratory, connect(b"client", ACK)).leave()
-    laboratory.write(1, b"meanwhile")
-    assert keys(TapPeer(laboratory, connect(b"client", ACK)).run()) == ["meanwhile"]
+    node = InMemoryNode()
+    node.bucket.create_vbucket(1)
+    node.write(1, b"old")
+    TapPeer(node, connect(b"client", ACK)).leave()
+    node.write(1, b"meanwhile")
+    assert keys(TapPeer(node, connect(b"client", ACK)).run()) == ["meanwhile"]
 
 
 def test_a_vbucket_is_followed_as_soon_as_it_can_be_and_nobody_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    laboratory, peer = stage(flags=LIST)
+    node, peer = node_with_peer(flags=LIST)
     asked: Counter[int] = Counter()
     follow = producer.TapProducer._follow
     monkeypatch.setattr(
         producer.TapProducer, "_follow", lambda self, number: (asked.update([number]), follow(self, number))
     )
-    everything = TapPeer(laboratory, connect(b"all"))
+    everything = TapPeer(node, connect(b"all"))
     for each in (peer, everything):
         each.run()
     asked.clear()
-    laboratory.pass_by(10)
+    node.pass_by(10)
     assert not asked
-    laboratory.bucket.create_vbucket(3)
-    laboratory.write(3, b"new")
+    node.bucket.create_vbucket(3)
+    node.write(3, b"new")
     assert (keys(everything.run()), keys(peer.run()), asked) == (["new"], [], Counter({3: 1}))

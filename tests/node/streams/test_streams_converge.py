@@ -7,7 +7,7 @@ checks that every message is allowed where it comes.
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.model import VbucketState
 from upriver.node.options import ListenAddress
 from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, opaque_of, put_opaque
@@ -74,14 +74,14 @@ class World:
     """One vbucket, one connection, one stream at a time."""
 
     def __init__(self, *, dialect: StreamDialect, window: int) -> None:
-        self.laboratory = Laboratory(vbuckets=2)
-        self.vbucket = self.laboratory.bucket.create_vbucket(0)
+        self.node = InMemoryNode(vbuckets=2)
+        self.vbucket = self.node.bucket.create_vbucket(0)
         self.dialect = dialect
         self.opened = dialect in OPENED
         if self.opened:
-            self.peer: Peer = self.laboratory.connect().open()
+            self.peer: Peer = self.node.connect().open()
         else:
-            self.peer = self.laboratory.connect(wire=dialect.wire, listen_address=ListenAddress(dialect=dialect.name))
+            self.peer = self.node.connect(wire=dialect.wire, listen_address=ListenAddress(dialect=dialect.name))
         self.window = window if self.opened else 0
         if self.window:
             self.peer.send(dcp.Control(key=b"connection_buffer_size", value=b"%d" % window))
@@ -106,7 +106,7 @@ class World:
         self.vbucket.set_state(VbucketState.REPLICA if active else VbucketState.ACTIVE)
 
     def checkpoint(self) -> None:
-        self.laboratory.node.checkpoints.create(self.vbucket)
+        self.node.state.checkpoints.create(self.vbucket)
 
     def close(self) -> None:
         if self.follower is not None and self.opened:
@@ -125,7 +125,7 @@ class World:
     def settle(self) -> None:
         """Deliver everything, acknowledging as it comes."""
         while True:
-            self.laboratory.settle()
+            self.node.settle()
             messages = self.peer.take()
             if not messages:
                 return
@@ -181,10 +181,10 @@ def test_a_consumer_ends_with_what_the_vbucket_holds(
 @settings(max_examples=60)
 @given(cuts=st.lists(st.integers(1, 200), max_size=30))
 def test_requests_may_come_in_any_pieces(cuts: list[int]) -> None:
-    laboratory = Laboratory(vbuckets=4)
-    laboratory.bucket.create_vbuckets()
+    node = InMemoryNode(vbuckets=4)
+    node.bucket.create_vbuckets()
     for vbucket in range(4):
-        laboratory.write(vbucket, b"a", b"b")
+        node.write(vbucket, b"a", b"b")
     data = b"".join(
         [
             dcp.Open(name=b"x", flags=dcp.OpenFlag.PRODUCER).encode(),
@@ -194,11 +194,11 @@ def test_requests_may_come_in_any_pieces(cuts: list[int]) -> None:
             upr.FailoverLogRequest(vbucket=1, opaque=9).encode(),
         ]
     )
-    peer, at = laboratory.connect(), 0
+    peer, at = node.connect(), 0
     for cut in [*cuts, len(data)]:
         peer.put(data[at : at + cut])
         at += cut
-        laboratory.settle()
+        node.settle()
     received = peer.take()
     assert sum(isinstance(message, dcp.Mutation) for message in received) == 8
     assert sum(isinstance(message, upr.StreamRequestResponse) for message in received) == 4

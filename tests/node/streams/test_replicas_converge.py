@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.support.draft_replication import DraftWires
-from tests.support.in_memory_replication import BackToBack, Wires, statuses
+from tests.support.draft_replication import DraftConnectionPair
+from tests.support.in_memory_replication import ConnectionPair, InMemoryReplication, statuses
 from upriver.model import VbucketState
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.stream_state import TRANSITIONS, StreamEvent, StreamLife, StreamState
@@ -31,15 +31,15 @@ STEPS = st.one_of(
 )
 
 
-class World(BackToBack):
+class World(InMemoryReplication):
     """What can happen, by name, between two that speak with some options or in a draft."""
 
     def __init__(self, speaking: str) -> None:
         self.draft = speaking if speaking in DRAFTS else ""
         super().__init__(OPTIONS.get(speaking))
 
-    def connected(self) -> Wires:
-        return DraftWires(self, self.draft) if self.draft else super().connected()
+    def connected(self) -> ConnectionPair:
+        return DraftConnectionPair(self, self.draft) if self.draft else super().connected()
 
     def write(self, key: bytes) -> None:
         self.here.set(key, b"%d" % self.here.high_seqno)
@@ -67,7 +67,7 @@ class World(BackToBack):
         self.here.flush()
 
     def checkpoint(self) -> None:
-        self.source.node.checkpoints.create(self.here)
+        self.source.state.checkpoints.create(self.here)
 
     def time(self) -> None:
         self.pass_by(6.0)
@@ -241,4 +241,20 @@ def test_the_old_owner_goes_back_to_where_its_promoted_replica_branched(speaking
         world.settle()
         world.pass_by(6.0)
     assert world.same()
+    assert world.there.failover_log == world.here.failover_log
+
+
+def test_an_ended_stream_can_be_closed_or_replaced() -> None:
+    world = InMemoryReplication()
+    world.here.set(b"k", b"v")
+    world.add_stream()
+    world.settle()
+    world.here.set_state(VbucketState.REPLICA)
+    world.settle()
+    assert world.receiving.end_reason == "state changed"
+    world.here.set_state(VbucketState.ACTIVE)
+    world.add_stream()
+    world.settle()
+    assert not world.receiving.life.ended
+    assert statuses(world.wires.answers) == ["SUCCESS", "SUCCESS"]
     assert world.there.failover_log == world.here.failover_log

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from tests.support.in_memory_node import Laboratory
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import (
     ACK,
     BACKFILL,
@@ -40,11 +40,11 @@ LATER = {1: [b"f", b"a"], 2: [b"g"]}
 Change = tuple[int, bytes]
 
 
-def write(laboratory: Laboratory, changes: dict[int, list[bytes]]) -> None:
+def write(node: InMemoryNode, changes: dict[int, list[bytes]]) -> None:
     for vbucket, keys in changes.items():
         for key in keys:
-            if laboratory.bucket.vbucket(vbucket).state is VbucketState.ACTIVE:
-                laboratory.write(vbucket, key, value=b"value of " + key)
+            if node.bucket.vbucket(vbucket).state is VbucketState.ACTIVE:
+                node.write(vbucket, key, value=b"value of " + key)
 
 
 class Model:
@@ -135,17 +135,17 @@ def check_order(messages: list[Message]) -> None:
 @pytest.mark.parametrize("date", ["everything", "recent", "future"])
 @pytest.mark.parametrize("more", [0, BYTE_ORDER], ids=["", "byte order"])
 def test_a_client_sees_what_its_flags_promise(flags: int, date: str, more: int) -> None:
-    laboratory = Laboratory()
+    node = InMemoryNode()
     for vbucket in (1, 2):
-        laboratory.bucket.create_vbucket(vbucket)
-    write(laboratory, OLD)
-    laboratory.pass_by(100)
-    since = int(laboratory.clock())
-    write(laboratory, RECENT)
-    laboratory.disk_works = bool(flags & TAKEOVER)  # a dump is complete also with what is not on disk
+        node.bucket.create_vbucket(vbucket)
+    write(node, OLD)
+    node.pass_by(100)
+    since = int(node.clock())
+    write(node, RECENT)
+    node.disk_works = bool(flags & TAKEOVER)  # a dump is complete also with what is not on disk
     model = Model(flags, date)
     dates = {"everything": 0, "recent": since, "future": FUTURE}
-    peer = TapPeer(laboratory, connect(b"client", flags | more, dates[date], (LISTED,)))
+    peer = TapPeer(node, connect(b"client", flags | more, dates[date], (LISTED,)))
     before = peer.run()
 
     if model.refused:
@@ -161,25 +161,25 @@ def test_a_client_sees_what_its_flags_promise(flags: int, date: str, more: int) 
     assert {name: told.count(name) for name in model.controls()} == model.controls()
     assert peer.closed == model.closes
 
-    write(laboratory, LATER)
+    write(node, LATER)
     after = peer.run()
     assert sorted(changes_in(after)) == sorted(model.later)
-    assert laboratory.bucket.vbucket(LISTED).state is (VbucketState.DEAD if model.takeover else VbucketState.ACTIVE)
+    assert node.bucket.vbucket(LISTED).state is (VbucketState.DEAD if model.takeover else VbucketState.ACTIVE)
 
 
 @pytest.mark.parametrize("flags", [flags for flags in COMBINATIONS if not flags & TAKEOVER], ids=lambda f: f"0x{f:02x}")
 def test_checkpoints_come_to_those_who_asked_for_them_and_to_nobody_else(flags: int) -> None:
     for more in (0, CHECKPOINT):
-        laboratory = Laboratory()
-        laboratory.bucket.create_vbucket(1)
-        write(laboratory, {1: OLD[1]})
+        node = InMemoryNode()
+        node.bucket.create_vbucket(1)
+        write(node, {1: OLD[1]})
         held = (tap.VbucketCheckpoint(vbucket=1, checkpoint=1),)
-        peer = TapPeer(laboratory, connect(b"client", flags | more, 0, (1,), held))
+        peer = TapPeer(node, connect(b"client", flags | more, 0, (1,), held))
         messages = peer.run()
         sync = [m for m in messages if isinstance(m, tap.Opaque) and m.control is Control.ENABLE_CHECKPOINT_SYNC]
         assert len(sync) == bool(more)
-        laboratory.node.checkpoints.create(laboratory.bucket.vbucket(1))
-        write(laboratory, {1: LATER[1]})
+        node.state.checkpoints.create(node.bucket.vbucket(1))
+        write(node, {1: LATER[1]})
         messages += peer.run()
         found = [text for text in brief(messages) if text.startswith(("start of", "end of"))]
         assert found == (["start of 1", "end of 1", "start of 2"] if more and not flags & DUMP else [])

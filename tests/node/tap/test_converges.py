@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.in_memory_node import Laboratory, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.tap_peer import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
 from upriver.errors import KeyNotFound
@@ -30,7 +30,7 @@ SETTINGS = TapSettings(ack_interval=2, window_messages_max=5, backoff_s=5, keep_
 class Consumer:
     """Follows the messages; what it refuses it does not do."""
 
-    laboratory: Laboratory
+    node: InMemoryNode
     request: tap.Connect
     acks: bool
     #: It has been told that nothing more comes.
@@ -39,14 +39,14 @@ class Consumer:
     peer: Peer | None = None
 
     def connect(self) -> None:
-        self.peer = self.laboratory.connect()
+        self.peer = self.node.connect()
         self.peer.put(self.request)
 
     def cut(self, kept: int) -> None:
         """The connection breaks; only so many of the messages on the way still arrive."""
         if self.peer is None:
             return
-        self.laboratory.settle()
+        self.node.settle()
         for message in self.peer.take()[:kept]:
             self._apply(message)
         self.peer.session.closing = True
@@ -59,11 +59,11 @@ class Consumer:
         if self.peer is None or self.peer.closed:
             self.connect()
         assert self.peer is not None
-        self.laboratory.settle()
+        self.node.settle()
         while messages := self.peer.take():
             for message in messages:
                 self._judge(message, verdicts.pop(0) if verdicts and self.acks else Status.SUCCESS)
-            self.laboratory.settle()
+            self.node.settle()
 
     def _judge(self, message: Message, verdict: Status | None) -> None:
         assert self.peer is not None
@@ -93,10 +93,10 @@ class Consumer:
                 self.held[message.vbucket].clear()
 
 
-def contents(laboratory: Laboratory) -> dict[int, dict[bytes, bytes]]:
+def contents(node: InMemoryNode) -> dict[int, dict[bytes, bytes]]:
     out: dict[int, dict[bytes, bytes]] = {}
     for vbucket in VBUCKETS:
-        table = laboratory.bucket.vbucket(vbucket).table
+        table = node.bucket.vbucket(vbucket).table
         found = {key: table.find(key) for key in table.live_keys()}
         out[vbucket] = {key: item.value for key, item in found.items() if item is not None}
     return out
@@ -143,36 +143,36 @@ FLAGS = st.sampled_from(
 )
 
 
-def take(laboratory: Laboratory, consumer: Consumer, step: tuple[object, ...], number: int) -> None:
+def take(node: InMemoryNode, consumer: Consumer, step: tuple[object, ...], number: int) -> None:
     """Do one step."""
     match step:
         case ("set", int(vbucket), bytes(key)):
-            laboratory.bucket.vbucket(vbucket).set(key, b"%d" % number)
+            node.bucket.vbucket(vbucket).set(key, b"%d" % number)
         case ("delete", int(vbucket), bytes(key)):
             with contextlib.suppress(KeyNotFound):
-                laboratory.bucket.vbucket(vbucket).delete(key)
+                node.bucket.vbucket(vbucket).delete(key)
         case ("flush", 0):
-            laboratory.bucket.flush()
+            node.bucket.flush()
         case ("flush", int(vbucket)):
-            laboratory.bucket.vbucket(vbucket).flush()
+            node.bucket.vbucket(vbucket).flush()
         case ("checkpoint", int(vbucket)):
-            laboratory.node.checkpoints.create(laboratory.bucket.vbucket(vbucket))
+            node.state.checkpoints.create(node.bucket.vbucket(vbucket))
         case ("role", int(vbucket)):
-            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
-            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
+            node.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
+            node.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
         case ("roll back", int(vbucket), int(seqno)):
-            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
-            laboratory.bucket.vbucket(vbucket).roll_back(seqno)
-            laboratory.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
+            node.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
+            node.bucket.vbucket(vbucket).roll_back(seqno)
+            node.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
         case ("read", list(verdicts)):
             consumer.read(list(verdicts))
         case ("cut", int(kept)):
             consumer.cut(kept)
         case ("time", float(seconds)):
-            laboratory.pass_by(seconds)
+            node.pass_by(seconds)
         case ("purge",):
-            laboratory.pass_by(3)
-            laboratory.bucket.maintenance.run_all()
+            node.pass_by(3)
+            node.bucket.maintenance.run_all()
 
 
 @settings(max_examples=300, deadline=None)
@@ -192,23 +192,23 @@ def take(laboratory: Laboratory, consumer: Consumer, step: tuple[object, ...], n
 def test_in_the_end_the_consumer_holds_what_the_node_holds(
     steps: list[tuple[object, ...]], flags: int, listed: bool
 ) -> None:
-    laboratory = Laboratory(tap_settings=SETTINGS)
-    laboratory.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0, tombstone_s=1)
+    node = InMemoryNode(tap_settings=SETTINGS)
+    node.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0, tombstone_s=1)
     for vbucket in VBUCKETS:
-        laboratory.bucket.create_vbucket(vbucket)
+        node.bucket.create_vbucket(vbucket)
     request = connect(b"client", flags | (LIST if listed else 0), vbuckets=VBUCKETS)
-    consumer = Consumer(laboratory, request, bool(flags & ACK))
+    consumer = Consumer(node, request, bool(flags & ACK))
     consumer.connect()
     for number, step in enumerate(steps):
-        take(laboratory, consumer, step, number)
+        take(node, consumer, step, number)
     for _ in range(4):  # what was refused is tried again, and what was not answered is sent again after a reconnect
         consumer.read([])
-        laboratory.pass_by(6)
+        node.pass_by(6)
     consumer.cut(100)
     consumer.read([])
-    laboratory.pass_by(6)
+    node.pass_by(6)
     consumer.read([])
-    assert consumer.held == contents(laboratory)
+    assert consumer.held == contents(node)
 
 
 @dataclass
@@ -276,18 +276,18 @@ LATE_STEPS = st.lists(
 def test_who_answers_late_gets_everything_without_another_connection(
     steps: list[tuple[object, ...]], flags: int, window: int
 ) -> None:
-    laboratory = Laboratory(tap_settings=dataclasses.replace(SETTINGS, window_messages_max=window))
+    node = InMemoryNode(tap_settings=dataclasses.replace(SETTINGS, window_messages_max=window))
     for vbucket in VBUCKETS:
-        laboratory.bucket.create_vbucket(vbucket)
-    consumer = LateConsumer(laboratory, connect(b"client", flags), bool(flags & ACK))
+        node.bucket.create_vbucket(vbucket)
+    consumer = LateConsumer(node, connect(b"client", flags), bool(flags & ACK))
     consumer.connect()
     for number, step in enumerate(steps):
-        take(laboratory, consumer, step, number)
+        take(node, consumer, step, number)
     for _ in range(6):
         consumer.read([])
-        laboratory.pass_by(6)
+        node.pass_by(6)
     consumer.read([])
-    assert consumer.held == contents(laboratory)
+    assert consumer.held == contents(node)
 
 
 TEMPORARY = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY]), max_size=6)
@@ -301,20 +301,20 @@ TEMPORARY = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EB
 def test_who_is_told_that_nothing_more_comes_holds_all_of_a_dump(
     written: list[tuple[int, bytes]], refused: list[list[Status | None]]
 ) -> None:
-    laboratory = Laboratory(tap_settings=SETTINGS)
+    node = InMemoryNode(tap_settings=SETTINGS)
     for vbucket in VBUCKETS:
-        laboratory.bucket.create_vbucket(vbucket)
+        node.bucket.create_vbucket(vbucket)
     for number, (vbucket, key) in enumerate(written):
-        laboratory.bucket.vbucket(vbucket).set(key, b"%d" % number)
-    consumer = Consumer(laboratory, connect(b"client", DUMP | ACK), acks=True)
+        node.bucket.vbucket(vbucket).set(key, b"%d" % number)
+    consumer = Consumer(node, connect(b"client", DUMP | ACK), acks=True)
     consumer.connect()
     for verdicts in refused:
         if not consumer.finished:
             consumer.read(list(verdicts))
-            laboratory.pass_by(6)
+            node.pass_by(6)
     for _ in range(3):
         if not consumer.finished:
             consumer.read([])
-            laboratory.pass_by(6)
+            node.pass_by(6)
     assert consumer.finished
-    assert consumer.held == contents(laboratory)
+    assert consumer.held == contents(node)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.tap.test_converges import AT_THE_NODE, KEYS, SETTINGS, VBUCKETS, VERDICTS, Consumer, take
-from tests.support.in_memory_node import Laboratory
+from tests.node.tap.test_converges import AT_THE_NODE, KEYS, SETTINGS, VBUCKETS, VERDICTS, Consumer, take
+from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
 from upriver.wire import Message, tap
@@ -36,11 +36,11 @@ class Wishing(Consumer):
 
     def connect(self) -> None:
         self._fed, self.finished = set(), False
-        request, now = self.request, self.laboratory.clock()
+        request, now = self.request, self.node.clock()
         date = 0 if request.backfill_date is None and int(request.flags) & DUMP else request.backfill_date
         second = NEVER if date is None or date > now else date
         for vbucket in request.vbuckets or VBUCKETS:
-            self.from_seqno.setdefault(vbucket, self.laboratory.bucket.vbucket(vbucket).high_seqno)
+            self.from_seqno.setdefault(vbucket, self.node.bucket.vbucket(vbucket).high_seqno)
             self.from_second[vbucket] = min(second, self.from_second.get(vbucket, NEVER))
         self.values_from = NEVER if int(request.flags) & KEYS_ONLY else second
         super().connect()
@@ -48,7 +48,7 @@ class Wishing(Consumer):
     def ask(self, date: int | None, flags: int, vbuckets: tuple[int, ...]) -> None:
         """What it asks for the next time; the date from now on."""
         flags |= ACK | REGISTERED | (LIST if vbuckets else 0) | (0 if date is None else BACKFILL)
-        self.request = connect(b"client", flags, max(0, int(self.laboratory.clock()) + (date or 0)), vbuckets)
+        self.request = connect(b"client", flags, max(0, int(self.node.clock()) + (date or 0)), vbuckets)
 
     def cut(self, kept: int) -> None:
         """The connection breaks; if nothing of it is kept, perhaps before the node has begun to send."""
@@ -82,7 +82,7 @@ class Wishing(Consumer):
     def check(self) -> None:
         """Compare what it holds with the node."""
         for vbucket, held in self.held.items():
-            table = self.laboratory.bucket.vbucket(vbucket).table
+            table = self.node.bucket.vbucket(vbucket).table
             items = {key: item for key in table.live_keys() if (item := table.find(key)) is not None}
             for key, value in held.items():
                 assert key in items
@@ -140,14 +140,14 @@ def test_who_asks_for_something_else_gets_what_it_was_promised(
     steps: list[tuple[object, ...]],
     last: tuple[int | None, int, tuple[int, ...]],
 ) -> None:
-    laboratory = Laboratory(tap_settings=SETTINGS)
-    laboratory.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0, tombstone_s=1)
+    node = InMemoryNode(tap_settings=SETTINGS)
+    node.bucket.maintenance.retention = Retention(history_s=0, history_bytes=0, tombstone_s=1)
     for vbucket in VBUCKETS:
-        laboratory.bucket.create_vbucket(vbucket)
+        node.bucket.create_vbucket(vbucket)
         for key in KEYS[2:]:
-            laboratory.bucket.vbucket(vbucket).set(key, b"old")
-            laboratory.pass_by(3)
-    consumer = Wishing(laboratory, connect(), acks=True)
+            node.bucket.vbucket(vbucket).set(key, b"old")
+            node.pass_by(3)
+    consumer = Wishing(node, connect(), acks=True)
     consumer.ask(*first)
     consumer.connect()
     for number, step in enumerate(steps):
@@ -157,10 +157,10 @@ def test_who_asks_for_something_else_gets_what_it_was_promised(
                 consumer.ask(date, flags, vbuckets)
                 consumer.connect()
             case _:
-                take(laboratory, consumer, step, number)
+                take(node, consumer, step, number)
     consumer.cut(100)
     consumer.ask(*last)
     for _ in range(4):
         consumer.read([])
-        laboratory.pass_by(6)
+        node.pass_by(6)
     consumer.check()
