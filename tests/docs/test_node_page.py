@@ -29,6 +29,6 @@ def test_a_stale_table_is_replaced_and_the_rest_is_kept() -> None:
 
 def test_the_fixed_limits_are_as_written() -> None:
     page, limits = PAGE.read_text(), Limits()
-    assert f"fixed: {limits.turn_work_max} that need the long way" in page
+    assert f"fixed: {limits.turn_work_max} requests outside the compiled loop" in page
     assert f"fixed: {limits.login_bytes_max // 1024} KiB" in page
     assert f"fixed: {limits.waiting_answers_max:,}, or" in page
