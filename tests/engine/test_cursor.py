@@ -249,8 +249,9 @@ def test_a_cursor_ends(vbucket: Vbucket) -> None:
     assert cursor.ended is CursorEnd.OK
     cursor = vbucket.open_cursor("stream")
     cursor.close()
+    assert cursor.next_snapshot() is None
     with pytest.raises(CursorEnded) as caught:
-        cursor.next_snapshot()
+        cursor.read()
     assert caught.value.reason is CursorEnd.CLOSED
     assert str(caught.value) == "cursor 'stream' has ended: closed"
 
@@ -314,20 +315,30 @@ def test_persisted_only_changes_end_at_what_is_on_disk(quick_disk: Path, clock: 
         assert list(vbucket.changes(2, options=options)) == []
 
 
-def test_only_a_later_snapshot_may_end_before_everything(vbucket: Vbucket) -> None:
+def test_only_a_later_snapshot_ends_with_a_checkpoint(vbucket: Vbucket) -> None:
     """The first one reaches what there was at its opening: with less, a consumer can mistake a mixture for a state."""
-    write(vbucket, b"a", b"b", b"a")
-    cursor = vbucket.open_cursor("stream")
-    assert cursor.next_snapshot(not_beyond=2) == Snapshot(0, 3)
-    cursor.read()
-    write(vbucket, b"a", b"b", b"c")
-    assert cursor.next_snapshot(not_beyond=5) == Snapshot(3, 5)
-    assert cursor.read_columns()["seqno"].to_pylist() == [4, 5]
-    vbucket.floor_seqno = 6  # versions below are gone, so a state in between cannot be shown
     write(vbucket, b"a", b"b")
-    assert cursor.next_snapshot(not_beyond=5) == Snapshot(5, 8)
+    vbucket.checkpoints.create()
+    write(vbucket, b"a")
+    cursor = vbucket.open_cursor("stream")
+    assert (cursor.checkpoint, cursor.in_open_checkpoint) == (1, False)
+    assert cursor.next_snapshot() == Snapshot(0, 3)
+    assert cursor.begins_checkpoint
+    cursor.read()
+    assert (cursor.checkpoint, cursor.in_open_checkpoint) == (2, True)
+    write(vbucket, b"a", b"b")
+    vbucket.checkpoints.create()
+    write(vbucket, b"c")
+    assert cursor.next_snapshot() == Snapshot(3, 5)
+    assert not cursor.begins_checkpoint
+    assert cursor.read_columns()["seqno"].to_pylist() == [4, 5]
+    vbucket.checkpoints.create()
+    vbucket.floor_seqno = 7  # versions below are gone, so a state in between cannot be shown
+    write(vbucket, b"a", b"b")
+    assert cursor.next_snapshot() == Snapshot(5, 8)
+    assert cursor.begins_checkpoint
     late = vbucket.open_cursor("late", 3)
-    assert late.next_snapshot(not_beyond=4) == Snapshot(3, 8)
+    assert late.next_snapshot() == Snapshot(3, 8)
 
 
 @pytest.mark.parametrize("rows", [False, True])

@@ -259,7 +259,7 @@ class World:
         """The open checkpoint of an active vbucket ends here."""
         machine = self.machines[n]
         if machine.role(v) is ACTIVE:
-            machine.state.checkpoints.create(machine.vbucket(v))
+            machine.vbucket(v).checkpoints.create()
 
     def do_time(self, seconds: int) -> None:
         """Time passes."""

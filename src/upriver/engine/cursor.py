@@ -16,6 +16,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -129,6 +130,10 @@ class Cursor:
         self.snapshot: Snapshot | None = None
         #: Whether values of it come from disk.
         self.from_disk = False
+        #: Whether the announced snapshot begins where a checkpoint does.
+        self.begins_checkpoint = False
+        #: Passes callbacks of the flusher's thread on to the reader's thread; None calls them where they happen.
+        self.deliver: Callable[[Callable[[], object]], object] | None = None
         self.ended: CursorEnd | None = None
         self.changes_read = 0
         #: How many of them were expirations, and the seqno of the last; known where they are read as frames.
@@ -153,6 +158,21 @@ class Cursor:
         """How many seqnos lie before the end of the history."""
         return max(0, min(self.end_seqno, self.vbucket.high_seqno) - self.seqno)
 
+    @property
+    def end_reason(self) -> str | None:
+        """Why nothing more comes, in words; None before the end."""
+        return None if self.ended is None else self.ended.value
+
+    @property
+    def checkpoint(self) -> int:
+        """The id of the checkpoint that the next change belongs to."""
+        return self.vbucket.checkpoints.id_after(self.seqno)
+
+    @property
+    def in_open_checkpoint(self) -> bool:
+        """Whether that checkpoint is still open."""
+        return self.vbucket.checkpoints.end_after(self.seqno) is None
+
     def settle_for(self, seqno: int) -> None:
         """The first snapshot may end there already: who reads it does not go on to live changes."""
         if self._first_end is not None:
@@ -171,27 +191,26 @@ class Cursor:
         if self.vbucket.cursors.get(self.name) is self:  # another one may have taken the name since
             del self.vbucket.cursors[self.name]
 
-    def next_snapshot(self, not_beyond: int | None = None) -> Snapshot | None:
-        """Announce the next snapshot; None if there is nothing new, or the end is reached.
+    def next_snapshot(self) -> Snapshot | None:
+        """Announce the next snapshot; None if there is nothing new, or nothing more comes.
 
-        One that is not the first ends at ``not_beyond`` if the state there can still be shown.
+        A snapshot after the first ends where a checkpoint does, if the state there is still retained.
         """
         if self.ended is not None:
-            if self.ended is CursorEnd.OK:
-                return None
-            self._check()
+            return None
         if self.snapshot is not None:
             return self.snapshot
+        self.begins_checkpoint, checkpoint_end = self.vbucket.checkpoints.around(self.seqno)
         end = self._snapshot_end()
         if end is None or end <= self.seqno:
             return None
         if (
-            not_beyond is not None
+            checkpoint_end is not None
             and self._first_end is None
-            and self.seqno < not_beyond < end
-            and self.vbucket.consistent_at_or_below(not_beyond) == not_beyond
+            and self.seqno < checkpoint_end < end
+            and self.vbucket.consistent_at_or_below(checkpoint_end) == checkpoint_end
         ):
-            end = not_beyond
+            end = checkpoint_end
         self._first_end = None
         self.snapshot = Snapshot(self.seqno, end)
         self.from_disk = self.table.first_evicted(self.seqno, end) != 0
@@ -290,12 +309,17 @@ class Cursor:
         self._advance(done, batch.num_rows, snapshot)
         return batch
 
-    def subscribe(self, callback: Callable[[], object]) -> None:
-        """Call back once, when there may be more to read: at once if there is already, or at the end.
+    def subscribe(self, callback: Callable[[], object], *, fresh: bool = False) -> None:
+        """Call back once when there may be more to read, or at the end: at once if that is so already.
 
-        The callback comes from whoever caused it, the writer or the flusher's thread, and must only take
-        note.
+        With ``fresh`` only later changes count. The writer or the flusher's thread runs the callback, which must only
+        take note; where ``deliver`` is set, it passes on the callbacks about changes that reached the disk.
         """
+        if fresh:
+            self.vbucket.when_changed(callback, owner=self)
+            return
+        if self.options.persisted_only and self.deliver is not None:
+            callback = partial(self.deliver, callback)
         with self.vbucket.journal.lock:  # the flusher cannot come between the look and the promise
             if self.ended is None and self.snapshot is None:
                 end = self._snapshot_end()
@@ -303,6 +327,11 @@ class Cursor:
                     self.vbucket.when_changed(callback, persisted=self.options.persisted_only, owner=self)
                     return
         callback()
+
+    def check_not_cut_short(self) -> None:
+        """Raise if the cursor ended before its end seqno."""
+        if self.ended is not CursorEnd.OK:
+            self._check()
 
     def _check(self) -> None:
         if self.ended is not None:

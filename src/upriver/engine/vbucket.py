@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from upriver.engine.backend import Ledger, Table
+from upriver.engine.checkpoints import Checkpoints
 from upriver.engine.consistent_points import ConsistentPoints
 from upriver.engine.cursor import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.durability_waiters import Done
@@ -54,7 +55,6 @@ from upriver.model import (
 log = logging.getLogger(__name__)
 
 Run = TypeVar("Run")
-Place = TypeVar("Place", bound=Cursor)
 #: So many flushes are known again.
 FLUSH_MARKS_MAX: Final = 16
 
@@ -87,6 +87,7 @@ class Vbucket(KeyValue):
         self.taken_over = False
         self.failover_log = FailoverLog.fresh(new_uuid())
         self.consistent_points = ConsistentPoints()
+        self.checkpoints = Checkpoints(self.table)
         #: No state below this seqno can be restored: versions were dropped.
         self.floor_seqno = 0
         #: Purged tombstones up to here are gone from memory entirely; the disk may follow.
@@ -494,21 +495,10 @@ class Vbucket(KeyValue):
         self, name: str, start_seqno: int = 0, end_seqno: int = NO_END, options: Options | None = None
     ) -> Cursor:
         """A named place in the history, from which snapshots are read."""
-        return self.open_place(Cursor, name, start_seqno, end_seqno, options or PLAIN)
-
-    def open_place(
-        self,
-        make: Callable[["Vbucket", str, int, int, Options], Place],
-        name: str,
-        start_seqno: int,
-        end_seqno: int,
-        options: Options,
-    ) -> Place:
-        """The same, for who has a kind of cursor of its own."""
         self._check_streamable()
         if name in self.cursors:
             raise KeyExists(f"there is a cursor {name!r} already", vbucket=self.number)
-        cursor = make(self, name, start_seqno, end_seqno, options)
+        cursor = Cursor(self, name, start_seqno, end_seqno, options or PLAIN)
         if cursor.ended is None:
             self.cursors[name] = cursor
         return cursor
@@ -533,6 +523,7 @@ class Vbucket(KeyValue):
                 reader = SnapshotReader(cursor, snapshot)
                 yield reader
                 reader.skip()
+            cursor.check_not_cut_short()
 
     def consistent_at_or_below(self, seqno: int) -> int:
         """The newest state that we held whole and still can show, at or below ``seqno``; 0 for none."""

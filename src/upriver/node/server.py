@@ -250,7 +250,7 @@ class Node:
         state, size = self.state, len(self.state.bucket)
         for number in range(self._looked_at, min(size, self._looked_at + CHECKPOINTS_PER_TURN)):
             if (vbucket := state.bucket.existing(number)) is not None:
-                state.checkpoints.close_if_due(vbucket, state.ticks())
+                vbucket.checkpoints.close_if_due(state.ticks())
         self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:

@@ -13,7 +13,6 @@ from upriver.node.auth.login_throttle import LoginThrottle
 from upriver.node.auth.users import Role
 from upriver.node.auth.users_file import Users
 from upriver.node.buffer_budget import BufferBudget
-from upriver.node.checkpoints import Checkpoints
 from upriver.node.cluster_map import ClusterConfig
 from upriver.node.streams.stall_check import StallCheck
 from upriver.protocol.producer import PIECE_BYTES, SendBuffer
@@ -120,7 +119,6 @@ class NodeState:
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     limits: Limits = field(default_factory=Limits)
     counters: Counters = field(default_factory=Counters)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     logins: LoginQueue = field(default_factory=LoginQueue)
     #: A flush that was put off; it stands only until the next is asked for.
     flush_timer: Timer | None = None

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.in_memory_node import InMemoryNode
-from upriver.engine import Vbucket
+from upriver.engine import Cursor, Vbucket
 from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
-from upriver.node.streams.engine_source import EngineHistory, EngineSource, engine_options, value_filter
+from upriver.node.streams.engine_source import EngineSource, engine_options, value_filter
 from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
 
 
@@ -21,11 +21,11 @@ def node() -> InMemoryNode:
     return node
 
 
-def history(node: InMemoryNode, end: int = NO_END, **options: bool) -> EngineHistory:
+def history(node: InMemoryNode, end: int = NO_END, **options: bool) -> Cursor:
     return EngineSource(node.state).history(0, "test:0", 0, end, StreamOptions(**options))  # type: ignore[arg-type]
 
 
-def history_end(place: EngineHistory) -> str | None:
+def history_end(place: Cursor) -> str | None:
     assert place.snapshot is None
     return place.end_reason
 
@@ -132,13 +132,12 @@ def test_a_value_filter_has_a_form(text: str) -> None:
 
 def test_the_engine_has_all_that_a_producer_needs() -> None:
     # mypy checks the signatures; this checks that no name is missing.
-    for wanted, offered in ((History, EngineHistory), (Source, EngineSource)):
+    for wanted, offered in ((History, Cursor), (Source, EngineSource)):
         names = {name for name in vars(wanted) if not name.startswith("_")}
         attributes = {
             "bytes_filtered",
             "begins_checkpoint",
             "changes_read",
-            "end_reason",
             "expirations_read",
             "from_disk",
             "last_read_seqno",

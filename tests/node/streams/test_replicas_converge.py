@@ -67,7 +67,7 @@ class World(InMemoryReplication):
         self.here.flush()
 
     def checkpoint(self) -> None:
-        self.source.state.checkpoints.create(self.here)
+        self.here.checkpoints.create()
 
     def time(self) -> None:
         self.pass_by(6.0)

@@ -106,7 +106,7 @@ class World:
         self.vbucket.set_state(VbucketState.REPLICA if active else VbucketState.ACTIVE)
 
     def checkpoint(self) -> None:
-        self.node.state.checkpoints.create(self.vbucket)
+        self.vbucket.checkpoints.create()
 
     def close(self) -> None:
         if self.follower is not None and self.opened:

@@ -178,7 +178,7 @@ def test_checkpoints_come_to_those_who_asked_for_them_and_to_nobody_else(flags: 
         messages = peer.run()
         sync = [m for m in messages if isinstance(m, tap.Opaque) and m.control is Control.ENABLE_CHECKPOINT_SYNC]
         assert len(sync) == bool(more)
-        node.state.checkpoints.create(node.bucket.vbucket(1))
+        node.bucket.vbucket(1).checkpoints.create()
         write(node, {1: LATER[1]})
         messages += peer.run()
         found = [text for text in brief(messages) if text.startswith(("start of", "end of"))]

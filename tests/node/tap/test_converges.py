@@ -156,7 +156,7 @@ def take(node: InMemoryNode, consumer: Consumer, step: tuple[object, ...], numbe
         case ("flush", int(vbucket)):
             node.bucket.vbucket(vbucket).flush()
         case ("checkpoint", int(vbucket)):
-            node.state.checkpoints.create(node.bucket.vbucket(vbucket))
+            node.bucket.vbucket(vbucket).checkpoints.create()
         case ("role", int(vbucket)):
             node.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
             node.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)

@@ -392,7 +392,7 @@ def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.Monke
     def fail(*_: Any) -> bytes:
         raise CorruptData("here", "it is damaged")
 
-    monkeypatch.setattr("upriver.node.streams.engine_source.EngineHistory.read_into", fail)
+    monkeypatch.setattr("upriver.engine.Cursor.read_into", fail)
     assert brief(ask(peer)) == ["success", "(0,1]", "end 5"]
     assert not peer.closed
 
@@ -779,7 +779,7 @@ def test_a_snapshot_does_not_reach_beyond_its_checkpoint() -> None:
     node, peer = node_with_peer(b"a")
     ask(peer)
     node.write(0, b"a", b"b")
-    node.state.checkpoints.create(node.bucket.vbucket(0))
+    node.bucket.vbucket(0).checkpoints.create()
     node.write(0, b"a", b"c")
     node.settle()
     first, *_, second, _, _ = messages = peer.take()
@@ -791,6 +791,6 @@ def test_a_snapshot_does_not_reach_beyond_its_checkpoint() -> None:
 
 def test_the_first_snapshot_reaches_the_high_seqno_whatever_checkpoints_there_are() -> None:
     node, peer = node_with_peer(b"a", b"b")
-    node.state.checkpoints.create(node.bucket.vbucket(0))
+    node.bucket.vbucket(0).checkpoints.create()
     node.write(0, b"a")
     assert brief(ask(peer)) == ["success", "(0,3]", "b@2", "a@3"]

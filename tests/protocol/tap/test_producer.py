@@ -355,7 +355,7 @@ def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whol
     peer.judge = lambda _: None
     told = peer.run()
     node.write(1, b"b")
-    node.state.checkpoints.create(node.bucket.vbucket(1))
+    node.bucket.vbucket(1).checkpoints.create()
     node.write(1, b"c")
     assert peer.run() == []
     peer.judge = lambda _: Status.SUCCESS

@@ -184,7 +184,7 @@ def test_checkpoints_only_for_those_who_asked() -> None:
     ]
     node.write(1, b"b")
     told.run()
-    node.state.checkpoints.create(node.bucket.vbucket(1))
+    node.bucket.vbucket(1).checkpoints.create()
     node.write(1, b"c")
     assert brief(told.run()) == ["end of 1", "start of 2", "c=v"]
     assert not [m for m in plain.run() if isinstance(m, tap.CheckpointStart)]
@@ -195,7 +195,7 @@ def test_a_registered_client_learns_where_the_open_checkpoint_begins() -> None:
     node = node_with(b"a")
     peer = follow(node, BACKFILL | REGISTERED)
     assert brief(peer.run()) == ["#initial_vbucket_stream", "a=v", "#close_backfill", "#open_checkpoint"]
-    node.state.checkpoints.create(node.bucket.vbucket(1))
+    node.bucket.vbucket(1).checkpoints.create()
     node.write(1, b"b")
     assert brief(peer.run()) == ["#open_checkpoint", "b=v"]
 

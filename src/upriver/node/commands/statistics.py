@@ -187,9 +187,9 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
     for vbucket in _vbuckets(node, arguments):
         name = f"vb_{vbucket.number}"
         yield f"{name}:state", vbucket.state.value
-        yield f"{name}:open_checkpoint_id", node.checkpoints.open_id(vbucket)
-        yield f"{name}:last_closed_checkpoint_id", node.checkpoints.last_closed_id(vbucket)
-        yield f"{name}:persisted_checkpoint_id", node.checkpoints.persisted_id(vbucket)
+        yield f"{name}:open_checkpoint_id", vbucket.checkpoints.open_id
+        yield f"{name}:last_closed_checkpoint_id", vbucket.checkpoints.last_closed_id
+        yield f"{name}:persisted_checkpoint_id", vbucket.checkpoints.persisted_id
         yield f"{name}:num_checkpoint_items", vbucket.high_seqno - vbucket.persisted_seqno
         yield f"{name}:num_conn_cursors", len(vbucket.cursors)
         # All at once: until the next pair is asked for, cursors may come and go.

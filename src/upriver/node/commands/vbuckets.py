@@ -118,17 +118,17 @@ def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
 def last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> Answer:
     """The id of the newest checkpoint that is closed."""
     vbucket = session.node.bucket.vbucket(request.vbucket)
-    return success(request, checkpoint=session.node.checkpoints.last_closed_id(vbucket))
+    return success(request, checkpoint=vbucket.checkpoints.last_closed_id)
 
 
 @command(CreateCheckpoint, role=Role.ADMIN)
 def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
     """Close the open checkpoint and open the next."""
-    vbucket, checkpoints = session.node.bucket.vbucket(request.vbucket), session.node.checkpoints
+    vbucket = session.node.bucket.vbucket(request.vbucket)
     if vbucket.state is not VbucketState.ACTIVE:  # a copy takes over what its producer decides
         raise NotMyVbucket(vbucket=vbucket.number)
-    opened = checkpoints.create(vbucket)
-    return success(request, checkpoint=opened, persisted_checkpoint=checkpoints.persisted_id(vbucket))
+    opened = vbucket.checkpoints.create()
+    return success(request, checkpoint=opened, persisted_checkpoint=vbucket.checkpoints.persisted_id)
 
 
 @command(DeregisterTapClient, role=Role.STREAM)

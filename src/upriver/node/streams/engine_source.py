@@ -5,68 +5,16 @@ by the flusher's thread and takes the way over the scheduler.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
-from upriver.engine import Cursor, CursorEnd, KeyPattern, Options, Vbucket, read_json
+from upriver.engine import Cursor, KeyPattern, Options, Vbucket, read_json
 from upriver.engine import ValueFilter as EngineValueFilter
 from upriver.errors import InvalidArguments
-from upriver.model import Snapshot, VbucketState
+from upriver.model import VbucketState
 from upriver.node.state import NodeState
 from upriver.protocol.producer import StreamOptions
 
 _FILTER_FORM: Final = '{"field": "a.b", "equals": …} or {"field": "a.b", "contains": …}'
-
-
-class EngineHistory(Cursor):
-    """A cursor of the engine that knows the node's checkpoints."""
-
-    def __init__(
-        self, node: NodeState, vbucket: Vbucket, name: str, start_seqno: int, end_seqno: int, options: Options
-    ) -> None:
-        super().__init__(vbucket, name, start_seqno, end_seqno, options)
-        self._node = node
-        #: The announced snapshot begins where a checkpoint does.
-        self.begins_checkpoint = False
-        #: Why nothing more comes; None before.
-        self.end_reason: str | None = None if self.ended is None else self.ended.value
-
-    @property
-    def checkpoint(self) -> int:
-        """The id of the checkpoint that the next change belongs to."""
-        return self._node.checkpoints.id_after(self.vbucket, self.seqno)
-
-    @property
-    def in_open_checkpoint(self) -> bool:
-        """Is that checkpoint still open?"""
-        return self._node.checkpoints.end_after(self.vbucket, self.seqno) is None
-
-    def end(self, reason: CursorEnd) -> None:
-        """Nothing more comes; the first reason stays."""
-        super().end(reason)
-        if self.ended is not None:
-            self.end_reason = self.ended.value
-
-    def next_snapshot(self, not_beyond: int | None = None) -> Snapshot | None:
-        """Announce the next snapshot; None if there is nothing new, or nothing more comes.
-
-        Unless told otherwise it does not reach beyond the end of a checkpoint.
-        """
-        if self.ended is not None:
-            return None
-        begins, end = self._node.checkpoints.around(self.vbucket, self.seqno)
-        if self.snapshot is None:
-            self.begins_checkpoint = begins
-        return super().next_snapshot(end if not_beyond is None else not_beyond)
-
-    def subscribe(self, callback: Callable[[], object], *, fresh: bool = False) -> None:
-        """Call back once when there may be more to read, or when it has ended."""
-        if fresh:
-            self.vbucket.when_changed(callback, owner=self)
-        elif self.options.persisted_only:
-            super().subscribe(lambda: self._node.scheduler.from_thread(callback))
-        else:
-            super().subscribe(callback)
 
 
 class EngineSource:
@@ -91,15 +39,15 @@ class EngineSource:
         """Refuse filters that make no sense."""
         engine_options(options)
 
-    def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> EngineHistory:
+    def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> Cursor:
         """Open a cursor."""
         known, wanted = self._last
         if options is not known:
             wanted = engine_options(options)
             self._last = options, wanted
-        return self._node.bucket.vbucket(vbucket).open_place(
-            partial(EngineHistory, self._node), name, start, end, wanted
-        )
+        cursor = self._node.bucket.vbucket(vbucket).open_cursor(name, start, end, wanted)
+        cursor.deliver = self._node.scheduler.from_thread
+        return cursor
 
     def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
         """Give a vbucket another role."""
