@@ -319,7 +319,7 @@ def test_one_large_answer_fills_a_turn() -> None:
             session.receive(encoded(Set(key=b"key", value=bytes(50_000))))
             session.data_to_send()
             pipeline = encoded(*[Get(key=b"key")] * 3, Noop())
-            assert session.answer_plain(pipeline, len(pipeline)) is None
+            assert session.serve(pipeline, len(pipeline)) == (None, [])
             assert session.stalled
             turns = [len(session.data_to_send())]
             while session.stalled:

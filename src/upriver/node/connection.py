@@ -19,6 +19,8 @@ from typing import Final, cast
 from upriver.node.options import ListenAddress
 from upriver.node.session import Session
 from upriver.node.state import NodeState
+from upriver.node.streams.streaming_session import StreamingSession
+from upriver.node.streams.turn_writer import prepare_for_streams, write_turn
 
 RECEIVE_BYTES: Final = 256 * 1024
 #: A peer that was told to go may take so long over its last answers.
@@ -38,6 +40,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_moved",
         "_node",
         "_passed",
+        "_prepared",
         "_resuming",
         "_scheduled",
         "_stranger_since",
@@ -63,6 +66,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._stranger_since = 0.0
         self._scheduled = False
         self._resuming = False
+        #: The transport is set up for streams.
+        self._prepared = False
         self._transport: asyncio.Transport | None = None
         self.session: Session | None = None
 
@@ -111,22 +116,19 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         node.counters.bytes_read += nbytes
         self._passed += nbytes
-        woken = node.woken = []
+        answers, woken = session.serve(self._buffer, nbytes)
         try:
-            answers = session.answer_plain(self._buffer, nbytes)
-            node.woken = None
             if answers is None:
                 self.flush()
             elif answers and self._transport is not None:
-                if woken:
-                    woken.pop(0).run()
+                if woken:  # the answer is ready, so one stream may go first; more of them would delay the writer
+                    woken.pop(0).flush()
                 self._write(self._transport, answers)
                 if self._transport.get_write_buffer_size():
                     self._hold_unread(session, self._transport)
         finally:
-            node.woken = None
             for stream in woken:
-                stream.run()
+                stream.flush()
 
     def eof_received(self) -> bool:
         """Whoever has said everything may still wait for answers.
@@ -155,7 +157,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.session.resume()
             self._resuming = True
             try:
-                (self.flush if self.session.stream is None else self.session.stream.run)()
+                (self.flush if self.session.stream is None else self.session.stream.flush)()
             finally:
                 self._resuming = False
 
@@ -177,10 +179,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         stream = session.stream
         if stream is not None:
-            sent = stream.pump(transport)
-            self._node.counters.bytes_written += sent
-            self._passed += sent
-            session.paused = stream.choked
+            self._write_turn(transport, session, stream)
         elif data := session.data_to_send():
             self._write(transport, data)
         self._hold_unread(session, transport)
@@ -195,6 +194,16 @@ class ServerConnection(asyncio.BufferedProtocol):
             (transport.abort if stream is not None and stream.blocked else transport.close)()
         elif session.stalled or not transport.is_reading():
             self._regulate()
+
+    def _write_turn(self, transport: asyncio.Transport, session: Session, stream: StreamingSession) -> None:
+        if not self._prepared:
+            self._prepared = True
+            prepare_for_streams(transport)
+        if not stream.blocked:
+            sent = write_turn(transport, session.data_to_send(), stream, self._node.outbox)
+            self._node.counters.bytes_written += sent
+            self._passed += sent
+        session.paused = stream.blocked and session.unsent >= self._node.limits.unread_answer_bytes_max
 
     def _write(self, transport: asyncio.Transport, data: bytes) -> None:
         self._node.counters.bytes_written += len(data)

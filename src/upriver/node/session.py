@@ -235,9 +235,15 @@ class Session:
         if self._partial or self in self.node.partial:
             self._hold_partial()
 
-    def answer_plain(self, buffer: Buffer, size: int) -> bytes | None:
-        """Take bytes that hold nothing but plain requests, which is the rule, and hand out the answers: one call, with
-        nothing kept. None if there is more to it: then they are taken as ``receive`` takes them."""
+    def serve(self, buffer: Buffer, size: int) -> "tuple[bytes | None, list[StreamingSession]]":
+        """Take received bytes; return the answers and the streams that the requests woke.
+
+        The answers are None if the requests were not all plain: the session keeps its answers for ``data_to_send``.
+        """
+        return self.node.wake_queue.collect(self._answer_plain, buffer, size)
+
+    def _answer_plain(self, buffer: Buffer, size: int) -> bytes | None:
+        """Answer in one call if all requests are plain, as most are. Otherwise do as ``receive`` does; return None."""
         node = self.node
         if node.fast_path is None or self._partial or self._waiting or self._out or self.stalled or self.paused:
             self.receive(memoryview(buffer)[:size])

@@ -15,6 +15,7 @@ from upriver.node.auth.users_file import Users
 from upriver.node.buffer_budget import BufferBudget
 from upriver.node.cluster_map import ClusterConfig
 from upriver.node.streams.stall_check import StallCheck
+from upriver.node.streams.wake_queue import WakeQueue
 from upriver.protocol.producer import PIECE_BYTES, SendBuffer
 from upriver.wire import BODY_BYTES_MAX
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from upriver.node.connection import ServerConnection
     from upriver.node.session import Command, Session
     from upriver.node.streams.service import StreamService
-    from upriver.node.streams.streaming_session import StreamingSession
     from upriver.node.tap.service import TapService
     from upriver.wire import Request
 
@@ -144,14 +144,15 @@ class NodeState:
     heap: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
     #: Where one connection after the other puts together what its streams send.
     outbox: SendBuffer = field(default_factory=lambda: SendBuffer(PIECE_BYTES))
-    #: While a connection's requests are answered: the streams that they woke up, which send when that is done.
-    woken: "list[StreamingSession] | None" = None
+    #: Collects the streams that requests wake.
+    wake_queue: WakeQueue = field(init=False)
     #: No more connections are taken.
     stopping: bool = False
     #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.
     stall_s: float = 10.0
 
     def __post_init__(self) -> None:
+        self.wake_queue = WakeQueue(self.scheduler)
         self.bucket.role_listeners.append(self._role_changed)
 
     def _role_changed(self, _: int) -> None:

@@ -51,7 +51,7 @@ class ReplicaConnection(StreamingSession):
     def _retry(self) -> None:
         self.full = False
         self.replica.go_on()
-        self.run()
+        self.flush()
 
     def receive(self, message: Message) -> bool:
         """Take a message; False if it is none of a stream's."""
@@ -71,7 +71,7 @@ class ReplicaConnection(StreamingSession):
 
     def _on_output(self) -> None:
         self._settle()
-        self.run()
+        self.flush()
 
     def _on_end(self, stream: ConsumerStream) -> None:
         self.session.log.info("the stream into vbucket %d is over: %s", stream.vbucket, stream.end_reason)
@@ -91,7 +91,7 @@ class ReplicaConnection(StreamingSession):
         """Bytes are to be acknowledged, or the producer was silent for too long."""
         self.replica.tick(now)
         self._settle()
-        self.run()
+        self.flush()
 
     def lose(self) -> None:
         """The connection is gone."""

@@ -149,7 +149,7 @@ class StreamConnection(StreamingSession):
         """A noop is due, or was not answered."""
         self.producer.tick(now)
         self._settle(self.producer)
-        self.run()
+        self.flush()
 
     def lose(self) -> None:
         """The connection is gone."""

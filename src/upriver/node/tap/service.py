@@ -127,7 +127,7 @@ class TapConnection(StreamingSession):
         """Something is to be sent again, or a noop is due."""
         self.producer.tick(now)
         self._settle()
-        self.run()
+        self.flush()
 
     def lose(self) -> None:
         """The connection is gone."""
