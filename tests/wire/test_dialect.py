@@ -39,7 +39,7 @@ def test_there_are_six_dialects_and_the_commands() -> None:
 
 
 def test_an_opcode_with_the_same_extras_is_refused(dialect: Dialect) -> None:
-    with pytest.raises(TypeError, match="Other: opcode 0x01 with 4 bytes of extras belongs to Taken already"):
+    with pytest.raises(TypeError, match="Other: opcode 0x01 with 4 bytes of extras is already declared by Taken"):
 
         @dialect.request(0x01)
         class Other(Request):
@@ -63,7 +63,7 @@ def test_a_number_that_may_stand_in_the_value_claims_an_opcode_without_extras_to
     class Either(Request):
         number: U32
 
-    with pytest.raises(TypeError, match="opcode 0x02 with 0 bytes of extras belongs to Either already"):
+    with pytest.raises(TypeError, match="opcode 0x02 with 0 bytes of extras is already declared by Either"):
 
         @dialect.request(0x02)
         class Empty(Request):
@@ -71,7 +71,7 @@ def test_a_number_that_may_stand_in_the_value_claims_an_opcode_without_extras_to
 
 
 def test_an_answer_with_the_same_status_is_refused(dialect: Dialect) -> None:
-    with pytest.raises(TypeError, match="Other: opcode 0x01 with status success belongs to Answer already"):
+    with pytest.raises(TypeError, match="Other: opcode 0x01 with status success is already declared by Answer"):
 
         @dialect.response(0x01, status=(Status.ROLLBACK, Status.SUCCESS))
         class Other(Response):
@@ -85,7 +85,7 @@ def test_a_draft_message_with_the_same_type_is_refused() -> None:
     class First(DraftMessage):
         number: U8
 
-    with pytest.raises(TypeError, match="Second: opcode 4 with type 1 belongs to First already"):
+    with pytest.raises(TypeError, match="Second: opcode 4 with type 1 is already declared by First"):
 
         @draft.message(4, 1)
         class Second(DraftMessage):

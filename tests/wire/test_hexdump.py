@@ -64,8 +64,8 @@ def test_nothing(text: str) -> None:
     ("text", "why"),
     [
         ("80 5", "an odd number of hexadecimal digits: 3"),
-        ("80\n5g\n", "line 2: 'g' is no hexadecimal digit"),
-        ("Hello, world", "line 1: 'H' is no hexadecimal digit"),
+        ("80\n5g\n", "line 2: 'g' is not a hexadecimal digit"),
+        ("Hello, world", "line 1: 'H' is not a hexadecimal digit"),
     ],
 )
 def test_wrong_text(text: str, why: str) -> None:
@@ -74,5 +74,5 @@ def test_wrong_text(text: str, why: str) -> None:
 
 
 def test_neither_packets_nor_text() -> None:
-    with pytest.raises(NotHexadecimal, match="neither packets nor text: it begins with 0xff"):
+    with pytest.raises(NotHexadecimal, match="neither packets nor text: it starts with 0xff"):
         hexdump.read(b"\xff\xd8\xff")

@@ -1,8 +1,8 @@
 """Bytes and messages: every message of every dialect, declared once.
 
-``DIALECTS`` holds them all by name. A dialect decodes a packet into a message object and a message encodes itself;
-``framing`` cuts a stream of bytes into packets, ``detect`` tells which dialect a connection speaks, ``columns`` does
-whole buffers at once.
+``DIALECTS`` lists the dialects by name. A dialect decodes a packet into a message object; a message encodes itself.
+``framing`` cuts a stream of bytes into packets, ``detect`` recognises the dialect of a connection, and ``codec``
+processes whole buffers at once.
 """
 
 from upriver.wire.codes import Magic, Status

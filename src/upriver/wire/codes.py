@@ -1,14 +1,14 @@
-"""Numbers with names, open on purpose: a number that nobody has named yet is kept, never lost."""
+"""Numbers with names. The enumerations are open: a number without a name is kept, never lost."""
 
 import enum
 from typing import Any, Self
 
 
 class OpenEnum(enum.IntEnum):
-    """An enumeration of codes that also holds the numbers it has no name for.
+    """An enumeration of codes that also holds numbers without a name.
 
-    An unknown number becomes a member called ``unknown(0x…)``, equal to that number. It is not remembered:
-    a peer that sends every possible number costs no memory.
+    An unknown number becomes a member called ``unknown(0x…)``, equal to that number. It is not stored,
+    so a peer that sends every possible number costs no memory.
     """
 
     @classmethod
@@ -26,15 +26,15 @@ class OpenEnum(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name as a reader would say it."""
+        """The name in plain words."""
         return self.name.lower().replace("_", " ")
 
 
 class FlagSet(enum.IntFlag):
-    """A set of bits that also keeps the ones it has no name for.
+    """A set of bits that also keeps bits without a name.
 
-    The standard library remembers every combination that it ever met, so a peer that sends random bits would fill
-    the memory. Combinations with unknown bits are forgotten again; those of known bits are few.
+    The standard library caches every combination that it has seen, so a peer that sends random bits would fill
+    the memory. Combinations with unknown bits are removed from that cache; those of known bits are few.
     """
 
     @classmethod
@@ -46,11 +46,11 @@ class FlagSet(enum.IntFlag):
 
 
 def meaning_of(value: object) -> str:
-    """What a code or a set of flags says, in words; empty for a plain number or bytes."""
+    """The meaning of a code or a set of flags in words; empty for a plain number or bytes."""
     if isinstance(value, OpenEnum):
         return value.label
     if isinstance(value, enum.IntFlag):
-        if not value:  # a dialect may name the absence of all flags, as UPR does: without one it is a consumer
+        if not value:  # a dialect may name the absence of all flags, as UPR does: no flag means consumer
             return (value.name or "").lower().replace("_", " ")
         known = [flag for flag in type(value) if flag & value]
         words = [str(flag.name).lower().replace("_", " ") for flag in known]
@@ -96,7 +96,7 @@ class Status(OpenEnum):
 
 
 class Sender(enum.Enum):
-    """Who sends a request of that kind."""
+    """The side that sends this kind of request."""
 
     CLIENT = "client"
     PRODUCER = "producer"

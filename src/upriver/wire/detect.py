@@ -1,8 +1,8 @@
-"""Which dialect does a connection speak? Told from the first bytes, as far as bytes can tell (docs/semantics.md).
+"""Recognise the dialect of a connection from its first bytes (docs/semantics.md).
 
-The 12-byte drafts look alike, so the first draft is served only where a listener is pinned to it. A connection
-that begins with memcached commands may still become a stream: ask again with each packet until the answer is
-something else than `memcached`.
+The two 12-byte drafts look alike, so the first draft is served only where a listener is pinned to it. A connection
+that starts with memcached commands may still become a stream: call ``detect`` for each packet until it returns
+another dialect than `memcached`.
 """
 
 from upriver.errors import WireError
@@ -17,11 +17,11 @@ from upriver.wire.dialects.upr_draft3 import upr_draft3
 from upriver.wire.layout import Buffer
 from upriver.wire.message import DraftOpcode
 
-#: Bytes that must be there before a 24-byte header can be told: magic, opcode, key length, extras length.
+#: Bytes needed to recognise a 24-byte header: magic, opcode, key length, extras length.
 _ENOUGH = 5
 
 _BY_OPCODE_AND_EXTRAS: dict[tuple[int, int], Dialect] = {
-    (0x50, 8): dcp,  # an open; which of `upr` and `dcp` a stream speaks follows from its request
+    (0x50, 8): dcp,  # an open; each stream request then selects `upr` or `dcp`
     (0x50, 40): upr_draft3,  # a stream request without an open before it
     (0x51, 0): upr_draft3,  # a failover log request
     (0x53, 40): upr,
@@ -30,7 +30,7 @@ _BY_OPCODE_AND_EXTRAS: dict[tuple[int, int], Dialect] = {
 
 
 def detect(data: Buffer) -> Dialect | None:
-    """The dialect of a packet that a client begins with; None if there are too few bytes to tell."""
+    """The dialect of a client's packet; None while there are too few bytes."""
     if not data:
         return None
     if data[0] == DraftOpcode.REQUEST:

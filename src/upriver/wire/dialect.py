@@ -1,6 +1,6 @@
-"""A dialect: the table of its messages, filled by its decorators, and the decoding that the table drives.
+"""A dialect: decorators fill the table of its messages, and decoding is driven by that table.
 
-A dialect may extend another: what it does not declare itself is looked up there. `dcp` extends `upr`, which
+A dialect may extend another: messages that it does not declare are looked up there. `dcp` extends `upr`, which
 extends the memcached commands, so one connection can say hello, authenticate and open a stream.
 """
 
@@ -31,7 +31,7 @@ class Dialect:
         self._merged: dict[int, dict[int, type[Message]]] = {}
         self._responses: dict[tuple[int, int], type[Message]] = {}
         self._drafts: dict[tuple[int, int | None], type[Message]] = {}
-        #: Opcodes whose requests are also taken with the magic of a response.
+        #: Opcodes whose requests are also accepted with the magic of a response.
         self._mislabelled: set[int] = set()
 
     def __repr__(self) -> str:
@@ -54,8 +54,8 @@ class Dialect:
     ) -> Callable[[type[M]], type[M]]:
         """Declare a request.
 
-        ``extras`` lists the lengths that its fixed part may have, if there are several; ``private`` names the
-        field that holds the length of TAP's engine-private part, which then counts as fixed part too.
+        ``extras`` lists the allowed lengths of the fixed part, if there are several. ``private`` names the field that
+        holds the length of TAP's engine-private part, which then belongs to the fixed part.
         """
 
         def decorate(cls: type[M]) -> type[M]:
@@ -136,12 +136,12 @@ class Dialect:
     # Decoding
 
     def decode(self, packet: Buffer) -> Message:
-        """The message in one whole packet. A wrong body is refused; the place in the stream is not lost."""
-        self.framing.check_whole(packet)
+        """Decode one complete packet. A wrong body raises, but does not desynchronise the stream."""
+        self.framing.check_packet(packet)
         return self.class_of(packet).decode(packet)
 
     def class_of(self, packet: Buffer) -> type[Message]:
-        """The class that a packet belongs to; the lengths in its header have been checked by the framing."""
+        """The message class of a packet. The framing has already checked the lengths in its header."""
         if self.framing is DRAFT:
             return self._draft_class(packet)
         if packet[0] == Magic.RESPONSE and not self._is_mislabelled(packet):
@@ -149,7 +149,7 @@ class Dialect:
         return self._request_class(packet)
 
     def _is_mislabelled(self, packet: Buffer) -> bool:
-        """A request with the magic of a response. An answer to it has no such extras, or it could not be told apart."""
+        """Whether this is a request with the magic of a response. A real response never has extras of these lengths."""
         opcode = packet[OPCODE_AT]
         return opcode in self._mislabelled and packet[EXTRAS_LENGTH_AT] in self._layouts_of(opcode)
 
@@ -198,7 +198,7 @@ class Dialect:
     # Looking up
 
     def all_messages(self) -> Iterator[type[Message]]:
-        """Every message that can be decoded: its own, then those of the dialect that it extends."""
+        """Every message that this dialect decodes: its own, then those of the dialect that it extends."""
         for dialect in self._chain():
             yield from dialect.messages
 
@@ -209,12 +209,12 @@ class Dialect:
                 yield from dialect.messages
 
     def change_messages(self) -> Iterator[type[Message]]:
-        """The messages that tell of a change of a key, inherited ones first."""
+        """The messages that report a change of a key, inherited ones first."""
         for dialect in reversed(list(self._chain())):
             yield from (m for m in dialect.messages if m.declaration.change is not None)
 
     def request_title(self, opcode: int) -> str | None:
-        """What the request with this opcode is called."""
+        """The title of the request with this opcode."""
         for dialect in self._chain():
             for cls in dialect._requests.get(opcode, {}).values():
                 return cls.title()
@@ -238,4 +238,4 @@ def _extras_lengths(cls: type[Message]) -> tuple[int, ...]:
 def _claim(table: dict[Any, type[Message]], key: Any, cls: type[Message], where: str) -> None:
     taken = table.setdefault(key, cls)
     if taken is not cls:
-        raise TypeError(f"{cls.__name__}: {where} belongs to {taken.__name__} already")
+        raise TypeError(f"{cls.__name__}: {where} is already declared by {taken.__name__}")

@@ -1,11 +1,11 @@
-"""What packets say, byte by byte: the byte diagram and the field list that the texts print.
+"""Explain packets byte by byte, with the byte diagram and the field list that the texts print.
 
-Nothing here knows a single message: names, places and meanings all come from the declarations. ``explain`` cuts a run
-of bytes into packets and takes each one apart; ``diagram``, ``field_list`` and ``as_json`` show the result.
+This module knows no message by name: names, offsets and meanings come from the declarations. ``explain`` cuts a run
+of bytes into packets and decodes each one; ``diagram``, ``field_list`` and ``as_json`` show the result.
 
-Whoever pastes bytes seldom knows which dialect they are in, so ``guess`` finds the one that fits the whole run best.
-``detect`` does not serve here: it judges the first bytes that a client sends, while these may come from either side
-and from the middle of a stream.
+A user who pastes bytes seldom knows their dialect, so ``guess`` finds the one that fits the whole run best.
+``detect`` cannot do this: it judges the first bytes of a client, while these may come from either side and from the
+middle of a stream.
 """
 
 import enum
@@ -21,24 +21,24 @@ from upriver.wire.framing import DRAFT, MEMCACHED, Framer, Framing
 from upriver.wire.layout import Span
 from upriver.wire.message import AnyRequest, AnyResponse, Message, Request, Response, header_spans
 
-#: Longer packets are abridged in the diagram, longer keys and values in the field list. JSON holds everything.
+#: Longer packets are shortened in the diagram, longer keys and values in the field list. JSON has everything.
 DIAGRAM_BYTES_MAX: Final = 256
 TEXT_BYTES_MAX: Final = 64
 
-#: Marks bytes that are no text in JSON; text that happens to begin like this is written as bytes too.
+#: Prefix of binary data in JSON. Text that happens to start with it is written as bytes too.
 HEX_MARK: Final = "hex:"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One packet, taken apart."""
+    """One decoded packet."""
 
     dialect: str
     #: The message's name as words, such as ``snapshot marker``.
     message: str
     #: The first byte, or None in the 12-byte drafts, which have no magic.
     magic: int | None
-    #: Where the packet begins in the bytes that were explained.
+    #: Offset of the packet in the explained bytes.
     offset: int
     packet: bytes
     #: Header first, then the body, in the order of their bytes.
@@ -56,7 +56,7 @@ class Explanation:
 def explain(data: bytes, dialect: Dialect | None = None) -> Iterator[Explanation]:
     """Explain packet after packet, in the dialect given or in the one that fits best.
 
-    Bytes that the dialect does not allow raise a ``WireError`` in their turn, after everything before them.
+    Everything before invalid bytes is explained first; then they raise a ``WireError``.
     """
     framing = framing_of(data) if dialect is None else dialect.framing
     packets, failure = _cut(data, framing)
@@ -72,9 +72,9 @@ def explain(data: bytes, dialect: Dialect | None = None) -> Iterator[Explanation
 
 
 def explain_packet(packet: bytes, dialect: Dialect, offset: int = 0) -> Explanation:
-    """Explain one whole packet, whose lengths the framing has checked."""
+    """Explain one complete packet. The framing has already checked its lengths."""
     kind = dialect.class_of(packet)
-    kind.decode(packet)  # refuses what must not be explained away
+    kind.decode(packet)  # raises for packets that must not be explained
     command = _command(dialect, kind, packet)
     fields = [
         replace(span, meaning=command) if _is_command(span, kind) else span for span in header_spans(kind, packet)
@@ -90,7 +90,7 @@ def explain_packet(packet: bytes, dialect: Dialect, offset: int = 0) -> Explanat
 
 
 def _command(dialect: Dialect, kind: type[Message], packet: bytes) -> str:
-    """What the opcode stands for: the request's own name, or that of the request which a response answers."""
+    """The name of the opcode: that of the request, also for its response."""
     if issubclass(kind, Response):
         return dialect.request_title(packet[1]) or "unknown"
     return "unknown" if kind is AnyRequest else kind.title()
@@ -110,7 +110,7 @@ def _title(kind: type[Message], command: str) -> str:
 
 
 def framing_of(data: bytes) -> Framing:
-    """Which header begins here."""
+    """The kind of header that starts here."""
     for framing in (MEMCACHED, DRAFT):
         if data and data[0] in framing.first_bytes:
             return framing
@@ -119,7 +119,7 @@ def framing_of(data: bytes) -> Framing:
 
 
 def _cut(data: bytes, framing: Framing) -> tuple[list[tuple[int, bytes]], WireError | None]:
-    """The whole packets with their offsets, and what is wrong behind the last of them."""
+    """The complete packets with their offsets, and the error after the last of them."""
     framer = Framer(framing)
     framer.feed(data)
     packets: list[tuple[int, bytes]] = []
@@ -136,34 +136,34 @@ def _cut(data: bytes, framing: Framing) -> tuple[list[tuple[int, bytes]], WireEr
 
 
 class Misfit(enum.Enum):
-    """Why a packet does not look as if it were of a dialect, the gravest reason first."""
+    """Reasons why a packet does not fit a dialect, the strongest first."""
 
-    UNKNOWN = "nothing with this opcode is declared"
+    UNKNOWN = "no message with this opcode is declared"
     REFUSED = "it does not decode"
-    UNDECLARED = "the command is declared, an answer like this is not"
-    OLD_LAYOUT = "the dialect declares the command anew; this is the layout of the dialect that it extends"
-    ALTERED = "encoded again, it gives other bytes"
+    UNDECLARED = "the command is declared, but not a response like this"
+    OLD_LAYOUT = "the dialect redeclares the command; this is the layout of the dialect that it extends"
+    ALTERED = "encoding it again gives different bytes"
 
 
-#: Among dialects that fit a run equally well the first one is meant: plain commands need no stream dialect, an open or
-#: an acknowledgement is more likely to be of today, and the first draft is served only where it is asked for.
+#: Among dialects that fit equally well the first in this list wins: plain commands need no stream dialect, an open or
+#: an acknowledgement is more likely to be recent, and the first draft is served only on request.
 _LIKELY_FIRST: Final = ("memcached", "dcp", "upr", "tap", "upr_draft3", "upr_draft2", "upr_draft1")
 
 
 def guess(packets: Sequence[bytes], framing: Framing) -> Dialect:
-    """The dialect that fits these packets best; one dialect for all of them, as on one connection."""
+    """The dialect that fits all these packets best, as on one connection."""
     candidates = [DIALECTS[name] for name in _LIKELY_FIRST if DIALECTS[name].framing is framing]
     return min(candidates, key=lambda dialect: _misfits(dialect, packets))
 
 
 def _misfits(dialect: Dialect, packets: Sequence[bytes]) -> tuple[int, ...]:
-    """How much speaks against a dialect: first how many packets it leaves in the dark, then each reason by itself."""
+    """The evidence against a dialect: the number of packets that it cannot decode, then each reason."""
     found = Counter(misfit(dialect, packet) for packet in packets)
     return found[Misfit.UNKNOWN] + found[Misfit.REFUSED], *(found[reason] for reason in Misfit)
 
 
 def misfit(dialect: Dialect, packet: bytes) -> Misfit | None:
-    """The gravest reason why the packet cannot be, or hardly is, of the dialect; None if it fits."""
+    """The strongest reason why the packet does not fit the dialect; None if it fits."""
     try:
         kind = dialect.class_of(packet)
         message = kind.decode(packet)
@@ -179,7 +179,7 @@ def misfit(dialect: Dialect, packet: bytes) -> Misfit | None:
 
 
 def has_old_layout(dialect: Dialect, kind: type[Message]) -> bool:
-    """Whether a request is inherited although the dialect has a layout of its own for the opcode."""
+    """Whether a request is inherited although the dialect declares its own layout for the opcode."""
     return (
         issubclass(kind, Request)
         and kind not in dialect.messages
@@ -193,7 +193,7 @@ def has_old_layout(dialect: Dialect, kind: type[Message]) -> bool:
 
 
 class Ink(enum.Enum):
-    """What a piece of the picture is, for whoever gives it a colour."""
+    """The parts of the picture, each of which may get a colour."""
 
     TITLE = enum.auto()
     FRAME = enum.auto()
@@ -213,7 +213,7 @@ def plain(text: str, ink: Ink) -> str:  # noqa: ARG001
 
 _RULE: Final = "+---------------"
 _CELL: Final = len(_RULE) - 1
-#: What stands above every diagram.
+#: The head of every diagram.
 SCALE: Final = (
     "  Byte/     0       |       1       |       2       |       3       |",
     "     /              |               |               |               |",
@@ -233,7 +233,7 @@ def heading(explanation: Explanation, paint: Paint = plain) -> str:
 
 
 def diagram(explanation: Explanation, paint: Paint = plain, bytes_max: int = DIAGRAM_BYTES_MAX) -> str:
-    """Rows of four bytes, as the texts draw them. Bytes of keys and values show their character, too."""
+    """Rows of four bytes, as the texts draw them. Bytes of keys and values also show their character."""
     packet = explanation.packet
     shown = len(packet) if len(packet) <= bytes_max else bytes_max - bytes_max % 4
     inks = _inks(explanation, shown)
@@ -249,7 +249,7 @@ def diagram(explanation: Explanation, paint: Paint = plain, bytes_max: int = DIA
 
 
 def rule(cells: int) -> str:
-    """The line below a row of so many bytes."""
+    """The line below a row with this number of bytes."""
     return f"    {_RULE * cells}+"
 
 
@@ -259,7 +259,7 @@ def _cell(byte: int, ink: Ink) -> str:
 
 
 def _inks(explanation: Explanation, shown: int) -> list[Ink]:
-    """What each byte of the packet belongs to, as far as it is shown."""
+    """The field of each byte that is shown."""
     inks: list[Ink] = []
     for span in explanation.fields:
         inks += [_ink(span, explanation)] * (min(span.last + 1, shown) - len(inks))
@@ -306,7 +306,7 @@ def _shown(span: Span) -> str:
 
 
 def _abridged(value: bytes) -> str:
-    """Text in quotes where it is text, else hexadecimal digits; the beginning, if it is long."""
+    """Text in quotes, other bytes as hexadecimal digits; long ones are shortened."""
     text = readable(value)
     if text is None:
         begin = value[: TEXT_BYTES_MAX // 2]
@@ -321,7 +321,7 @@ _ESCAPES: Final = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 
 
 def readable(value: bytes) -> str | None:
-    """The text that these bytes are, or None if a reader would rather see numbers."""
+    """The bytes as text, or None if numbers are easier to read."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -330,9 +330,9 @@ def readable(value: bytes) -> str | None:
 
 
 def _gloss(span: Span) -> str:
-    """What stands in parentheses: the meaning of a code, or a number of a handy size as people write it."""
+    """The text in parentheses: the meaning of a code, or a small number in decimal."""
     if span.meaning or isinstance(span.value, bytes):
-        return "unknown" if span.meaning.startswith("unknown(") else span.meaning  # the number stands there already
+        return "unknown" if span.meaning.startswith("unknown(") else span.meaning  # the number is shown already
     number = int(span.value)
     if number == 2**64 - 1:
         return "2^64-1"
@@ -340,10 +340,10 @@ def _gloss(span: Span) -> str:
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:
-    """The explanation as JSON has it: numbers as numbers, keys and values as text, nothing abridged.
+    """The explanation for JSON: numbers as numbers, keys and values as text, nothing shortened.
 
-    Bytes that are not UTF-8 become ``hex:`` and their digits, and so does text that itself begins with ``hex:``: a
-    reader can always tell. ``magic`` is null in the 12-byte drafts; ``meaning`` is empty where the value says it all.
+    Bytes that are not UTF-8 become ``hex:`` and their digits. Text that itself starts with ``hex:`` does too, so that
+    the two can be told apart. ``magic`` is null in the 12-byte drafts; ``meaning`` is empty for plain values.
     """
     return {
         "dialect": explanation.dialect,
@@ -374,5 +374,5 @@ def json_value(value: bytes) -> str:
 
 
 def value_bytes(text: str) -> bytes:
-    """The bytes behind a JSON value of ``json_value``."""
+    """The bytes that ``json_value`` turned into this JSON value."""
     return bytes.fromhex(text.removeprefix(HEX_MARK)) if text.startswith(HEX_MARK) else text.encode()

@@ -24,20 +24,20 @@ class Reserved:
 
 
 class KeyBytes:
-    """The key; its length stands in the header, or it is the rest where the framing has no key length."""
+    """The key. Its length is in the header; where the framing has no key length, the key is the rest of the body."""
 
 
 class RestBytes:
-    """All bytes that nothing else claims: the value."""
+    """The value: all bytes that belong to no other field."""
 
 
 class CountedBytes:
-    """As many bytes as the field says that is declared as ``count_of`` this one."""
+    """Bytes whose number is in the field that is declared as ``count_of`` this one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Repeat:
-    """Records one after the other, up to the end, or as many as a leading number says."""
+    """Consecutive records: up to the end, or as many as a leading number says."""
 
     #: A record class, or a ``UInt`` for plain numbers.
     element: Any
@@ -49,7 +49,7 @@ class Repeat:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Only:
-    """The field is there only in fixed parts of these lengths; elsewhere it has its default."""
+    """The field is present only in fixed parts of these lengths; elsewhere it has its default."""
 
     lengths: tuple[int, ...]
 
@@ -59,16 +59,16 @@ class Only:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class When:
-    """The field is there only if these bits are set in an earlier field."""
+    """The field is present only if these bits are set in an earlier field."""
 
     field: str
     mask: int
-    #: Who has nothing to say may leave it out even then: the body ends before its number.
+    #: The sender may omit it even then: the body ends before its number.
     optional: bool = False
 
 
 class InValue:
-    """A number that belongs to the value, although no key stands before it."""
+    """A number that belongs to the value, although no key precedes it."""
 
 
 IN_VALUE: Final = InValue()
@@ -90,8 +90,8 @@ class CountOf:
 
 
 def count_of(*names: str, init: Literal[False] = False) -> Any:  # noqa: ARG001
-    """Declare a length that is always computed, never given: ``nmeta: U16 = count_of("meta")``.
+    """Declare a length that is always computed, never passed: ``nmeta: U16 = count_of("meta")``.
 
-    ``init`` is for type checkers alone: it tells them that the constructor takes no such argument.
+    ``init`` only tells type checkers that the constructor has no such argument.
     """
     return CountOf(names)

@@ -1,8 +1,8 @@
-"""Packets out of a stream of bytes: the 24-byte header of memcached and the 12-byte header of the drafts.
+"""Cut a stream of bytes into packets, with the 24-byte header of memcached or the 12-byte header of the drafts.
 
-A ``Framer`` is fed bytes in any pieces and hands out whole packets. What the lengths say is checked before
-anything is kept, so a peer that announces four gigabytes is refused at its header. Offsets in errors count
-from the first byte that the framer was ever fed.
+A ``Framer`` takes bytes in pieces of any size and returns complete packets. It checks the lengths before it keeps
+anything, so a peer that announces four gigabytes is refused at its header. Offsets in errors count from the first
+byte that the framer was fed.
 """
 
 import struct
@@ -13,13 +13,13 @@ from typing import Final
 from upriver.errors import WireError
 from upriver.wire.codes import Magic
 
-#: A value may take 20 MiB; key and extras come on top.
+#: A value may have 20 MiB; key and extras are added to that.
 VALUE_BYTES_MAX: Final = 20 * 1024 * 1024
-#: What a header's key length can say at most.
+#: The largest key length that a header can express.
 KEY_BYTES_MAX: Final = 0xFFFF
 BODY_BYTES_MAX: Final = VALUE_BYTES_MAX + KEY_BYTES_MAX + 0xFF
-#: The first byte of a request that says more than the header of the texts has room for, as SDKs send it for durability.
-#: It is not understood here; but its length stands where others have it, so it can be refused and passed over.
+#: The first byte of a request with framing extras, which SDKs send for durability. It is not supported, but its body
+#: length is at the usual offset, so the node can refuse the request and skip it.
 EXTENDED_REQUEST: Final = 0x08
 
 
@@ -30,7 +30,7 @@ _U32: Final = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class HeaderField:
-    """A field of a header: the texts' name, where it stands and how many bytes it takes."""
+    """A field of a header: its name in the texts, offset and size."""
 
     name: str
     first: int
@@ -47,10 +47,10 @@ class Framing:
     length_name: str
     first_bytes: tuple[int, ...]
     first_byte_name: str
-    #: The fields where nothing needs a key length and its bytes are reserved, as in the texts of the drafts.
+    #: The fields of messages without a key length, whose bytes are reserved, as in the texts of the drafts.
     keyless_fields: tuple[HeaderField, ...] = ()
 
-    #: What follows from the fields.
+    #: Derived from the fields.
     header: struct.Struct = dataclass_field(init=False)
     header_size: int = dataclass_field(init=False)
     length_offset: int = dataclass_field(init=False)
@@ -65,8 +65,8 @@ class Framing:
         """The offset of a field of the header."""
         return next(field.first for field in (*self.request_fields, *self.response_fields) if field.name == name)
 
-    def check_whole(self, packet: "bytes | bytearray | memoryview") -> None:
-        """Refuse what is not exactly one packet."""
+    def check_packet(self, packet: "bytes | bytearray | memoryview") -> None:
+        """Refuse anything that is not exactly one packet."""
         if not len(packet):
             raise WireError(0, f"a {self.name}", "nothing")
         self.check_first_byte(packet, 0)
@@ -77,7 +77,7 @@ class Framing:
             raise WireError(min(size, len(packet)), f"a packet of {size} bytes", f"{len(packet)}")
 
     def body_length(self, data: "bytes | bytearray | memoryview", start: int, limit: int) -> int:
-        """The length of the body behind the whole header at ``start``; refuses what cannot be right."""
+        """The body length in the complete header at ``start``; refuses impossible lengths."""
         (length,) = _U32.unpack_from(data, start + self.length_offset)
         if length > limit:
             raise WireError(start + self.length_offset, f"a body of at most {limit} bytes", f"a length of {length}")
@@ -98,7 +98,7 @@ class Framing:
 
 
 def u16_at(data: "bytes | bytearray | memoryview", at: int) -> int:
-    """The number of two bytes at an offset."""
+    """The 16-bit number at an offset."""
     return int(_U16.unpack_from(data, at)[0])
 
 
@@ -165,19 +165,19 @@ def packet_size(data: "bytes | bytearray | memoryview", at: int) -> int | None:
 
 
 class Framer:
-    """Cuts received bytes into whole packets. After an error it stays broken: the stream has lost its place."""
+    """Cuts received bytes into complete packets. After an error it stays broken: the stream is out of step."""
 
     def __init__(self, framing: Framing, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self.framing = framing
         self.body_bytes_max = body_bytes_max
         self._buffer = bytearray()
         self._start = 0
-        #: How many bytes were handed out as packets: the offset of the next one.
+        #: Number of bytes returned as packets: the offset of the next one.
         self.offset = 0
         self._error: WireError | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take received bytes; after an error they are dropped, because nothing can be made of them."""
+        """Take received bytes; after an error they are dropped."""
         if self._error is not None:
             return
         if self._start:
@@ -187,16 +187,16 @@ class Framer:
 
     @property
     def pending(self) -> int:
-        """How many bytes wait for the rest of their packet."""
+        """Number of bytes that wait for the rest of their packet."""
         return len(self._buffer) - self._start
 
     def finish(self) -> None:
-        """Nothing more comes: refuse what was left half."""
+        """The stream has ended: refuse an incomplete packet."""
         if self._error is None and self.pending:
             raise truncation(self.framing, self._buffer[self._start :], self.offset)
 
     def next_packet(self) -> bytes | None:
-        """The next whole packet, or None: more bytes are needed."""
+        """The next complete packet, or None if more bytes are needed."""
         if self._error is not None:
             raise self._error
         buffer, start, framing = self._buffer, self._start, self.framing
@@ -219,7 +219,7 @@ class Framer:
 
 
 def truncation(framing: Framing, rest: bytes | bytearray, offset: int) -> WireError:
-    """The error that a stream ends inside the packet at ``offset``, of which only ``rest`` came."""
+    """The error of a stream that ends inside the packet at ``offset``, of which only ``rest`` arrived."""
     if len(rest) < framing.header_size:
         return WireError(offset, f"a {framing.name}", f"{len(rest)} bytes")
     size = framing.header_size + framing.body_length(rest, 0, 2**32)

@@ -1,11 +1,11 @@
-"""Bytes out of what people have at hand: hexadecimal text in its many forms, dumps, recordings, or raw bytes.
+"""Read bytes from hexadecimal text in its many forms, dumps, recordings, or raw bytes.
 
-A packet begins with 0x80, 0x81 or 0x01 to 0x07, and no text does, so the first byte tells raw bytes from text. Text is
-read line by line; everything after a ``#`` is a comment. A line is one of
+A packet starts with 0x80, 0x81 or 0x01 to 0x07 and text never does, so the first byte tells raw bytes from text. Text
+is read line by line; everything after a ``#`` is a comment. A line is one of
 
 - a line of a recording: time, connection, direction, digits (``0.004 p C>S 8050…``, none when it was closed);
 - a line of ``xxd``, ``hexdump -C`` or the like: offset, digits, perhaps the characters again;
-- plain digits, with ``0x`` or ``\\x`` before bytes and spaces, colons or commas between them, as you like.
+- plain digits, optionally with ``0x`` or ``\\x`` before bytes and spaces, colons or commas between them.
 """
 
 import re
@@ -28,21 +28,21 @@ _PREFIX: Final = re.compile(r"0x|\\x", re.I)
 
 
 class NotHexadecimal(ValueError):
-    """Text that holds something else than bytes."""
+    """Text that is not hexadecimal."""
 
 
 def read(data: bytes) -> bytes:
-    """The bytes that these are or that this text tells of."""
+    """The bytes themselves, or the bytes that this text describes."""
     if data and data[0] in _PACKET_BEGINS:
         return data
     try:
         return parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise NotHexadecimal(f"neither packets nor text: it begins with 0x{data[0]:02x}") from None
+        raise NotHexadecimal(f"neither packets nor text: it starts with 0x{data[0]:02x}") from None
 
 
 def parse(text: str) -> bytes:
-    """The bytes that this text tells of, in any of the forms above."""
+    """The bytes that this text describes, in any of the forms above."""
     digits = "".join(_digits(text))
     if len(digits) % 2:
         raise NotHexadecimal(f"an odd number of hexadecimal digits: {len(digits)}")
@@ -62,7 +62,7 @@ def _digits(text: str) -> Iterator[str]:
 
 
 def _payload(line: str) -> str:
-    """What is left of a line without comment, offset, time and characters."""
+    """A line without comment, offset, time and characters."""
     for form in (_COLON_DUMP, _RECORDED):
         if found := form.fullmatch(line):
             return found["digits"]
@@ -78,5 +78,5 @@ def _word(word: str, line_number: int) -> str:
     parts = _PREFIX.split(word)
     digits = "".join(part.zfill(len(part) + len(part) % 2) for part in parts) if len(parts) > 1 else word
     if wrong := re.search(r"[^0-9a-fA-F]", digits):
-        raise NotHexadecimal(f"line {line_number}: {wrong[0]!r} is no hexadecimal digit")
+        raise NotHexadecimal(f"line {line_number}: {wrong[0]!r} is not a hexadecimal digit")
     return digits

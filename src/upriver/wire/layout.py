@@ -1,6 +1,6 @@
-"""How the fields of a declared class lie in bytes: built once from the annotations, used by everything.
+"""The byte layout of a declared class, built once from its annotations and used by encoders, decoders and explain.
 
-A layout has a *fixed part*, one ``struct`` per allowed length, and the fields behind it, walked one by one. A
+A layout has a *fixed part*, one ``struct`` per allowed length, and the fields after it, processed one by one. A
 declaration whose sizes do not add up is refused when its module is imported.
 """
 
@@ -65,7 +65,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A field as it was found: inclusive byte offsets inside its packet, the value and what it means."""
+    """A decoded field: inclusive byte offsets inside its packet, the value and its meaning."""
 
     name: str
     first: int
@@ -80,9 +80,9 @@ class FixedPart:
 
     struct: struct.Struct
     fields: tuple[Field, ...]
-    #: Those that hold a number, in the order in which the struct reads them.
+    #: Fields with a number, in the order in which the struct reads them.
     named: tuple[Field, ...]
-    #: Those that are there at another length only.
+    #: Fields that are present only at another length.
     absent: tuple[Field, ...]
 
     def offsets(self) -> Iterator[tuple[Field, int, int]]:
@@ -115,18 +115,18 @@ class Layout:
         self._prepare_encoding()
 
     def _prepare_encoding(self) -> None:
-        """What encoding would otherwise find out again for each message."""
+        """Facts that encoding would otherwise compute for each message."""
         self.by_name = {field.name: field for field in self.fields}
         self.header_name = f"the header of {self.owner}"
-        #: Where the key stands among the fields behind the fixed part; None if there is none.
+        #: Index of the key among the fields after the fixed part; None without a key.
         self.key_place = next((place for place, field in enumerate(self.rest) if field.is_key), None)
         self._names = {length: tuple(field.name for field in part.named) for length, part in self.parts.items()}
-        #: The length of the fixed part, where there is no choice.
+        #: The length of the fixed part if only one is allowed.
         self._length = self.lengths[0] if len(self.lengths) == 1 else None
         if any(field.default is None for field in self.fixed_fields):
             self._length = None
-        #: Name, packer and name for complaints of each field behind the fixed part, where all of them are always there
-        #: and none is a list; bytes need no packer.
+        #: Name, packer and name in errors of each field after the fixed part, if all are always present and none is a
+        #: list; bytes need no packer.
         plain = all(field.when is None and not isinstance(field.kind, Repeat) for field in self.rest)
         self._plain_rest = tuple(map(self._plain_field, self.rest)) if plain else None
 
@@ -135,14 +135,14 @@ class Layout:
         return field.name, packer, f"{self.owner}.{field.name}"
 
     def _check_references(self) -> None:
-        """Fields name other fields; a name that does not exist would only show when a packet comes."""
+        """Check names of other fields now: a wrong one would otherwise show only when a packet arrives."""
         names = {field.name for field in self.fields}
         for field in self.fields:
             if isinstance(field.kind, CountedBytes) and field.name not in self.counted:
                 raise TypeError(f"{self.owner}.{field.name}: no field is declared as count_of it")
             for name in (*field.counts, *([field.when.field] if field.when else [])):
                 if name not in names:
-                    raise TypeError(f"{self.owner}.{field.name}: there is no field {name}")
+                    raise TypeError(f"{self.owner}.{field.name}: unknown field {name}")
 
     def _part(self, length: int) -> FixedPart:
         present = tuple(f for f in self.fixed_fields if not f.only or length in f.only)
@@ -212,7 +212,7 @@ class Layout:
     # Encoding
 
     def choose_length(self, values: Any) -> int:
-        """The first declared length of the fixed part that can say all that ``values`` say."""
+        """The first declared length of the fixed part that has room for all of ``values``."""
         if self._length is not None:
             return self._length
         for length, part in self.parts.items():
@@ -228,7 +228,7 @@ class Layout:
         return bool(getattr(values, field.name) == (0 if field.counts else field.default))
 
     def encode(self, values: Any, length: int) -> tuple[bytes, list[bytes]]:
-        """The fixed part, and each of the fields behind it."""
+        """The fixed part, and each field after it."""
         numbers = [getattr(values, name) for name in self._names[length]]
         fixed = packed(self.parts[length].struct, self.owner, *numbers) if length else b""
         if self._plain_rest is not None:
@@ -255,7 +255,7 @@ class Layout:
         return bytes(value)
 
     def size_of(self, name: str, values: Any) -> int:
-        """How many bytes the named field takes; 0 if it is absent."""
+        """Size of the named field in bytes; 0 if it is absent."""
         value, kind = getattr(values, name), self.by_name[name].kind
         if value is None:
             return 0
@@ -266,7 +266,7 @@ class Layout:
     def spans(
         self, data: Buffer, start: int, end: int, length: int, key_length: int | None, origin: int
     ) -> Iterator[Span]:
-        """Where each field of a body that decodes stands; offsets count from ``origin``."""
+        """The offsets of each field of a valid body, counted from ``origin``."""
         out: dict[str, Any] = {}
         for field, at, size in self.parts[length].offsets():
             first = start + at
@@ -312,7 +312,7 @@ def _size(field: Field) -> int:
 
 
 def _is_left_out(field: Field, when: When, left: int, out: dict[str, Any]) -> bool:
-    """Is a field not there that depends on another, with so many bytes ``left`` from its place on?"""
+    """Whether a conditional field is absent, with ``left`` bytes remaining at its offset."""
     if not out[when.field] & when.mask:
         return True
     return when.optional and left < (field.kind.count_size if isinstance(field.kind, Repeat) else _size(field))
@@ -362,7 +362,7 @@ def _decode_element(field: Field, kind: Repeat, data: Buffer, at: int, end: int)
 
 
 def packed(packer: struct.Struct, owner: str, *numbers: int) -> bytes:
-    """The numbers as bytes; one that does not fit its field is a ValueError that says whose it is."""
+    """Pack the numbers; a number that does not fit raises a ValueError that names the owner."""
     try:
         return packer.pack(*numbers)
     except struct.error as error:
@@ -423,7 +423,7 @@ T = TypeVar("T")
 
 
 def declare(cls: type[T], layout: Layout) -> type[T]:
-    """Make a class of fields a dataclass with that layout; lengths become properties that are always right."""
+    """Turn a class of fields into a dataclass with this layout; lengths become computed properties."""
     cls.layout = layout  # type: ignore[attr-defined]
     for field in layout.fields:
         if field.counts and field.name in inspect.get_annotations(cls):
@@ -438,5 +438,5 @@ def _counter(names: tuple[str, ...]) -> Callable[[Any], int]:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(count_of,))
 def record(cls: type[T]) -> type[T]:
-    """Declare something that a ``Repeat`` repeats: fields without a header."""
+    """Declare a record for ``Repeat``: fields without a header."""
     return declare(cls, Layout(cls))

@@ -1,8 +1,8 @@
-"""Messages: declared classes that know their own bytes.
+"""Messages: declared classes that encode themselves.
 
 ``Request`` and ``Response`` have the 24-byte header, ``DraftMessage`` the 12-byte one. A dialect's decorator
-gives a declared class its opcode and layout; from there on ``encode`` is a method of every message, while
-decoding starts at the dialect, because only it knows which class an opcode means.
+gives a declared class its opcode and layout. ``encode`` is a method of every message; decoding starts at the
+dialect, because only the dialect knows the class of an opcode.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from upriver.wire.layout import Buffer, Layout, Span, packed
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a dialect says about one of its messages, beside the fields."""
+    """What a dialect declares about a message, besides its fields."""
 
     dialect: str
     opcode: int
     #: First byte of the body; only messages of the 12-byte header have one.
     type_code: int | None = None
-    #: The statuses that select a response; the one that we send comes first.
+    #: The statuses that select a response; the one that is sent comes first.
     statuses: tuple[Status, ...] = ()
     sender: Sender = Sender.CLIENT
-    #: The fixed part may come in the extras or in the value; we send it where it is declared.
+    #: The fixed part is accepted in the extras or in the value, and sent where it is declared.
     either: bool = False
-    #: What a change message means; None for all others.
+    #: The event that a change message reports; None for other messages.
     change: Event | None = None
     #: Whether the receiver answers it; most messages of a stream are not answered.
     answered: bool = True
@@ -40,7 +40,7 @@ class Declaration:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(count_of,))
 class Message:
-    """A packet, taken apart."""
+    """A decoded packet."""
 
     __slots__ = ()
     framing: ClassVar[Framing]
@@ -53,17 +53,17 @@ class Message:
         return self.declaration.opcode
 
     def encode(self) -> bytes:
-        """The whole packet."""
+        """The complete packet."""
         raise NotImplementedError
 
     @classmethod
     def decode(cls, packet: Buffer) -> Self:
-        """The message in one whole packet, whose lengths the framing has checked."""
+        """Decode one complete packet. The framing has already checked its lengths."""
         raise NotImplementedError
 
     @classmethod
     def body_spans(cls, packet: Buffer) -> Iterator[Span]:
-        """Where each field of the body stands, counted from the start of the packet."""
+        """The offsets of each field of the body, counted from the start of the packet."""
         raise NotImplementedError
 
     @classmethod
@@ -91,7 +91,7 @@ class MemcachedMessage(Message):
 
     @classmethod
     def _fixed_length(cls, packet: Buffer) -> int:
-        """How long the fixed part of this packet is; refuses a length that is not declared."""
+        """The length of the fixed part of this packet; refuses an undeclared length."""
         layout, extras = cls.layout, packet[EXTRAS_LENGTH_AT]
         if cls.declaration.either:
             if extras not in (0, len(packet) - MEMCACHED.header_size):
@@ -108,7 +108,7 @@ class MemcachedMessage(Message):
 
     @classmethod
     def _body(cls, packet: Buffer) -> tuple[int, int, int, int]:
-        """Where the body lies, the length of its fixed part and that of its key."""
+        """The offsets of the body, and the lengths of its fixed part and key."""
         key_length = u16_at(packet, KEY_LENGTH_AT)
         if key_length and not cls.layout.has_key:
             raise WireError(KEY_LENGTH_AT, f"no key in {cls.title()}", f"a key of {key_length} bytes")
@@ -163,7 +163,7 @@ class Response(MemcachedMessage):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class AnyRequest(Request):
-    """A request whose opcode nobody has declared: kept whole, so that it can be refused or passed on."""
+    """A request with an undeclared opcode, kept as it is so that it can be refused or relayed."""
 
     opcode: int
     extras: bytes = b""
@@ -188,7 +188,7 @@ class AnyRequest(Request):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class AnyResponse(Response):
-    """An answer without a layout of its own: success and nothing more, or a refusal with its text."""
+    """A response without a declared layout: plain success, or a refusal with its text."""
 
     opcode: int
     extras: bytes = b""
@@ -201,7 +201,7 @@ class AnyResponse(Response):
 
     @property
     def text(self) -> str:
-        """The value as a sentence for people."""
+        """The value as readable text."""
         return self.value.decode(errors="replace")
 
     def encode(self) -> bytes:
@@ -282,7 +282,7 @@ class DraftMessage(Message):
         fixed, rest = layout.encode(self, layout.choose_length(self))
         kind = b"" if type_code is None else bytes((type_code,))
         key_length = 0
-        if layout.has_key and layout.has_value:  # otherwise the key is simply the rest
+        if layout.has_key and layout.has_value:  # otherwise the key is the rest of the body
             assert layout.key_place is not None
             key_length = len(rest[layout.key_place])
             if not key_length:
@@ -322,7 +322,7 @@ class DraftMessage(Message):
 
 
 def header_spans(message: type[Message], packet: Buffer) -> Iterator[Span]:
-    """Where each field of the header stands."""
+    """The offsets of each field of the header."""
     framing, response = message.framing, issubclass(message, Response)
     fields = framing.response_fields if response else framing.request_fields
     if framing is DRAFT and not (message.layout.has_key and message.layout.has_value):

@@ -125,14 +125,14 @@ def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "why"),
     [
-        (["zz"], None, "line 1: 'z' is no hexadecimal digit"),
+        (["zz"], None, "line 1: 'z' is not a hexadecimal digit"),
         (["805"], None, "an odd number of hexadecimal digits: 3"),
         (["-f", "/no/such/file"], None, "/no/such/file: No such file or directory"),
         (["-f", "packets", "80"], None, "give either HEX or -f FILE, not both"),
         ([], "", "nothing to explain: there are no bytes"),
         (["00" * 24], None, "at byte 0: expected magic 0x80 or 0x81, or a draft's opcode 0x01 to 0x07, found 0x00"),
         (["8057"], None, "at byte 0: expected a 24-byte memcached header, found 2 bytes"),
-        (["-"], b"\xff\xd8", "neither packets nor text: it begins with 0xff"),
+        (["-"], b"\xff\xd8", "neither packets nor text: it starts with 0xff"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], stdin: str | bytes | None, why: str) -> None:

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The compiled columnar codec: runs of change packets to Arrow buffers and back, driven by the tables of ``rows``.
+"""The compiled columnar codec: runs of change packets to Arrow buffers and back, driven by the tables of
+``row_layout``.
 
 Decoding makes two passes. The first walks the headers, checks every length and notes where each row, its key and its
-value lie; it stops at the first byte that is not a good row, so the second pass can read without a check. The second
+value lie; it stops at the first byte that is not a valid row, so the second pass needs no checks. The second
 fills one column after the other, in blocks of rows that stay in the cache. Neither touches a Python object, so both run
 without the GIL.
 """
@@ -64,9 +65,9 @@ cdef extern from *:
         const void *no_buffer[1];
     };
 
-    /* Memory that the system gives is touched for the first time page by page, which costs more than filling it. So a
-       few blocks of batches that are gone are used again. Batches are released in any thread, perhaps while another
-       is forked off: whoever does not get the lock at once goes to the allocator, and nobody ever waits. */
+    /* The first access to each page of new memory costs more than filling it, so a few blocks of released batches are
+       reused. Batches are released in any thread, perhaps while another one forks: a thread that does not get the
+       lock at once uses the allocator instead, and never waits. */
     #define KEPT_BLOCKS_MAX 16
     #define KEPT_BYTES_MAX (8 << 20)
     #define KEPT_FROM (64 << 10)
@@ -102,7 +103,7 @@ cdef extern from *:
         size_t size = block->size;
         if (size >= KEPT_FROM && size <= KEPT_BYTES_MAX && KEEPS_BLOCKS
             && !__atomic_test_and_set(&kept_lock, __ATOMIC_ACQUIRE)) {
-            /* The oldest go first: sizes change with the values, and what no longer fits must not stay for ever. */
+            /* The oldest are freed first: sizes change with the values, and blocks that no longer fit must not stay. */
             while (kept_count && (kept_count == KEPT_BLOCKS_MAX || kept_bytes + size > KEPT_BYTES_MAX)) {
                 kept_bytes -= kept[0]->size;
                 free(kept[0]);
@@ -184,7 +185,7 @@ cdef struct Layout:
     uint16_t fixed_length
     int16_t private_offset
     int16_t trailer_offset
-    #: Where each wanted column stands in the packet, -1 if it does not.
+    #: Offset of each wanted column in the packet, -1 if it is absent.
     int16_t places[COLUMNS_MAX]
 
 cdef struct Row:
@@ -233,7 +234,7 @@ cdef class RowReader:
     """Turns runs of change packets into Arrow arrays; the plain twin says what each method returns."""
 
     cdef Layout layouts[LAYOUTS_MAX]
-    #: The first layout of each opcode, -1 if it is none of ours; those of an opcode stand side by side.
+    #: The first layout of each opcode, -1 for other opcodes; the layouts of an opcode are adjacent.
     cdef int16_t first_layout[256]
     cdef int layout_count
     cdef uint32_t body_bytes_max
@@ -304,7 +305,7 @@ cdef class RowReader:
             free(rows.at)
 
     cdef Py_ssize_t scan(self, const uint8_t *packet, Py_ssize_t available, Rows *rows, bint *enough) noexcept nogil:
-        """Note the row at ``packet``; its size, or 0 if no whole, good row stands there."""
+        """Record the row at ``packet``; returns its size, or 0 if it is not a complete, valid row."""
         cdef uint32_t body, fixed, key, trailer = 0
         cdef int index
         cdef Layout *layout
@@ -376,7 +377,7 @@ cdef class RowReader:
         return import_batch(&records, self.records_schema), import_batch(&transport, self.transport_schema)
 
     cdef Py_ssize_t plan(self, Column *column, int index, Rows *rows, Py_ssize_t start):
-        """Give a column its place behind ``start``; returns where the next one may begin."""
+        """Place a column at or after ``start``; returns the offset for the next one."""
         name = self.columns[index]
         column.place = index
         column.size = self.sizes[index]
@@ -465,7 +466,7 @@ cdef void fill_numbers(Rows *rows, Layout *layouts, int column, bint alike, Py_s
 
 
 cdef bint all_alike(Rows *rows, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Do these rows share one layout? Most blocks do, and are filled without looking each one up."""
+    """Whether these rows share one layout. Most blocks do, and need no look-up per row."""
     cdef Py_ssize_t i
     cdef uint16_t different = 0
     for i in range(first, last):
@@ -601,7 +602,7 @@ cdef uint32_t crc_of(const uint8_t *data, Py_ssize_t size) noexcept nogil:
 
 
 def key_vbuckets(keys, uint16_t vbuckets):
-    """The vbucket of each key of a binary Arrow array without nulls, in a bucket of so many."""
+    """The vbucket of each key of a binary Arrow array without nulls, in a bucket with this number of vbuckets."""
     cdef Py_ssize_t rows = len(keys), i
     cdef Bytes found
     cdef size_t base
@@ -621,7 +622,7 @@ def key_vbuckets(keys, uint16_t vbuckets):
 
 
 def write_rows(batch, templates, *, uint32_t opaque, uint32_t opaque_step, bint keys_only):
-    """The packets of a batch of changes, one behind the other, in one Arrow buffer."""
+    """The packets of a batch of changes, joined in one Arrow buffer."""
     cdef Template own[8]
     cdef uint8_t known[8]
     cdef Py_ssize_t rows = batch.num_rows, total, bad = -1
@@ -651,7 +652,7 @@ def write_rows(batch, templates, *, uint32_t opaque, uint32_t opaque_step, bint 
 
 cdef Py_ssize_t measure(Py_ssize_t rows, Template *templates, uint8_t *known, const uint8_t *events, Bytes *keys,
                         Bytes *values, bint keys_only, Py_ssize_t *bad) noexcept nogil:
-    """How long all packets are together; ``bad`` becomes the first row that cannot be one."""
+    """The total size of all packets; ``bad`` becomes the first row that cannot be encoded."""
     cdef Py_ssize_t i, total = 0
     cdef uint8_t event
     cdef int32_t key
@@ -682,7 +683,7 @@ cdef void write_packets(Py_ssize_t rows, Template *templates, const uint8_t *eve
         value = 0
         if template.has_value and not keys_only:
             value = values.offsets[i + 1] - values.offsets[i]
-        if end - out >= HEAD_MAX:  # a move of fixed size is faster; what is too much is overwritten by the key
+        if end - out >= HEAD_MAX:  # a copy of fixed size is faster; the key overwrites the excess
             memcpy(out, template.head, HEAD_MAX)
         else:
             memcpy(out, template.head, template.head_length)

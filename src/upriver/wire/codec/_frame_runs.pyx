@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The compiled twin of ``frames``: see there."""
+"""The compiled version of ``frame_runs``."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -40,7 +40,7 @@ cdef inline void store_u32(uint8_t *at, uint32_t number) noexcept nogil:
 
 
 def expired_as_deleted(bytes frames not None):
-    """The same frames, with a deletion in the place of each expiration."""
+    """The same frames, with each expiration as a deletion."""
     cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(frames)
     cdef size_t length = PyBytes_GET_SIZE(frames), at = 0, size, count = 0, rest
     cdef uint8_t *to
@@ -69,7 +69,7 @@ def expired_as_deleted(bytes frames not None):
 
 
 cdef inline bint is_change(const uint8_t *frame, bint modern) noexcept nogil:
-    """A change with the extras that its kind may have."""
+    """Whether this is a change whose extras have an allowed length."""
     cdef uint8_t opcode = frame[OPCODE], extras = frame[EXTRAS_LENGTH]
     if frame[0] != REQUEST:
         return False
@@ -109,7 +109,7 @@ def change_run(
 
 
 def alike_run(const uint8_t[::1] data not None, size_t at):
-    """The whole packets from ``at`` on that are like the first one but for their opaque: where they end, and theirs."""
+    """The complete packets from ``at`` on that differ only in their opaque: where they end, and their opaques."""
     cdef size_t length = data.shape[0], size
     cdef const uint8_t *first
     cdef const uint8_t *packet
@@ -128,7 +128,7 @@ def alike_run(const uint8_t[::1] data not None, size_t at):
 
 
 def changes_end(const uint8_t[::1] data not None, size_t at):
-    """Where the changes that stand at ``at`` end, whosever they are; beyond the data if the last one is not whole."""
+    """The end of the changes at ``at``, of any stream; beyond the data if the last one is incomplete."""
     cdef size_t length = data.shape[0]
     while at + HEADER <= length and data[at] == REQUEST and MUTATION <= data[at + OPCODE] <= EXPIRATION:
         at += HEADER + <size_t> load_u32(&data[at] + BODY_LENGTH)

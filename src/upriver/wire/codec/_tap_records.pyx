@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The compiled twin of ``tap_records``: see there."""
+"""The compiled version of ``tap_records``."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -62,7 +62,7 @@ cdef size_t measure(
     const uint8_t *data, size_t at, size_t length, size_t count_max, uint32_t since, uint64_t since_upto,
     uint8_t ttl_min,
 ) noexcept nogil:
-    """How many bytes the messages will take; COMPRESSED if some of the values are."""
+    """The size of the messages in bytes; COMPRESSED if a value is compressed."""
     cdef size_t total = 0, count = 0
     cdef uint32_t body
     cdef const uint8_t *record
@@ -87,8 +87,8 @@ def lay_out(
     bytes records not None, size_t at, uint32_t opaque, size_t count_max, uint16_t flags, uint32_t since,
     uint64_t since_upto, uint8_t ttl_min, int ack,
 ):
-    """Messages for the records from ``at`` on: messages, how many, where it stopped, last seqno, tired ones, and whether
-    there is nothing of that because some values are compressed."""
+    """Convert the records from ``at`` on. Returns the messages, their number, where it stopped, the last seqno, the number
+    of records without hops, and whether nothing was converted because values are compressed."""
     cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(records)
     cdef const uint8_t *record
     cdef size_t length = PyBytes_GET_SIZE(records), count = 0, tired = 0, rest

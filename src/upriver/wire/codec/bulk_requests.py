@@ -1,7 +1,6 @@
-"""Whole batches of requests: rows of documents to the packets that store or delete them.
+"""Encode batches of requests: rows of documents become the packets that store or delete them.
 
-What a client sends to a node in bulk is encoded by the same loops as the changes of a stream, from a table that says
-which column stands where.
+The same loops encode bulk requests and the changes of a stream, driven by a table of column offsets.
 """
 
 from functools import cache
@@ -24,7 +23,7 @@ _HEADER: Final = {"vbucket": "vbucket", "opaque": "opaque", "data type": "dataty
 
 
 def _template(example: Request, event: Event) -> RowTemplate:
-    """The table for requests like this one, which has no key and no value."""
+    """The table for requests like this sample, which has no key and no value."""
     message, head = type(example), example.encode()
     fixed_length = len(head) - MEMCACHED.header_size
     places = {
@@ -63,7 +62,7 @@ def _plain() -> dict[Event, RowTemplate]:
 def _with_meta(options: MetaOption | None) -> dict[Event, RowTemplate]:
     expired = MetaOption.DELETE_IS_EXPIRATION | (options or MetaOption(0))
     deletion = _template(DeleteQWithMeta(key=b"", options=options), Event.DELETION)
-    # The value of a deleted document is not sent along: there is none.
+    # A deletion carries no value.
     return {
         Event.MUTATION: _template(SetQWithMeta(key=b"", options=options), Event.MUTATION),
         Event.DELETION: deletion,
@@ -90,12 +89,12 @@ def encode_writes_with_meta(
 
 
 def encode_reads(batch: pa.RecordBatch, first_opaque: int, *, codec: ModuleType = _codec) -> bytes | pa.Buffer:
-    """Quiet gets of the batch's keys: only what is there is answered."""
+    """Quiet gets of the batch's keys: only existing keys are answered."""
     return _encode(batch, _reads(), first_opaque, codec, keys_only=True)
 
 
 def key_vbuckets(keys: pa.BinaryArray, vbuckets: int, *, codec: ModuleType = _codec) -> pa.UInt16Array:
-    """The vbucket of each key, in a bucket of so many."""
+    """The vbucket of each key, in a bucket with this number of vbuckets."""
     found: pa.UInt16Array = codec.key_vbuckets(keys, vbuckets)
     return found
 

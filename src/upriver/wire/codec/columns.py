@@ -1,8 +1,8 @@
-"""Whole buffers instead of single messages: received bytes to Arrow batches of changes, and back.
+"""Decode received bytes into Arrow batches of changes, and encode batches again.
 
-A ``ChangeDecoder`` is fed what a socket gave, in any pieces, and hands out batches of changes with the control
-messages in between as objects, at their place in the order. A ``ChangeEncoder`` turns batches into the packets of one
-stream. The loops are compiled where a C compiler was at hand (``CODEC`` says so); the results are the same either way.
+A ``ChangeDecoder`` takes bytes in pieces of any size and returns batches of changes, with the control messages between
+them as objects, in order. A ``ChangeEncoder`` turns batches into the packets of one stream. The loops are compiled if a
+C compiler was available (see ``CODEC``); the results are the same either way.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ try:
 except ImportError:  # built where there was no C compiler
     _codec, CODEC = plain_columns, "plain"
 
-#: A batch ends after so many rows or bytes of packets, whichever comes first. Larger ones are slower: they
-#: outgrow the cache between the two passes of the decoder.
+#: Limits of a batch, in rows and in bytes of packets. Larger batches are slower, because they outgrow the cache
+#: between the two passes of the decoder.
 BATCH_ROWS_MAX: Final = 65_536
 BATCH_BYTES_MAX: Final = 1024 * 1024
 #: Arrow's offsets have 31 bits; the last packet of a batch may exceed the limit by its own size.
@@ -39,14 +39,14 @@ _BATCH_BYTES_LIMIT: Final = 1024 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Changes that came one after the other, with no control message between them."""
+    """Consecutive changes, with no control message between them."""
 
-    #: The changes, by the schema ``CHANGES`` or the part of it that was asked for.
+    #: The changes, with the schema ``CHANGES`` or the requested part of it.
     records: pa.RecordBatch
-    #: What only the connection cares for, by the schema ``TRANSPORT`` or a part of it: the opaque of each change, and
-    #: in `tap` its flags and time to live.
+    #: Data for the connection, with the schema ``TRANSPORT`` or a part of it: the opaque of each change, and in `tap`
+    #: its flags and time to live.
     transport: pa.RecordBatch
-    #: How many bytes of packets they took, for flow control.
+    #: Size of their packets in bytes, for flow control.
     wire_bytes: int
 
     def __len__(self) -> int:
@@ -56,8 +56,8 @@ class ChangeBatch:
 class ChangeDecoder:
     """Received bytes in, batches of changes and control messages out, in order.
 
-    Fed buffers are read in place: drain the decoder before the memory behind them is used again. What is handed out
-    is a copy and stays good. After a ``WireError`` the decoder stays broken, because the stream has lost its place.
+    Fed buffers are read in place: drain the decoder before their memory is reused. Returned batches are copies and
+    stay valid. After a ``WireError`` the decoder stays broken, because the stream is out of step.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ChangeDecoder:
     ) -> None:
         """``vbuckets`` maps request ids to vbuckets, which the 12-byte drafts do not name in their changes."""
         if batch_rows_max < 1 or batch_bytes_max < 1:
-            raise ValueError("a batch has room for at least one row and one byte")
+            raise ValueError("a batch must have room for at least one row and one byte")
         self.dialect = dialect
         layouts = row_layouts(dialect)
         transport = [name for name in TRANSPORT.names if any(name in row.places for row in layouts)] or ["opaque"]
@@ -91,14 +91,14 @@ class ChangeDecoder:
         self._data: Buffer = b""
         self._at = 0
         self._partial = bytearray()
-        #: How many bytes were consumed: the offset of the next packet.
+        #: Number of bytes consumed: the offset of the next packet.
         self.offset = 0
         self._error: WireError | None = None
 
     def feed(self, data: Buffer | pa.Buffer) -> None:
-        """Take received bytes; ``next`` until None comes before the next feed, or the bytes are copied."""
+        """Take received bytes. Unless ``next`` has returned None before the next feed, they are copied."""
         if self._error is not None:
-            return  # nothing can be made of it any more
+            return  # the decoder is broken
         if not isinstance(data, bytes | bytearray):
             data = memoryview(data).cast("B")
         if self._at < len(self._data):
@@ -106,7 +106,7 @@ class ChangeDecoder:
         self._data, self._at = data, 0
 
     def feed_behind(self, head: bytes, data: Buffer) -> None:
-        """Take a whole packet, and bytes that follow it and stand elsewhere: together they are one batch."""
+        """Take a complete packet and the bytes after it, from two buffers, as one batch."""
         self.feed(data)
         self._partial += head
 
@@ -115,7 +115,7 @@ class ChangeDecoder:
             yield item
 
     def next(self) -> ChangeBatch | Message | None:
-        """The next batch or control message; None if more bytes are needed."""
+        """The next batch or control message, or None if more bytes are needed."""
         if self._error is not None:
             raise self._error
         try:
@@ -128,7 +128,7 @@ class ChangeDecoder:
             raise self._error from None
 
     def finish(self) -> None:
-        """Nothing more comes: refuse what was left half."""
+        """The stream has ended: refuse an incomplete packet."""
         if self._error is None and self._partial:
             raise truncation(self.dialect.framing, self._partial, self.offset)
 
@@ -153,7 +153,7 @@ class ChangeDecoder:
         return message
 
     def _cut_packet(self) -> bytes | None:
-        """The whole packet that stands next; else what there is of it is put aside."""
+        """The next packet if it is complete; otherwise its bytes are set aside."""
         start, data = self._at, self._data
         size = self._packet_size(data, start)
         if size is not None and len(data) - start >= size:
@@ -164,8 +164,8 @@ class ChangeDecoder:
         return None
 
     def _complete_partial(self) -> bool:
-        """Move bytes over until the packet that was put aside is whole; False if there are too few."""
-        for _ in range(2):  # first the header, which tells how long the whole is
+        """Complete the packet that was set aside; False if there are too few bytes."""
+        for _ in range(2):  # first the header, which has the packet's length
             size = self._packet_size(self._partial, 0) or self.dialect.framing.header_size
             missing = size - len(self._partial)
             if missing > 0:
@@ -176,7 +176,7 @@ class ChangeDecoder:
         return True
 
     def _packet_size(self, data: Buffer, start: int) -> int | None:
-        """The size of the packet at ``start``; None while its header is not whole."""
+        """The size of the packet at ``start``; None while its header is incomplete."""
         framing = self.dialect.framing
         try:
             if start < len(data):
@@ -189,7 +189,7 @@ class ChangeDecoder:
 
 
 class ChangeEncoder:
-    """Batches of changes to the packets of one stream."""
+    """Encodes batches of changes as the packets of one stream."""
 
     def __init__(
         self,
@@ -204,12 +204,12 @@ class ChangeEncoder:
         codec: ModuleType = _codec,
         **given: Any,
     ) -> None:
-        """``opaque_step`` numbers the messages, as `tap` does; ``given`` are fields alike in all of them.
+        """``opaque_step`` numbers the messages, as in `tap`; ``given`` are fields with the same value in all messages.
 
-        With ``expirations`` off they go out as deletions, and with ``delete_times`` on deletions say when.
+        Without ``expirations`` they are sent as deletions; with ``delete_times`` deletions carry their time.
         """
         if not 0 <= opaque < 2**32:
-            raise ValueError(f"an opaque has 32 bits, {opaque} does not fit")
+            raise ValueError(f"the opaque {opaque} does not fit into 32 bits")
         self.dialect = dialect
         self.opaque = opaque
         self._keys_only = keys_only
@@ -225,7 +225,7 @@ class ChangeEncoder:
             batch = batch.select(CHANGES.names).cast(CHANGES)
         for name, column in zip(CHANGES.names, batch.columns, strict=True):
             if column.null_count:
-                raise ValueError(f"the column {name} has nulls; a change has none")
+                raise ValueError(f"the column {name} has nulls, which a change cannot have")
         out = self._codec.write_rows(
             batch,
             self._templates,

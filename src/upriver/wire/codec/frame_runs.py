@@ -1,12 +1,11 @@
-"""Runs of frames: what must be looked at, or changed, without an object for each of them.
+"""Inspect and change runs of frames without an object for each of them.
 
-A store's frames are what a `dcp` stream sends, except that expirations go out as deletions unless the consumer has
-asked for them. Where there are some, which the store tells, that takes two walks over the headers, compiled where that
-is possible.
+The engine's frames are sent on a `dcp` stream as they are, except that expirations become deletions unless the
+consumer asked for them. The engine says whether a run has any; converting them takes two passes over the headers.
 
-A consumer looks for runs of changes that it can take at once: whole frames of one stream whose seqnos grow. Who only
-passes them on must just know where they end. A client whose rows are refused by the thousand, each with the same words,
-looks at the words once.
+A consumer looks for runs of changes that it can take at once: complete frames of one stream with growing seqnos. A
+relay only needs to know where they end. A client whose rows are refused by the thousand with one text decodes that
+text once. The loops are compiled where possible.
 """
 
 import struct
@@ -38,7 +37,7 @@ _EXTRAS: Final = {
 
 
 def plain_expired_as_deleted(frames: bytes) -> bytes:
-    """The same frames, with a deletion in the place of each expiration."""
+    """The same frames, with each expiration as a deletion."""
     kept: list[bytes] = []
     at = begun = 0
     while at < len(frames):
@@ -72,8 +71,8 @@ def plain_change_run(
 ) -> tuple[int, int, int]:
     """The run of changes that starts at ``at``: where it ends, its last seqno, and how many changes it has.
 
-    It holds whole, well-formed frames with the first one's vbucket and opaque, whose seqnos grow from one to the next,
-    lie above ``after`` and do not pass ``upto``. ``modern`` is for the layouts of `dcp`, else of `upr`.
+    The run has complete, well-formed frames with the vbucket and opaque of the first one. Their seqnos grow, lie above
+    ``after`` and do not exceed ``upto``. ``modern`` selects the layouts of `dcp`, otherwise those of `upr`.
     """
     extras_of, count = _EXTRAS[modern], 0
     stream: tuple[int, int] | None = None
@@ -92,14 +91,14 @@ def plain_change_run(
 
 
 def plain_changes_end(data: Buffer, at: int) -> int:
-    """Where the changes that stand at ``at`` end, whosever they are; beyond the data if the last one is not whole."""
+    """The end of the changes at ``at``, of any stream; beyond the data if the last one is incomplete."""
     while len(data) - at >= HEADER.size and data[at] == MAGIC and data[at + 1] in EVENTS:
         at += HEADER.size + _BODY_LENGTH.unpack_from(data, at + BODY_LENGTH_OFFSET)[0]
     return at
 
 
 def plain_alike_run(data: Buffer, at: int) -> tuple[int, list[int]]:
-    """The whole packets from ``at`` on that are like the first one but for their opaque: where they end, and theirs."""
+    """The complete packets from ``at`` on that differ only in their opaque: where they end, and their opaques."""
     opaques: list[int] = []
     if len(data) - at < HEADER.size:
         return at, opaques

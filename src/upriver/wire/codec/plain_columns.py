@@ -1,7 +1,7 @@
-"""The plain Python twin of the compiled columnar codec: the reference, and the fallback where no compiler was.
+"""The plain Python twin of the compiled columnar codec: the reference, and the fallback without a C compiler.
 
-Both codecs decode only rows that are good. At whatever else, a control message, half a packet, an error, they stop and
-leave it to the message layer, which gives both the same answers.
+Both codecs decode only valid rows. At anything else (a control message, an incomplete packet, an error) they stop and
+leave it to the message layer, so that both give the same results.
 """
 
 import struct
@@ -26,7 +26,7 @@ _HEADER_SIZE: Final = MEMCACHED.header_size
 T = TypeVar("T")
 
 
-#: Number of rows, where reading stopped, the changes and what belongs to their transport.
+#: Number of rows, where reading stopped, the changes and their transport table.
 Read = tuple[int, int, pa.RecordBatch | None, pa.RecordBatch | None]
 
 
@@ -44,7 +44,7 @@ class _RowStruct:
     def __init__(self, layout: RowLayout, columns: Sequence[str]) -> None:
         self.layout = layout
         wanted = sorted((layout.places[name].offset, name) for name in columns if name in layout.places)
-        #: Where in the unpacked tuple a column stands.
+        #: Index of each column in the unpacked tuple.
         self.positions = {name: position for position, (_, name) in enumerate(wanted)}
         code, at = ">", 0
         for offset, name in wanted:
@@ -93,10 +93,10 @@ class RowReader:
             by_length[layout.fixed_length] = _RowStruct(layout, columns)
 
     def read(self, head: bytes, data: Buffer, start: int, rows_max: int, bytes_max: int) -> Read:
-        """Decode the packet ``head``, if any, and those of ``data`` from ``start``; stop at the first that is no row.
+        """Decode the packet ``head``, if any, and those of ``data`` from ``start``; stop at the first other packet.
 
-        Returns how many rows there were, where the first byte in ``data`` stands that was not consumed, the changes
-        and what belongs to their transport.
+        Returns the number of rows, the offset of the first byte of ``data`` that was not consumed, the changes and
+        their transport table.
         """
         rows: list[_Row] = []
         budget = bytes_max
@@ -116,7 +116,7 @@ class RowReader:
         return len(rows), start, *_batches(self._schemas, rows, _column)
 
     def _row_at(self, data: Buffer, start: int) -> _Row | None:
-        """The whole, good row at ``start``; None if something else stands there."""
+        """The complete, valid row at ``start``; None for anything else."""
         available = len(data) - start
         if available < _HEADER_SIZE or data[start] != Magic.REQUEST:
             return None
@@ -154,7 +154,7 @@ def write_rows(
     opaque_step: int,
     keys_only: bool,
 ) -> bytes:
-    """The packets of a batch of changes, one behind the other."""
+    """The packets of a batch of changes, joined."""
     out = bytearray()
     rows = batch.to_pydict()
     for index in range(batch.num_rows):
@@ -178,9 +178,9 @@ def write_rows(
 
 
 def key_vbuckets(keys: pa.BinaryArray, vbuckets: int) -> pa.UInt16Array:
-    """The vbucket of each key of a binary Arrow array without nulls, in a bucket of so many."""
+    """The vbucket of each key of a binary Arrow array without nulls, in a bucket with this number of vbuckets."""
     if not vbuckets:
-        raise ValueError("a bucket has at least one vbucket")
+        raise ValueError("a bucket must have at least one vbucket")
     return pa.array([vbucket_of(key, vbuckets) for key in keys.to_pylist()], pa.uint16())
 
 
@@ -191,7 +191,7 @@ def _no_packet(row: int, event: int, key: bytes) -> ValueError:
 class DraftRowReader:
     """The row reader of the 12-byte drafts, message by message.
 
-    Their changes name no vbucket, only the request that the stream answers: ``vbuckets`` tells which one that was.
+    Their changes carry the request id of the stream instead of a vbucket; ``vbuckets`` maps one to the other.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class DraftRowReader:
         return bytes(data[start : start + size]) if len(data) - start >= size else b""
 
     def _change(self, packet: bytes) -> DraftMessage | None:
-        """The change in a packet; None if it is something else or not good, which the message layer will say."""
+        """The change in a packet; None for other or invalid packets, which the message layer reports."""
         if not packet:
             return None
         try:

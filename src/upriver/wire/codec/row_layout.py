@@ -1,8 +1,7 @@
-"""How changes lie in packets: tables from the declarations, for the codecs that do whole buffers at once.
+"""The layout of changes in packets, as tables derived from the declarations, for the columnar codecs.
 
-A *row layout* says for one kind of change message, at one length of its fixed part, where each column of a batch
-stands in the packet. Both codecs, the plain and the compiled one, know nothing of dialects but these tables, so a new
-dialect needs no new code.
+A *row layout* gives the offset of each column for one kind of change message and one length of its fixed part. Both
+codecs, plain and compiled, know dialects only through these tables, so a new dialect needs no new code.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from upriver.wire.fields import UInt
 from upriver.wire.framing import MEMCACHED, Framing
 from upriver.wire.message import Message, Request
 
-#: What a connection needs to know of a change beside the change itself. Only `tap` has the last two.
+#: Data of a change that only the connection needs. Only `tap` has the last two.
 TRANSPORT: Final = pa.schema(
     [
         pa.field("opaque", pa.uint32(), nullable=False),
@@ -28,7 +27,7 @@ TRANSPORT: Final = pa.schema(
 
 #: Columns whose field has another name in the texts.
 _FIELD_NAMES: Final = {"by_seqno": "seqno", "expiration": "expiry", "delete_time": "expiry"}
-#: Columns that stand in the header, by the header's own names.
+#: Columns in the header, by the header's own names.
 _HEADER_NAMES: Final = {
     "data type": "datatype",
     "vbucket": "vbucket",
@@ -40,7 +39,7 @@ _HEADER_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FieldPlace:
-    """Where a number stands: offset from the start of the packet, and size."""
+    """Offset and size of a number in a packet."""
 
     offset: int
     size: int
@@ -56,9 +55,9 @@ class RowLayout:
     extras_length: int
     fixed_length: int
     places: dict[str, FieldPlace]
-    #: Where the length of the engine-private part stands; None if the message has none.
+    #: Offset of the length of the engine-private part; None if the message has none.
     private: FieldPlace | None
-    #: Where the number of bytes stands that follow the value; None if there are none.
+    #: Offset of the number of bytes after the value; None if there are none.
     trailer: FieldPlace | None
     has_value: bool
 
@@ -119,7 +118,7 @@ def _row_layout(message: type[Message], fixed_length: int) -> RowLayout:
 
 
 def _body_start(message: type[Message]) -> int:
-    """Where the fixed part begins: behind the header, and in the drafts behind the type."""
+    """Offset of the fixed part: after the header, and in the drafts after the type."""
     return message.framing.header_size + (message.declaration.type_code is not None)
 
 
@@ -130,38 +129,38 @@ def _width(column: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowTemplate:
-    """How to write the changes of one event: the first bytes of each packet, and what is patched into them.
+    """How to encode the changes of one event: the first bytes of each packet, and the fields patched into them.
 
     Both headers have the lengths of key and body at the same offsets.
     """
 
     layout: RowLayout
     head: bytes
-    #: A stream is of one vbucket, which stands in the head; requests of a client name that of each key.
+    #: The vbucket of a stream is part of the head; a client's requests set it for each key.
     vbucket_varies: bool = False
 
     @property
     def framing(self) -> Framing:
-        """The header that the head begins with."""
+        """The framing of the head."""
         return self.layout.message.framing
 
     @property
     def tells_key_length(self) -> bool:
-        """The drafts do so only where a value follows; elsewhere their key is simply the rest."""
+        """The drafts do so only if a value follows; otherwise the key is the rest of the body."""
         return self.framing is MEMCACHED or self.layout.has_value
 
     @property
     def key_bytes_min(self) -> int:
-        """The drafts cannot tell an empty key from none."""
+        """The drafts cannot distinguish an empty key from a missing one."""
         return 0 if self.framing is MEMCACHED else 1
 
 
 def row_templates(
     dialect: Dialect, *, vbucket: int, expirations: bool, delete_times: bool, given: dict[str, Any]
 ) -> dict[Event, RowTemplate]:
-    """The template for each event of a stream; ``given`` are fields that are the same in all its messages.
+    """The template for each event of a stream; ``given`` are fields with the same value in all its messages.
 
-    Where expirations are not wanted, or the dialect has no message for them, they go out as deletions.
+    Expirations are encoded as deletions if they are not wanted or the dialect has no message for them.
     """
     templates: dict[Event, RowTemplate] = {}
     unknown = set(given) - {field.name for message in dialect.change_messages() for field in message.layout.fields}

@@ -1,10 +1,10 @@
-"""Runs of records as the store holds them, laid out anew as the messages of a TAP connection.
+"""Convert runs of the engine's records into the messages of a TAP connection.
 
-A record is a prefix (when the change happened, how many hops it may still make) and a `dcp` frame; a TAP message is the
-same with other extras, the revision as engine-private data, and a number of its own in the opaque. The walk is compiled
-where that is possible; both twins write the same bytes.
+A record is a prefix (time of the change, remaining hops) and a `dcp` frame. A TAP message has other extras, the
+revision as engine-private data, and a message number in the opaque. The loop is compiled where possible; both versions
+write the same bytes.
 
-TAP has no way to agree on data types, so nobody could tell a compressed value from another: it is inflated before.
+TAP cannot negotiate data types, so a receiver could not recognise a compressed value: values are inflated first.
 """
 
 import struct
@@ -18,7 +18,7 @@ DELETE: Final = 0x42
 ACK: Final = 0x01
 NO_VALUE: Final = 0x02
 NETWORK_BYTE_ORDER: Final = 0x04
-#: A deletion's number of hops and its marks stand where those of a mutation do: behind the length of the private part.
+#: A deletion has its hops and flags at the same offsets as a mutation: after the length of the private part.
 FLAGS_OFFSET: Final = HEADER.size + 2
 
 #: private length, flags, time to live, item flags, expiration, revision, nru.
@@ -32,17 +32,17 @@ _SEQNOS: Final = struct.Struct(">QQ")
 
 
 class Laid(NamedTuple):
-    """What became of a run of records."""
+    """The result of converting a run of records."""
 
     messages: bytes
     sent: int
-    #: Where in the records the next run begins.
+    #: Offset of the next run in the records.
     at: int
-    #: The last record that was looked at, sent or not; 0 if there was none.
+    #: The seqno of the last record that was processed, sent or not; 0 if there was none.
     seqno: int
-    #: How many were left out because they may make no more hops.
+    #: Number of records omitted because they have no hops left.
     tired: int
-    #: Some of the values are compressed: nothing is laid out before they are inflated.
+    #: Some values are compressed: nothing is converted before they are inflated.
     compressed: bool = False
 
 
@@ -59,9 +59,9 @@ def plain_lay_out(
 ) -> Laid:
     """Messages for the records from ``at`` on, at most ``count_max``, numbered from ``opaque`` on.
 
-    ``flags`` are the marks of every mutation. What happened before the second ``since`` is left out up to the seqno
-    ``since_upto``. A change with no hops left is left out too, unless ``ttl_min`` grants it one. ``ack`` asks for an
-    acknowledgement of the last message: 1 if ``count_max`` was reached, 2 if the records have ended as well.
+    ``flags`` are the flags of every mutation. Changes older than the second ``since`` are omitted up to the seqno
+    ``since_upto``. A change without hops left is omitted too, unless ``ttl_min`` grants it one. ``ack`` requests an
+    acknowledgement of the last message: 1 if ``count_max`` was reached, 2 also at the end of the records.
     """
     out: list[bytearray] = []
     begin, seqno, tired = at, 0, 0
@@ -97,7 +97,7 @@ def plain_lay_out(
 
 
 def inflated_records(records: bytes) -> bytes:
-    """The same records with their values as they were before somebody compressed them."""
+    """The same records with inflated values."""
     out, at = [], 0
     while at < len(records):
         body = HEADER.unpack_from(records, at + PREFIX.size)[6]

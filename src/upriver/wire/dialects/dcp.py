@@ -1,7 +1,7 @@
 """DCP as deployed servers speak it: what differs from the transport specification, and what is new.
 
-Everything else is inherited from `upr`, so a request of the text's 40 bytes decodes here too, as `upr.StreamRequest`:
-which of the two a stream speaks follows from its request.
+Everything else is inherited from `upr`, so a stream request of the text's 40 bytes decodes here too, as
+`upr.StreamRequest`. A stream speaks the dialect of its request.
 """
 
 from typing import Annotated, ClassVar
@@ -88,7 +88,7 @@ class MarkerFlag(FlagSet):
 
 @dcp.request(0x50, sender=Sender.EITHER, errors={Status.EINVAL: "The name is empty."})
 class Open(Request):
-    """Create a named connection to a producer or a consumer. A name that is open already is taken over."""
+    """Create a named connection to a producer or a consumer. It replaces an open connection of the same name."""
 
     seqno: U32 = 0
     flags: Annotated[OpenFlag, UInt(4)] = OpenFlag(0)
@@ -99,7 +99,7 @@ class Open(Request):
     0x53,
     sender=Sender.CONSUMER,
     errors={
-        Status.KEY_EEXISTS: "There is a stream for this vbucket on this connection already.",
+        Status.KEY_EEXISTS: "This connection already has a stream for this vbucket.",
         Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
         Status.ERANGE: "The start lies beyond the end or outside its snapshot.",
         Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
@@ -111,10 +111,10 @@ class StreamRequest(Request):
 
     flags: Annotated[StreamFlag, UInt(4)] = StreamFlag(0)
     reserved: ClassVar[Reserved] = Reserved(4)
-    start_seqno: U64 = 0  #: the last one that the consumer has seen
-    end_seqno: U64 = 2**64 - 1  #: the stream ends with the snapshot that holds this one
+    start_seqno: U64 = 0  #: the last seqno that the consumer has received
+    end_seqno: U64 = 2**64 - 1  #: the stream ends with the snapshot that contains this seqno
     vbucket_uuid: U64 = 0  #: the branch of history that the consumer follows
-    snapshot_start: U64 = 0  #: the snapshot that the consumer was cut off in
+    snapshot_start: U64 = 0  #: the snapshot in which the consumer was interrupted
     snapshot_end: U64 = 0
 
 
@@ -186,17 +186,17 @@ class Expiration(Request):
 
 @dcp.request(0x5C, sender=Sender.PRODUCER)
 class Noop(Request):
-    """Is the other side alive? Answered with the same opaque."""
+    """Check that the peer responds. It answers with the same opaque."""
 
 
 @dcp.request(0x5D, sender=Sender.CONSUMER, either=True, answered=False)
 class BufferAck(Request):
-    """The consumer has processed so many bytes. Not answered. Early builds sent the number as value."""
+    """The number of bytes that the consumer has processed. Not answered. Early builds sent the number as value."""
 
     bytes_processed: U32
 
 
-@dcp.request(0x5E, sender=Sender.CONSUMER, errors={Status.EINVAL: "There is no such setting or value."})
+@dcp.request(0x5E, sender=Sender.CONSUMER, errors={Status.EINVAL: "The setting or its value is unknown."})
 class Control(Request):
     """Change a setting of the connection."""
 
@@ -206,7 +206,7 @@ class Control(Request):
 
 @dcp.request(0x64, sender=Sender.PRODUCER, answered=False)
 class SeqnoAdvanced(Request):
-    """The snapshot's last changes did not pass the filter: the consumer stands here all the same."""
+    """The filter rejected the snapshot's last changes; the consumer's position advances to this seqno."""
 
     by_seqno: U64
 

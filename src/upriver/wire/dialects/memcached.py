@@ -30,13 +30,13 @@ from upriver.wire.message import Request, Response
 memcached = Dialect("memcached", framing=MEMCACHED, document="memcached binary protocol")
 
 _NOT_MINE = {Status.NOT_MY_VBUCKET: "The vbucket is not active on this node."}
-_READ = {Status.KEY_ENOENT: "There is no such key.", **_NOT_MINE}
+_READ = {Status.KEY_ENOENT: "The key does not exist.", **_NOT_MINE}
 _WRITE = {
-    Status.KEY_EEXISTS: "The CAS given is not the item's.",
+    Status.KEY_EEXISTS: "The CAS is not that of the item.",
     Status.E2BIG: "The value exceeds the limit.",
-    Status.LOCKED: "Somebody else holds the lock on the key.",
+    Status.LOCKED: "Another client holds the lock on the key.",
     Status.ENOMEM: "The memory quota is full.",
-    Status.ETMPFAIL: "The queue to the disk is full: try again.",
+    Status.ETMPFAIL: "The disk queue is full: try again.",
     **_NOT_MINE,
 }
 
@@ -70,11 +70,11 @@ class Feature(OpenEnum):
     ALT_REQUEST_SUPPORT = 0x10
     SYNC_REPLICATION = 0x11
     COLLECTIONS = 0x12
-    UPRIVER = 0x5550  #: our own: the node understands the settings that nobody else has
+    UPRIVER = 0x5550  #: Upriver's own: the node has the settings that only Upriver nodes have
 
 
 class KeyState(OpenEnum):
-    """What observe knows of a key."""
+    """The state of a key as observe reports it."""
 
     FOUND = 0x00
     PERSISTED = 0x01
@@ -111,7 +111,7 @@ class GetResponse(Response):
 
 @memcached.request(0x09)
 class GetQ(Get):
-    """Get that stays silent when there is no such key."""
+    """Get without an answer for a missing key."""
 
 
 @memcached.response(0x09)
@@ -121,7 +121,7 @@ class GetQResponse(GetResponse):
 
 @memcached.request(0x0C, errors=_READ)
 class GetK(Get):
-    """Get whose answer repeats the key."""
+    """Get with the key in the answer."""
 
 
 @memcached.response(0x0C)
@@ -135,7 +135,7 @@ class GetKResponse(Response):
 
 @memcached.request(0x0D)
 class GetKQ(Get):
-    """GetK that stays silent when there is no such key."""
+    """GetK without an answer for a missing key."""
 
 
 @memcached.response(0x0D)
@@ -148,7 +148,7 @@ class GetKQResponse(GetKResponse):
 
 @memcached.request(0x01, errors=_WRITE)
 class Set(Request):
-    """Store a value, whatever was there; with a CAS only if it is the item's."""
+    """Store a value, replacing any other; with a CAS only if it is that of the item."""
 
     flags: U32 = 0
     expiration: U32 = 0
@@ -158,15 +158,15 @@ class Set(Request):
 
 @memcached.response(0x01, extras=(0, 16))
 class SetResponse(Response):
-    """Stored. The place in history comes along if MUTATION_SEQNO was agreed on."""
+    """Stored. The answer has the branch and seqno if MUTATION_SEQNO was negotiated."""
 
     vbucket_uuid: Annotated[int | None, UInt(8), Only(16)] = None
     seqno: Annotated[int | None, UInt(8), Only(16)] = None
 
 
-@memcached.request(0x02, errors={**_WRITE, Status.KEY_EEXISTS: "The key is there already."})
+@memcached.request(0x02, errors={**_WRITE, Status.KEY_EEXISTS: "The key exists already."})
 class Add(Set):
-    """Store a value if there is none yet."""
+    """Store a value if the key does not exist."""
 
 
 @memcached.response(0x02, extras=(0, 16))
@@ -174,9 +174,9 @@ class AddResponse(SetResponse):
     """Stored."""
 
 
-@memcached.request(0x03, errors={**_WRITE, Status.KEY_ENOENT: "There is no such key."})
+@memcached.request(0x03, errors={**_WRITE, Status.KEY_ENOENT: "The key does not exist."})
 class Replace(Set):
-    """Store a value if there is one already."""
+    """Store a value if the key exists."""
 
 
 @memcached.response(0x03, extras=(0, 16))
@@ -184,7 +184,7 @@ class ReplaceResponse(SetResponse):
     """Stored."""
 
 
-@memcached.request(0x04, errors={**_WRITE, Status.KEY_ENOENT: "There is no such key."})
+@memcached.request(0x04, errors={**_WRITE, Status.KEY_ENOENT: "The key does not exist."})
 class Delete(Request):
     """Delete a key."""
 
@@ -201,7 +201,7 @@ class DeleteResponse(SetResponse):
     errors={**_WRITE, Status.DELTA_BADVAL: "The value is not a number.", Status.KEY_ENOENT: "No such key."},
 )
 class Increment(Request):
-    """Add to a number; an expiration of all ones means: do not create it."""
+    """Add to a number; an expiration of 0xffffffff means that a missing key is not created."""
 
     delta: U64 = 1
     initial: U64 = 0
@@ -211,7 +211,7 @@ class Increment(Request):
 
 @memcached.response(0x05, extras=(0, 16))
 class IncrementResponse(Response):
-    """The number as it is now."""
+    """The new number."""
 
     vbucket_uuid: Annotated[int | None, UInt(8), Only(16)] = None
     seqno: Annotated[int | None, UInt(8), Only(16)] = None
@@ -228,12 +228,12 @@ class Decrement(Increment):
 
 @memcached.response(0x06, extras=(0, 16))
 class DecrementResponse(IncrementResponse):
-    """The number as it is now."""
+    """The new number."""
 
 
-@memcached.request(0x0E, errors={**_WRITE, Status.NOT_STORED: "There is no such key."})
+@memcached.request(0x0E, errors={**_WRITE, Status.NOT_STORED: "The key does not exist."})
 class Append(Request):
-    """Put bytes behind the value."""
+    """Append bytes to the value."""
 
     key: Key
     value: Value = b""
@@ -244,9 +244,9 @@ class AppendResponse(SetResponse):
     """Stored."""
 
 
-@memcached.request(0x0F, errors={**_WRITE, Status.NOT_STORED: "There is no such key."})
+@memcached.request(0x0F, errors={**_WRITE, Status.NOT_STORED: "The key does not exist."})
 class Prepend(Append):
-    """Put bytes before the value."""
+    """Prepend bytes to the value."""
 
 
 @memcached.response(0x0F, extras=(0, 16))
@@ -314,7 +314,7 @@ class GatResponse(GetResponse):
 
 @memcached.request(0x1E)
 class GatQ(Touch):
-    """Gat that stays silent when there is no such key."""
+    """Gat without an answer for a missing key."""
 
 
 @memcached.response(0x1E)
@@ -347,12 +347,12 @@ class GetLocked(Request):
 
 @memcached.response(0x94)
 class GetLockedResponse(GetResponse):
-    """The value; its CAS is the key to the lock."""
+    """The value; its CAS releases the lock."""
 
 
 @memcached.request(0x95, errors={**_READ, Status.ETMPFAIL: "The key is not locked with this CAS."})
 class Unlock(Request):
-    """Release a lock before its time; the CAS must be the one that the lock was given with."""
+    """Release a lock early; the CAS must be the one from the lock's answer."""
 
     key: Key
 
@@ -362,7 +362,7 @@ class Unlock(Request):
 
 @memcached.request(0x0A)
 class Noop(Request):
-    """Nothing; answered in its turn."""
+    """No operation; answered in order."""
 
 
 @memcached.request(0x0B)
@@ -377,7 +377,7 @@ class VersionResponse(Response):
     version: Value = b""
 
 
-@memcached.request(0x10, errors={Status.KEY_ENOENT: "There is no such group of statistics."})
+@memcached.request(0x10, errors={Status.KEY_ENOENT: "The group of statistics is unknown."})
 class Stat(Request):
     """Ask for a group of statistics; answered by one packet each and an empty one at the end."""
 
@@ -411,7 +411,7 @@ class Verbosity(Request):
 
 @memcached.request(0x1F)
 class Hello(Request):
-    """Say who the client is and which features it would like."""
+    """Introduce the client and request features."""
 
     agent: Key = b""
     features: Annotated[tuple[Feature, ...], Repeat(UInt(2), code=Feature)] = ()
@@ -419,7 +419,7 @@ class Hello(Request):
 
 @memcached.response(0x1F)
 class HelloResponse(Response):
-    """The features that were granted."""
+    """The granted features."""
 
     features: Annotated[tuple[Feature, ...], Repeat(UInt(2), code=Feature)] = ()
 
@@ -429,7 +429,7 @@ class HelloResponse(Response):
 
 @memcached.request(0x20)
 class SaslListMechanisms(Request):
-    """Ask how one can authenticate."""
+    """Ask for the authentication mechanisms."""
 
 
 @memcached.response(0x20)
@@ -444,7 +444,7 @@ _LOGIN = {Status.AUTH_ERROR: "Wrong name or password.", Status.AUTH_CONTINUE: "A
 
 @memcached.request(0x21, errors=_LOGIN)
 class SaslAuth(Request):
-    """Begin to authenticate."""
+    """Start to authenticate."""
 
     mechanism: Key
     value: Value = b""
@@ -452,7 +452,7 @@ class SaslAuth(Request):
 
 @memcached.request(0x22, errors=_LOGIN)
 class SaslStep(SaslAuth):
-    """Go on authenticating."""
+    """Continue to authenticate."""
 
 
 @memcached.response(0x21, status=(Status.SUCCESS, Status.AUTH_CONTINUE))
@@ -470,7 +470,7 @@ class SaslStepResponse(SaslAuthResponse):
 # Vbuckets
 
 
-@memcached.request(0x3D, either=True, errors={Status.EINVAL: "There is no such state."})
+@memcached.request(0x3D, either=True, errors={Status.EINVAL: "The state is unknown."})
 class SetVbucket(Request):
     """Create a vbucket or change its state."""
 
@@ -491,7 +491,7 @@ class GetVbucketResponse(Response):
 
 @memcached.request(0x3F, errors={**_NOT_MINE, Status.EINVAL: "The vbucket must be dead first."})
 class DeleteVbucket(Request):
-    """Delete a vbucket and all that it holds."""
+    """Delete a vbucket and its contents."""
 
     argument: Value = b""
 
@@ -520,7 +520,7 @@ class GetAllVbucketSeqnosResponse(Response):
 
 @record
 class FailoverEntry:
-    """History after this seqno was written under this uuid."""
+    """A branch: changes after this seqno were written under this uuid."""
 
     vbucket_uuid: U64
     seqno: U64
@@ -573,17 +573,17 @@ class DeregisterTapClient(Request):
 # Persistence
 
 
-@memcached.request(0x80, errors={Status.EINVAL: "It is stopped already."})
+@memcached.request(0x80, errors={Status.EINVAL: "Persistence is already stopped."})
 class StopPersistence(Request):
     """Stop writing to disk."""
 
 
-@memcached.request(0x81, errors={Status.EINVAL: "It is not stopped."})
+@memcached.request(0x81, errors={Status.EINVAL: "Persistence is not stopped."})
 class StartPersistence(Request):
-    """Write to disk again."""
+    """Resume writing to disk."""
 
 
-@memcached.request(0xB7, either=True, errors={Status.ETMPFAIL: "Not on disk in time.", **_NOT_MINE})
+@memcached.request(0xB7, either=True, errors={Status.ETMPFAIL: "The seqno was not on disk in time.", **_NOT_MINE})
 class SeqnoPersistence(Request):
     """Wait until a seqno is on disk."""
 
@@ -592,20 +592,20 @@ class SeqnoPersistence(Request):
 
 @memcached.request(0x91, errors=_NOT_MINE)
 class ObserveSeqno(Request):
-    """Ask how far a branch of a vbucket is in memory and on disk."""
+    """Ask which seqnos of a branch are in memory and on disk."""
 
     vbucket_uuid: Annotated[U64, IN_VALUE]
 
 
 class ObserveFormat(FlagSet):
-    """Which form the answer has."""
+    """The form of the answer."""
 
     FAILED_OVER = 1
 
 
 @memcached.response(0x91)
 class ObserveSeqnoResponse(Response):
-    """How far the vbucket is; after a failover also how far the asked branch went."""
+    """The seqnos in memory and on disk; after a failover also the last seqno of the requested branch."""
 
     format: Annotated[ObserveFormat, UInt(1), IN_VALUE] = ObserveFormat(0)
     vbucket: U16
@@ -627,7 +627,7 @@ class ObservedKey:
 
 @record
 class KeyObservation:
-    """What is known of a key."""
+    """The state of a key."""
 
     vbucket: U16
     key_length: U16 = count_of("key")
@@ -645,7 +645,7 @@ class Observe(Request):
 
 @memcached.response(0x92)
 class ObserveResponse(Response):
-    """The state of each key; the CAS field holds how long persistence and replication take."""
+    """The state of each key; the CAS field has the mean times of persistence and replication."""
 
     keys: Annotated[tuple[KeyObservation, ...], Repeat(KeyObservation)] = ()
 
@@ -655,7 +655,7 @@ class ObserveResponse(Response):
 
 @memcached.request(0xA0, extras=(0, 1), errors=_READ)
 class GetMeta(Request):
-    """Read what is known of a key beside its value, even if it is deleted."""
+    """Read the metadata of a key, even if it is deleted."""
 
     version: Annotated[int | None, UInt(1), Only(1)] = None
     key: Key
@@ -663,7 +663,7 @@ class GetMeta(Request):
 
 @memcached.response(0xA0, extras=(20, 21))
 class GetMetaResponse(Response):
-    """The meta data; the CAS stands in the header."""
+    """The metadata; the CAS is in the header."""
 
     deleted: U32 = 0
     flags: U32 = 0
@@ -672,7 +672,7 @@ class GetMetaResponse(Response):
     item_datatype: Annotated[int | None, UInt(1), Only(21)] = None
 
 
-_META = {**_WRITE, Status.KEY_EEXISTS: "Conflict resolution keeps what is there."}
+_META = {**_WRITE, Status.KEY_EEXISTS: "Conflict resolution keeps the stored version."}
 
 
 @memcached.request(0xA2, extras=(24, 26, 28, 30), errors=_META)
@@ -730,7 +730,7 @@ class ListBucketsResponse(Response):
     names: Value = b""
 
 
-@memcached.request(0x89, errors={Status.KEY_ENOENT: "There is no such bucket."})
+@memcached.request(0x89, errors={Status.KEY_ENOENT: "The bucket does not exist."})
 class SelectBucket(Request):
     """Use this bucket from now on."""
 
@@ -749,7 +749,7 @@ class SetClusterConfig(Request):
 
 @memcached.request(0xB5, extras=(0, 16))
 class GetClusterConfig(Request):
-    """Ask for the cluster map, unless it is no newer than this revision."""
+    """Ask for the cluster map if it is newer than this revision."""
 
     rev_epoch: Annotated[int | None, UInt(8), Only(16)] = None
     rev: Annotated[int | None, UInt(8), Only(16)] = None
@@ -762,7 +762,7 @@ class GetClusterConfigResponse(Response):
     config: Value = b""
 
 
-@memcached.request(0xFE, errors={Status.KEY_ENOENT: "There is no such version."})
+@memcached.request(0xFE, errors={Status.KEY_ENOENT: "The version is unknown."})
 class GetErrorMap(Request):
     """Ask what the statuses mean."""
 

@@ -1,8 +1,8 @@
-"""TAP (text 004), the predecessor: one connect message, then the server streams until somebody hangs up.
+"""TAP (text 004), the predecessor: one connect message, then the server streams until either side disconnects.
 
-Every message from the server begins with the same eight bytes and may carry engine-private data between its extras
-and its key: the revision of the item, a control code, a vbucket state, a checkpoint. The header's extras length does
-not count that part; its own length stands in the first two bytes of the extras.
+The extras of every message from the server start with the same eight bytes. Engine-private data may follow between
+extras and key: the revision of the item, a control code, a vbucket state, a checkpoint. The header's extras length does
+not count that part; its own length is in the first two bytes of the extras.
 """
 
 from typing import Annotated, ClassVar
@@ -20,7 +20,7 @@ tap = Dialect("tap", framing=MEMCACHED, document="TAP", extends=memcached)
 
 
 class ConnectFlag(FlagSet):
-    """What a client wants. The last two are not in the text; real clients send them."""
+    """What a client requests. The last two flags are not in the text; real clients send them."""
 
     BACKFILL = 0x01
     DUMP = 0x02
@@ -34,7 +34,7 @@ class ConnectFlag(FlagSet):
 
 
 class TapFlag(FlagSet):
-    """Marks of a single message."""
+    """Flags of a single message."""
 
     ACK = 0x01
     NO_VALUE = 0x02
@@ -42,7 +42,7 @@ class TapFlag(FlagSet):
 
 
 class Control(OpenEnum):
-    """What an opaque message says about the stream."""
+    """What an opaque message reports about the stream."""
 
     ENABLE_AUTO_NACK = 0
     INITIAL_VBUCKET_STREAM = 1
@@ -67,31 +67,31 @@ class VbucketCheckpoint:
     0x40,
     sender=Sender.CONSUMER,
     extras=(4, 0),
-    errors={Status.EINVAL: "The value does not fit the flags."},
+    errors={Status.EINVAL: "The value does not match the flags."},
 )
 class Connect(Request):
-    """Begin to stream. Each option that has a value takes its bytes behind the name, in the order of the flags."""
+    """Start a stream. The values of options follow the name, in the order of the flags."""
 
     flags: Annotated[ConnectFlag, UInt(4), Only(4)] = ConnectFlag(0)
-    name: Key = b""  #: known to the server across reconnects
+    name: Key = b""  #: identifies the client across reconnects
     backfill_date: Annotated[int | None, UInt(8), When("flags", ConnectFlag.BACKFILL)] = None
     vbuckets: Annotated[
         tuple[int, ...] | None, Repeat(UInt(2), count_size=2), When("flags", ConnectFlag.LIST_VBUCKETS)
     ] = None
-    #: Who has none may leave out their number too.
+    #: A client without any may omit their number too.
     checkpoints: Annotated[
         tuple[VbucketCheckpoint, ...] | None,
         Repeat(VbucketCheckpoint, count_size=2),
         When("flags", ConnectFlag.CHECKPOINT, optional=True),
     ] = None
-    #: Not in the text: with 1 a client says that it needs nothing of the open checkpoint.
+    #: Not in the text: 1 means that the client needs nothing of the open checkpoint.
     closed_only: Annotated[int | None, UInt(1), When("flags", ConnectFlag.REGISTERED_CLIENT, optional=True)] = None
 
 
 _ACKED = {
     Status.ETMPFAIL: "Send it again later.",
     Status.NOT_MY_VBUCKET: "The consumer does not own the vbucket.",
-    Status.EINVAL: "The message has no hops left to live.",
+    Status.EINVAL: "The message has no hops left.",
 }
 
 
@@ -108,7 +108,7 @@ class Mutation(Request):
 
     private_length: U16 = count_of("rev_seqno", "nru")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
     flags: U32 = 0  #: the client's own 32 bits
     expiration: U32 = 0  #: second of the epoch, 0 for never
@@ -131,7 +131,7 @@ class Delete(Request):
 
     private_length: U16 = count_of("rev_seqno")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
     rev_seqno: Annotated[int | None, UInt(8), Only(16)] = None  #: how often this key has changed
     key: Key
@@ -144,9 +144,9 @@ class Flush(Request):
 
     private_length: U16 = count_of("private")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
-    private: Counted = b""  #: engine-specific data, of no meaning to us
+    private: Counted = b""  #: engine-specific data, ignored
 
 
 @tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(12,), errors=_ACKED)
@@ -155,7 +155,7 @@ class Opaque(Request):
 
     private_length: U16 = count_of("control")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
     control: Annotated[Control, UInt(4)]
 
@@ -166,7 +166,7 @@ class SetVbucket(Request):
 
     private_length: U16 = count_of("state")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
     state: Annotated[VbucketState, UInt(4)]
 
@@ -177,7 +177,7 @@ class CheckpointStart(Request):
 
     private_length: U16 = count_of("checkpoint")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
     checkpoint: U64
 
@@ -189,11 +189,11 @@ class CheckpointEnd(CheckpointStart):
 
 @tap.request(0x46, sender=Sender.PRODUCER, private="private_length", extras=(16, 24))
 class NamedCheckpointStart(Request):
-    """A new checkpoint begins, in the form of the 3.0 servers, shaped like a mutation; taken, never sent."""
+    """A new checkpoint begins, in the form of the 3.0 servers, with the layout of a mutation; accepted, never sent."""
 
     private_length: U16 = count_of("rev_seqno")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
-    ttl: U8 = 255  #: hops left to live
+    ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
     flags: U32 = 0
     expiration: U32 = 0
@@ -204,4 +204,4 @@ class NamedCheckpointStart(Request):
 
 @tap.request(0x47, sender=Sender.PRODUCER, private="private_length", extras=(16, 24))
 class NamedCheckpointEnd(NamedCheckpointStart):
-    """A checkpoint is complete, in the form of the 3.0 servers; taken, never sent."""
+    """A checkpoint is complete, in the form of the 3.0 servers; accepted, never sent."""

@@ -1,7 +1,7 @@
 """UPR as the transport specification describes it (text 000).
 
-Where the text contradicts its own diagrams, or the first builds differed from it, the comment at the field says
-what is done. State codes are 2 pending, 3 replica here, unlike in TAP and the memcached commands.
+Where the text contradicts its own diagrams, or the first builds differed from it, the comment at the field
+says what Upriver does. State codes are 2 pending, 3 replica here, unlike in TAP and the memcached commands.
 """
 
 from typing import Annotated, ClassVar
@@ -59,7 +59,7 @@ class StreamFlag(FlagSet):
     errors={Status.EINVAL: "The name is empty."},
 )
 class Open(Request):
-    """Create a named connection to a producer or a consumer. A name that is open already is taken over."""
+    """Create a named connection to a producer or a consumer. It replaces an open connection of the same name."""
 
     seqno: U32 = 0
     flags: Annotated[OpenFlag, UInt(4)] = OpenFlag(0)
@@ -70,7 +70,7 @@ class Open(Request):
     0x51,
     sender=Sender.MIGRATOR,
     errors={
-        Status.KEY_EEXISTS: "There is a stream for this vbucket already.",
+        Status.KEY_EEXISTS: "The consumer already has a stream for this vbucket.",
         Status.NOT_MY_VBUCKET: "The vbucket does not exist on the consumer.",
         Status.ROLLBACK: "The consumer has to roll back first.",
     },
@@ -85,7 +85,7 @@ class AddStream(Request):
 class AddStreamResponse(Response):
     """The producer has accepted. The text also speaks of a vbucket in the extras; only the opaque is there."""
 
-    stream_opaque: U32  #: the opaque that the stream's messages bear
+    stream_opaque: U32  #: the opaque of the stream's messages
 
 
 @upr.request(
@@ -105,7 +105,7 @@ class CloseStream(Request):
     sender=Sender.CONSUMER,
     errors={
         Status.KEY_ENOENT: "The producer does not know the vbucket uuid: roll back to 0.",
-        Status.KEY_EEXISTS: "There is a stream for this vbucket on this connection already.",
+        Status.KEY_EEXISTS: "This connection already has a stream for this vbucket.",
         Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
         Status.ERANGE: "The start lies beyond the end or beyond the high seqno.",
         Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
@@ -116,8 +116,8 @@ class StreamRequest(Request):
 
     flags: Annotated[StreamFlag, UInt(4)] = StreamFlag(0)
     reserved: ClassVar[Reserved] = Reserved(4)
-    start_seqno: U64 = 0  #: the last one that the consumer has seen
-    end_seqno: U64 = 2**64 - 1  #: the stream ends when this one has been sent
+    start_seqno: U64 = 0  #: the last seqno that the consumer has received
+    end_seqno: U64 = 2**64 - 1  #: the stream ends after this seqno
     vbucket_uuid: U64 = 0  #: the branch of history that the consumer follows
     high_seqno: U64 = 0  #: the high seqno when that branch began
 
@@ -131,7 +131,7 @@ class StreamRequestResponse(Response):
 
 @upr.response(0x53, status=Status.ROLLBACK, either=True)
 class RollbackRequired(Response):
-    """Refused: roll back first. The text forbids extras and draws them; they are sent as drawn."""
+    """Refused: roll back first. The text forbids extras but draws them; they are sent as drawn."""
 
     seqno: U64  #: where to roll back to
 
@@ -161,7 +161,7 @@ class StreamEnd(Request):
 
 @upr.request(0x56, sender=Sender.PRODUCER, answered=False)
 class SnapshotMarker(Request):
-    """A new snapshot begins: from here on no key comes twice until the next marker."""
+    """A new snapshot begins: no key appears twice until the next marker."""
 
 
 @upr.request(0x57, sender=Sender.PRODUCER, extras=(30, 31), change=Event.MUTATION, answered=False)
@@ -207,6 +207,6 @@ class Flush(Request):
     errors={Status.NOT_MY_VBUCKET: "The vbucket does not exist on the consumer."},
 )
 class SetVbucketState(Request):
-    """Change the state of the consumer's vbucket, as part of a takeover. We answer it, whatever the text says."""
+    """Change the state of the consumer's vbucket, as part of a takeover. It is answered, unlike in the text."""
 
     state: Annotated[VbucketState, UInt(1)]

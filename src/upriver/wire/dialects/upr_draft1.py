@@ -1,8 +1,8 @@
 """The first draft (text 002): a 12-byte header, and a stream part that is marked as in progress.
 
-The text has no key length, so a mutation's key and value could not be told apart: it goes into the header's
-reserved bytes 2-3. Its failover log request names no vbucket: one may follow the type. Its opcodes 5, 6 and 7 have
-no body: they get one here. The stream messages that the text only lists are framed as in the second draft; its
+The text has no key length, so a receiver could not separate key and value of a mutation: the key length goes into the
+header's reserved bytes 2-3. Its failover log request names no vbucket: one may follow the type. Its opcodes 5, 6 and 7
+have no body: they get one here. The stream messages that the text only lists are framed as in the second draft; its
 deletion lists no lock time, and it has no flush.
 """
 
@@ -36,7 +36,7 @@ class ResponseType(OpenEnum):
 
 
 class StreamMessageType(OpenEnum):
-    """What a message of a stream tells."""
+    """The kinds of stream messages."""
 
     SNAPSHOT_START = 1
     SNAPSHOT_END = 2
@@ -52,8 +52,8 @@ class StreamRequest(DraftMessage):
 
     reserved: ClassVar[Reserved] = Reserved(1)
     vbucket: U16
-    start_seqno: U64 = 0  #: the last one that the consumer has seen
-    end_seqno: U64 = 2**64 - 1  #: the stream ends when this one has been sent
+    start_seqno: U64 = 0  #: the last seqno that the consumer has received
+    end_seqno: U64 = 2**64 - 1  #: the stream ends after this seqno
     vbucket_uuid: U64 = 0  #: the branch of history that the consumer follows
     high_seqno: U64 = 0  #: the high seqno when that branch began
     group_id: Value = b""  #: a name for the stream
@@ -61,7 +61,7 @@ class StreamRequest(DraftMessage):
 
 @upr_draft1.message(DraftOpcode.REQUEST, RequestType.FAILOVER_LOG, sender=Sender.CONSUMER, lengths=(0, 3))
 class FailoverLogRequest(DraftMessage):
-    """Ask for the failover log of a vbucket; without one, of that of the last stream request."""
+    """Ask for the failover log of a vbucket; the default is the vbucket of the last stream request."""
 
     reserved: Annotated[int, UInt(1), Only(3)] = 0
     vbucket: Annotated[int | None, UInt(2), Only(3)] = None
@@ -110,13 +110,13 @@ class RequestError(DraftMessage):
 class DecodeError(DraftMessage):
     """The bytes were not understood; the connection is closed. The text gives it no body."""
 
-    offset: U32  #: where in the connection the bytes went wrong
+    offset: U32  #: offset of the error in the connection
     text: Value = b""
 
 
 @upr_draft1.message(DraftOpcode.STREAM_MESSAGE, StreamMessageType.SNAPSHOT_START)
 class SnapshotStart(DraftMessage):
-    """A snapshot begins: no key comes twice until its end."""
+    """A snapshot begins: no key appears twice until its end."""
 
 
 @upr_draft1.message(DraftOpcode.STREAM_MESSAGE, StreamMessageType.SNAPSHOT_END)

@@ -1,7 +1,7 @@
 """The second draft (text 003): the first one with its stream part complete.
 
-What both texts share is declared in `upr_draft1`; here stands what the second one changes and adds. A deletion now
-has a lock time, and there is a flush.
+The messages of both texts are declared in `upr_draft1`; this module declares what the second text changes and adds: a
+deletion has a lock time, and there is a flush.
 """
 
 from upriver.model import Event

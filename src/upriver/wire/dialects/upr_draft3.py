@@ -1,7 +1,7 @@
 """The third draft (text 001): UPR on the memcached header, with opcodes of its own and no open.
 
-The text's extras length of 36 is a slip, its fields take 28; its set vbucket state is printed with the magic of a
-response and is taken with either.
+The text prints an extras length of 36 for 28 bytes of fields: 28 is sent. It prints set vbucket state with the magic of
+a response: either magic is accepted.
 """
 
 from typing import Annotated, ClassVar
@@ -31,8 +31,8 @@ class StreamRequest(Request):
 
     flags: Annotated[StreamFlag, UInt(4)] = StreamFlag(0)
     reserved: ClassVar[Reserved] = Reserved(4)
-    start_seqno: U64 = 0  #: the last one that the consumer has seen
-    end_seqno: U64 = 2**64 - 1  #: the stream ends when this one has been sent
+    start_seqno: U64 = 0  #: the last seqno that the consumer has received
+    end_seqno: U64 = 2**64 - 1  #: the stream ends after this seqno
     vbucket_uuid: U64 = 0  #: the branch of history that the consumer follows
     high_seqno: U64 = 0  #: the high seqno when that branch began
     group_id: Key = b""  #: a name for the stream
@@ -78,7 +78,7 @@ class StreamEnd(Request):
 
 @upr_draft3.request(0x54, sender=Sender.PRODUCER, answered=False)
 class SnapshotStart(Request):
-    """A snapshot begins: no key comes twice until its end."""
+    """A snapshot begins: no key appears twice until its end."""
 
 
 @upr_draft3.request(0x55, sender=Sender.PRODUCER, answered=False)
