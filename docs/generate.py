@@ -1,9 +1,9 @@
 """Generate the documentation that follows from the source: ``python -m docs.generate [--check]``.
 
-Hand-drawn byte diagrams drift, so nobody draws them: the pages of `docs/protocol/` come from the declared messages, the
-errata from decoding the texts' own examples, `docs/cli.md` from the help texts, the options in `docs/node.md`,
-`docs/spark.md` and `docs/pipelines.md` from their declarations and the diagram of a stream's life in `docs/streams.md`
-from the table that the program runs. With ``--check`` nothing is written; stale pages are named and the exit code is 1.
+The pages of `docs/protocol/` follow from the declared messages, the errata from decoding the examples of the protocol
+texts, `docs/cli.md` from the help texts, and the tables of options in `docs/node.md`, `docs/spark.md` and
+`docs/pipelines.md` from the declared options. The stream states in `docs/streams.md` follow from the table that the
+program runs. With ``--check`` nothing is written: stale pages are listed, and the exit code is 1.
 """
 
 import argparse
@@ -12,10 +12,8 @@ from pathlib import Path
 
 from docs.cli_page import cli_page
 from docs.errata_page import errata_page
-from docs.node_page import node_page
-from docs.pipelines_page import pipelines_page
+from docs.options_pages import options_pages
 from docs.protocol_pages import index_page, protocol_page
-from docs.spark_page import spark_page
 from docs.streams_page import streams_page
 from upriver.wire import DIALECTS
 
@@ -30,9 +28,7 @@ def pages() -> dict[Path, str]:
         **{protocol / f"{name}.md": protocol_page(dialect) for name, dialect in DIALECTS.items()},
         protocol / "errata.md": errata_page(),
         DOCS / "cli.md": cli_page(),
-        DOCS / "node.md": node_page(),
-        DOCS / "pipelines.md": pipelines_page(),
-        DOCS / "spark.md": spark_page(),
+        **options_pages(),
         DOCS / "streams.md": streams_page(),
     }
 

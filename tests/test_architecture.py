@@ -17,39 +17,25 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "upriver"
 TESTS = ROOT / "tests"
 
+#: Modules without a layer of their own, which node, client and everything above them may import.
+BASE = frozenset({"errors", "files", "late_imports", "network", "options"})
 #: Which layers each layer may import, besides itself.
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "files": frozenset({"errors"}),
     "late_imports": frozenset(),
     "network": frozenset(),
+    "files": frozenset({"errors"}),
+    "options": frozenset({"errors"}),
     "model": frozenset({"errors"}),
     "wire": frozenset({"errors", "model"}),
     "engine": frozenset({"errors", "model"}),
     "protocol": frozenset({"errors", "model", "wire"}),
-    "node": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol", "engine"}),
-    "client": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol"}),
-    "spark": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol", "client"}),
-    "pipelines": frozenset(
-        {"errors", "files", "late_imports", "network", "model", "wire", "protocol", "client", "spark"}
-    ),
-    "testing": frozenset({"errors", "files", "late_imports", "network", "model", "wire", "protocol", "engine", "node"}),
-    "cli": frozenset(
-        {
-            "errors",
-            "files",
-            "late_imports",
-            "network",
-            "model",
-            "wire",
-            "engine",
-            "protocol",
-            "node",
-            "client",
-            "spark",
-            "pipelines",
-        }
-    ),
+    "node": BASE | {"model", "wire", "protocol", "engine"},
+    "client": BASE | {"model", "wire", "protocol"},
+    "spark": BASE | {"model", "wire", "protocol", "client"},
+    "pipelines": BASE | {"model", "wire", "protocol", "client", "spark"},
+    "testing": BASE | {"model", "wire", "protocol", "engine", "node"},
+    "cli": BASE | {"model", "wire", "engine", "protocol", "node", "client", "spark", "pipelines"},
 }
 #: Where time and bytes are arguments, so that whole clusters can run in a deterministic simulation.
 PURE = frozenset({"model", "wire", "protocol"})

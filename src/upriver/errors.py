@@ -50,7 +50,13 @@ Exceptions keep what they know as attributes and build the sentence when it is a
 has no class of its own becomes a plain ``StatusError`` that keeps the number.
 """
 
+import re
 from typing import ClassVar
+
+
+def without_password(text: str) -> str:
+    """A text that may contain an address, as an error message shows it: without a password."""
+    return re.sub(r"(//[^:/@]*:).*@", r"\1…@", text)
 
 
 class UpriverError(Exception):

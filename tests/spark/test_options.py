@@ -139,7 +139,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     ],
 )
 def test_what_tap_cannot_promise_is_refused(more: dict[str, str]) -> None:
-    with pytest.raises(OptionError, match=f"dialect = 'tap'.*no seqnos.*leave out {next(iter(more))}.*read dcp"):
+    with pytest.raises(OptionError, match=f"dialect = 'tap'.*no seqnos.*leave out {next(iter(more))}.*use dcp"):
         ReadOptions.read({"dialect": "tap", **more})
 
 

@@ -11,7 +11,8 @@ import click
 from upriver.cli.errors import Complaint
 from upriver.client.transport import PATIENCE_S, Address
 from upriver.errors import AddressError, PositionError
-from upriver.model import VBUCKETS_MAX, Snapshot, StreamPosition
+from upriver.model import Snapshot, StreamPosition
+from upriver.options import as_seconds, as_vbuckets
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:11210"
 ADDRESS_VARIABLE: Final = "UPRIVER_ADDRESS"
@@ -45,16 +46,23 @@ class VbucketsType(click.ParamType[tuple[int, ...]]):
         """The numbers, each once, in their order."""
         if isinstance(value, tuple):
             return value
-        numbers: set[int] = set()
-        for part in value.split(","):
-            first, dash, last = part.strip().partition("-")
-            if not first.isdecimal() or (dash and not last.isdecimal()):
-                self.fail(f"{part!r} is no vbucket or range of them: write 7, 0-511 or 0-511,700", param, ctx)
-            start, end = int(first), int(last if dash else first)
-            if not start <= end < VBUCKETS_MAX:
-                self.fail(f"{part!r} is no range from 0 to {VBUCKETS_MAX - 1}", param, ctx)
-            numbers.update(range(start, end + 1))
-        return tuple(sorted(numbers))
+        try:
+            return as_vbuckets(value)
+        except ValueError as error:
+            self.fail(f"{value!r} must be {error}", param, ctx)
+
+
+class TimeType(click.ParamType[float]):
+    """``500ms``, ``30s`` or ``5m``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The time in seconds."""
+        try:
+            return as_seconds(value)
+        except ValueError as error:
+            self.fail(f"{value!r} must be {error}", param, ctx)
 
 
 class PositionsType(click.ParamType[dict[int, StreamPosition]]):
@@ -108,6 +116,7 @@ def at_terminal() -> bool:
 
 ADDRESS: Final = AddressType()
 VBUCKETS: Final = VbucketsType()
+TIME: Final = TimeType()
 POSITIONS: Final = PositionsType()
 
 #: The last argument of every command that talks to a node.

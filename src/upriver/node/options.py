@@ -1,56 +1,55 @@
 """The options of a node: from the command line, the environment, a TOML file, or a call.
 
-Each option is declared once, as a field with its help. The command line shows them, ``UPRIVER_…`` variables and the
-keys of the file bear the same names; the command line wins over the environment, the environment over the file.
+The command line, ``UPRIVER_…`` variables and the keys of the file use the same names. The command line overrides the
+environment, and the environment overrides the file.
 """
 
 import dataclasses
-import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args, get_origin
+from typing import Any, Final, Literal
 
-from upriver.errors import InvalidArguments
+from upriver.errors import InvalidArguments, OptionError, StorageError
 from upriver.network import is_loopback
+from upriver.options import (
+    VBUCKETS_MAX,
+    YES,
+    Number,
+    OneOf,
+    as_any_text,
+    as_flag,
+    as_size,
+    as_vbuckets,
+    find_field,
+    hyphenated,
+    option,
+    read_toml,
+)
 
-#: What the engine and the wire allow, written here again because importing them would cost every ``--help`` a second;
-#: a test holds the numbers together.
-VBUCKETS_MAX: Final = 1024
+#: As in ``upriver.wire``, which would cost every ``--help`` a second. A test compares the two.
 BODY_BYTES_MAX: Final = 20 * 2**20 + 0xFFFF + 0xFF
 
-#: The dialects that a listener can be pinned to; those with the 12-byte header, which have no login, first.
+#: The dialects that a listener can be pinned to. The first ones have a 12-byte header and no login.
 SHORT_DRAFTS: Final = ("upr_draft1", "upr_draft2")
 PINNABLE: Final = (*SHORT_DRAFTS, "upr_draft3", "upr", "dcp", "tap")
-#: Less than this does not hold a single item of the largest size that clients commonly use.
+#: A smaller quota does not hold a single item of the largest size that clients commonly use.
 MEMORY_QUOTA_BYTES_MIN: Final = 2**20
 
-#: No number of bytes, seconds or whatever else is larger: the compiled parts count in 64 bits.
-NUMBER_MAX: Final = 2**62
-
-_UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-def option(
-    default: Any, help_text: str, metavar: str = "", least: float | None = None, most: float = NUMBER_MAX
-) -> Any:
-    """A field of ``NodeOptions`` with its help and, for a number, its bounds."""
-    return dataclasses.field(
-        default=default, metadata={"help": help_text, "metavar": metavar, "least": least, "most": most}
-    )
+_PORT: Final = Number(0, 65535, whole=True)
+_SECONDS: Final = Number(0)
+_BYTES: Final = Number(1, whole=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """An address to listen on, and what is spoken there: everything, or one dialect only."""
+    """An address to listen on, for every dialect or for one."""
 
     host: str = ""
     port: int = 0
     dialect: str = ""
-    #: Nobody has to log in here.
+    #: Clients are served here without a login.
     anonymous: bool = False
 
     @property
@@ -63,77 +62,96 @@ class ListenAddress:
 class NodeOptions:
     """How to run a node."""
 
-    host: str = option("127.0.0.1", "address to listen on", "HOST")
-    port: int = option(11210, "port to listen on; 0 picks a free one", "PORT", 0, 65535)
+    host: str = option("127.0.0.1", as_any_text, "address to listen on", "HOST")
+    port: int = option(11210, _PORT, "port to listen on; 0 picks a free one", "PORT")
     listen: str = option(
         "",
-        "further addresses, separated by spaces; each may be pinned to one dialect, and one of the 12-byte drafts"
-        " needs to be marked anonymous where users are configured",
+        as_any_text,
+        "further addresses, separated by spaces; each can be pinned to one dialect; with a users file, upr_draft1 and"
+        " upr_draft2 must be marked anonymous",
         "HOST:PORT[,dialect=NAME][,anonymous]",
     )
-    data: str | None = option(None, "directory to keep the data in", "DIR")
-    memory: bool = option(False, "keep the data in memory only; so it is without --data")
-    bucket: str = option("default", "name of the bucket", "NAME")
-    vbuckets: int = option(VBUCKETS_MAX, "number of vbuckets, a power of two up to 1,024", "N", 1, VBUCKETS_MAX)
+    data: str | None = option(None, as_any_text, "directory for the data", "DIR")
+    memory: bool = option(False, as_flag, "keep the data in memory only; the default without --data")
+    bucket: str = option("default", as_any_text, "name of the bucket", "NAME")
+    vbuckets: int = option(
+        VBUCKETS_MAX, Number(1, VBUCKETS_MAX, whole=True), "number of vbuckets, a power of two up to 1,024", "N"
+    )
     initial_vbuckets: str = option(
-        "all", "which vbuckets a new bucket makes active: all, none or ranges like 0-511,700", "RANGES"
+        "all", as_any_text, "vbuckets that are active in a new bucket: all, none or ranges like 0-511,700", "RANGES"
     )
-    ack: Literal["memory", "disk"] = option("memory", "answer writes when they are in memory or on disk")
-    memory_quota: str = option("1GiB", "how much memory items may take; 0 for no limit", "SIZE")
+    ack: Literal["memory", "disk"] = option(
+        "memory", OneOf("memory", "disk"), "answer a write when it is in memory, or when it is on disk"
+    )
+    memory_quota: str = option("1GiB", as_any_text, "memory limit for items; 0 for no limit", "SIZE")
     history_s: float = option(
-        600.0, "keep superseded versions for at least so many seconds, unless memory is short", "SECONDS", 0
+        600.0, _SECONDS, "keep superseded versions for at least this long, unless memory is short", "SECONDS"
     )
-    history_bytes: int = option(2**30, "keep older ones too, up to so many bytes of all of them", "BYTES", 0)
-    tombstone_s: float = option(259_200.0, "remember that a key was deleted for so many seconds", "SECONDS", 0)
-    users: str | None = option(None, "file of the users; without one nobody has to authenticate", "FILE")
-    insecure: bool = option(False, "listen beyond loopback although there is no users file")
-    tls_cert: str | None = option(None, "certificate chain in PEM form: serve TLS", "FILE")
-    tls_key: str | None = option(None, "private key of the certificate", "FILE")
-    tls_handshake_s: float = option(10.0, "close a peer that takes longer over its TLS handshake", "SECONDS", 0.001)
+    history_bytes: int = option(
+        2**30, Number(0, whole=True), "keep older versions too, up to this many bytes in total", "BYTES"
+    )
+    tombstone_s: float = option(259_200.0, _SECONDS, "keep tombstones of deleted keys for this long", "SECONDS")
+    users: str | None = option(None, as_any_text, "users file; without one, clients need no login", "FILE")
+    insecure: bool = option(False, as_flag, "allow addresses beyond loopback without a users file")
+    tls_cert: str | None = option(None, as_any_text, "certificate chain in PEM form; turns TLS on", "FILE")
+    tls_key: str | None = option(None, as_any_text, "private key of the certificate", "FILE")
+    tls_handshake_s: float = option(
+        10.0, Number(0.001), "close a connection whose TLS handshake takes longer than this", "SECONDS"
+    )
     metrics_port: int | None = option(
-        None, "serve Prometheus metrics and /healthz on this port; 0 picks a free one", "PORT", 0, 65535
+        None, _PORT, "serve Prometheus metrics and /healthz on this port; 0 picks a free one", "PORT"
     )
-    metrics_host: str = option("127.0.0.1", "address to serve the metrics on, to anybody who asks", "HOST")
+    metrics_host: str = option("127.0.0.1", as_any_text, "address for the metrics, which need no login", "HOST")
     stall_s: float = option(
         10.0,
-        "/healthz turns red when a change waits so many seconds for the disk, or a stream stands still",
+        _SECONDS,
+        "/healthz fails when a change has waited this long for the disk, or a stream has not advanced for this long",
         "SECONDS",
-        0,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much to log, on standard error")
-    log_format: Literal["plain", "json"] = option("plain", "form of the log lines")
-    connections_max: int = option(20_000, "refuse further connections beyond so many", "N", 1)
-    body_bytes_max: int = option(BODY_BYTES_MAX, "refuse larger requests", "BYTES", 1, BODY_BYTES_MAX)
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", OneOf("debug", "info", "warning", "error"), "least severe level to log; logs go to standard error"
+    )
+    log_format: Literal["plain", "json"] = option("plain", OneOf("plain", "json"), "format of the log lines")
+    connections_max: int = option(20_000, Number(1, whole=True), "maximum number of connections", "N")
+    body_bytes_max: int = option(
+        BODY_BYTES_MAX, Number(1, BODY_BYTES_MAX, whole=True), "refuse requests larger than this", "BYTES"
+    )
     unread_bytes_max: int = option(
-        1024 * 1024, "stop answering a peer that leaves so many bytes of answers unread", "BYTES", 1
+        1024 * 1024, _BYTES, "stop answering a peer that has left this many bytes of responses unread", "BYTES"
     )
     unread_total_bytes_max: int = option(
-        256 * 2**20, "how many bytes of unread answers to keep, of all connections together", "BYTES", 1
+        256 * 2**20, _BYTES, "memory limit for unread responses of all connections together", "BYTES"
     )
     partial_bytes_max: int = option(
-        256 * 2**20, "how much of half-received requests to keep, of all connections together", "BYTES", 1
+        256 * 2**20, _BYTES, "memory limit for partly received requests of all connections together", "BYTES"
     )
     stuck_s: float = option(
         60.0,
-        "close a peer that has sent half a request, or leaves answers unread, and moves nothing more for so many"
-        " seconds; 0 for never",
+        _SECONDS,
+        "close a peer that has sent part of a request, or left responses unread, and made no progress for this long;"
+        " 0 for never",
         "SECONDS",
-        0,
     )
-    login_s: float = option(60.0, "with users, close a peer that has not logged in for so many seconds", "SECONDS", 0.1)
-    tap_ack_interval: int = option(1000, "ask TAP clients to acknowledge every so many messages", "N", 1)
-    tap_ack_window: int = option(10_000, "so many messages may a TAP client leave unacknowledged", "N", 1)
+    login_s: float = option(
+        60.0, Number(0.1), "with users, close a peer that has not logged in after this long", "SECONDS"
+    )
+    tap_ack_interval: int = option(
+        1000, Number(1, whole=True), "ask TAP clients for an acknowledgement after this many messages", "N"
+    )
+    tap_ack_window: int = option(
+        10_000, Number(1, whole=True), "maximum number of unacknowledged messages per TAP client", "N"
+    )
     tap_backoff_s: float = option(
-        5.0, "send a TAP message that was refused for the moment again after so many seconds", "SECONDS", 0
+        5.0, _SECONDS, "resend a TAP message that a client refused temporarily after this long", "SECONDS"
     )
     tap_keep_alive_s: float = option(
-        300.0, "keep the place of a named TAP client that has gone for so many seconds", "SECONDS", 0
+        300.0, _SECONDS, "keep the position of a disconnected named TAP client for this long", "SECONDS"
     )
     tap_noop_interval_s: float = option(
-        200.0, "send TAP clients a noop every so many seconds; 0 for never", "SECONDS", 0
+        200.0, _SECONDS, "interval between no-ops to TAP clients; 0 for never", "SECONDS"
     )
-    idle_s: float = option(0.0, "close connections that are idle for so many seconds; 0 for never", "SECONDS", 0)
-    #: Where the values stand, by name, to say it of a bad one.
+    idle_s: float = option(0.0, _SECONDS, "close connections that are idle for this long; 0 for never", "SECONDS")
+    #: Where each value comes from, for the error about a bad one.
     origins: dataclasses.InitVar[Mapping[str, str] | None] = None
 
     def __post_init__(self, origins: Mapping[str, str] | None) -> None:
@@ -147,102 +165,92 @@ class NodeOptions:
             raise InvalidArguments(f"{origins[name]}: {error.detail}") from None
 
     def _check(self) -> Iterator[str]:
-        """Convert and check the values; the name of each is handed out before it can be found bad."""
+        """Convert and check the values; yields the name of each before it can be found bad."""
         for field in dataclasses.fields(self):
             yield field.name
-            object.__setattr__(self, field.name, _converted(field, getattr(self, field.name)))
+            object.__setattr__(self, field.name, _read(field, getattr(self, field.name)))
         yield "data"
         if self.data == "":
-            raise InvalidArguments("data is empty: give a directory, or say memory")
+            raise InvalidArguments("data is empty: give a directory, or use memory")
         if self.data is not None and self.memory:
-            raise InvalidArguments("data and memory exclude each other")
+            raise InvalidArguments("data and memory exclude each other: give one of them")
         if self.data is None:
             object.__setattr__(self, "memory", True)
         yield "tls_cert" if self.tls_key is None else "tls_key"
         if (self.tls_cert is None) is not (self.tls_key is None):
-            raise InvalidArguments("tls_cert and tls_key belong together")
+            raise InvalidArguments("tls_cert and tls_key belong together: give both")
         yield "vbuckets"
         if self.vbuckets & (self.vbuckets - 1):
-            raise InvalidArguments(f"vbuckets = {self.vbuckets}: it is a power of two up to {VBUCKETS_MAX}")
+            raise InvalidArguments(f"vbuckets = {self.vbuckets}: it must be a power of two up to {VBUCKETS_MAX}")
         yield "host"
-        if self.users is None and not self.insecure and not is_loopback(self.host):
-            raise InvalidArguments(
-                f"without a users file the node listens on loopback only, not on {self.host or 'every address'}: "
-                "give --users FILE, or say --insecure"
-            )
+        self._check_exposure(self.host, self.host or "every address")
         yield "metrics_host"
-        if self.users is None and not self.insecure and not is_loopback(self.metrics_host):
-            raise InvalidArguments(
-                f"metrics_host = {self.metrics_host!r}: without a users file also the metrics are served on loopback "
-                "only: give --users FILE, or say --insecure"
-            )
+        self._check_exposure(self.metrics_host, f"metrics_host {self.metrics_host or 'every address'}")
         yield "listen"
-        for listen_address in parse_listen(self.listen):
-            if (
-                (self.users is None or listen_address.anonymous)
-                and not self.insecure
-                and not is_loopback(listen_address.host)
-            ):
-                raise InvalidArguments(
-                    f"without users only loopback is served, not {listen_address.address}: add users or say --insecure"
-                )
+        for each in parse_listen(self.listen):
+            self._check_exposure(each.host, each.address, anonymous=each.anonymous)
         yield "bucket"
         if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", self.bucket) is None:
-            raise InvalidArguments(f"bucket = {self.bucket!r}: a name has 1 to 100 letters, digits or any of _ . - %")
-        yield "memory_quota"
-        if 0 < parse_bytes(self.memory_quota) < MEMORY_QUOTA_BYTES_MIN:
             raise InvalidArguments(
-                f"memory_quota = {self.memory_quota!r}: nothing could be stored; it is at least 1MiB, or 0 for no limit"
+                f"bucket = {self.bucket!r}: a name must have 1 to 100 letters, digits or any of _ . - %"
             )
+        yield "memory_quota"
+        try:
+            quota_bytes = as_size(self.memory_quota)
+        except ValueError as error:
+            raise InvalidArguments(f"memory_quota = {self.memory_quota!r}: it must be {error}") from None
+        if 0 < quota_bytes < MEMORY_QUOTA_BYTES_MIN:
+            raise InvalidArguments(f"memory_quota = {self.memory_quota!r}: it must be at least 1MiB, or 0 for no limit")
         yield "initial_vbuckets"
-        parse_ranges(self.initial_vbuckets, self.vbuckets)
+        parse_initial_vbuckets(self.initial_vbuckets, self.vbuckets)
+
+    def _check_exposure(self, host: str, shown: str, *, anonymous: bool = False) -> None:
+        if (self.users is None or anonymous) and not self.insecure and not is_loopback(host):
+            raise InvalidArguments(
+                f"clients without a login are served on loopback only, not on {shown}; give --users FILE or --insecure"
+            )
 
 
-def parse_bytes(text: str | int) -> int:
-    """``1GiB``, ``500 MB`` or ``1024`` as a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text), re.IGNORECASE)
-    if match is None or match[2].upper() not in _UNITS:
-        raise InvalidArguments(f"{text!r} is no size: write 512MiB, 1GiB or a number of bytes")
-    size = float(match[1]) * _UNITS[match[2].upper()]
-    if size > NUMBER_MAX:
-        raise InvalidArguments(f"{text!r} is more than any machine has: write 512MiB, 1GiB or a number of bytes")
-    return int(size)
+def _read(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    if value is None and field.default is None:
+        return None
+    try:
+        return field.metadata["read"](value)
+    except ValueError as error:
+        raise InvalidArguments(f"{field.name} = {value!r}: it must be {error}") from None
 
 
-def parse_ranges(text: str, vbuckets: int) -> list[int]:
-    """``all``, ``none`` or ``0-511,700`` as numbers of vbuckets."""
-    if text == "all":
-        return list(range(vbuckets))
-    if text == "none":
-        return []
-    numbers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
-        if match is None or not int(match[1]) <= int(match[2] or match[1]) < vbuckets:
-            raise InvalidArguments(f"{part!r} is no range of vbuckets below {vbuckets}: write all, none or 0-511,700")
-        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return sorted(numbers)
+def parse_initial_vbuckets(text: str, vbuckets: int) -> list[int]:
+    """The numbers that ``all``, ``none`` or ranges mean."""
+    if text in ("all", "none"):
+        return list(range(vbuckets)) if text == "all" else []
+    try:
+        return list(as_vbuckets(text, vbuckets))
+    except ValueError as error:
+        raise InvalidArguments(f"initial_vbuckets = {text!r}: it must be all, none or {error}") from None
 
 
 def parse_listen(text: str) -> list[ListenAddress]:
-    """``127.0.0.1:11211,dialect=upr_draft1,anonymous [::1]:11212`` as listen_addresses."""
-    return [_entrance(each) for each in text.split()]
+    """The addresses that ``127.0.0.1:11211,dialect=upr_draft1,anonymous [::1]:11212`` means."""
+    return [_listen_address(each) for each in text.split()]
 
 
-def _entrance(text: str) -> ListenAddress:
+def _listen_address(text: str) -> ListenAddress:
     address, *marks = text.split(",")
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(\d{1,5})", address)
     if match is None or int(match[3]) > 65535:
-        raise InvalidArguments(f"listen = {text!r}: an address is HOST:PORT or [HOST]:PORT")
+        raise InvalidArguments(f"listen = {text!r}: an address must be HOST:PORT or [HOST]:PORT")
     dialect = next((mark.removeprefix("dialect=") for mark in marks if mark.startswith("dialect=")), "")
     unknown = [mark for mark in marks if mark not in (f"dialect={dialect}", "anonymous")]
     if unknown or (dialect and dialect not in PINNABLE):
         raise InvalidArguments(
-            f"listen = {text!r}: behind the address may stand anonymous and dialect=NAME, one of {', '.join(PINNABLE)}"
+            f"listen = {text!r}: only anonymous and dialect=NAME may follow the address;"
+            f" NAME is one of {', '.join(PINNABLE)}"
         )
     if "anonymous" in marks and dialect not in SHORT_DRAFTS:
         raise InvalidArguments(
-            f"listen = {text!r}: only {' and '.join(SHORT_DRAFTS)} may be anonymous: others can log in"
+            f"listen = {text!r}: only {' and '.join(SHORT_DRAFTS)} may be anonymous; clients of other dialects can log"
+            " in"
         )
     return ListenAddress(match[1] or match[2], int(match[3]), dialect, "anonymous" in marks)
 
@@ -250,75 +258,34 @@ def _entrance(text: str) -> ListenAddress:
 def gather(
     given: Mapping[str, Any], environment: Mapping[str, str] = os.environ, file: str | None = None
 ) -> NodeOptions:
-    """The options that hold: what the command line gives, else the environment, else the file, else the default."""
+    """The options from the command line (``given``), then the environment, then the file, then the defaults."""
     names = [field.name for field in dataclasses.fields(NodeOptions)]
     file = file or environment.get("UPRIVER_CONFIG")
     in_environment = {name: f"UPRIVER_{name.upper()}" for name in names}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer, places in (
-        ({} if file is None else _from_file(Path(file), names), dict.fromkeys(names, str(file))),
+        ({} if file is None else _from_file(Path(file)), dict.fromkeys(names, str(file))),
         ({name: environment[key] for name, key in in_environment.items() if key in environment}, in_environment),
         (
             {name: value for name, value in given.items() if value is not None},
-            {name: f"--{name.replace('_', '-')}" for name in names},
+            {name: f"--{hyphenated(name)}" for name in names},
         ),
     ):
-        # Data on disk and in memory exclude each other, and the layer that says either overrides what lies below.
+        # Data on disk and in memory exclude each other: a layer with one of them overrides the other of lower layers.
         if "data" in layer and "memory" not in layer:
             values.pop("memory", None)
-        elif str(layer.get("memory", "no")).lower() in _YES and "data" not in layer:
+        elif str(layer.get("memory", "no")).lower() in YES and "data" not in layer:
             values.pop("data", None)
         values |= layer
         origins |= {name: places[name] for name in layer}
     return NodeOptions(**values, origins=origins)
 
 
-def _from_file(path: Path, names: list[str]) -> dict[str, Any]:
+def _from_file(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            found = {name.replace("-", "_"): value for name, value in tomllib.load(file).items()}
-    except OSError as error:
-        raise InvalidArguments(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return {find_field(NodeOptions, name, value, str).name: value for name, value in read_toml(path).items()}
+    except StorageError as error:
+        raise InvalidArguments(str(error)) from None
+    except OptionError as error:
         raise InvalidArguments(f"{path}: {error}") from None
-    unknown = sorted(set(found) - set(names))
-    if unknown:
-        raise InvalidArguments(f"{path}: there is no option {unknown[0]!r}; known are {', '.join(sorted(names))}")
-    return found
-
-
-def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """The value in the type of its option; a bad one is named together with what would be good."""
-    given, kind = value, cast(Any, field.type)
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    if value is None and kind in (str | None, int | None):
-        return None
-    if choices:
-        good = value in choices
-        wanted = " or ".join(choices)
-    elif kind is bool:
-        good = isinstance(value, bool) or str(value).lower() in (*_YES, *_NO)
-        value, wanted = str(value).lower() in _YES, "true or false"
-    elif kind is float or kind in (int, int | None):
-        value = _number(value, float if kind is float else int)
-        least, most = field.metadata["least"], field.metadata["most"]
-        good = value is not None and least <= value <= most
-        limit = f" to {most:g}" if most < NUMBER_MAX or (value or 0) > most else " or more"
-        wanted = f"a {'number' if kind is float else 'whole number'}, {least:g}{limit}"
-    else:
-        good, wanted = isinstance(value, str | os.PathLike | int) and not isinstance(value, bool), "a text"
-        value = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-    if not good:
-        raise InvalidArguments(f"{field.name} = {given!r}: it is {wanted}")
-    return value
-
-
-def _number(value: Any, kind: type[int] | type[float]) -> float | None:
-    try:
-        number = kind(value) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            return None
-        return kind(number) if number == kind(number) else None
-    except (ValueError, OverflowError):  # no number, or one of hundreds of digits
-        return None

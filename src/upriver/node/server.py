@@ -33,12 +33,13 @@ from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.connection import RECEIVE_BYTES, ServerConnection
 from upriver.node.listener import Listener, bind
-from upriver.node.options import ListenAddress, NodeOptions, parse_bytes, parse_listen, parse_ranges
+from upriver.node.options import ListenAddress, NodeOptions, parse_initial_vbuckets, parse_listen
 from upriver.node.state import LOGGER, Limits, NodeState
 from upriver.node.streams.service import StreamService
 from upriver.node.tap.client_registry import TapRegistry
 from upriver.node.tap.service import TapService
 from upriver.node.tls_transport import ENCRYPTED_BYTES, TlsTransport, server_context
+from upriver.options import as_size
 from upriver.protocol.tap import TapSettings
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ class Node:
         bucket = Bucket.open(
             options.data,
             vbuckets=options.vbuckets,
-            initial=parse_ranges(options.initial_vbuckets, options.vbuckets),
+            initial=parse_initial_vbuckets(options.initial_vbuckets, options.vbuckets),
             ack=options.ack,
-            quota_bytes=parse_bytes(options.memory_quota),
+            quota_bytes=as_size(options.memory_quota),
             retention=Retention(
                 history_s=options.history_s, history_bytes=options.history_bytes, tombstone_s=options.tombstone_s
             ),

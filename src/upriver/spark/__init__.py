@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from upriver.spark.cluster_view import ClusterView
     from upriver.spark.data_source import UpriverDataSource
     from upriver.spark.dataframes import changes, latest, with_event_time
-    from upriver.spark.declared import as_address, as_count, as_flag, as_seconds, as_text, one_of, option, read_fields
     from upriver.spark.offsets import Offset, VbucketOffset, describe_offset
-    from upriver.spark.options import DIALECTS, ReadOptions, WriteOptions
+    from upriver.spark.options import DIALECTS, ReadOptions, WriteOptions, as_address
     from upriver.spark.range_reader import RangeReader, Reading
     from upriver.spark.row_writer import RowWriter, WriteOutcome
     from upriver.spark.rows import FIELDS, ROWS, RowMaker, unsigned
@@ -38,17 +37,10 @@ __all__ = [
     "WriteOptions",
     "WriteOutcome",
     "as_address",
-    "as_count",
-    "as_flag",
-    "as_seconds",
-    "as_text",
     "changes",
     "describe_offset",
     "latest",
-    "one_of",
-    "option",
     "ranges",
-    "read_fields",
     "unsigned",
     "with_event_time",
 ]
@@ -59,9 +51,8 @@ __getattr__ = late_imports(
     cluster_view="ClusterView",
     data_source="UpriverDataSource",
     dataframes="changes latest with_event_time",
-    declared="as_address as_count as_flag as_seconds as_text one_of option read_fields",
     offsets="Offset VbucketOffset describe_offset",
-    options="DIALECTS ReadOptions WriteOptions",
+    options="DIALECTS ReadOptions WriteOptions as_address",
     range_reader="RangeReader Reading",
     row_writer="RowWriter WriteOutcome",
     rows="FIELDS ROWS RowMaker unsigned",

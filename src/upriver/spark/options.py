@@ -1,64 +1,106 @@
-"""The options of the Spark source and sink: each declared once, with its check and its help.
+"""The options of the Spark source and sink.
 
-Spark's options are text and know no case. Names that Spark's Kafka source has mean the same here.
+Spark's options are text, and their names are case-insensitive. Names that Spark's Kafka source has mean the same here.
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from upriver.client.consumer import ConsumerSettings, default_name
 from upriver.client.transport import Address
-from upriver.errors import OptionError
-from upriver.spark.batch_planner import POLICIES, Policy, Rules
-from upriver.spark.declared import (
-    as_address,
+from upriver.errors import AddressError, OffsetError, OptionError
+from upriver.options import (
+    OneOf,
+    as_any_text,
     as_count,
-    as_ends,
     as_flag,
-    as_offsets,
+    as_jvm_size,
     as_port,
     as_seconds,
-    as_size,
     as_text,
-    as_value_filter,
     as_vbuckets,
-    one_of,
     option,
     read_fields,
 )
+from upriver.spark.batch_planner import POLICIES, Policy, Rules
+from upriver.spark.offsets import read_offset
 
-#: What Spark hands over among the options and keeps for itself.
+#: Options of Spark itself, which it passes on among ours.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 DIALECTS: Final = ("dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3", "tap")
 VALUE_FORMATS: Final = ("binary", "string", "json")
 
 
+def as_address(value: Any) -> Address:
+    """The address of a cluster."""
+    try:
+        return Address.parse(value)
+    except AddressError as error:
+        raise ValueError(f"HOST:PORT or upriver://user@host:port/bucket ({error.why})") from None
+
+
+def as_vbuckets_or_all(value: str) -> tuple[int, ...] | None:
+    """Numbers of vbuckets; None for all."""
+    try:
+        return None if value.lower() == "all" else as_vbuckets(value)
+    except ValueError as error:
+        raise ValueError(f"all, or {error}") from None
+
+
+def as_offsets(value: str) -> Any:
+    """Offsets: a word, or JSON."""
+    if value.lower() in ("earliest", "latest"):
+        return value.lower()
+    try:
+        return read_offset(value)
+    except OffsetError as error:
+        raise ValueError(f"earliest, latest or JSON per vbucket ({error})") from None
+
+
+def as_ends(value: str) -> Any:
+    """Offsets at which a batch query ends."""
+    offsets = as_offsets(value)
+    if "earliest" in (offsets.values() if isinstance(offsets, dict) else [offsets]):
+        raise ValueError("latest or JSON with seqnos: a query that ends at earliest reads nothing")
+    return offsets
+
+
+def as_value_filter(value: str) -> str:
+    """A condition on JSON values."""
+    try:
+        given = json.loads(value, parse_int=str)  # the node decides how large a number may be
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not isinstance(given.get("field"), str):
+        raise ValueError('JSON such as {"field": "a.b", "equals": 1}')
+    return value
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Where the cluster is and who we are there."""
+    """Where the cluster is, and how to log in."""
 
     address: Address = option(
-        Address.parse("127.0.0.1:11210"), as_address, "nodes of the cluster", values="HOST:PORT,… or a URL"
+        Address.parse("127.0.0.1:11210"), as_address, "nodes of the cluster", "HOST:PORT,… or a URL"
     )
-    bucket: str | None = option(
-        None, as_text, "which bucket; by default the one that the address names, or the only one"
-    )
-    user: str | None = option(None, as_text, "who logs in")
-    password: str | None = option(None, str, "with which password")
-    tls: bool | None = option(None, as_flag, "encrypt; by default as the address says")
-    ca: str | None = option(None, as_text, "file with the certificates that are trusted")
+    bucket: str | None = option(None, as_text, "bucket; by default the one in the address, or the only one")
+    user: str | None = option(None, as_text, "user name")
+    password: str | None = option(None, as_any_text, "password of the user")
+    tls: bool | None = option(None, as_flag, "use TLS; by default as the address says")
+    ca: str | None = option(None, as_text, "file with trusted certificates")
 
     @property
     def cluster(self) -> Address:
-        """The address with everything that the other options say."""
+        """The address with the values of the other options."""
         said = {name: getattr(self, name) for name in ("bucket", "user", "password", "tls", "ca")}
         return dataclasses.replace(self.address, **{name: value for name, value in said.items() if value is not None})
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """The options that Spark hands over; one clear error for the first that makes no sense."""
+        """The options that Spark passes; ``OptionError`` for the first invalid one."""
         given = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
         return cls(**read_fields(cls, given, spark_name))
 
@@ -67,55 +109,49 @@ class ConnectionOptions:
 class ReadOptions(ConnectionOptions):
     """What a query reads, and how."""
 
-    dialect: str = option("dcp", one_of(*DIALECTS), "what is spoken to the nodes", values=", ".join(DIALECTS))
+    dialect: str = option("dcp", OneOf(*DIALECTS), "dialect to speak to the nodes")
     stream_port: int | None = option(
-        None, as_port, "where the nodes stream, if not where they answer; a listener for one draft", values="PORT"
+        None,
+        as_port,
+        "port for stream requests, if it differs from the nodes' port; for listeners of one draft",
+        "PORT",
     )
-    name: str | None = option(None, as_text, "what the connections are called in the nodes' statistics", values="TEXT")
-    vbuckets: tuple[int, ...] | None = option(None, as_vbuckets, "which vbuckets", values="all or 0-511,700")
-    starting_offsets: Any = option(
-        "earliest", as_offsets, "where a new query begins", values="earliest, latest or JSON"
+    name: str | None = option(None, as_text, "name of the connections in the nodes' statistics", "TEXT")
+    vbuckets: tuple[int, ...] | None = option(None, as_vbuckets_or_all, "vbuckets to read", "all or 0-511,700")
+    starting_offsets: Any = option("earliest", as_offsets, "where a new query starts", "earliest, latest or JSON")
+    ending_offsets: Any = option("latest", as_ends, "where a batch query ends", "latest or JSON")
+    max_rows_per_trigger: int | None = option(None, as_count, "maximum number of changes in a micro-batch", "N")
+    max_bytes_per_trigger: int | None = option(None, as_jvm_size, "estimated maximum size of a micro-batch", "SIZE")
+    min_rows_per_trigger: int | None = option(
+        None, as_count, "start a batch only when this many changes are waiting", "N"
     )
-    ending_offsets: Any = option("latest", as_ends, "where a batch query ends", values="latest or JSON")
-    max_rows_per_trigger: int | None = option(None, as_count, "how many changes a micro-batch may have", values="N")
-    max_bytes_per_trigger: int | None = option(None, as_size, "how large it may be, by estimate", values="SIZE")
-    min_rows_per_trigger: int | None = option(None, as_count, "wait until there are so many changes", values="N")
-    max_trigger_delay: float = option(900.0, as_seconds, "but not longer than this", values="TIME")
-    min_partitions: int | None = option(
-        None, as_count, "at least so many tasks, if there are so many vbuckets", values="N"
+    max_trigger_delay: float = option(
+        900.0, as_seconds, "start a batch after this time, even with fewer changes than minRowsPerTrigger", "TIME"
     )
-    on_rollback: Policy = option(
-        "fail", one_of(*POLICIES), "what happens when the source went back", values=", ".join(POLICIES)
-    )
+    min_partitions: int | None = option(None, as_count, "minimum number of tasks, at most one per vbucket", "N")
+    on_rollback: Policy = option("fail", OneOf(*POLICIES), "what to do when the source rolls back")
     fail_on_data_loss: bool = option(True, as_flag, "fail if a vbucket is gone or its history was replaced")
     keys_only: bool = option(False, as_flag, "do not fetch values")
-    key_prefix: str | None = option(None, as_text, "only keys that begin so", values="TEXT")
-    key_filter: str | None = option(None, as_text, "only keys in which this is found", values="RE2 pattern")
-    value_filter: str | None = option(
-        None, as_value_filter, "only changes whose JSON value has this field", values="JSON"
-    )
-    persisted_only: bool = option(False, as_flag, "only what is on the source's disk")
+    key_prefix: str | None = option(None, as_text, "only keys that start with this", "TEXT")
+    key_filter: str | None = option(None, as_text, "only keys that match this RE2 pattern", "PATTERN")
+    value_filter: str | None = option(None, as_value_filter, "only changes whose JSON value has this field", "JSON")
+    persisted_only: bool = option(False, as_flag, "only changes that are on the source's disk")
     history: bool = option(False, as_flag, "every retained version of a key, not only the newest")
     value_format: str = option(
-        "binary",
-        one_of(*VALUE_FORMATS),
-        "as what values come; json is text that `changes` parses",
-        values=", ".join(VALUE_FORMATS),
+        "binary", OneOf(*VALUE_FORMATS), "type of the value column; json is text that `changes()` parses"
     )
-    value_schema: str | None = option(
-        None, as_text, "with json: what the documents look like, as Spark writes a schema", values="DDL"
-    )
-    rows_per_batch: int = option(65_536, as_count, "rows of one record batch, at most", values="N")
+    value_schema: str | None = option(None, as_text, "with json: schema of the documents, in Spark's syntax", "DDL")
+    rows_per_batch: int = option(65_536, as_count, "maximum number of rows in a record batch", "N")
 
     def __post_init__(self) -> None:
         if self.dialect == "tap":
             self._check_tap()
         if self.key_prefix is not None and self.key_filter is not None:
             raise OptionError(
-                "keyFilter", self.key_filter, "keyPrefix is given already: put it into the pattern, as ^prefix"
+                "keyFilter", self.key_filter, "keyPrefix is given as well: put the prefix into the pattern, as ^prefix"
             )
         if self.value_schema is not None and self.value_format != "json":
-            raise OptionError("valueSchema", self.value_schema, "it belongs to valueFormat = json")
+            raise OptionError("valueSchema", self.value_schema, "it needs valueFormat = json")
         if None not in (self.min_rows_per_trigger, self.max_rows_per_trigger):
             assert self.min_rows_per_trigger is not None
             assert self.max_rows_per_trigger is not None
@@ -123,7 +159,7 @@ class ReadOptions(ConnectionOptions):
                 raise OptionError("minRowsPerTrigger", str(self.min_rows_per_trigger), "it exceeds maxRowsPerTrigger")
 
     def _check_tap(self) -> None:
-        """TAP tells neither seqnos nor branches: better to refuse what it cannot promise than to leave it out."""
+        """TAP has neither seqnos nor branches: refuse options that it cannot honour instead of ignoring them."""
         impossible = {
             "startingOffsets": self.starting_offsets != "earliest",
             "endingOffsets": self.ending_offsets != "latest",
@@ -141,12 +177,12 @@ class ReadOptions(ConnectionOptions):
             raise OptionError(
                 "dialect",
                 "tap",
-                f"it tells no seqnos, so it has no ranges to limit, to filter or to read again: leave out "
-                f"{', '.join(asked)}{' (rewind is possible)' if 'onRollback' in asked else ''}, or read dcp",
+                f"TAP has no seqnos, so a query cannot limit, filter or repeat ranges: leave out "
+                f"{', '.join(asked)}{' (or use rewind)' if 'onRollback' in asked else ''}, or use dcp",
             )
 
     def consumer_settings(self, columns: tuple[str, ...]) -> ConsumerSettings:
-        """What the connections of this query are told."""
+        """The settings of this query's connections."""
         prefix = None if self.key_prefix is None else "^" + re.escape(self.key_prefix)
         return ConsumerSettings(
             dialect=self.dialect,
@@ -163,7 +199,7 @@ class ReadOptions(ConnectionOptions):
 
     @property
     def rules(self) -> Rules:
-        """What happens when the source has lost something."""
+        """What to do when the source has lost changes."""
         return Rules(self.on_rollback, self.fail_on_data_loss)
 
 
@@ -172,26 +208,22 @@ class WriteOptions(ConnectionOptions):
     """What is written, and how."""
 
     mode: str = option(
-        "upsert",
-        one_of("upsert", "meta"),
-        "write as a client does, or with CAS, revision and expiry as they came",
-        values="upsert, meta",
+        "upsert", OneOf("upsert", "meta"), "write as a client does, or with the CAS, revision and expiry of the rows"
     )
     conflicts: str = option(
-        "resolve", one_of("resolve", "force"), "with meta: let the newer one win, or ours", values="resolve, force"
+        "resolve",
+        OneOf("resolve", "force"),
+        "with meta: resolve keeps the newer version, force always writes ours",
     )
-    errors_as: str = option(
-        "fail",
-        one_of("fail", "ignore", "deadletter"),
-        "what becomes of rows that the node refuses",
-        values="fail, ignore, deadletter",
-    )
-    dead_letter_path: str | None = option(None, as_text, "directory for refused rows, as Parquet", values="DIR")
-    batch_rows: int = option(16_384, as_count, "rows on their way at once, for each task", values="N")
+    errors_as: str = option("fail", OneOf("fail", "ignore", "deadletter"), "what to do with rows that a node refuses")
+    dead_letter_path: str | None = option(None, as_text, "directory for refused rows, as Parquet", "DIR")
+    batch_rows: int = option(16_384, as_count, "rows in flight per task", "N")
 
     def __post_init__(self) -> None:
         if (self.errors_as == "deadletter") is not (self.dead_letter_path is not None):
-            raise OptionError("errorsAs", self.errors_as, "errorsAs = deadletter and deadLetterPath belong together")
+            raise OptionError(
+                "errorsAs", self.errors_as, "errorsAs = deadletter and deadLetterPath belong together: give both"
+            )
 
 
 def spark_name(name: str) -> str:

@@ -46,7 +46,10 @@ def test_the_help_lists_every_pipeline_and_each_has_its_options(run: Run) -> Non
         (("replicate", "--to", "nowhere:x"), "option to = 'nowhere:x': it must be HOST:PORT"),
         (("replicate", "--to", "a:1", "--once", "--forever"), "exclude each other"),
         (("replicate", "--to", "a:1", "--for", "soon"), "a time such as"),
-        (("transition", "--to", "a:1", "--parallel", "0"), "option parallel = '0': it must be a number from 1"),
+        (
+            ("transition", "--to", "a:1", "--parallel", "0"),
+            "option parallel = '0': it must be a whole number, 1 or more",
+        ),
         (("-f", "no such file.toml"), "no such file.toml: No such file"),
     ],
 )
@@ -65,7 +68,7 @@ def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], c
         ('pipeline = "replicate"\nto = "a:1"\nkey_prefiks = "x"', "did you mean key-prefix"),
         ("pipeline = ", "file.toml"),
         ('pipeline = "mirror"\nonce = "perhaps"', "for '--once': 'perhaps' is not a valid boolean"),
-        ('pipeline = "mirror"\nfor = [1]', "for '--for': [1] is not a time such as"),
+        ('pipeline = "mirror"\nfor = [1]', "for '--for': [1] must be a time such as"),
         ('pipeline = "replicate"\nto = "a:1"\nfor = "soon"', "a time such as"),
     ],
 )

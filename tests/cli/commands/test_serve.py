@@ -192,18 +192,18 @@ def test_a_taken_port_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--host", "0.0.0.0"], "without a users file the node listens on loopback only, not on 0.0.0.0: give --users"),
-        (["--host", "::"], "without a users file the node listens on loopback only, not on ::"),
-        (["--port", "x"], "port = 'x': it is a whole number, 0 to 65535"),
-        (["--vbuckets", "1000"], "vbuckets = 1000: it is a power of two up to 1024"),
-        (["--ack", "never"], "ack = 'never': it is memory or disk"),
+        (["--host", "0.0.0.0"], "clients without a login are served on loopback only, not on 0.0.0.0; give --users"),
+        (["--host", "::"], "clients without a login are served on loopback only, not on ::;"),
+        (["--port", "x"], "port = 'x': it must be a whole number, 0 to 65535"),
+        (["--vbuckets", "1000"], "vbuckets = 1000: it must be a power of two up to 1024"),
+        (["--ack", "never"], "ack = 'never': it must be one of memory, disk"),
         (["--memory", "--data", "d"], "data and memory exclude each other"),
-        (["--memory-quota", "lots"], "'lots' is no size"),
+        (["--memory-quota", "lots"], "memory_quota = 'lots': it must be a size"),
         (["--tls-cert", "c"], "tls_cert and tls_key belong together"),
         (["--tls-cert", "/absent/c", "--tls-key", "/absent/k"], "the certificate /absent/c with the key /absent/k"),
         (["--users", "/absent/users.json"], "/absent/users.json: "),
         (["--config", "/absent/node.toml"], "/absent/node.toml: No such file or directory"),
-        (["--log-level", "loud"], "log_level = 'loud': it is debug or info or warning or error"),
+        (["--log-level", "loud"], "log_level = 'loud': it must be one of debug, info, warning, error"),
         (["--prot", "1"], "No such option '--prot'"),
         (["--port"], "Option '--port' requires an argument"),
         (["more"], "Got unexpected extra argument (more)"),
@@ -219,7 +219,7 @@ def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], complain
 
 
 def test_a_refusal_of_the_whole_process() -> None:
-    assert "serve: UPRIVER_PORT: port = 'x': it is a whole number" in refused(environment={"UPRIVER_PORT": "x"})
+    assert "serve: UPRIVER_PORT: port = 'x': it must be a whole number" in refused(environment={"UPRIVER_PORT": "x"})
 
 
 def test_without_permission_for_the_directory(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_options_are_read_however_they_are_spelled() -> None:
     [
         ({"key-prefiks": "x"}, "did you mean key-prefix"),
         ({"from": "nowhere:port"}, "option from = 'nowhere:port': it must be HOST:PORT"),
-        ({"max_rows": "0"}, "option max-rows = '0': it must be a number from 1"),
+        ({"max_rows": "0"}, "option max-rows = '0': it must be a whole number, 1 or more"),
         ({"start": "soon"}, "it must be one of earliest, latest"),
         ({"fail_on_data_loss": "perhaps"}, "it must be true or false"),
     ],
@@ -53,7 +53,7 @@ def test_the_source_understands_what_it_is_told() -> None:
 
 def test_every_option_has_a_help_and_a_name_for_people() -> None:
     for field in dataclasses.fields(PipelineOptions):
-        assert field.metadata["meaning"]
+        assert field.metadata["help"]
     assert [shown_name(field.name) for field in dataclasses.fields(JobOptions)] == ["from"]
 
 

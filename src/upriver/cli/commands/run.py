@@ -2,41 +2,27 @@
 
 import contextlib
 import dataclasses
-import tomllib
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from upriver.cli.declared_options import declared_option
 from upriver.cli.errors import Complaint, Failure
-from upriver.cli.parameters import default_address, with_password
+from upriver.cli.parameters import TIME, default_address, with_password
 from upriver.cli.progress_display import Watcher
 from upriver.cli.run_async import complaints
 from upriver.client import Address
-from upriver.errors import OptionError
+from upriver.errors import OptionError, StorageError
+from upriver.options import read_toml
 from upriver.pipelines.core import PIPELINES, Job, JobOptions, find, shown_name
-from upriver.spark import as_seconds
 
 #: What says how a pipeline is run, beside its own options; the same as in ``_SHARED``, in its order.
 _RUNNING: Final = ("checkpoint", "once", "for", "forever", "master", "patience")
 _INTERRUPTED: Final = 130
 
 
-class TimeType(click.ParamType[float]):
-    """``500ms``, ``30s`` or ``5m``."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """So many seconds."""
-        try:
-            return float(value) if isinstance(value, float | int) else as_seconds(str(value))
-        except ValueError as error:
-            self.fail(f"{value!r} is not {error}", param, ctx)
-
-
-TIME: Final = TimeType()
 _SHARED: Final = (
     click.Option(["--checkpoint"], metavar="DIR", help="Where progress is kept. [default: by source and target]"),
     click.Option(["--once"], is_flag=True, help="End with what the source holds now."),
@@ -119,31 +105,16 @@ def command_of(name: str) -> click.Command:
         carry_out(kind, {each: value for each, value in given.items() if value is not None}, running)
 
     summary = PIPELINES[name][1]
-    parameters: list[click.Parameter] = [*map(_parameter, dataclasses.fields(kind.options_type)), *_SHARED]
+    declared = [declared_option(field, shown_name(field.name)) for field in dataclasses.fields(kind.options_type)]
     text = f"{summary}\n\n{kind.__doc__ or ''}"
-    return click.Command(name, params=parameters, callback=callback, help=text, short_help=summary)
-
-
-def _parameter(field: "dataclasses.Field[Any]") -> click.Option:
-    shown, meaning = shown_name(field.name), str(field.metadata["meaning"])
-    help_text = f"{meaning[0].upper()}{meaning[1:]}."
-    if isinstance(field.default, bool):
-        names = f"--{shown}/--no-{shown}" if field.default else f"--{shown}"
-        return click.Option([names, field.name], is_flag=True, default=None, help=help_text)
-    default = field.default
-    if default not in (None, ""):
-        help_text += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
-    metavar = str(field.metadata["values"]).replace(" or a URL", "").upper() or "TEXT"
-    return click.Option([f"--{shown}", field.name], metavar=metavar.replace(", ", "|"), help=help_text)
+    return click.Command(name, params=[*declared, *_SHARED], callback=callback, help=text, short_help=summary)
 
 
 def _run_file(path: str) -> None:
     try:
-        given = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise Complaint(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Complaint(f"{path}: {error}") from None
+        given = read_toml(Path(path))
+    except StorageError as error:
+        raise Complaint(str(error)) from None
     name = given.pop("pipeline", None)
     if not isinstance(name, str):
         raise Complaint(f'{path}: it has no pipeline = "NAME"; there are {", ".join(sorted(PIPELINES))}')

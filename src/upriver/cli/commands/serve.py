@@ -7,14 +7,15 @@ import gc
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from upriver.cli.declared_options import declared_option
 from upriver.cli.errors import Complaint
 from upriver.errors import StatusError, UpriverError
 from upriver.node import NodeOptions, gather, logs
+from upriver.options import hyphenated
 
 if TYPE_CHECKING:
     from upriver.node import Node
@@ -22,30 +23,13 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One command-line option for each field of ``NodeOptions``."""
-    for field in reversed(dataclasses.fields(NodeOptions)):
-        kind: Any = field.type
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        default = (
-            "" if field.default is None or str(field.default) in ("", "False") else f"  [default: {field.default}]"
-        )
-        decorate = click.option(
-            f"--{field.name.replace('_', '-')}",
-            field.name,
-            is_flag=kind is bool,
-            default=None,
-            type=None if kind is bool else str,
-            metavar=None if kind is bool else "|".join(choices) or field.metadata["metavar"],
-            help=f"{field.metadata['help']}{default}",
-        )
-        command = decorate(command)
-    return command
-
-
-@click.command(context_settings={"max_content_width": 120})
-@node_options
-@click.option("--config", metavar="FILE.toml", help="read options from a file")
+@click.command(
+    context_settings={"max_content_width": 120},
+    params=[
+        *(declared_option(field, hyphenated(field.name)) for field in dataclasses.fields(NodeOptions)),
+        click.Option(["--config"], metavar="FILE.toml", help="Read options from a file."),
+    ],
+)
 def serve(config: str | None, **given: Any) -> None:
     """Run a node until SIGTERM or SIGINT.
 

@@ -15,7 +15,7 @@ import re
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
-from upriver.errors import AddressError
+from upriver.errors import AddressError, without_password
 from upriver.network import is_loopback
 
 PORT: Final = 11210
@@ -76,11 +76,6 @@ class Address:
     def with_login(self, user: str, password: str) -> "Address":
         """The same cluster as somebody else."""
         return dataclasses.replace(self, user=user, password=password)
-
-
-def without_password(text: str) -> str:
-    """A text that may be an address as it is shown: an error message is no place for a password."""
-    return re.sub(r"(//[^:/@]*:).*@", r"\1…@", text)
 
 
 def _parse_url(text: str) -> Address:

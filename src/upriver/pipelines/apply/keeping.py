@@ -23,11 +23,11 @@ _QUERY: Final = "query"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepingOptions(PipelineOptions):
-    """What such a pipeline is told."""
+    """The options of such a pipeline."""
 
     def __post_init__(self) -> None:
         if self.start != "earliest":
-            raise OptionError("start", self.start, "what is kept is the state of every key: it begins with earliest")
+            raise OptionError("start", self.start, "the target holds the state of every key: it must be earliest")
 
 
 class Keeping(Pipeline):

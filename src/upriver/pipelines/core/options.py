@@ -1,8 +1,7 @@
-"""What every pipeline may be told, declared once for the command line, for files and for the docs.
+"""The options that every pipeline has. A pipeline's own options are a subclass of ``PipelineOptions``.
 
-A pipeline's own options are a subclass of ``PipelineOptions``: frozen, each field an ``option`` with what reads it from
-text and its help. The same text works after ``--key-prefix`` on the command line, as ``key-prefix`` or ``key_prefix``
-in a TOML file, and as ``key_prefix=`` in Python.
+The same text works after ``--key-prefix`` on the command line, as ``key-prefix`` or ``key_prefix`` in a TOML file, and
+as ``key_prefix=`` in Python.
 """
 
 import dataclasses
@@ -10,37 +9,37 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from upriver.client.transport import Address
-from upriver.spark import DIALECTS, ReadOptions, as_address, as_count, as_flag, one_of, option, read_fields
+from upriver.options import OneOf, as_count, as_flag, hyphenated, option, read_fields
+from upriver.spark import DIALECTS, ReadOptions, as_address
 
-#: A batch of so many changes is written in a second or two, and fits into the memory of a small machine.
+#: A batch of this size is written in a second or two, and fits into the memory of a small machine.
 ROWS_MAX: Final = 200_000
-#: A pipeline resumes, limits its batches and undoes what was lost: for all of that a stream must tell seqnos.
+#: Pipelines need seqnos to resume, to limit batches and to undo lost changes. TAP has none.
 _DIALECTS: Final = tuple(name for name in DIALECTS if name != "tap")
 _NAMES: Final = {"source": "from"}
 
 
-def same_as(name: str, **changed: Any) -> Any:
-    """An option that means what it means to the Spark source."""
-    field = next(field for field in dataclasses.fields(ReadOptions) if field.name == name)
-    return dataclasses.field(default=changed.pop("default", field.default), metadata={**field.metadata, **changed})
+def same_as(name: str, help_text: str = "", values: str = "") -> Any:
+    """The option of this name of the Spark source, perhaps with another help."""
+    (field,) = (field for field in dataclasses.fields(ReadOptions) if field.name == name)
+    told = field.metadata
+    return option(field.default, told["read"], help_text or told["help"], values or told["values"])
 
 
 def shown_name(name: str) -> str:
-    """How people write the option that a field holds: ``key-prefix``, and ``from`` for the source."""
-    return _NAMES.get(name, name).replace("_", "-")
+    """The name of an option as people write it: ``key-prefix``, and ``from`` for the source."""
+    return hyphenated(_NAMES.get(name, name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What every job is told: where its source is."""
+    """The options of every job: where its source is."""
 
-    source: Address = option(
-        Address.parse("127.0.0.1:11210"), as_address, "the cluster that is read", values="HOST:PORT or a URL"
-    )
+    source: Address = option(Address.parse("127.0.0.1:11210"), as_address, "cluster to read from", "HOST:PORT or a URL")
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
-        """The options that these texts mean; one clear error for the first that makes no sense."""
+        """The options from texts by name; ``OptionError`` for the first invalid one."""
         texts = {
             _NAMES.get(name, name): value if isinstance(value, Address) else as_typed(value)
             for name, value in given.items()
@@ -51,27 +50,22 @@ class JobOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions(JobOptions):
-    """What every pipeline is told of the changes that it reads."""
+    """The options of every pipeline: which changes it reads."""
 
-    vbuckets: tuple[int, ...] | None = same_as("vbuckets", meaning="only these vbuckets", values="0-511,700")
+    vbuckets: tuple[int, ...] | None = same_as("vbuckets", values="0-511,700")
     key_prefix: str | None = same_as("key_prefix")
     key_filter: str | None = same_as("key_filter")
     value_filter: str | None = same_as("value_filter")
-    start: str = option(
-        "earliest",
-        one_of("earliest", "latest"),
-        "where a pipeline without a checkpoint begins",
-        values="earliest, latest",
-    )
-    dialect: str = same_as("dialect", read=one_of(*_DIALECTS), values=", ".join(_DIALECTS))
-    max_rows: int = option(ROWS_MAX, as_count, "how many changes a batch may have", values="N")
+    start: str = option("earliest", OneOf("earliest", "latest"), "where a pipeline without a checkpoint starts")
+    dialect: str = option("dcp", OneOf(*_DIALECTS), "dialect to speak to the nodes")
+    max_rows: int = option(ROWS_MAX, as_count, "maximum number of changes in a batch", "N")
     persisted_only: bool = same_as("persisted_only")
     fail_on_data_loss: bool = option(
-        True, as_flag, "fail if a vbucket is gone or its history was replaced; else it is read anew"
+        True, as_flag, "fail if a vbucket is gone or its history was replaced; otherwise it is read again"
     )
 
     def reader_options(self) -> dict[str, str]:
-        """The same for ``spark.readStream.format("upriver")``."""
+        """These options for ``spark.readStream.format("upriver")``."""
         said: dict[str, Any] = {
             **connection(self.source),
             "vbuckets": None if self.vbuckets is None else ",".join(map(str, self.vbuckets)),
@@ -101,7 +95,7 @@ def connection(address: Address) -> dict[str, str]:
 
 
 def as_typed(value: Any) -> str:
-    """What may stand in a file, as it would be typed."""
+    """A value from a TOML file, as it would be typed."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

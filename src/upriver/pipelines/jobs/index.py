@@ -6,13 +6,13 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from upriver.errors import OptionError
+from upriver.options import as_seconds, as_text, option
 from upriver.pipelines.apply.keeping import Keeping, KeepingOptions
 from upriver.pipelines.targets.search.http_requests import HttpRequests
 from upriver.pipelines.targets.search.opensearch import OpenSearch
 from upriver.pipelines.targets.search.solr import Solr
 from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.targets.target import Target
-from upriver.spark import as_seconds, as_text, option
 
 #: How a URL says which product it is, before the scheme of HTTP itself.
 SCHEMES: Final[dict[str, type[OpenSearch] | type[Solr]]] = {
@@ -24,15 +24,15 @@ SCHEMES: Final[dict[str, type[OpenSearch] | type[Solr]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions(KeepingOptions):
-    """What index is told."""
+    """The options of index."""
 
     to: str = option(
         "index.db",
         as_text,
-        "the index: a file, or the URL of an index or collection",
-        values="FILE, opensearch+http://… or solr+http://…",
+        "file of the index, or URL of an index or collection",
+        "FILE, opensearch+http://… or solr+http://…",
     )
-    wait: float = option(30.0, as_seconds, "how long a batch waits for a server that is down or busy", values="TIME")
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a server that is down or busy", "TIME")
 
     def __post_init__(self) -> None:
         super(IndexOptions, self).__post_init__()

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from upriver.client.transport import Backoff
 from upriver.errors import NodeUnavailable
+from upriver.options import OneOf, as_any_text, as_seconds, as_text, option
 from upriver.pipelines.apply.applying import OF_VBUCKETS, latest
 from upriver.pipelines.apply.seen_keys import SeenKeys
 from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.targets.caches import Cache, Fresh, cache_at
-from upriver.spark import as_seconds, as_text, one_of, option
 
 LOG: Final = logging.getLogger("upriver.pipelines")
 MODES: Final = ("delete", "refresh")
@@ -32,14 +32,14 @@ MODES: Final = ("delete", "refresh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidateOptions(PipelineOptions):
-    """What invalidate is told."""
+    """The options of invalidate."""
 
     to: str = option(
-        "memcached://127.0.0.1:11211", as_text, "the caches", values="memcached://HOST:PORT,redis://HOST:PORT/0,…"
+        "memcached://127.0.0.1:11211", as_text, "caches to invalidate", "memcached://HOST:PORT,redis://HOST:PORT/0,…"
     )
-    mode: str = option("delete", one_of(*MODES), "what happens to changed keys", values=", ".join(MODES))
-    prefix: str = option("", str, "what stands before each key in the caches", values="TEXT")
-    wait: float = option(30.0, as_seconds, "how long a batch waits for a cache that is down", values="TIME")
+    mode: str = option("delete", OneOf(*MODES), "what to do with changed keys")
+    prefix: str = option("", as_any_text, "prefix of each key in the caches", "TEXT")
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a cache that is down", "TIME")
 
 
 class Invalidate(Pipeline):

@@ -9,22 +9,22 @@ import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData, OptionError
 from upriver.files import sync
+from upriver.options import OneOf, as_text, option
 from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
 from upriver.pipelines.targets.tables.delta import Delta, DeltaHistory
 from upriver.pipelines.targets.tables.parquet import ParquetTable
 from upriver.pipelines.targets.tables.table import TableTarget
-from upriver.spark import as_text, one_of, option
 
 FORMATS: Final = ("delta", "parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorOptions(KeepingOptions):
-    """What mirror is told."""
+    """The options of mirror."""
 
-    to: str = option("mirror", as_text, "the directory of the table", values="DIR")
-    format: str = option("delta", one_of(*FORMATS), "what kind of table", values=", ".join(FORMATS))
-    history: str | None = option(None, as_text, "a directory for every change, as a table of its own", values="DIR")
+    to: str = option("mirror", as_text, "directory of the table", "DIR")
+    format: str = option("delta", OneOf(*FORMATS), "format of the table")
+    history: str | None = option(None, as_text, "directory of a second table, which gets every change", "DIR")
 
     def __post_init__(self) -> None:
         super(MirrorOptions, self).__post_init__()

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from upriver.errors import OptionError
 from upriver.files import write_atomically
+from upriver.options import as_count, as_seconds, as_text, option
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import InTask, Pipeline
 from upriver.pipelines.jobs.windows import COUNTS, Window, Windows, counted
-from upriver.spark import as_count, as_seconds, as_text, option
 
 _STATE: Final = "windows.json"
 _EVENTS: Final = ("mutation", "deletion", "expiration")
@@ -29,18 +29,20 @@ _EVENTS: Final = ("mutation", "deletion", "expiration")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveOptions(PipelineOptions):
-    """What is counted, and where it goes."""
+    """The options of observe."""
 
     to: str = option(
-        "-", as_text, "where windows go: - for JSON lines on standard output, a file FILE.jsonl, else a directory"
-        " for Parquet files", values="PLACE",
-    )  # fmt: skip
-    window: float = option(10.0, as_seconds, "how long a window is, in whole seconds", values="TIME")
-    late: float = option(5.0, as_seconds, "how late changes may come until their window is told", values="TIME")
-    delimiter: str = option(":", as_text, "what ends the prefix of a key", values="TEXT")
-    top: int = option(10, as_count, "how many prefixes and hot keys are told", values="N")
-    keep: int = option(360, as_count, "how many windows are kept for the plot", values="N")
-    plot: str | None = option(None, as_text, "draw what was seen into a picture at the end", values="FILE.png")
+        "-",
+        as_text,
+        "where to write windows: - for JSON lines on standard output, FILE.jsonl, or a directory for Parquet files",
+        "PLACE",
+    )
+    window: float = option(10.0, as_seconds, "length of a window, in whole seconds", "TIME")
+    late: float = option(5.0, as_seconds, "how late a change may arrive and still count in its window", "TIME")
+    delimiter: str = option(":", as_text, "text that ends the prefix of a key", "TEXT")
+    top: int = option(10, as_count, "number of prefixes and hot keys to report", "N")
+    keep: int = option(360, as_count, "number of windows to keep for the plot", "N")
+    plot: str | None = option(None, as_text, "draw the windows into a picture at the end", "FILE.png")
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.window != int(self.window):

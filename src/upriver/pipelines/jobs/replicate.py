@@ -17,11 +17,12 @@ import re2
 
 from upriver.client.transport import Address
 from upriver.errors import OptionError
+from upriver.options import as_flag, option
 from upriver.pipelines.apply.repair import Mark, Repair, Selection
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions, connection
 from upriver.pipelines.core.pipeline import InTask, Pipeline
-from upriver.spark import RowWriter, WriteOptions, WriteOutcome, as_address, as_flag, option
+from upriver.spark import RowWriter, WriteOptions, WriteOutcome, as_address
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
 _MARKS: Final = "repairs.json"
@@ -37,13 +38,13 @@ def as_rename(value: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateOptions(PipelineOptions):
-    """What is copied where."""
+    """The options of replicate."""
 
-    to: Address | None = option(None, as_address, "the cluster that gets the changes", values="HOST:PORT or a URL")
+    to: Address | None = option(None, as_address, "cluster that gets the changes", "HOST:PORT or a URL")
     rename: tuple[str, str] | None = option(
-        None, as_rename, "only keys that begin with OLD, which begin with NEW there", values="OLD=NEW"
+        None, as_rename, "copy only keys that start with OLD, and replace OLD by NEW", "OLD=NEW"
     )
-    both: bool = option(False, as_flag, "changes of the target go back to the source as well; the newer one wins")
+    both: bool = option(False, as_flag, "replicate in both directions; the newer version wins")
 
     def __post_init__(self) -> None:
         if self.to is None:

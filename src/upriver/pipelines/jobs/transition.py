@@ -23,11 +23,12 @@ from upriver.client.cluster import SingleNode, VbucketStatus, vbuckets_of
 from upriver.client.transport import PATIENCE_S
 from upriver.errors import OptionError, PipelineFailed, UpriverError
 from upriver.model import CHANGES, Event, VbucketState
+from upriver.options import as_count, as_flag, as_seconds, option
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import JobOptions, same_as
 from upriver.pipelines.core.pipeline import Task
 from upriver.protocol.move import Goal, Phase
-from upriver.spark import as_address, as_count, as_flag, as_seconds, option
+from upriver.spark import as_address
 
 #: So many changes are written down at a time, and of one vbucket at least.
 CHANGES_MAX: Final = 512 * 1024
@@ -39,16 +40,18 @@ _LOOK_S: Final = 0.1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionOptions(JobOptions):
-    """What moves where."""
+    """The options of transition."""
 
-    to: Address | None = option(None, as_address, "the node that gets the vbuckets", values="HOST:PORT or a URL")
+    to: Address | None = option(None, as_address, "node that gets the vbuckets", "HOST:PORT or a URL")
     vbuckets: tuple[int, ...] | None = same_as(
-        "vbuckets", meaning="which vbuckets; by default all that the source has active", values="0-511,700"
+        "vbuckets", "vbuckets to move; by default all that are active on the source", "0-511,700"
     )
-    undo: bool = option(False, as_flag, "take it back: what has moved moves back, what was interrupted is undone")
-    verify: bool = option(True, as_flag, "see that everything has arrived")
-    parallel: int = option(PARALLEL, as_count, "so many at a time", values="N")
-    step_patience: float = option(PATIENCE_S, as_seconds, "give a vbucket up that gets no further", values="TIME")
+    undo: bool = option(False, as_flag, "move the vbuckets back, and undo interrupted moves")
+    verify: bool = option(True, as_flag, "verify that every document has arrived")
+    parallel: int = option(PARALLEL, as_count, "number of vbuckets to move in parallel", "N")
+    step_patience: float = option(
+        PATIENCE_S, as_seconds, "give up on a vbucket that makes no progress for this long", "TIME"
+    )
 
     def __post_init__(self) -> None:
         if self.to is None:
