@@ -60,7 +60,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
 SANITIZED_TESTS := $(addprefix tests/wire/codec/test_,columns.py bulk_requests.py frame_runs.py tap_records.py) tests/node/test_fast_path.py \
-  $(addprefix tests/engine/,table/test_plain_table.py storage/test_block_cache.py test_key_scan.py test_keyvalue.py test_cursor.py test_maintenance.py test_bucket.py test_flusher.py)
+  $(addprefix tests/engine/,table/test_table.py storage/test_block_cache.py test_key_scan.py test_keyvalue.py test_cursor.py test_maintenance.py test_bucket.py test_flusher.py)
 
 docs: $(VENV)/.built ## generate the pages that follow from the source, then build the site
 	$(BIN)/python -m docs.generate

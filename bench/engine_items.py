@@ -17,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from upriver.engine import Bucket
-from upriver.engine.backend import COMPILED
 from upriver.model import VbucketState, vbucket_of
 
 KEY_BYTES, VALUE_BYTES = 16, 128
@@ -175,7 +174,7 @@ def alternating(rounds: Sequence[tuple[Round, int]], count: int) -> list[dict[st
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     ours, theirs, few = alternating([(engine, 1024), (slotted, 1024), (engine, 16)], count)
-    print(f"{count} items of {KEY_BYTES} + {VALUE_BYTES} bytes over 1,024 vbuckets, compiled: {COMPILED}")
+    print(f"{count} items of {KEY_BYTES} + {VALUE_BYTES} bytes over 1,024 vbuckets")
     for name in ("set", "replace", "get"):
         print(
             f"  {name:8} {ours[name] / 1e6:5.2f} M/s, {ours[name] / theirs[name]:4.2f} x slotted objects; "

@@ -14,6 +14,7 @@
     │   ├── CorruptData           it is damaged
     │   ├── UsersFileError        the file of users cannot be used
     │   └── CheckpointError       a consumer's checkpoint cannot be used
+    ├── NotCompiled               a compiled part of the node is missing
     ├── CannotListen              an address that the node cannot have
     ├── UserError                 a user who cannot be added, found or given that role
     ├── AddressError              an address that is none
@@ -154,6 +155,20 @@ class CannotListen(UpriverError):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"cannot listen on {host}:{self.port}: {self.why}"
+
+
+class NotCompiled(UpriverError, ImportError):
+    """A compiled part that the node needs is missing."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self.module = module
+
+    def __str__(self) -> str:
+        return (
+            f"the node needs its compiled part {self.module}: install a C compiler, "
+            "then reinstall with pip install --force-reinstall --no-binary upriver upriver"
+        )
 
 
 class UserError(UpriverError, ValueError):

@@ -2,8 +2,8 @@ import gc
 import threading
 import weakref
 
-from upriver.engine.backend import Ledger, Table
 from upriver.engine.durability_waiters import DurabilityWaiters, told
+from upriver.engine.table import Ledger, Table
 from upriver.errors import StorageError
 
 ERROR = StorageError("data", "full")

@@ -7,12 +7,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from tests.engine.reference_table import stored_record
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, Vbucket, flusher
-from upriver.engine.backend import COMPILED
 from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage
-from upriver.engine.table.plain_table import stored_record
 from upriver.errors import CorruptData, KeyExists, StorageError, TemporaryFailure
 from upriver.model import Change, Event, VbucketState
 
@@ -1012,8 +1011,6 @@ def test_a_goal_does_not_outlive_a_failed_commit(disk: FullDisk, clock: Clock, m
 
 def test_a_group_takes_no_new_memory_each_time(disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is larger than what is kept: that goes at once."""
-    if not COMPILED:
-        pytest.skip("the plain table puts each group together anew")
     monkeypatch.setattr(flusher, "ROOM_BYTES_MAX", 50_000)
     rooms: list[object] = []
     bucket = Bucket(disk, vbuckets=4, clock=clock)

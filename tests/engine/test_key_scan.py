@@ -5,18 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine import reference_table
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Vbucket
-from upriver.engine.backend import COMPILED
 from upriver.engine.key_scan import KeyScan
-from upriver.engine.table import plain_table
+from upriver.engine.table import _table
 from upriver.model import VbucketState
 
-BACKENDS: list[ModuleType] = [plain_table]
-if COMPILED:
-    from upriver.engine.table import _table
-
-    BACKENDS.append(_table)
+BACKENDS: list[ModuleType] = [reference_table, _table]
 
 keys = st.binary(min_size=1, max_size=4)
 step = st.one_of(

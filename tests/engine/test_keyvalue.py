@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Vbucket
 from upriver.engine.keyvalue import JSON
-from upriver.engine.table.plain_table import LOCKED_CAS, VALUE_BYTES_MAX
+from upriver.engine.table import LOCKED_CAS, VALUE_BYTES_MAX
 from upriver.errors import (
     InvalidArguments,
     KeyExists,

@@ -11,7 +11,7 @@ from upriver.engine.malloc_tuning import MallocTuning
 #: returning it by itself; then says how much anonymous memory there was before and after.
 PROGRAM = """
 import threading
-from upriver.engine.malloc_tuning import Heap
+from upriver.engine.malloc_tuning import MallocTuning
 
 def anonymous():
     with open("/proc/self/smaps_rollup") as file:
@@ -28,7 +28,7 @@ def come_and_go():
         taken.clear()
     kept.append(pinned)
     before = anonymous()
-    Heap().used(200_000_000)
+    MallocTuning().used(200_000_000)
     print(before, anonymous())
 
 kept = []
@@ -82,7 +82,7 @@ def test_what_a_stream_sends_is_put_together_in_memory_that_was_used_before() ->
 
 
 def test_it_asks_after_so_many_bytes() -> None:
-    heap = MallocTuning(returned_bytes=1000)
+    tuning = MallocTuning(returned_bytes=1000)
     for size, trims in ((999, 0), (0, 0), (1, 1), (999, 1), (5000, 2), (999, 2)):
-        heap.used(size)
-        assert heap.trims == (trims if CAN_ASK else 0)
+        tuning.used(size)
+        assert tuning.trims == (trims if CAN_ASK else 0)

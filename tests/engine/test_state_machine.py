@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.support.interrupted_storage import InterruptedStorage
 from tests.support.manual_clock import Clock
-from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, Vbucket
-from upriver.engine.backend import StoredItem
+from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, StoredItem, Vbucket
 from upriver.errors import KeyExists, KeyNotFound, NotANumber, NotStored, OutOfOrder, StatusError
 from upriver.model import Change, Event, FailoverEntry, FailoverLog, VbucketState, change_batch, changes_in
 from upriver.model.position import NO_END

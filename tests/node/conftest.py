@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.command_peers import VBUCKETS, Peer, Rig, SessionPeer, SocketPeer, make_states, open_rig
-from upriver.engine.backend import COMPILED
 from upriver.node.embedded import start
 
 
@@ -40,8 +39,6 @@ def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
             with SocketPeer(node.host, node.port) as connected:
                 yield connected
         return
-    if request.param == "compiled" and not COMPILED:
-        pytest.skip("the compiled parts are not built")
     opened = open_rig(compiled=request.param == "compiled")
     with opened.bucket:
         yield SessionPeer(opened.node, after_send=opened.commit)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.command_peers import Rig, SessionPeer, encoded, open_rig
-from upriver.engine.backend import COMPILED, StoredItem
+from upriver.engine import StoredItem
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
@@ -48,8 +48,6 @@ from upriver.wire.dialects.memcached import (
     Touch,
     Unlock,
 )
-
-pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled parts are not built")
 
 KEYS = [b"a", b"b", b"c", b"k" * 250]
 GETS, SETS, DELETES = (0x00, 0x09, 0x0C, 0x0D), (0x01, 0x11), (0x04, 0x14)

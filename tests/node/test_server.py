@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.node_connections import logged
 from tests.support.node_process import PATIENCE_S, Client, gets, has_ipv6, opaques, served_meanwhile, wait_until
-from upriver.engine.backend import COMPILED
 from upriver.errors import CannotListen, StorageError
 from upriver.node import server as server_module
 from upriver.node.embedded import start
@@ -22,7 +21,6 @@ from upriver.node.session import Session
 from upriver.wire.dialects.memcached import Flush, Noop, Set
 
 
-@pytest.mark.skipif(not COMPILED, reason="the compiled parts are not built")
 @pytest.mark.parametrize("ack", ["memory", "disk"])
 def test_the_compiled_loop_reads_also_where_writes_wait_for_the_disk(ack: str) -> None:
     with start(vbuckets=4, ack=ack) as node, Client(node.port) as client:
@@ -179,9 +177,9 @@ def test_a_node_in_a_loop_of_ones_own() -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_with_and_without_the_compiled_loop(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(server_module, "COMPILED", False)
+        monkeypatch.setattr(server_module, "FastPath", lambda *_: None)
     with start(vbuckets=1, unread_bytes_max=65536) as node, Client(node.port) as client:
-        assert (node.node.state.fast_path is not None) is (compiled and COMPILED)
+        assert (node.node.state.fast_path is not None) is compiled
         client.set(b"key", b"v" * 1000)
         with served_meanwhile(node.port):
             sender = threading.Thread(target=client.socket.sendall, args=(gets(b"key", 10_000),))

@@ -9,8 +9,7 @@ that are left, and if not, whether a promotion gave it up.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from upriver.engine import Vbucket
-from upriver.engine.backend import StoredItem
+from upriver.engine import StoredItem, Vbucket
 from upriver.model import Event, FailoverEntry, FailoverLog
 from upriver.model.record import PREFIX, aligned, size_at, unpack
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from upriver.engine import Bucket
-from upriver.engine.backend import COMPILED
 from upriver.model import VbucketState
+from upriver.node._fast_path import FastPath
 from upriver.node.auth.users_file import Users
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
@@ -271,9 +271,7 @@ def open_rig(
         limits=limits or Limits(),
         commands=COMMANDS,
     )
-    if compiled and COMPILED:
-        from upriver.node._fast_path import FastPath
-
+    if compiled:
         node.fast_path = FastPath(bucket.tables, bucket.ledger, bucket.operations)
     return Rig(time, node)
 

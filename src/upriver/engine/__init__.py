@@ -1,16 +1,15 @@
 """Buckets and vbuckets that remember, branch, persist and roll back."""
 
-from upriver.engine.backend import COMPILED, StoredItem
 from upriver.engine.bucket import Bucket
 from upriver.engine.cursor import Cursor, CursorEnd, CursorEnded, Options, SnapshotReader
 from upriver.engine.filters import KeyPattern, ValueFilter, read_json
 from upriver.engine.keyvalue import LOCK_TIME_S
 from upriver.engine.maintenance import Retention
 from upriver.engine.malloc_tuning import MallocTuning, keep_for_next_use
+from upriver.engine.table import StoredItem
 from upriver.engine.vbucket import Vbucket
 
 __all__ = [
-    "COMPILED",
     "LOCK_TIME_S",
     "Bucket",
     "Cursor",

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
-from upriver.engine.backend import Ledger, Table, replay, stored_value
 from upriver.engine.cursor import CursorEnd
 from upriver.engine.durability_waiters import Wait
 from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
@@ -25,7 +24,7 @@ from upriver.engine.statistics import BucketStatistics, VbucketStatistics, bucke
 from upriver.engine.storage.interface import Storage, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage, cut
 from upriver.engine.storage.memory import MemoryStorage
-from upriver.engine.table.plain_table import group_parts
+from upriver.engine.table import Ledger, Table, group_parts, replay, stored_value
 from upriver.engine.vbucket import Vbucket, new_uuid
 from upriver.errors import (
     CorruptData,

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from upriver.engine.backend import Table
+    from upriver.engine.table import Table
 
 FIRST_ID: Final = 1
 #: A checkpoint with this many changes is closed, and so is one that has been open for this long.

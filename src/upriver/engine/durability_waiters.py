@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import RLock
 
-from upriver.engine.backend import Table
+from upriver.engine.table import Table
 from upriver.errors import StorageError
 
 Done = Callable[[], object]

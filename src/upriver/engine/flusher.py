@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, Protocol
 
-from upriver.engine.backend import Ledger, Table, collect
 from upriver.engine.durability_waiters import Done, Failed, Wait, told
 from upriver.engine.journal import Journal
 from upriver.engine.malloc_tuning import MallocTuning
 from upriver.engine.storage.block_cache import BlockCache
 from upriver.engine.storage.interface import BLOCK_BYTES, Block, Storage, WriteBatch
+from upriver.engine.table import Ledger, Table, collect
 from upriver.engine.vbucket import Vbucket, notify
 from upriver.errors import CorruptData, StorageError
 

@@ -10,7 +10,7 @@ vbuckets are walked each time and keep nothing; so all windows together take lit
 from bisect import bisect_left
 from typing import Final
 
-from upriver.engine.backend import Table
+from upriver.engine.table import Table
 
 #: How many keys a window holds, and from how many records on there is one.
 WINDOW_KEYS: Final = 4096

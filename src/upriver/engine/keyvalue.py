@@ -8,9 +8,8 @@ expiration first, or leaves that for later if there is no room, so nobody ever s
 from collections import Counter
 from typing import Final, NamedTuple
 
-from upriver.engine.backend import StoredItem, Table
 from upriver.engine.key_scan import KeyScan
-from upriver.engine.table.plain_table import absolute
+from upriver.engine.table import StoredItem, Table, absolute
 from upriver.errors import (
     InvalidArguments,
     KeyExists,

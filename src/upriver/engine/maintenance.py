@@ -24,9 +24,9 @@ from time import monotonic, thread_time
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from upriver.engine.backend import Ledger, Table
 from upriver.engine.cursor import NO_END, Cursor, CursorEnd
 from upriver.engine.flusher import Flusher
+from upriver.engine.table import Ledger, Table
 from upriver.engine.vbucket import Vbucket
 from upriver.model import VbucketState
 

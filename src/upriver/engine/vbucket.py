@@ -20,13 +20,13 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from upriver.engine.backend import Ledger, Table
 from upriver.engine.checkpoints import Checkpoints
 from upriver.engine.consistent_points import ConsistentPoints
 from upriver.engine.cursor import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.durability_waiters import Done
 from upriver.engine.journal import Journal
 from upriver.engine.keyvalue import KeyValue
+from upriver.engine.table import Ledger, Table
 from upriver.errors import (
     InvalidArguments,
     KeyExists,

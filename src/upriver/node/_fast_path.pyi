@@ -1,6 +1,6 @@
 from collections import Counter
 
-from upriver.engine.backend import Ledger, Table
+from upriver.engine.table import Ledger, Table
 from upriver.wire.layout import Buffer
 
 class FastPath:

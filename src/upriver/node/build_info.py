@@ -1,22 +1,21 @@
-"""Which parts of the node run compiled here, and which fall back to plain Python.
+"""Which parts of Upriver run compiled here.
 
-Every compiled part has a twin in plain Python that does the same, four to a hundred times slower. The twin serves where
-there was no C compiler, and also where what was built is older than the sources and lacks something: nobody should have
-to find that out from a benchmark.
+The node does not start without the item table and the request loop. Each of the other parts has a twin in plain Python
+that does the same, four to a hundred times slower. The twin is used where there was no C compiler, and where the
+compiled part is older than the sources and lacks something.
 """
 
-import importlib.util
+import importlib
 from collections.abc import Mapping
 
-from upriver.engine import backend
 from upriver.wire.codec import columns, frame_runs, tap_records
 
 
 def compiled_parts() -> Mapping[str, bool]:
-    """Each part that can be compiled, and whether it is what serves."""
+    """Each part that can be compiled, and whether its compiled form is in use."""
     return {
-        "item table": backend.COMPILED,
-        "request loop": backend.COMPILED and importlib.util.find_spec("upriver.node._fast_path") is not None,
+        "item table": _imports("upriver.engine.table"),
+        "request loop": _imports("upriver.node._fast_path"),
         "columnar codec": columns.CODEC == "compiled",
         "frames": frame_runs.change_run is not frame_runs.plain_change_run,
         "tap records": tap_records.lay_out is not tap_records.plain_lay_out,
@@ -24,5 +23,13 @@ def compiled_parts() -> Mapping[str, bool]:
 
 
 def plain_parts() -> list[str]:
-    """The names of those that plain Python serves."""
+    """The names of the parts that are not compiled."""
     return [name for name, compiled in compiled_parts().items() if not compiled]
+
+
+def _imports(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from upriver.engine import COMPILED, Bucket, Retention, keep_for_next_use
-from upriver.errors import StorageError
+from upriver.engine import Bucket, Retention, keep_for_next_use
+from upriver.errors import NotCompiled, StorageError
 from upriver.model import VbucketState
 from upriver.node.auth.login_queue import take_new_users
 from upriver.node.auth.users_file import Users
@@ -41,6 +41,11 @@ from upriver.node.tap.service import TapService
 from upriver.node.tls_transport import ENCRYPTED_BYTES, TlsTransport, server_context
 from upriver.options import as_size
 from upriver.protocol.tap import TapSettings
+
+try:
+    from upriver.node._fast_path import FastPath
+except ImportError:
+    raise NotCompiled("upriver.node._fast_path") from None
 
 if TYPE_CHECKING:
     from upriver.node.http.metrics import MetricsServer
@@ -358,7 +363,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
             partial_bytes_max=options.partial_bytes_max,
         ),
         commands=COMMANDS,
-        fast_path=_fast_path(bucket),
+        fast_path=FastPath(bucket.tables, bucket.ledger, bucket.operations),
         stall_s=options.stall_s,
     )
     state.streams = StreamService(state)
@@ -374,14 +379,3 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
         TapRegistry(None if options.data is None else Path(options.data) / TAP_DIRECTORY),
     )
     return state
-
-
-def _fast_path(bucket: Bucket) -> Any:
-    """The compiled loop, where it was built."""
-    if not COMPILED:
-        return None
-    try:
-        from upriver.node._fast_path import FastPath
-    except ImportError:
-        return None
-    return FastPath(bucket.tables, bucket.ledger, bucket.operations)

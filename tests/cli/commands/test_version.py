@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from upriver import __version__
 from upriver.cli import main
 from upriver.cli.commands.version import compiled
-from upriver.engine import backend
 from upriver.node.build_info import compiled_parts
 from upriver.wire.codec import frame_runs
 
@@ -31,7 +30,7 @@ def test_what_plain_python_serves_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert compiled() == "everything"
     monkeypatch.setattr(frame_runs, "change_run", frame_runs.plain_change_run)
     assert compiled() == "all but frames"
-    monkeypatch.setattr(backend, "COMPILED", False)
+    monkeypatch.setattr("upriver.node.build_info._imports", lambda name: False)
     assert compiled() == "all but item table, request loop, frames"
 
 

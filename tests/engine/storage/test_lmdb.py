@@ -18,7 +18,7 @@ from tests.support.manual_clock import Clock
 from upriver.engine import Bucket
 from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
-from upriver.engine.table.plain_table import Ledger, Table
+from upriver.engine.table import Ledger, Table
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError, TemporaryFailure
 from upriver.model import VbucketState
 

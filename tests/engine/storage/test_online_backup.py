@@ -45,9 +45,9 @@ def test_the_node_goes_on_while_it_is_copied(tmp_path: Path) -> None:
 WRITER = """
 import sys, threading
 from upriver.engine.storage.lmdb import LmdbStorage
-from upriver.engine.storage.interface import Batch, Block
+from upriver.engine.storage.interface import Block, WriteBatch
 storage = LmdbStorage(sys.argv[1])
-storage.commit(Batch(facts={"clean": False}))
+storage.commit(WriteBatch(facts={"clean": False}))
 print("ready", flush=True)
 stop = threading.Thread(target=sys.stdin.read)
 stop.start()
@@ -56,7 +56,8 @@ while stop.is_alive():
     number += 1
     blocks = [Block(vbucket, number, bytes(10_000)) for vbucket in range(4)]
     removed = [(vbucket, number - 50) for vbucket in range(4)]
-    storage.commit(Batch(group=(number, bytes(20_000)), drop_groups_to=number - 20, blocks=blocks, removed=removed))
+    group = (number, bytes(20_000))
+    storage.commit(WriteBatch(group=group, drop_groups_to=number - 20, blocks=blocks, removed=removed))
 storage.close()
 """
 

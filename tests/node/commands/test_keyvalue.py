@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.command_peers import ABSENT, Peer, Rig, assert_refusal, encoded, open_rig
-from upriver.engine.table.plain_table import RELATIVE_EXPIRY_S_MAX
+from upriver.engine.table import RELATIVE_EXPIRY_S_MAX
 from upriver.errors import StorageError
 from upriver.model.compression import SNAPPY
 from upriver.wire import AnyResponse, Request

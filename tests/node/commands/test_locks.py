@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.command_peers import ABSENT, Peer, Rig
-from upriver.engine.table.plain_table import LOCKED_CAS
+from upriver.engine.table import LOCKED_CAS
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import Feature, Get, GetLocked, GetLockedResponse, Set, Unlock
 

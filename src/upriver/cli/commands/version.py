@@ -13,8 +13,9 @@ from upriver.node import compiled_parts, plain_parts
 def version() -> None:
     """Print versions, and whether the compiled parts are in use.
 
-    They are built where a C compiler is at hand when Upriver is installed. Elsewhere, and where they are older than the
-    rest, plain Python does the same, many times slower; the parts for which that is so are named.
+    Installing Upriver builds them if there is a C compiler. Parts that are missing, or older than the rest, are named.
+    Without the item table and the request loop no node starts; for the others plain Python does the same, many times
+    slower.
     """
     for name, what in versions().items():
         click.echo(f"{name:<8} {what}")

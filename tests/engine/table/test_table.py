@@ -1,4 +1,4 @@
-"""Both tables against the same expectations, and the compiled one against the plain one, byte for byte."""
+"""The table and its reference against the same expectations, and one against the other, byte for byte."""
 
 import ctypes
 import gc
@@ -21,8 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine import reference_table as reference
 from tests.support.manual_clock import Clock
-from upriver.engine.table import plain_table as plain
+from upriver.engine.table import _table as compiled
+from upriver.engine.table import group_parts
 from upriver.errors import (
     CorruptData,
     InvalidArguments,
@@ -36,12 +38,7 @@ from upriver.errors import (
 from upriver.model import Change, Event, change_batch, changes_in
 from upriver.model.record import EVENTS, HEADER, OPCODES, PREFIX, SEQNO_OFFSET, Record, pack, size_at, unpack
 
-try:
-    from upriver.engine.table import _table as compiled
-except ImportError:
-    compiled = None  # type: ignore[assignment]
-
-BACKENDS = [plain] if compiled is None else [plain, compiled]
+BACKENDS = [reference, compiled]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
@@ -465,7 +462,7 @@ def test_a_group_lies_where_another_one_lay(backend: ModuleType, clock: Clock) -
         alone = bytes(backend.collect(tables))
         group = backend.collect(tables, True, room)
         assert group == alone
-        assert group.obj is room or len(room) < len(group) or backend is plain
+        assert group.obj is room or len(room) < len(group) or backend is reference
         room = group.obj
         table.committed()
 
@@ -553,7 +550,7 @@ class Twin:
         except UpriverError as error:
             return type(error), str(error)
         if isinstance(result, self.backend.StoredItem):
-            return [getattr(result, field) for field in plain.StoredItem.__slots__]
+            return [getattr(result, field) for field in reference.StoredItem.__slots__]
         return result
 
     def do_lock(self, key: bytes, seconds: int) -> None:
@@ -597,7 +594,6 @@ class Twin:
         return found
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 @given(st.lists(STEPS, max_size=40))
 @settings(max_examples=400, deadline=None)
 def test_parity(steps: list[tuple[Any, ...]]) -> None:
@@ -613,7 +609,6 @@ def test_parity(steps: list[tuple[Any, ...]]) -> None:
         assert states[0] == states[1], step
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_parity_over_many_chunks(clock: Clock) -> None:
     twins = [Twin(backend, clock) for backend in BACKENDS]
     for twin in twins:
@@ -684,9 +679,9 @@ def deletion(seqno: int, event: Event = Event.DELETION, expiry: int = 0) -> Chan
 
 
 def test_a_group_is_one_moment_of_all_tables(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain table's writer is not kept from writing while the flusher's thread collects."""
-    ledger = plain.Ledger(clock)
-    first, last = plain.Table(0, ledger), plain.Table(1, ledger)
+    """The reference table's writer is not kept from writing while the flusher's thread collects."""
+    ledger = reference.Ledger(clock)
+    first, last = reference.Table(0, ledger), reference.Table(1, ledger)
     records = first.records
 
     def records_and_more(*range_: int) -> tuple[bytes, int]:
@@ -700,8 +695,8 @@ def test_a_group_is_one_moment_of_all_tables(clock: Clock, monkeypatch: pytest.M
         table.set(b"before", b"")
     monkeypatch.setattr(first, "records", records_and_more)
     for high in (1, 2):
-        parts = plain.group_parts(1, plain.collect([first, last]))
-        assert [(each, plain.stored_record(stored, 0)[0].change.seqno) for _, each, stored in parts] == [
+        parts = group_parts(1, reference.collect([first, last]))
+        assert [(each, reference.stored_record(stored, 0)[0].change.seqno) for _, each, stored in parts] == [
             (high, high)
         ] * 2
         for table in (first, last):
@@ -720,20 +715,20 @@ def test_what_a_sweep_moves_while_a_group_is_on_its_way_is_stored_once(backend: 
     assert table.evicted == 20
     table.committed()
     table.set(b"next", b"")
-    ((_, _, stored),) = plain.group_parts(1, backend.collect([table]))
-    assert plain.stored_record(stored, 0)[0].change.seqno == 22
-    assert len(stored) == table.pending_bytes == plain.stored_record(stored, 0)[1]
+    ((_, _, stored),) = group_parts(1, backend.collect([table]))
+    assert reference.stored_record(stored, 0)[0].change.seqno == 22
+    assert len(stored) == table.pending_bytes == reference.stored_record(stored, 0)[1]
 
 
 def test_locks_end_some_at_a_time(table: Any, clock: Clock) -> None:
-    for number in range(2 * plain.LOCKS_A_STEP):
+    for number in range(2 * reference.LOCKS_A_STEP):
         table.lock(b"%d" % number, 1, clock.now + (10 if number % 2 else 20))
     clock.pass_by(15)
     left = []
     for _ in range(3):
         table.end_locks()
         left.append(len(table.locks))
-    assert left == [1.5 * plain.LOCKS_A_STEP, plain.LOCKS_A_STEP, plain.LOCKS_A_STEP]
+    assert left == [1.5 * reference.LOCKS_A_STEP, reference.LOCKS_A_STEP, reference.LOCKS_A_STEP]
     assert table.due() == clock.now + 5
 
 
@@ -885,8 +880,6 @@ def flush_of(vbucket: int) -> Change:
 def test_frames_of_any_kind_leave_both_tables_equal(
     rows: list[tuple[Event, bytes, bytes]], noise: bytes, place: int
 ) -> None:
-    if compiled is None:
-        pytest.skip("no compiled table here")
     changes = [
         Change(vbucket=3, event=event, seqno=i + 1, rev_seqno=i, cas=i * 7, expiry=i % 3, key=key, value=value)
         for i, (event, key, value) in enumerate(rows)
@@ -894,7 +887,7 @@ def test_frames_of_any_kind_leave_both_tables_equal(
     frames = b"".join(map(frame_of, changes))
     frames = frames[:place] + noise + frames[place + len(noise) :]
     clock, ends = Clock(), []
-    for backend in (plain, compiled):
+    for backend in (reference, compiled):
         table = backend.Table(3, backend.Ledger(clock))
         table.snapshot_end = 1000
         try:
@@ -953,8 +946,8 @@ def test_no_random_key_among_the_expired(table: Any, clock: Clock) -> None:
 
 
 def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock: Clock) -> None:
-    """What a sweep keeps moves between chunks; contents, order and index stay those of the plain table."""
-    own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
+    """What a sweep keeps moves between chunks; contents, order and index stay those of the reference table."""
+    own, model = backend.Table(3, backend.Ledger(clock)), reference.Table(3, reference.Ledger(clock))
     random_numbers, held = random.Random(5), set[bytes]()
     for step in range(6):
         for _ in range(3000):
@@ -991,7 +984,7 @@ def test_sweeps_leave_every_retained_state_as_it_was(backend: ModuleType, clock:
 @pytest.mark.parametrize("seed", range(5))
 def test_reads_go_on_where_they_stopped_whatever_moved_meanwhile(backend: ModuleType, clock: Clock, seed: int) -> None:
     """A read may remember where it ran out of room: what is swept, cut off or written since must not mislead it."""
-    own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
+    own, model = backend.Table(3, backend.Ledger(clock)), reference.Table(3, reference.Ledger(clock))
     own.active = model.active = True
     chance = random.Random(seed)
     for _ in range(60):
@@ -1036,7 +1029,7 @@ def test_batches_hold_all_rows_whatever_the_first_made_expect(
     backend: ModuleType, clock: Clock, later_key_bytes: int, later_value_bytes: int
 ) -> None:
     """Room for a batch is taken when its first rows are known; more, smaller or larger ones may follow."""
-    own, model = backend.Table(3, backend.Ledger(clock)), plain.Table(3, plain.Ledger(clock))
+    own, model = backend.Table(3, backend.Ledger(clock)), reference.Table(3, reference.Ledger(clock))
     for each in (own, model):
         each.active = True
         for i in range(700):
@@ -1057,7 +1050,6 @@ def test_batches_hold_all_rows_whatever_the_first_made_expect(
             assert rows == model.read_columns(0, at, at, 10**9, every)[0].to_pylist()
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_vbuckets_that_grow_alike_do_not_all_want_memory_at_once(clock: Clock) -> None:
     """What is made ready ahead of the writers is little beside a thousand large chunks."""
     ledger = compiled.Ledger(clock)
@@ -1075,7 +1067,6 @@ def test_vbuckets_that_grow_alike_do_not_all_want_memory_at_once(clock: Clock) -
         table.discard()
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_a_read_takes_no_more_memory_than_there_is_to_read(clock: Clock) -> None:
     """A large block is mapped anew each time, and the kernel clears it: small vbuckets took four times as long."""
     table = compiled.Table(0, compiled.Ledger(clock))
@@ -1093,7 +1084,6 @@ def test_a_read_takes_no_more_memory_than_there_is_to_read(clock: Clock) -> None
     assert most < 2 * len(frames)
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_small_tables_do_not_take_the_memory_of_a_large_one(clock: Clock) -> None:
     """What a large one gave back comes in large pieces, and what is taken counts against the quota."""
     ledger = compiled.Ledger(clock)
@@ -1147,7 +1137,6 @@ print(worst / limit)
 """
 
 
-@pytest.mark.skipif(compiled is None, reason="the plain table leaves its memory to Python")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer keeps what is freed")
 @pytest.mark.parametrize("vbuckets", [1, 64])
 def test_memory_taken_stays_close_to_memory_counted(vbuckets: int) -> None:
@@ -1213,7 +1202,6 @@ def test_the_smallest_keys_while_the_collector_runs(backend: ModuleType, clock: 
     assert found == [[b"a%03d" % i for i in range(40)]] * 200
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_a_table_that_the_collector_frees_writes_nowhere(clock: Clock) -> None:
     """It may find one in the middle of a larger index, and takes its ledger away first: None stands in its place."""
 
@@ -1245,7 +1233,6 @@ def test_a_lock_is_that_of_the_newest_version_also_where_values_are_read_back(ta
     assert batch.column("lock_time").to_pylist() == [0, 10, 0]
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_a_batch_has_no_more_room_than_its_range_can_fill(clock: Clock) -> None:
     """Whoever keeps batches keeps their memory, and all columns of one lie in one piece of it."""
     table = compiled.Table(0, compiled.Ledger(clock))
@@ -1258,7 +1245,6 @@ def test_a_batch_has_no_more_room_than_its_range_can_fill(clock: Clock) -> None:
     assert last.address - first.address < 2 * batch.nbytes
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_a_batch_looks_at_what_was_superseded_before_its_rows_once(clock: Clock) -> None:
     """A few keys that are written over and over leave all their rows at the end: of more than the first 64 too."""
     tables: list[Any] = []
@@ -1306,7 +1292,7 @@ print(faults, resident() - before)
 """
 
 
-@pytest.mark.skipif(compiled is None or sys.platform != "linux", reason="needs the compiled table and its C library")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the C library of Linux")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer shall see what is given back")
 def test_batches_lie_in_memory_that_was_used_before_but_little_is_kept_for_them() -> None:
     at_once = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -1317,7 +1303,6 @@ def test_batches_lie_in_memory_that_was_used_before_but_little_is_kept_for_them(
     assert kept < 10_000_000
 
 
-@pytest.mark.skipif(compiled is None, reason="the compiled table was not built")
 def test_batches_that_are_held_stay_as_they_are_while_threads_give_others_back(clock: Clock) -> None:
     table = compiled.Table(0, compiled.Ledger(clock))
     table.active = True

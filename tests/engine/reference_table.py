@@ -1,14 +1,14 @@
-"""The items of one vbucket and their history, in plain Python.
+"""The item table in plain Python: the reference that parity tests compare the compiled one with.
 
-Theory of operation. Records stand in the order of their seqnos, in one append-only list; a dictionary leads
-from each key to its newest record, tombstones included. A change never alters an older record but for one
-field: ``superseded_by`` names the seqno that replaced it. A record is visible at snapshot S when its seqno is
-at most S and it is not superseded at or below S, so every past state that is still retained can be read at
-any time without a copy or a lock. Sweeping drops what no retained state can see.
+It has the same names, gives the same answers and writes the same bytes.
 
-``upriver.engine.table._table`` is the compiled twin: the same names, the same answers, the same bytes. This module
-is the reference that parity tests hold it against, and it serves where no compiler was. Both are driven by
-one writer at a time; the flusher's thread only calls ``collect`` and ``records``.
+Theory of operation. Records stand in the order of their seqnos, in one append-only list; a dictionary leads from each
+key to its newest record, tombstones included. A change never alters an older record except for one field:
+``superseded_by`` names the seqno that replaced it. A record is visible at snapshot S when its seqno is at most S and it
+is not superseded at or below S, so every past state that is still retained can be read at any time without a copy or a
+lock. Sweeping drops versions that no retained state can see.
+
+One writer at a time drives the table; the flusher's thread only calls ``collect`` and ``records``.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from upriver.engine.table.group_format import GROUP_BOUNDS, GROUP_ENTRY, GROUP_HEADER, WROTE_ITSELF
+from upriver.engine.table.limits import KEY_BYTES_MAX, LOCKED_CAS, VALUE_BYTES_MAX, absolute
 from upriver.errors import (
     CorruptData,
     InvalidArguments,
@@ -63,25 +65,11 @@ from upriver.model import (
     unpack,
 )
 
-KEY_BYTES_MAX: Final = 250
-VALUE_BYTES_MAX: Final = 20 * 2**20
-#: So many locks are looked at in a step, which is some ten milliseconds.
+#: How many locks a step looks at: some ten milliseconds' work.
 LOCKS_A_STEP: Final = 50_000
-#: Expiries up to this many seconds are relative to now, as memcached defines it.
-RELATIVE_EXPIRY_S_MAX: Final = 30 * 24 * 3600
-EXPIRY_MAX: Final = 2**32 - 1
 REV_SEQNO_MAX: Final = 2**64 - 1
-#: The CAS that a locked item shows to everybody else.
-LOCKED_CAS: Final = 2**64 - 1
-#: A CAS given from outside moves the clock only below this: nobody may push it to the end of its range.
+#: A CAS from outside moves our clock only below this, so that nobody can push it to the end of its range.
 FOLLOWED_CAS_MAX: Final = 2**63
-
-#: A group's directory, per vbucket: number, flags, bytes of records, high seqno.
-GROUP_ENTRY: Final = struct.Struct("<HHIQ")
-#: For a copy that receives: kept snapshot start and end, count of the whole seqnos that follow as u64.
-GROUP_BOUNDS: Final = struct.Struct("<QQI")
-GROUP_HEADER: Final = struct.Struct("<II")
-WROTE_ITSELF: Final = 1
 
 #: How long the extras of a received change may be: the deletion's second form and the expiration's first tell its time.
 EXTRAS_SIZES: Final = {Event.MUTATION: (31,), Event.DELETION: (18, 21), Event.EXPIRATION: (20, 18)}
@@ -93,16 +81,6 @@ DELETIONS_PART: Final = 16
 SWEEP_RECORDS: Final = 1024
 #: What a record and its place in the index cost beyond the record's own bytes.
 INDEX_BYTES: Final = 16
-
-
-def absolute(expiry: int, now: float) -> int:
-    """Memcached's rule: up to 30 days an expiry counts from now, above that from the epoch.
-
-    The last second that a record can tell stands for all after it.
-    """
-    if 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
-        return min(EXPIRY_MAX, expiry + int(now))
-    return expiry
 
 
 def with_reserve(quota_bytes: int) -> int:
@@ -1105,7 +1083,7 @@ def stored_value(block: bytes, seqno: int) -> bytes | None:
     return stored_values(block).get(seqno)
 
 
-def collect(tables: list[Table], with_records: bool = True, room: bytearray | None = None) -> memoryview:  # noqa: ARG001
+def collect(tables: list[Table], with_records: bool = True, room: bytearray | None = None) -> memoryview:
     """One group for the disk: a directory, then the records of each table that no group has held yet.
 
     Where it is compiled it lies in ``room`` if that is large enough, else in a new one.
@@ -1161,23 +1139,3 @@ def replay(number: int, group: bytes | memoryview, tables: list[Table | None]) -
             body += length
     except struct.error:
         raise CorruptData("", f"group {number} cannot be read") from None
-
-
-def group_parts(number: int, group: bytes | memoryview) -> list[tuple[int, int, bytes | memoryview]]:
-    """What a stored group holds: of each vbucket in it the number, the high seqno and the records."""
-    found: list[tuple[int, int, bytes | memoryview]] = []
-    try:
-        count, size = GROUP_HEADER.unpack_from(group, 0)
-        offset, body = GROUP_HEADER.size, GROUP_HEADER.size + size
-        for _ in range(count):
-            vbucket, flags, length, high = GROUP_ENTRY.unpack_from(group, offset)
-            offset += GROUP_ENTRY.size
-            if not flags & WROTE_ITSELF:
-                offset += GROUP_BOUNDS.size + 8 * GROUP_BOUNDS.unpack_from(group, offset)[2]
-            found.append((vbucket, high, group[body : body + length]))
-            body += length
-    except struct.error:
-        raise CorruptData("", f"group {number} cannot be read") from None
-    if body > len(group):
-        raise CorruptData("", f"group {number} ends too early")
-    return found
