@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
-.PHONY: help demo test test-slow check format simulate bench docs clients lock sanitize clean
+.PHONY: help demo test test-slow test-sample check format simulate bench docs clients lock sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The locked dependencies: reinstalled only when the lock changes.
 $(VENV)/.installed: requirements.lock
@@ -24,11 +24,18 @@ $(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
 demo: $(VENV)/.built ## two nodes, a table and an index on Spark, a crash and a move, and whether all agree
 	$(BIN)/python -m demo
 
-test: $(VENV)/.built ## run the tests
-	$(BIN)/python -m pytest
+# WORKERS processes share the tests; everything that needs Spark runs in one of them.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-slow: $(VENV)/.built ## run the long tests too
-	$(BIN)/python -m pytest -m "slow or not slow" --timeout 3600
+test: $(VENV)/.built ## run the tests
+	$(PYTEST)
+
+test-slow: $(VENV)/.built ## run all tests, with the deep sizes
+	UPRIVER_TEST_DEPTH=deep $(PYTEST) -m "slow or not slow" --timeout 3600
+
+test-sample: $(VENV)/.built ## run a random tenth of the slow tests: UPRIVER_SLOW_SEED=7 repeats one
+	UPRIVER_TEST_DEPTH=deep $(PYTEST) -m slow --slow-sample 0.1 --timeout 3600
 
 check: $(VENV)/.built ## format, lint, types, generated clients and docs up to date
 	$(BIN)/ruff format --check .

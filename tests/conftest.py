@@ -1,36 +1,73 @@
-"""How tests run: properties without a deadline, because machines are loaded, and in CI the same way each time.
+"""How the tests run: which of them, how deep, and on which worker.
 
 Where ``UPRIVER_INTEROP=required`` is set, as CI does once the foreign tools are there, a test against one of them fails
 instead of being skipped: nobody reads a list of skipped tests.
 """
 
+import math
 import os
+import random
 import signal
 from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.depth import DEEP, examples
+from tests.support.durations import Durations
 from tests.support.spark_session import spark
 
 __all__ = ["spark"]
 
+# Without a deadline, because machines are loaded; in CI the same examples each time.
 settings.register_profile(
-    "upriver", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+    "deep" if DEEP else "quick",
+    deadline=None,
+    max_examples=examples(100),
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("upriver")
+settings.load_profile("deep" if DEEP else "quick")
 
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-sample", type=float, metavar="FRACTION", help="Run only this fraction of the slow tests, at random."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slow-sample") is not None:
+        os.environ.setdefault("UPRIVER_SLOW_SEED", str(random.randrange(1_000_000)))  # which the workers inherit
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(), "durations")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.getoption("--slow-sample") is None:
+        return None
+    return f"slow tests: a random sample; repeat it with UPRIVER_SLOW_SEED={os.environ['UPRIVER_SLOW_SEED']}"
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep everything that needs Spark on one worker: one JVM for all of it."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # One worker, and so one JVM, for everything that needs Spark.
     for item in items:
         if item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+    fraction = config.getoption("--slow-sample")
+    if fraction is not None:
+        slow = sorted(item.nodeid for item in items if item.get_closest_marker("slow") is not None)
+        chosen = set(
+            random.Random(os.environ["UPRIVER_SLOW_SEED"]).sample(slow, min(len(slow), math.ceil(len(slow) * fraction)))
+        )
+        left_out = [item for item in items if item.nodeid in slow and item.nodeid not in chosen]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid not in slow or item.nodeid in chosen]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine import reference_table
+from tests.support.depth import examples
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Vbucket
 from upriver.engine.key_scan import KeyScan
@@ -22,7 +23,7 @@ step = st.one_of(
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps=st.lists(step, max_size=80), window=st.integers(1, 8), walked=st.integers(0, 8), limit=st.integers(0, 12))
 def test_every_page_is_what_sorting_gives(
     backend: ModuleType, steps: list[tuple[str, bytes]], window: int, walked: int, limit: int

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from tests.support.depth import by_depth, slow_except
 from tests.support.interrupted_storage import InterruptedStorage
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, Cursor, CursorEnd, Options, Retention, StoredItem, Vbucket
@@ -853,11 +854,13 @@ class EngineMachine(CopyMachine):
 
 # Parts, so that one worker's timeout holds for each; each a class of its own, or where examples are derived from the
 # test, as in CI, all would run the same ones.
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", slow_except([0], range(3)))
 @pytest.mark.parametrize("machine", [EngineMachine, CopyMachine])
 def test_state_machine(machine: type[CopyMachine], part: int) -> None:
     machine = type(f"{machine.__name__}{part}", (machine,), {})
-    run_state_machine_as_test(machine, settings=settings(max_examples=340, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=by_depth(quick=120, deep=340), stateful_step_count=25, deadline=None)
+    )
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import examples
 from upriver.errors import PositionError
 from upriver.model import Snapshot, StreamPosition
 from upriver.model.position import NO_END
@@ -140,7 +141,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(STEPS, max_size=25), st.booleans())
 def test_a_consumer_that_is_whole_holds_a_state_that_the_producer_had(
     before: list[str], script: list[tuple[str, object]], prints_first: bool

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import examples
 from upriver.errors import KeyNotFound, OutOfRange
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
 from upriver.model.rollback import rollback_by_entry, rollback_by_snapshot
@@ -50,7 +51,7 @@ def shared_with(log: FailoverLog, high: int, uuid: int) -> int | None:
 # In other words
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(logs(), SMALL, SMALL, positions())
 def test_by_snapshot_a_consumer_needs_all_of_a_snapshot_that_it_is_in(
     log: FailoverLog, high: int, purge: int, position: StreamPosition
@@ -69,14 +70,14 @@ def test_by_snapshot_a_consumer_needs_all_of_a_snapshot_that_it_is_in(
     assert rollback_by_snapshot(log, high, purge, position) == expected
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(logs(), SMALL, SMALL, positions())
 def test_by_snapshot_one_never_rolls_forward(log: FailoverLog, high: int, purge: int, position: StreamPosition) -> None:
     answer = rollback_by_snapshot(log, high, purge, position)
     assert answer is None or answer <= position.consistent_seqno
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(logs(), SMALL, SMALL, positions())
 def test_by_snapshot_who_has_rolled_back_is_accepted_or_starts_over(
     log: FailoverLog, high: int, purge: int, position: StreamPosition
@@ -87,7 +88,7 @@ def test_by_snapshot_who_has_rolled_back_is_accepted_or_starts_over(
         assert rollback_by_snapshot(log, high, purge, again) in (None, 0)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(logs(), SMALL, SMALL, SMALL, UUIDS, SMALL, st.booleans(), st.booleans())
 def test_by_entry_a_consumer_must_name_an_entry_of_the_log(
     log: FailoverLog, high: int, purge: int, start: int, uuid: int, entry_seqno: int, differs: bool, strict: bool

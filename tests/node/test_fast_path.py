@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.command_peers import Rig, SessionPeer, encoded, open_rig
+from tests.support.depth import examples
 from upriver.engine import StoredItem
 from upriver.model import FailoverLog, VbucketState
 from upriver.node.auth.users import Role, User
@@ -328,7 +329,7 @@ def told(bursts: list[Burst], limits: Limits, *, compiled: bool, ack: Literal["m
             return seen + state(rig)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     bursts=st.lists(burst, min_size=1, max_size=8),
     unread=st.sampled_from([1024 * 1024, 1024 * 1024, 100]),
@@ -368,7 +369,7 @@ def test_every_conflict_ends_alike() -> None:
     assert seen[0] == seen[1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.tuples(

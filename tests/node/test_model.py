@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.command_peers import Peer, SocketPeer, open_rig
+from tests.support.depth import examples
 from tests.support.memcached_model import NUMBER_KEYS, Model, Operation, Outcome, operations, outcome, perform
 from upriver.node.embedded import EmbeddedNode, start
 from upriver.wire.codes import Status
@@ -22,7 +23,7 @@ _prefixes = (b"%d:" % number for number in itertools.count())
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(steps=st.lists(operations(st.sampled_from([0, 0, 1, 5, 4_000_000_000]), "wait", "flush"), max_size=40))
 def test_the_node_agrees_with_the_model(compiled: bool, steps: list[Operation]) -> None:
     rig = open_rig(compiled=compiled)
@@ -40,7 +41,7 @@ def in_a_pipeline(peer: Peer, steps: list[Operation]) -> list[Outcome]:
     return [outcome(answer) for answer in peer.send(*(replace(step, cas="").request(0) for step in steps))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps=st.lists(operations(st.just(0), "flush"), max_size=60))
 def test_a_pipeline_agrees_with_the_model(steps: list[Operation]) -> None:
     rig = open_rig(compiled=True)
@@ -98,7 +99,7 @@ def comparable(answer: Outcome | None, step: Operation) -> Outcome | None:
 
 
 @pytest.mark.interop
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(operations(st.sampled_from([0, 1000, 4_000_000_000])), max_size=25))
 def test_the_node_agrees_with_memcached(ours: SocketPeer, real: SocketPeer, steps: list[Operation]) -> None:
     prefix = next(_prefixes)
@@ -111,7 +112,7 @@ def test_the_node_agrees_with_memcached(ours: SocketPeer, real: SocketPeer, step
 
 
 @pytest.mark.interop
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(operations(st.just(0)), max_size=60))
 def test_pipelines_agree_with_memcached(ours: SocketPeer, real: SocketPeer, steps: list[Operation]) -> None:
     prefix = next(_prefixes)

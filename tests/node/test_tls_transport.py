@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.certificates import CertificateAuthority
+from tests.support.depth import examples
 from tests.support.node_connections import connections, logged, name_of, only_connection
 from tests.support.node_process import PATIENCE_S, Client, gets, noops, opaques, wait_until
 from tests.support.stream_client import StreamClient
@@ -375,7 +376,7 @@ class Taker:
     def connection_lost(self, exc: Exception | None) -> None: ...
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([1, 100, 16_384, 16_385, PIECE_BYTES, 100_000]), min_size=1, max_size=6),
     cuts=st.lists(st.integers(1, 300_000), max_size=8),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import by_depth, examples
 from tests.support.message_strategies import any_message, dialects, messages, unknown_messages
 from tests.support.transcripts import dialect_of, packets_of, recordings
 from upriver.errors import WireError
@@ -23,7 +24,7 @@ DECLARED = [
     for cls in dialect.messages
 ]
 #: With this many the whole module stays well below 20 s.
-BUFFERS = 100_000
+BUFFERS = by_depth(quick=20_000, deep=100_000)
 
 
 def decoded(dialect: Dialect, pieces: list[bytes]) -> list[Message]:
@@ -37,7 +38,7 @@ def decoded(dialect: Dialect, pieces: list[bytes]) -> list[Message]:
 
 
 @pytest.mark.parametrize(("dialect", "cls"), DECLARED)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.data())
 def test_a_message_survives_the_wire(dialect: Dialect, cls: type[Message], data: st.DataObject) -> None:
     message = data.draw(messages(cls))
@@ -47,14 +48,14 @@ def test_a_message_survives_the_wire(dialect: Dialect, cls: type[Message], data:
 
 
 @pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.framing is MEMCACHED])
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_a_message_that_nobody_declared_survives_the_wire(name: str, data: st.DataObject) -> None:
     message = data.draw(unknown_messages(DIALECTS[name]))
     assert DIALECTS[name].decode(message.encode()) == message
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_the_fields_of_a_message_cover_its_packet_without_gaps(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -66,7 +67,7 @@ def test_the_fields_of_a_message_cover_its_packet_without_gaps(data: st.DataObje
     assert at == len(packet)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_any_split_of_the_bytes_gives_the_same_messages(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -78,7 +79,7 @@ def test_any_split_of_the_bytes_gives_the_same_messages(data: st.DataObject) -> 
     assert decoded(dialect, [whole[i : i + 1] for i in range(len(whole))]) == sent
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_any_proper_prefix_needs_more(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -90,7 +91,7 @@ def test_any_proper_prefix_needs_more(data: st.DataObject) -> None:
         assert framer.pending == size
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_damaged_packets_raise_nothing_but_wire_errors(data: st.DataObject) -> None:
     dialect = data.draw(dialects())
@@ -101,7 +102,7 @@ def test_damaged_packets_raise_nothing_but_wire_errors(data: st.DataObject) -> N
     try_to_decode(dialect, bytes(packet[cut:] if data.draw(st.booleans()) else packet[:cut] + packet))
 
 
-def test_a_hundred_thousand_random_and_mutated_buffers_raise_nothing_but_wire_errors() -> None:
+def test_random_and_mutated_buffers_raise_nothing_but_wire_errors() -> None:
     rng = random.Random(2014)
     seeds = [(dialect_of(name), packet.data) for name in recordings() for packet in packets_of(name)]
     seeds += [(dialect, example(cls, rng)) for dialect in DIALECTS.values() for cls in dialect.messages]

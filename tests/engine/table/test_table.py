@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine import reference_table as reference
+from tests.support.depth import examples
 from tests.support.manual_clock import Clock
 from upriver.engine.table import _table as compiled
 from upriver.engine.table import group_parts
@@ -595,7 +596,7 @@ class Twin:
 
 
 @given(st.lists(STEPS, max_size=40))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_parity(steps: list[tuple[Any, ...]]) -> None:
     clock = Clock()
     twins = [Twin(backend, clock) for backend in BACKENDS]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.command_peers import Peer, SessionPeer, assert_refusal, decoded, open_rig
+from tests.support.depth import examples
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS
@@ -114,7 +115,7 @@ _plausible = st.sampled_from([b"", b"k", b"default", b"vbucket 0", b"PLAIN", b"k
 _numbers = st.sampled_from([bytes(4), b"\0\0\0\1", bytes(8), bytes(7) + b"\1", b"\xff" * 8, bytes(20), b"\0\1\0\1k"])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     st.lists(
         st.builds(

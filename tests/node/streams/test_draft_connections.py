@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.node.streams.test_statistics import group
+from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.stream_client import StreamClient
 from upriver.model import VbucketState
@@ -277,7 +278,7 @@ def test_what_cannot_be_understood_is_told_and_closes(name: str, garbage: bytes,
     assert peer.closed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(name=st.sampled_from(DRAFTS), cuts=st.lists(st.integers(1, 60), max_size=20))
 def test_requests_may_come_in_any_pieces(name: str, cuts: list[int]) -> None:
     node = InMemoryNode(vbuckets=4)
@@ -300,7 +301,7 @@ def test_requests_may_come_in_any_pieces(name: str, cuts: list[int]) -> None:
     assert not peer.closed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(name=st.sampled_from(SHORT), data=st.binary(max_size=120), good=st.booleans())
 def test_garbage_harms_nobody(name: str, data: bytes, good: bool) -> None:
     node, peer = node_with_peer(name, b"a")

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tests.support.depth import examples
 from tests.support.in_memory_move import InMemoryMove
 from tests.support.in_memory_node import InMemoryNode
 from upriver.errors import TemporaryFailure
@@ -599,7 +600,7 @@ def test_a_promotion_behind_the_movers_back_is_not_overruled() -> None:
     assert world.move.phase is Phase.FAILED
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     cuts=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(list(Link))), max_size=6),
     undo_after=st.none() | st.integers(0, 80),

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.support.depth import examples
 from tests.support.draft_replication import DraftConnectionPair
 from tests.support.in_memory_replication import ConnectionPair, InMemoryReplication, statuses
 from upriver.model import VbucketState
@@ -82,7 +83,7 @@ class World(InMemoryReplication):
 
 
 @pytest.mark.parametrize("speaking", [*OPTIONS, *DRAFTS])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=12, max_size=50))
 def test_a_replica_ends_with_what_its_source_holds(speaking: str, steps: list[tuple[str, ...]]) -> None:
     world = World(speaking)
@@ -100,7 +101,7 @@ def test_a_replica_ends_with_what_its_source_holds(speaking: str, steps: list[tu
     assert not world.wires.replica.closing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     writes=st.lists(KEYS, max_size=20),
     pieces=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), max_size=60),

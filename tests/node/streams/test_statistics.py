@@ -3,6 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.stream_requests import ask, ask_upr, control, node_with_peer
 from upriver.node.streams.statistics import stream_statistics
@@ -84,7 +85,7 @@ def test_what_ended_streams_sent_still_counts() -> None:
     assert (numbers["eq_dcpq:x:items_sent"], numbers["eq_dcpq:x:num_streams"]) == ("4", "0")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     writes=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"])), max_size=30),
     asked=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4),

@@ -7,6 +7,7 @@ checks that every message is allowed where it comes.
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
+from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.model import VbucketState
 from upriver.node.options import ListenAddress
@@ -150,7 +151,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(STEPS, max_size=40),
     dialect=st.sampled_from(list(STREAM_DIALECTS.values())),
@@ -178,7 +179,7 @@ def test_a_consumer_ends_with_what_the_vbucket_holds(
     assert not world.peer.closed
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cuts=st.lists(st.integers(1, 200), max_size=30))
 def test_requests_may_come_in_any_pieces(cuts: list[int]) -> None:
     node = InMemoryNode(vbuckets=4)

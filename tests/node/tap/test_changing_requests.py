@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.node.tap.test_converges import AT_THE_NODE, KEYS, SETTINGS, VBUCKETS, VERDICTS, Consumer, take
+from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
@@ -111,7 +112,7 @@ STEPS = st.lists(
 NOW, TO_COME, ALL = (0, 0, ()), (None, 0, ()), (-(2**40), 0, ())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example(  # what was not acknowledged, and is older than a date that comes after "what comes"
     first=TO_COME,
     steps=[("set", 1, b"a"), ("time", 6.0), ("come back", 0, TO_COME), ("come back", 0, NOW)],

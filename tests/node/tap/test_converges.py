@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.tap_peer import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
@@ -175,7 +176,7 @@ def take(node: InMemoryNode, consumer: Consumer, step: tuple[object, ...], numbe
             node.bucket.maintenance.run_all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example(  # a deletion that was sent and never arrived is purged; the client has acknowledged nothing, and stands at 0
     steps=[
         ("set", 1, b"a"),
@@ -254,7 +255,7 @@ LATE_STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @example(  # of two checkpoints that came while an answer was awaited, the second
     steps=[
         ("set", 1, b"a"),
@@ -293,7 +294,7 @@ def test_who_answers_late_gets_everything_without_another_connection(
 TEMPORARY = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY]), max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     written=st.lists(st.tuples(st.sampled_from(VBUCKETS), st.sampled_from(KEYS)), max_size=12),
     refused=st.lists(TEMPORARY, max_size=5),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import examples
 from tests.support.pipeline_model import Cluster, Contents, converge, row, table, value_of
 from upriver.errors import TargetBehind
 from upriver.pipelines.apply.applying import Applier, latest
@@ -59,7 +60,7 @@ def cluster() -> Cluster:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("policy", ["emit", "rewind"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32))
 @example(seed=69538)  # a deletion is forgotten between a read ahead and a stream from the beginning
 def test_a_target_ends_with_the_nodes_contents(policy: Policy, exact: bool, seed: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import examples
 from tests.support.pipeline_model import Contents, converge, row, table, value_of
 from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
@@ -25,7 +26,7 @@ def contents(target: Target) -> Contents:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 2**32))
 def test_an_index_ends_with_the_nodes_contents(exact: bool, seed: int) -> None:
     with tempfile.TemporaryDirectory() as directory:

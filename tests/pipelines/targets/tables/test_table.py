@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import examples
 from tests.support.pipeline_model import Contents, converge, row, table
 from upriver.pipelines.targets.tables.columns import keys_of
 from upriver.pipelines.targets.tables.delta import Delta
@@ -40,7 +41,7 @@ def work(rows: list[dict[str, object]], number: int | None = 0, **others: object
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(seed=st.integers(0, 2**32))
 def test_a_table_ends_with_the_nodes_contents(kind: Callable[[Path], TableTarget], seed: int) -> None:
     path = Path(tempfile.mkdtemp())
