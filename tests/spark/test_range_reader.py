@@ -279,9 +279,10 @@ import sys
 import pyspark_upriver
 from tests.spark.test_range_reader import reader_of
 from upriver.spark.batch_planner import Range
-from upriver.spark.offsets import Place
+from upriver.spark.offsets import VbucketOffset
 reader = reader_of({node.address!r})
-assert sum(batch.num_rows for batch in reader.read([Range(Place(3, {uuid}), 10), Range(Place(4), 0)])) == 10
+asked = [Range(VbucketOffset(3, {uuid}), 10), Range(VbucketOffset(4), 0)]
+assert sum(batch.num_rows for batch in reader.read(asked)) == 10
 reader.close()
 assert "pandas" not in sys.modules
 """
