@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from upriver.protocol.consumer import Run
 from upriver.wire import Buffer, Message, dcp, packet_size
 
 
@@ -12,8 +13,8 @@ class PacketReceiver(Protocol):
     def full(self) -> bool:
         """There was no room for the last run."""
 
-    def receive_run(self, data: Buffer, at: int, now: float) -> int:
-        """Take the run of changes at this offset; return where it ends."""
+    def receive_runs(self, data: Buffer, at: int, now: float) -> tuple[int, list[Run]]:
+        """Take the runs of changes at this offset; return where they end, and the runs."""
 
     def receive(self, message: Message, now: float) -> bool:
         """Take a message; False if it does not belong to a stream."""
@@ -37,7 +38,7 @@ class PacketFeeder:
         at = 0
         left: list[Message] = []
         while True:
-            at = self._receiver.receive_run(data, at, now)
+            at, _ = self._receiver.receive_runs(data, at, now)
             size = packet_size(data, at)
             if self._receiver.full or size is None or len(data) - at < size:
                 self._partial += data[at:]

@@ -2,7 +2,7 @@
 
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.cluster_map import ClusterMap
-from upriver.client.consumer.batches import Batch, Flush, Reset, Rollback, Run
+from upriver.client.consumer.batches import Batch, Flush, Reset, Rollback
 from upriver.client.consumer.checkpoint import Checkpoint, FileCheckpoint, NodeCheckpoint
 from upriver.client.consumer.consumer import Consumer
 from upriver.client.consumer.progress import Progress
@@ -11,6 +11,7 @@ from upriver.client.kv import Item, KvClient, Meta, Written
 from upriver.client.mover import PARALLEL, Mover, Step
 from upriver.client.sync import SyncConsumer, SyncKvClient, SyncMover
 from upriver.client.transport.address import Address, Endpoint
+from upriver.protocol.consumer import Run
 
 __all__ = [
     "PARALLEL",

@@ -1,8 +1,9 @@
 """Batches, their bounds, and events as rows."""
 
-from upriver.client.consumer.batches import Batch, Flush, Reset, Rollback, Run
+from upriver.client.consumer.batches import Batch, Flush, Reset, Rollback
 from upriver.client.consumer.progress import Progress
 from upriver.model import Change, Event, Snapshot, StreamPosition, change_batch
+from upriver.protocol.consumer import Run
 
 
 def test_bounds_are_given_to_each_row() -> None:

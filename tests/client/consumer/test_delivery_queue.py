@@ -3,11 +3,12 @@
 import asyncio
 from typing import Any, cast
 
-from upriver.client.consumer.batches import Batch, Run
+from upriver.client.consumer.batches import Batch
 from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.progress import Progress
 from upriver.model import Change, Event, StreamPosition, change_batch
+from upriver.protocol.consumer import Run
 
 
 class Source:

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.client.consumer.batches import Run
 from upriver.client.consumer.end_positions import Ranges
 from upriver.client.consumer.progress import Progress
 from upriver.model import Change, Event, Snapshot, StreamPosition, change_batch
 from upriver.model.position import NO_END
+from upriver.protocol.consumer import Run
 
 UUID = 7
 

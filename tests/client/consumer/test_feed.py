@@ -6,7 +6,6 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.client.consumer.batches import Run
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
@@ -15,7 +14,7 @@ from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError
 from upriver.model import CHANGES
 from upriver.protocol.consumer.consumer import ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run
 from upriver.wire import AnyResponse, Dialect, Framer, Message, Response, dcp, memcached, upr, upr_draft3
 from upriver.wire.framing import MEMCACHED
 

@@ -171,7 +171,9 @@ def test_runs_of_several_streams_go_to_their_copies() -> None:
     tested.tell(marker(two))
     data = b"".join(mutation(stream, seqno).encode() for stream, seqno in ((one, 1), (one, 2), (two, 1), (one, 3)))
     tail = of(one, dcp.StreamEnd()).encode()
-    assert tested.consumer.receive_run(data + tail, 0, 0.0) == len(data)
+    end, runs = tested.consumer.receive_runs(data + tail, 0, 0.0)
+    assert end == len(data)
+    assert [(run.vbucket, run.rows, run.position.seqno) for run in runs] == [(0, 2, 2), (1, 1, 1), (0, 1, 3)]
     assert tested.copies[0].told[1:] == ["k1 k2", "k3"]
     assert tested.copies[1].told[1:] == ["k1"]
     assert tested.consumer.changes_received == 4
@@ -184,7 +186,7 @@ def test_what_was_not_asked_for_is_answered_and_not_taken(wrong: str) -> None:
     tested.tell(marker(stream))
     stray = mutation(stream, 1)
     setattr(stray, wrong, 1000)
-    assert tested.consumer.receive_run(stray.encode(), 0, 0.0) == 0
+    assert tested.consumer.receive_runs(stray.encode(), 0, 0.0)[0] == 0
     (answer,) = tested.tell(stray)
     assert isinstance(answer, AnyResponse)
     assert (answer.status, answer.opcode, answer.opaque) == (Status.KEY_ENOENT, 0x57, stray.opaque)
@@ -279,13 +281,13 @@ def test_a_sink_without_room_gets_the_rest_again() -> None:
     data = b"".join(mutation(stream, seqno).encode() for seqno in (1, 2, 3))
     size = len(data) // 3
     tested.copies[0].room = 2
-    assert tested.consumer.receive_run(data, 0, 0.0) == 2 * size
+    assert tested.consumer.receive_runs(data, 0, 0.0)[0] == 2 * size
     assert tested.consumer.full
     assert not stream.life.ended
-    assert tested.consumer.receive_run(data, 2 * size, 0.0) == 2 * size  # still
+    assert tested.consumer.receive_runs(data, 2 * size, 0.0)[0] == 2 * size  # still
     tested.copies[0].room = None
     tested.consumer.go_on()
-    assert tested.consumer.receive_run(data, 2 * size, 0.0) == 3 * size
+    assert tested.consumer.receive_runs(data, 2 * size, 0.0)[0] == 3 * size
     assert not tested.consumer.full
     assert tested.copies[0].told[1:] == ["k1 k2", "k3"]
     assert stream.changes_received == 3
@@ -306,7 +308,7 @@ def test_a_sink_that_refuses_a_change_ends_the_stream() -> None:
     tested.tell(marker(stream))
     tested.copies[0].failure = TooBig("much too big")
     change = mutation(stream, 1)
-    assert tested.consumer.receive_run(change.encode(), 0, 0.0) == 0
+    assert tested.consumer.receive_runs(change.encode(), 0, 0.0)[0] == 0
     assert stream.life.ended
     assert status_of(tested.tell(change)) is Status.KEY_ENOENT
     assert "much too big" in stream.end_reason
@@ -403,7 +405,7 @@ def test_bytes_are_acknowledged_when_a_part_of_the_window_is_used_or_after_some_
     assert isinstance(ack, dcp.BufferAck)
     assert ack.bytes_processed == size
     change = of(stream, dcp.Mutation(by_seqno=1, key=b"k1", value=b"v" * 300)).encode()
-    tested.consumer.receive_run(change, 0, 6.0)
+    tested.consumer.receive_runs(change, 0, 6.0)
     (ack,) = tested.sent()
     assert isinstance(ack, dcp.BufferAck)
     assert ack.bytes_processed == len(change)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.client.consumer.progress import Progress
-from upriver.model import CHANGES, Change, Event, StreamPosition, change_batch, changes_in
+from upriver.model import CHANGES, Change, Event, change_batch, changes_in
+from upriver.protocol.consumer import Run
 
 #: The columns that ``Batch.with_bounds`` adds.
 BOUNDS: Final = pa.schema(
@@ -56,16 +57,6 @@ class Flush:
 
 
 VbucketEvent = Rollback | Reset | Flush
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Rows of a batch that follow each other in one vbucket."""
-
-    vbucket: int
-    rows: int
-    #: Where the consumer stands behind them: branch, last seqno and the snapshot that they are part of.
-    position: StreamPosition
 
 
 @dataclass(frozen=True, slots=True)

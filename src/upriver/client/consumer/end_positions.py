@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.client.consumer.batches import Run
 from upriver.client.consumer.progress import Progress
 from upriver.model import NO_END, StreamPosition
+from upriver.protocol.consumer import Run
 
 
 class Ranges:

@@ -10,12 +10,18 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from upriver.client.consumer.batches import Run
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
-from upriver.protocol.consumer import Answered, ConsumerConnection, ConsumerOptions, ConsumerStream, DraftTranslator
-from upriver.wire import MEMCACHED, AnyRequest, AnyResponse, Dialect, Framer, dcp, packet_size, upr_draft3
+from upriver.protocol.consumer import (
+    Answered,
+    ConsumerConnection,
+    ConsumerOptions,
+    ConsumerStream,
+    DraftTranslator,
+    Run,
+)
+from upriver.wire import MEMCACHED, AnyResponse, Dialect, Framer, dcp, packet_size, upr_draft3
 from upriver.wire.codec import ChangeBatch, ChangeDecoder
 
 #: How much is read at once. More would outgrow the cache between reading and decoding.
@@ -54,15 +60,15 @@ class Feed:
         self.connection = connection
         self.endpoint = connection.endpoint
         self._loop = asyncio.get_running_loop()
-        self._copies = copies
         self._owner = owner
         self._protocol = ConsumerConnection(
             copies, self._loop.time(), options, on_output=self._send, on_end=self._ended
         )
         self._decoder = ChangeDecoder(dcp.dcp, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
         self._partial = bytearray()
-        #: A change that came in two pieces: noted, and decoded together with what follows it.
+        #: A change that came in two pieces, and its run: decoded together with the changes behind it.
         self._head = b""
+        self._head_runs: list[Run] = []
         self._draft = draft
         self._translator = DraftTranslator(draft.name) if draft is not None else None
         self._framer = Framer(draft.framing) if draft is not None else None
@@ -134,8 +140,8 @@ class Feed:
         try:
             at = self._receive_whole(data, now)
         finally:
-            if self._head:  # it is noted already, whatever came behind it
-                self._decode(data[:0])
+            if self._head:  # the protocol has taken it, whatever came behind it
+                self._decode(data[:0], [])
         if at < len(data):
             self._partial += data[at:]
 
@@ -177,8 +183,9 @@ class Feed:
         if size is None or len(partial) < size:
             return data[len(data) :]
         whole, self._partial = bytes(partial), bytearray()
-        if self._protocol.receive_run(whole, 0, now) == size:
-            self._head = whole
+        end, runs = self._protocol.receive_runs(whole, 0, now)
+        if end == size:
+            self._head, self._head_runs = whole, runs
         else:
             self._receive_whole(memoryview(whole), now)
         return data
@@ -187,38 +194,34 @@ class Feed:
         """Take everything that is whole; where the rest begins."""
         at = 0
         while True:
-            end = self._protocol.receive_run(data, at, now)
-            if end > at:
-                self._decode(data[at:end])
+            end, runs = self._protocol.receive_runs(data, at, now)
+            if runs:
+                self._decode(data[at:end], runs)
                 at = end
             size = packet_size(data, at)
             if size is None or len(data) - at < size:
                 return at
-            if self._head:  # what it says comes behind the change
-                self._decode(data[:0])
+            if self._head:  # the change comes before this message
+                self._decode(data[:0], [])
             message = self._decoder.dialect.decode(bytes(data[at : at + size]))
             at += size
             if isinstance(message, AnyResponse) and message.status:
                 self.connection.refused(int(message.status), message.value)
-            if not self._protocol.receive(message, now, size) and isinstance(message, AnyRequest):
-                continue  # nothing of ours: whoever sends it wants no answer from a consumer
-            if self._copies.runs:  # a change that no run has taken, alone
-                self._decode(data[at - size : at])
+            self._protocol.receive(message, now, size)
 
-    def _decode(self, region: memoryview) -> None:
+    def _decode(self, region: memoryview, runs: list[Run]) -> None:
         decoder = self._decoder
         if self._head:
             decoder.feed_behind(self._head, region)
+            runs = [*self._head_runs, *runs]
             self._head = b""
         else:
             decoder.feed(region)
         batch = decoder.next()
         assert isinstance(batch, ChangeBatch)
-        runs = self._copies.take_runs()
-        assert len(batch) == sum(run.rows for run in runs)
         records = batch.records if self._translator is None else self._restored(batch.records)
         try:
-            self._owner.received(self, records, runs, batch.wire_bytes)
+            self._owner.received(self, records, tuple(runs), batch.wire_bytes)
         except WireError as error:  # a value that cannot be inflated: another connection would begin behind it
             self._owner.failed(error)
 

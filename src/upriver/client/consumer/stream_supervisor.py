@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from upriver.client.cluster.cluster import Cluster
-from upriver.client.consumer.batches import Batch, Run
+from upriver.client.consumer.batches import Batch
 from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.end_positions import Ranges
 from upriver.client.consumer.feed import RECEIVE_BYTES, Feed
@@ -39,7 +39,7 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model import inflated_batch
-from upriver.protocol.consumer import ConsumerStream
+from upriver.protocol.consumer import ConsumerStream, Run
 from upriver.wire import dcp
 
 LOG: Final = logging.getLogger("upriver.client")

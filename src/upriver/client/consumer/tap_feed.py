@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.client.consumer.batches import Flush, Reset, Run
+from upriver.client.consumer.batches import Flush, Reset
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
@@ -22,6 +22,7 @@ from upriver.client.transport.connection import Connection
 from upriver.errors import Busy, StatusError, StreamRefused, StreamRolledBack, TemporaryFailure, UpriverError, WireError
 from upriver.model import Event
 from upriver.protocol import SilenceWatch
+from upriver.protocol.consumer import Run
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codec import ChangeBatch, ChangeDecoder
 from upriver.wire.dialects.tap import Control, TapFlag

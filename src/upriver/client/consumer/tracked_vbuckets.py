@@ -7,7 +7,7 @@ all vbuckets together; what happens to the vbucket as a whole becomes an event, 
 from collections.abc import Callable
 from typing import Final, Literal, get_args
 
-from upriver.client.consumer.batches import Flush, Reset, Rollback, Run, VbucketEvent
+from upriver.client.consumer.batches import Flush, Reset, Rollback, VbucketEvent
 from upriver.client.consumer.progress import Progress
 from upriver.errors import KeyNotFound, NotSupported, StreamRolledBack
 from upriver.model import NO_END, FailoverLog, Snapshot, StreamPosition, VbucketState
@@ -55,10 +55,9 @@ class TrackedVbucket:
         self._copies.moved(self)
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:  # noqa: ARG002
-        """Note a run of changes."""
+        """Move behind these changes; the feed decodes them."""
         position = self.position
         self._move(StreamPosition(position.vbucket_uuid, last_seqno, position.snapshot))
-        self._copies.runs.append(Run(self.number, changes, self.position))
 
     def advance(self, seqno: int) -> None:
         """What stood up to here did not pass a filter."""
@@ -120,8 +119,6 @@ class TrackedVbuckets:
         self._copies: dict[int, TrackedVbucket] = {}
         self._on_event = on_event
         self._on_move = on_move
-        #: Noted since they were last taken.
-        self.runs: list[Run] = []
         for number, each in progress.items():
             self.put(number, each)
 
@@ -131,12 +128,6 @@ class TrackedVbuckets:
     def put(self, number: int, progress: Progress) -> None:
         """Have a copy that stands here, instead of one that stood elsewhere."""
         self._copies[number] = TrackedVbucket(number, progress, self._policy, self)
-
-    def take_runs(self) -> tuple[Run, ...]:
-        """The runs that were noted since the last time."""
-        runs = tuple(self.runs)
-        self.runs.clear()
-        return runs
 
     def happened(self, copy: TrackedVbucket, event: VbucketEvent) -> None:
         """Something happened to a whole vbucket."""

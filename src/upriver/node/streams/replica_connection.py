@@ -41,7 +41,7 @@ class ReplicaConnection(StreamingSession):
 
     def receive_run(self, data: Buffer, at: int) -> int:
         """Take the changes that stand next; where they end."""
-        end = self.replica.receive_run(data, at, self.node.ticks())
+        end, _ = self.replica.receive_runs(data, at, self.node.ticks())
         if self.replica.full and not self.full:
             self.full = True
             self.node.scheduler.later(RETRY_S, self._retry)

@@ -1,7 +1,7 @@
 """The receiving side of UPR and DCP: negotiates, asks for streams, follows rollbacks, hands changes to a sink."""
 
 from upriver.protocol.consumer.consumer import Answered, ConsumerConnection, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.consumer.replica import Replica
 
@@ -12,4 +12,5 @@ __all__ = [
     "ConsumerStream",
     "DraftTranslator",
     "Replica",
+    "Run",
 ]

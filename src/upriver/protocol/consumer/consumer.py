@@ -26,7 +26,7 @@ from upriver.errors import (
     TemporaryFailure,
 )
 from upriver.model import EVENTS, NO_END, FailoverLog, VbucketState
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run
 from upriver.protocol.consumer.negotiation import DIALECTS, Negotiation
 from upriver.protocol.consumer.sink import Sink
 from upriver.protocol.flow_control import ReceiveWindow
@@ -235,18 +235,21 @@ class ConsumerConnection:
 
     # Coming in
 
-    def receive_run(self, data: Buffer, at: int, now: float) -> int:
-        """Take the run of changes that stands next; where it ends, ``at`` if something else stands there."""
+    def receive_runs(self, data: Buffer, at: int, now: float) -> tuple[int, list[Run]]:
+        """Take the changes that start at ``at``: where they end, and the runs that were taken, one stream each."""
+        runs: list[Run] = []
         while len(data) - at > _HEADER_BYTES and data[at + 1] in EVENTS:
             stream = self.streams.get(u16_at(data, at + _VBUCKET_AT))
             if stream is None or stream.opaque != int.from_bytes(data[at + _OPAQUE_AT : at + _OPAQUE_AT + 4], "big"):
-                return at
+                break
+            before = stream.changes_received
             try:
                 end = stream.run(data, at)
             except StatusError as error:
                 self._abandon(stream, error)
-                return at
+                break
             if end > at:
+                runs.append(Run(stream.vbucket, stream.changes_received - before, stream.position))
                 self.silence.heard(now)
                 if self.options.acks_late:
                     self.bytes_received_total += end - at
@@ -255,11 +258,11 @@ class ConsumerConnection:
                 self._answer_marker(stream)
             if stream.full:
                 stream.full, self.full = False, True
-                return end
+                return end, runs
             if end == at:
-                return at
+                break
             at = end
-        return at
+        return at, runs
 
     def go_on(self) -> None:
         """There may be room again."""

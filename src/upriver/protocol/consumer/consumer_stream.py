@@ -11,6 +11,8 @@ snapshot, whose rest comes first; so do an end with *ok* and a change of state i
 heard in `upr`, say that a snapshot ends.
 """
 
+from typing import NamedTuple
+
 from upriver.errors import (
     InvalidArguments,
     KeyNotFound,
@@ -30,6 +32,16 @@ from upriver.wire.codec import change_run
 _STATES = (StreamState.SNAPSHOT, StreamState.DRAINING)
 #: Before a takeover gives the copy roles of its own.
 _PLAIN = (StreamState.REQUESTED, StreamState.OPEN, StreamState.SNAPSHOT)
+
+
+class Run(NamedTuple):
+    """Consecutive changes of one vbucket that were taken together."""
+
+    vbucket: int
+    #: The number of changes.
+    rows: int
+    #: The consumer's position behind them: branch, last seqno and the snapshot that they belong to.
+    position: StreamPosition
 
 
 class ConsumerStream:

@@ -9,7 +9,7 @@ from typing import Final
 
 from upriver.errors import StatusError
 from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
-from upriver.protocol.consumer.consumer_stream import ConsumerStream
+from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run
 from upriver.protocol.consumer.sink import Sink
 from upriver.wire import AnyResponse, Buffer, Message, Request, Status, dcp, upr
 
@@ -53,9 +53,9 @@ class Replica:
 
     # Coming in
 
-    def receive_run(self, data: Buffer, at: int, now: float) -> int:
-        """Take the run of changes that stands next; where it ends."""
-        return self.consumer.receive_run(data, at, now)
+    def receive_runs(self, data: Buffer, at: int, now: float) -> tuple[int, list[Run]]:
+        """Take the changes that start at ``at``: where they end, and the runs that were taken."""
+        return self.consumer.receive_runs(data, at, now)
 
     def receive(self, message: Message, now: float) -> bool:
         """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
