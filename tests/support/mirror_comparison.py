@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from upriver.client import Address
+from upriver.model import Difference
 from upriver.pipelines.apply.rereading import NodeReader
-from upriver.pipelines.jobs.mirror import open_table
-from upriver.pipelines.jobs.verifying import Difference, differences
+from upriver.pipelines.jobs.mirror import open_table, table_differences
 from upriver.spark.options import ReadOptions
 
 
@@ -13,6 +13,6 @@ def mirror_differences(path: Path, address: str) -> list[Difference]:
     """What the table holds differently from the node."""
     nodes = NodeReader(ReadOptions(address=Address.parse(address)))
     try:
-        return list(differences(open_table(path), nodes, nodes.vbuckets()))
+        return list(table_differences(open_table(path), nodes, nodes.vbuckets()))
     finally:
         nodes.close()

@@ -15,6 +15,8 @@ import click
 from upriver import __version__
 from upriver.cli.errors import Complaint, Failure, reason
 
+__all__ = ["main"]
+
 #: Each command is a function of its own name in a file of its own name, with an underscore for a hyphen, and one behind
 #: a name that Python has taken; what the list of commands says about it.
 COMMANDS: Final = {

@@ -6,6 +6,7 @@ storage meet in these words and nowhere else.
 
 from upriver.model.batch import CHANGES, change_batch, changes_in
 from upriver.model.change import Change, Event
+from upriver.model.comparison import Difference, differences
 from upriver.model.compression import (
     INFLATED_BYTES_MAX,
     INFLATION_MAX,
@@ -61,6 +62,7 @@ __all__ = [
     "UUID_BITS",
     "VBUCKETS_MAX",
     "Change",
+    "Difference",
     "Event",
     "FailoverEntry",
     "FailoverLog",
@@ -71,6 +73,7 @@ __all__ = [
     "aligned",
     "change_batch",
     "changes_in",
+    "differences",
     "inflated",
     "inflated_batch",
     "inflated_size",

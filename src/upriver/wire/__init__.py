@@ -5,6 +5,7 @@
 processes whole buffers at once.
 """
 
+from upriver.wire import explain, hexdump
 from upriver.wire.codes import Magic, Status
 from upriver.wire.detect import detect
 from upriver.wire.dialect import Dialect
@@ -46,6 +47,8 @@ __all__ = [
     "Status",
     "dcp",
     "detect",
+    "explain",
+    "hexdump",
     "memcached",
     "packet_size",
     "tap",

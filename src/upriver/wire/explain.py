@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from upriver.errors import WireError
-from upriver.wire import DIALECTS
 from upriver.wire.dialect import Dialect
+from upriver.wire.dialects import DIALECTS
 from upriver.wire.framing import DRAFT, MEMCACHED, Framer, Framing
 from upriver.wire.layout import Span
 from upriver.wire.message import AnyRequest, AnyResponse, Message, Request, Response, header_spans

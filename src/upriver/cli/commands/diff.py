@@ -9,7 +9,6 @@ import click
 import pyarrow as pa
 
 from upriver.cli.commands.dump import live
-from upriver.cli.comparison import COMPARED, Difference, differences
 from upriver.cli.errors import Failure
 from upriver.cli.json_lines import text_fields
 from upriver.cli.output import Advance, on_terminal, progress, show_json, shown
@@ -17,11 +16,13 @@ from upriver.cli.parameters import ADDRESS, address_argument, json_option, patie
 from upriver.cli.run_async import run
 from upriver.client import Address, Consumer
 from upriver.client.cluster import Cluster, SingleNode, VbucketStatus, vbuckets_of
-from upriver.model import CHANGES, VbucketState
+from upriver.model import CHANGES, Difference, VbucketState, differences
 
 #: So many changes are held of each node at a time, and of one vbucket at least.
 CHANGES_MAX: Final = 256 * 1024
-_COLUMNS: Final = ("vbucket", "event", "seqno", *COMPARED)
+#: A document. Its seqno and CAS may differ between nodes.
+_COMPARED: Final = ("vbucket", "key", "value", "flags", "expiry", "datatype")
+_COLUMNS: Final = (*_COMPARED, "event", "seqno")
 _READ: Final = pa.schema([CHANGES.field(name) for name in _COLUMNS])
 _COLOURS: Final = {"missing": "red", "extra": "yellow", "different": "magenta"}
 DIFFERENT: Final = 1
@@ -75,7 +76,7 @@ async def _diff(
                 _read(first, group, mine, patience_s, advance), _read(second, group, theirs, patience_s, advance)
             )
             for number in group:
-                for difference in differences(number, ours[number], others[number]):
+                for difference in differences(ours[number], others[number]):
                     found += 1
                     _show(difference, as_json)
     return found
@@ -129,7 +130,7 @@ async def _read(
 
 
 def _documents(batches: list[pa.RecordBatch], now: int) -> pa.Table:
-    return live(pa.Table.from_batches(batches, _READ), now).select(list(COMPARED))
+    return live(pa.Table.from_batches(batches, _READ), now).select(list(_COMPARED))
 
 
 def _show(difference: Difference, as_json: bool) -> None:

@@ -60,7 +60,7 @@ def verify(
     """
     try:
         from upriver.pipelines.apply import NodeReader
-        from upriver.pipelines.jobs import differences, open_table
+        from upriver.pipelines.jobs import open_table, table_differences
         from upriver.spark import ReadOptions
     except ImportError as error:
         raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
@@ -73,8 +73,9 @@ def verify(
         try:
             numbers = nodes.vbuckets()
             with progress("verify", len(numbers), "vbuckets") as advance:
-                for difference in differences(held, nodes, numbers, advance):
+                for difference in table_differences(held, nodes, numbers, advance):
                     found += 1
+                    assert difference.key is not None
                     named = text_fields("key", difference.key)
                     told = {"vbucket": difference.vbucket, "difference": difference.kind, **named}
                     if as_json:

@@ -1,16 +1,23 @@
 """The pipeline mirror: the latest state of every key, and if wanted the history, as tables."""
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from upriver.errors import ForeignData, OptionError
 from upriver.files import sync
+from upriver.model import Difference, differences
 from upriver.options import OneOf, as_text, option
+from upriver.pipelines.apply.applying import latest
 from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
+from upriver.pipelines.apply.rereading import NodeReader
+from upriver.pipelines.targets.tables.columns import keys_of
 from upriver.pipelines.targets.tables.delta import Delta, DeltaHistory
 from upriver.pipelines.targets.tables.parquet import ParquetTable
 from upriver.pipelines.targets.tables.table import TableTarget
@@ -84,3 +91,24 @@ def open_table(path: Path) -> TableTarget:
     if (path / "current").is_symlink():
         return ParquetTable(path)
     raise ForeignData(str(path), "there is no mirror")
+
+
+def table_differences(
+    table: TableTarget, nodes: NodeReader, vbuckets: list[int], done: Callable[[int], None] = lambda _: None
+) -> Iterator[Difference]:
+    """The differences between the documents of the nodes and a table. Expired documents are ignored on both sides."""
+    for group in nodes.groups(vbuckets):
+        rows, _ = nodes.read(group)
+        rows = latest(rows)
+        now = int(time.time())
+        theirs = table.documents(rows.filter(pc.equal(rows.column("event"), "mutation")))
+        yield from differences(_compared(theirs, now), _compared(table.read(group), now), "_vbucket", "_key")
+        done(len(group))
+
+
+def _compared(rows: pa.Table, now: int) -> pa.Table:
+    """The rows without their seqnos, because a moved vbucket assigns its own, and with their keys as bytes."""
+    expiry = rows.column("_expiry")
+    lasting = rows.filter(pc.or_(pc.equal(expiry, 0), pc.greater(expiry, now)))
+    place = lasting.schema.get_field_index("_key")
+    return lasting.set_column(place, "_key", keys_of(lasting)).drop_columns(["_seqno", "_raw_key"])
