@@ -64,14 +64,14 @@ def test_passwords(guarded_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("UPRIVER_PASSWORD", "wrong")
     code, stderr = run(url)
     assert code == 1
-    assert_one_line(stderr, "does not know 'me' with this password")
+    assert_one_line(stderr, "rejects the user 'me' or the password")
     monkeypatch.delenv("UPRIVER_PASSWORD")
     code, stderr = run(url)
     assert code == 2
     assert_one_line(stderr, "no password for 'me'")
     code, stderr = run(guarded_node.address)
     assert code == 1
-    assert_one_line(stderr, "wants a login")
+    assert_one_line(stderr, "requires a login")
     monkeypatch.setattr(parameters, "at_terminal", lambda: True)
     result = CliRunner().invoke(main, ["get", "k", url], input="secret\n", prog_name="upriver")
     assert (result.exit_code, result.stdout) == (0, "v")
@@ -112,4 +112,4 @@ def test_no_positions(run: Run, given: str) -> None:
 def test_positions_of_an_unknown_vbucket(run: Run) -> None:
     result = run("tail", "--until-now", "--from", "900:1:5")
     assert result.exit_code == 1
-    assert_one_line(result.stderr, "there is no vbucket 900")
+    assert_one_line(result.stderr, "vbucket 900 does not exist")

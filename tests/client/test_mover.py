@@ -249,7 +249,7 @@ def test_a_dead_source_stays_dead_while_the_destination_cannot_be_asked() -> Non
         mover = Mover(first.address, address, [1], Goal.UNDO, patience_s=0.5)
         (step,) = asyncio.run(mover.carry_out())
         assert not step.phase.over
-        assert "the destination cannot be reached" in step.reason
+        assert "cannot reach the destination" in step.reason
         assert first.bucket.vbucket(1).state is VbucketState.DEAD
 
 

@@ -1,8 +1,8 @@
-"""Many keys at once: the rows of a batch, each to its node, as quiet requests with one answer at the end.
+"""Bulk operations: sends each row of a batch to its node, as quiet requests with one reply at the end.
 
-Rows go out in slices of bounded size, a few of them on their way at a time. What is refused for now, or by a node that
-has the vbucket no more, is sent again until the time is up; after a lost connection a whole slice is sent again, which
-storing without conditions allows. A row that was not done is not sent after a later one with its key: then it is void.
+Rows go out in slices of bounded size, a few of them at a time. A row is sent again until the timeout if the node
+refused it temporarily or no longer owns the vbucket. After a lost connection the whole slice is sent again, which is
+safe because the writes are unconditional. A row is not sent again after a later row with the same key was written.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from upriver.wire.dialects.memcached import MetaOption, Noop
 
 T = TypeVar("T")
 
-#: A slice holds so many rows, and fewer if they are large.
+#: The maximum number of rows in a slice; large rows make it smaller.
 SLICE_ROWS_MAX: Final = 4096
 SLICE_BYTES_MAX: Final = 1024 * 1024
-#: So many slices are on their way to one node.
+#: The maximum number of outstanding slices per node.
 SLICES_MAX: Final = 3
 
 
 def keys_batch(keys: Sequence[bytes]) -> pa.RecordBatch:
-    """Rows with nothing but a key."""
+    """Return rows that have only a key."""
     return completed(pa.record_batch({"key": pa.array(keys, pa.binary())}))
 
 
 def store_batch(rows: Sequence[tuple[bytes, bytes]], flags: int, expiry: int) -> pa.RecordBatch:
-    """Rows that store these values."""
+    """Return rows that store these values."""
     keys, values = zip(*rows, strict=True) if rows else ((), ())
     count = len(rows)
     return completed(
@@ -53,11 +53,11 @@ def store_batch(rows: Sequence[tuple[bytes, bytes]], flags: int, expiry: int) ->
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch by the schema of changes: what it lacks is 0, and a row without an event stores its value."""
+    """Return the batch in the schema of changes: missing columns are 0, and a missing event means mutation."""
     if batch.schema.equals(CHANGES):
         return batch
     if "key" not in batch.schema.names:
-        raise ValueError(f"a batch needs a column key; this one has {', '.join(batch.schema.names)}")
+        raise ValueError(f"the batch has no column key, only {', '.join(batch.schema.names)}")
     columns = []
     for field in CHANGES:
         if field.name in batch.schema.names:
@@ -67,7 +67,7 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
             default: Any = b"" if field.type == pa.binary() else int(Event.MUTATION) if field.name == "event" else 0
             columns.append(pa.repeat(pa.scalar(default, field.type), batch.num_rows))
         if columns[-1].null_count:
-            raise ValueError(f"the column {field.name} has nulls")
+            raise ValueError(f"the column {field.name} contains nulls; fill or drop these rows")
     return pa.RecordBatch.from_arrays(columns, schema=CHANGES)
 
 
@@ -78,13 +78,13 @@ class BulkWork:
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._for_now = for_now
-        #: Whether of two rows with one key the later counts, and not the one that the node prefers.
+        #: Whether the later of two rows with the same key wins, rather than the node's conflict resolution.
         self._in_order = True
 
     async def write(
         self, batch: pa.RecordBatch, *, with_meta: bool, options: MetaOption | None
     ) -> dict[bytes, StatusError]:
-        """Store and delete; the refused keys."""
+        """Store and delete rows; return the refused keys with their errors."""
         self._in_order = not with_meta or MetaOption.SKIP_CONFLICT_RESOLUTION in (options or MetaOption(0))
 
         def encode(rows: pa.RecordBatch, first: int) -> Any:
@@ -105,7 +105,7 @@ class BulkWork:
         return refused
 
     async def read(self, batch: pa.RecordBatch, item: Callable[[Reply], T]) -> dict[bytes, T]:
-        """What the keys hold."""
+        """Return the items of the keys that exist."""
         found: dict[bytes, T] = {}
 
         def take(keys: Sequence[bytes], reply: Reply) -> bool:
@@ -126,13 +126,13 @@ class BulkWork:
         encode: Callable[[pa.RecordBatch, int], Any],
         take: Callable[[Sequence[bytes], Reply], bool],
     ) -> None:
-        """Send all rows until none has to be sent again."""
+        """Send rows until each is done or refused for good."""
         loop, backoff = asyncio.get_running_loop(), Backoff()
         deadline = loop.time() + self._timeout_s
         await self._cluster.open()
         while batch.num_rows:
             known = self._cluster.map
-            # Progress counts: the time is for a batch that stands still, not for a large one.
+            # The timeout limits the time without progress, not the time of a large batch.
             before = batch.num_rows
             batch, failure = await self._round(batch, encode, take)
             if not batch.num_rows:
@@ -141,13 +141,15 @@ class BulkWork:
                 deadline = loop.time() + self._timeout_s
                 backoff.reset()
             if isinstance(failure, NotMyVbucket) and self._cluster.map is not known:
-                continue  # the refusal came with the map that says where they are
+                continue  # the refusal came with a new map
             pause_s = backoff.pause_s()
             if loop.time() + pause_s >= deadline:
-                raise failure or TimedOut(str(self._cluster.address), f"{batch.num_rows} rows are not done in time")
+                raise failure or TimedOut(
+                    str(self._cluster.address), f"{batch.num_rows} rows were not written within {self._timeout_s:g} s"
+                )
             await asyncio.sleep(pause_s)
             if isinstance(failure, NodeUnavailable | NotMyVbucket):
-                with contextlib.suppress(NodeUnavailable):  # the next round says it, if it stays so
+                with contextlib.suppress(NodeUnavailable):  # the next round reports it again
                     await self._cluster.refresh(known)
 
     async def _round(
@@ -156,7 +158,7 @@ class BulkWork:
         encode: Callable[[pa.RecordBatch, int], Any],
         take: Callable[[Sequence[bytes], Reply], bool],
     ) -> tuple[pa.RecordBatch, Exception | None]:
-        """Send every row once; those that have to be sent again, and why the last of them."""
+        """Send every row once; return the rows to send again, and the last failure."""
         again: list[pa.RecordBatch] = []
         failures: list[Exception] = []
 
@@ -188,13 +190,13 @@ class BulkWork:
         by_node, unowned = self._by_node(batch)
         if unowned is not None:
             again.append(unowned)
-            failures.append(NotMyVbucket("no node has it now"))
+            failures.append(NotMyVbucket("the vbucket has no owner now"))
         try:
             async with asyncio.TaskGroup() as group:
                 for endpoint, rows in by_node.items():
                     group.create_task(send_all(endpoint, rows))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first has stopped the others
+            raise errors.exceptions[0] from None  # the first error cancelled the other tasks
         left = pa.Table.from_batches(again, CHANGES).combine_chunks().to_batches() if again else []
         return (left[0] if left else batch.slice(0, 0)), (failures[-1] if failures else None)
 
@@ -218,18 +220,18 @@ class BulkWork:
     async def _exchange(
         self, endpoint: Endpoint, rows: pa.RecordBatch, encode: Callable[[pa.RecordBatch, int], Any]
     ) -> list[tuple[list[int], Reply]]:
-        """Send the rows; the answers, each with the rows that it is for."""
+        """Send rows and return the replies, each with the indexes of its rows."""
         connection = await self._cluster.connection(endpoint, bulk=True)
         count = rows.num_rows
         first = connection.reserve(count + 1)
         data = b"".join((encode(rows, first), Noop(opaque=first + count).encode()))
         replies = await connection.collect(data, first, count + 1, count + 1, self._timeout_s)
         if not replies or replies[-1].opaque != first + count:
-            raise ConnectionLost(str(endpoint), "it answered in another order than it was asked")
+            raise ConnectionLost(str(endpoint), "the node replied in the wrong order")
         return [([opaque - first for opaque in (reply.opaque, *reply.alike)], reply) for reply in replies[:-1]]
 
     def _by_node(self, batch: pa.RecordBatch) -> tuple[dict[Endpoint, pa.RecordBatch], pa.RecordBatch | None]:
-        """The rows of each node, with their vbuckets filled in, and those that nobody has."""
+        """Return the rows of each node, with their vbuckets, and the rows whose vbucket has no owner."""
         cluster_map = self._cluster.map
         vbuckets = key_vbuckets(batch.column("key"), cluster_map.vbuckets)
         place = CHANGES.get_field_index("vbucket")
@@ -243,7 +245,7 @@ class BulkWork:
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """The batch in pieces of bounded size; a single row may exceed it."""
+    """Split a batch into slices of bounded size; a single row may exceed it."""
     if not batch.num_rows:
         return []
     per_row = max(1, batch.nbytes // batch.num_rows)
@@ -252,9 +254,9 @@ def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def not_overtaken(rows: pa.RecordBatch, missed: set[int], refused: set[int]) -> list[int]:
-    """The missed rows in their order, without those whose key a later row has already written.
+    """Return the missed rows in order, without those whose key a later row has already written.
 
-    To send such a row again would put an older value in the place of a newer one.
+    Sending such a row again would overwrite a newer value with an older one.
     """
     keys = rows.column("key").to_pylist()
     written = {key: place for place, key in enumerate(keys) if place not in missed and place not in refused}

@@ -1,10 +1,9 @@
-"""A key-value client: single operations, and many keys at once.
+"""A key-value client: single operations and bulk operations.
 
-Each key goes to the node that has its vbucket. A node that does not have it any more says so; then the newest map is
-fetched and the request goes to the new place. What certainly was not done (refused for now, not my vbucket, no
-connection) is tried again until the time is up. When a connection breaks after a request was sent nobody knows whether
-it was done: what may be done twice (reading, storing without conditions) is sent again, everything else is told with
-``ConnectionLost``.
+Each request goes to the owner of the key's vbucket. If the node no longer owns it, the client fetches the newest map
+and sends the request to the new owner. Requests that were certainly not carried out (temporary failure, not my vbucket,
+no connection) are retried until the timeout. When a connection is lost after a request was sent, the outcome is
+unknown: the client repeats reads and unconditional sets, and raises ``ConnectionLost`` for everything else.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from upriver.wire.dialects.memcached import MetaOption
 
 T = TypeVar("T")
 Key = bytes | str
-#: Keys with their values. A mapping of either kind of key is listed on its own, because mappings are invariant in it.
+#: Keys with their values. Mappings are invariant in their keys, so each type of key is listed.
 Items = (
     Mapping[bytes, bytes | str]
     | Mapping[str, bytes | str]
@@ -47,15 +46,15 @@ Items = (
 _U32: Final = struct.Struct(">I")
 _PLACE: Final = struct.Struct(">QQ")
 _META: Final = struct.Struct(">IIIQ")
-#: An expiration that says: do not create the number.
+#: The expiration that tells a node not to create the number.
 _NO_CREATION: Final = 0xFFFFFFFF
-#: Refusals that say: not now.
+#: Errors after which a retry may succeed.
 FOR_NOW: Final = (TemporaryFailure, Busy, OutOfMemory)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a key holds."""
+    """The value of a key, with its flags and CAS."""
 
     value: bytes
     flags: int = 0
@@ -65,7 +64,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a change has become: its CAS, and its place in the history of its vbucket if the node tells."""
+    """The result of a write: its CAS and, if the node returns them, the vbucket uuid and seqno."""
 
     cas: int
     vbucket: int
@@ -75,7 +74,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is known of a key beside its value."""
+    """The metadata of a key."""
 
     deleted: bool
     flags: int
@@ -96,7 +95,7 @@ class KvClient:
 
     #: The connections of this client, and the cluster map that it follows.
     cluster: Cluster
-    #: How long an operation may take, all its attempts together.
+    #: The time limit of an operation with all its attempts.
     timeout_s: float
 
     def __init__(
@@ -107,7 +106,7 @@ class KvClient:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         agent: str = AGENT,
     ) -> None:
-        """``timeout_s`` is how long an operation may take, all its attempts together."""
+        """Create a client; ``timeout_s`` limits an operation with all its attempts."""
         self.cluster = Cluster(address, agent=agent, connect_timeout_s=connect_timeout_s)
         self.timeout_s = timeout_s
 
@@ -129,20 +128,20 @@ class KvClient:
     # Reading
 
     async def get(self, key: Key) -> Item | None:
-        """What the key holds; None if there is no such key."""
+        """Read a key; None if it does not exist."""
         return await self._found(key, memcached.Get(key=_bytes(key)))
 
     async def gat(self, key: Key, expiry: int) -> Item | None:
-        """Read a key and give it a new expiry."""
+        """Read a key and set its expiry; None if it does not exist."""
         return await self._found(key, memcached.Gat(key=_bytes(key), expiration=expiry), twice=False)
 
     async def lock(self, key: Key, seconds: int = 15) -> Item:
-        """Read a key and keep others from changing it; its CAS is what unlocks it."""
+        """Read a key and lock it against changes; its CAS unlocks it."""
         request = memcached.GetLocked(key=_bytes(key), lock_time=seconds)
         return _item(await self._ask(key, request, retry_for_now=False))
 
     async def meta(self, key: Key) -> Meta | None:
-        """What is known of a key, even if it is deleted; None if nothing is."""
+        """Read the metadata of a key, deleted or not; None if the node has none."""
         try:
             reply = await self._ask(key, memcached.GetMeta(key=_bytes(key)), twice=True)
         except KeyNotFound:
@@ -151,7 +150,7 @@ class KvClient:
         return Meta(bool(deleted), flags, expiry, rev_seqno, reply.cas)
 
     async def get_many(self, keys: Iterable[Key]) -> dict[bytes, Item]:
-        """What these keys hold; those that are not there are left out."""
+        """Read many keys; the result has only those that exist."""
         batch = keys_batch([_bytes(key) for key in keys])
         return await self._bulk().read(batch, _item)
 
@@ -160,25 +159,25 @@ class KvClient:
     async def set(
         self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
     ) -> Written:
-        """Store a value, whatever was there; with a CAS only if it is the item's."""
+        """Store a value; with ``cas``, only if the item still has this CAS."""
         return await self._store(memcached.Set, key, value, flags, expiry, cas, datatype, twice=not cas)
 
     async def add(self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
-        """Store a value if there is none yet."""
+        """Store a value if the key does not exist."""
         return await self._store(memcached.Add, key, value, flags, expiry, 0, datatype)
 
     async def replace(
         self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
     ) -> Written:
-        """Store a value if there is one already."""
+        """Store a value if the key exists."""
         return await self._store(memcached.Replace, key, value, flags, expiry, cas, datatype)
 
     async def append(self, key: Key, value: bytes | str, *, cas: int = 0) -> Written:
-        """Put bytes behind the value."""
+        """Append bytes to the value."""
         return await self._write(key, memcached.Append(key=_bytes(key), value=_bytes(value), cas=cas))
 
     async def prepend(self, key: Key, value: bytes | str, *, cas: int = 0) -> Written:
-        """Put bytes before the value."""
+        """Insert bytes before the value."""
         return await self._write(key, memcached.Prepend(key=_bytes(key), value=_bytes(value), cas=cas))
 
     async def delete(self, key: Key, *, cas: int = 0) -> Written:
@@ -186,25 +185,25 @@ class KvClient:
         return await self._write(key, memcached.Delete(key=_bytes(key), cas=cas))
 
     async def incr(self, key: Key, delta: int = 1, *, initial: int | None = None, expiry: int = 0) -> int:
-        """Add to a number, below zero subtract; ``initial`` is stored if there is none yet. The number as it is now."""
+        """Add ``delta`` to a number and return the result; ``initial`` is stored if the key does not exist."""
         kind = memcached.Increment if delta >= 0 else memcached.Decrement
         expiration = _NO_CREATION if initial is None else expiry
         request = kind(key=_bytes(key), delta=abs(delta), initial=initial or 0, expiration=expiration)
         return int.from_bytes((await self._ask(key, request)).value, "big")
 
     async def touch(self, key: Key, expiry: int) -> None:
-        """Give a key a new expiry."""
+        """Set the expiry of a key."""
         await self._ask(key, memcached.Touch(key=_bytes(key), expiration=expiry))
 
     async def unlock(self, key: Key, cas: int) -> None:
-        """Release a lock before its time."""
+        """Release a lock before it expires."""
         await self._ask(key, memcached.Unlock(key=_bytes(key), cas=cas), retry_for_now=False)
 
     async def set_with_meta(
         self, key: Key, value: bytes | str, *, rev_seqno: int, cas: int, flags: int = 0, expiry: int = 0,
         datatype: int = 0, options: MetaOption | None = None,
     ) -> Written:  # fmt: skip
-        """Store a value with the revision and CAS that it has elsewhere."""
+        """Store a value with the revision and CAS that it has on another node."""
         request = memcached.SetWithMeta(
             key=_bytes(key), value=_bytes(value), rev_seqno=rev_seqno, item_cas=cas, flags=flags, expiration=expiry,
             datatype=datatype, options=options,
@@ -215,14 +214,14 @@ class KvClient:
         self, key: Key, *, rev_seqno: int, cas: int, flags: int = 0, expiry: int = 0,
         options: MetaOption | None = None,
     ) -> Written:  # fmt: skip
-        """Delete a key with the revision and CAS that the deletion has elsewhere."""
+        """Delete a key with the revision and CAS that the deletion has on another node."""
         request = memcached.DeleteWithMeta(
             key=_bytes(key), rev_seqno=rev_seqno, item_cas=cas, flags=flags, expiration=expiry, options=options
         )
         return await self._write(key, request)
 
     async def set_many(self, items: Items, *, flags: int = 0, expiry: int = 0) -> dict[bytes, StatusError]:
-        """Store many values; the keys that were refused, with the reason. Empty if all are stored."""
+        """Store many values; return the refused keys with their errors, empty if all were stored."""
         pairs = items.items() if isinstance(items, Mapping) else items
         rows = [(_bytes(key), _bytes(value)) for key, value in pairs]
         return await self.write_batch(store_batch(rows, flags, expiry))
@@ -230,14 +229,14 @@ class KvClient:
     async def write_batch(
         self, batch: Any, *, with_meta: bool = False, options: MetaOption | None = None
     ) -> dict[bytes, StatusError]:
-        """Store and delete the rows of an Arrow batch; the keys that were refused, with the reason.
+        """Store and delete the rows of an Arrow batch; return the refused keys with their errors.
 
-        ``batch`` has a key and, unless all rows are deletions, a value; any other column of the schema of changes may
-        be there too. With ``with_meta`` revision and CAS are kept. The vbucket of each key is found here.
+        ``batch`` has a column key and, unless all rows are deletions, value; it may have any other column of a change.
+        ``with_meta`` keeps revision and CAS. The client computes the vbucket of each key.
         """
         return await self._bulk().write(batch, with_meta=with_meta, options=options)
 
-    # How a request finds its node
+    # Routing
 
     def _bulk(self) -> BulkWork:
         return BulkWork(self.cluster, self.timeout_s, FOR_NOW)
@@ -281,12 +280,12 @@ class KvClient:
             connection: Connection | None = None
             try:
                 if endpoint is None:
-                    raise NotMyVbucket("no node has it now", vbucket=request.vbucket)
+                    raise NotMyVbucket("the vbucket has no owner now", vbucket=request.vbucket)
                 connection = await self.cluster.connection(endpoint)
                 return await connection.ask(request, timeout_s=max(0.001, deadline - loop.time()))
             except NotMyVbucket as error:
                 if self.cluster.map is not known and place()[1] != endpoint:
-                    continue  # the refusal came with the map that says where it is
+                    continue  # the refusal came with a newer map
                 failure: Exception = error
                 again: Awaitable[object] = self.cluster.refresh(known)
             except Unreachable as error:
@@ -302,12 +301,12 @@ class KvClient:
             await self._pause(again, backoff, deadline, failure)
 
     async def _pause(self, again: Awaitable[object], backoff: Backoff, deadline: float, failure: Exception) -> None:
-        """Look where the vbucket is now and wait a little; when the time is up, what went wrong last."""
+        """Fetch the newest map and pause before a retry; after the deadline, raise the last failure."""
         loop = asyncio.get_running_loop()
         pause_s = backoff.pause_s()
         try:
             async with asyncio.timeout_at(deadline):
-                with contextlib.suppress(NodeUnavailable):  # the next attempt says it
+                with contextlib.suppress(NodeUnavailable):  # the next attempt reports it
                     await again
                 if loop.time() + pause_s >= deadline:
                     raise failure

@@ -1,11 +1,10 @@
-"""Moves and replicates vbuckets between two nodes: the steps of ``upriver.protocol.move.mover`` over real connections.
+"""Moves and replicates vbuckets between two nodes: runs ``upriver.protocol.move`` over real connections.
 
-Each vbucket that is taken over has a pair of connections of its own, under a name of its own. To open a connection ends
-the one that bore its name before, so whoever moves a vbucket anew, in this process or another, ends what an interrupted
-mover has left. A few vbuckets move at a time. Replication goes on until it is stopped, so there all share one pair.
+Each takeover has its own pair of connections, named after its vbucket. A node closes an older connection with the same
+name, so a new mover, in any process, replaces an interrupted one. A few vbuckets move at a time. Replication runs until
+it is stopped, and all its vbuckets share one pair.
 
-What comes from one side goes to the other as it came, in large pieces. A destination that does not keep up keeps the
-source from being read.
+The mover passes bytes on unchanged, in large pieces. It stops reading from the source while the destination is slow.
 """
 
 import asyncio
@@ -30,37 +29,37 @@ from upriver.protocol.move import Announce, Connect, Disconnect, Goal, Link, Mov
 
 PARALLEL: Final = 4
 RECEIVE_BYTES: Final = 512 * 1024
-#: How long it pauses at most before it asks again for a stream that has ended, or was refused for now.
+#: The longest pause before it requests a stream again that ended or was refused temporarily.
 REST_S_MAX: Final = 1.0
-#: Errors that the next attempt would only repeat.
+#: Errors that no retry can fix.
 _HOPELESS: Final = (AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible)
-#: What says that a vbucket is further than before. Who only asks and prepares may be cut off in it again and again.
+#: Phases that count as progress. The earlier ones may repeat after each lost connection.
 _ONWARD: Final = frozenset(Phase) - {Phase.WAITING, Phase.ASKING, Phase.PREPARING, Phase.RESTING}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far one vbucket is."""
+    """The state of one vbucket's move."""
 
     vbucket: int
     phase: Phase
-    #: Why it failed, or what it waits for.
+    #: Why it failed, or why it waits.
     reason: str = ""
-    #: What its connections have passed on so far.
+    #: The number of bytes that its connections have passed on.
     bytes_passed_on: int = 0
-    #: What the source has told the destination to become, until that is answered: `pending`, later `active`.
+    #: The role that the source has requested from the destination and not confirmed yet: `pending`, later `active`.
     told: str = ""
 
 
 class Mover:
-    """Moves vbuckets from the first node of one address to the first of another.
+    """Moves vbuckets from the first node of one address to the first node of another.
 
     ::
 
         steps = await Mover("a:11210", "b:11210", range(512)).carry_out()
 
-    Do it again after whatever interrupted it: it goes on where it was. With ``Goal.UNDO`` it takes an interrupted
-    takeover back instead, after it has asked the destination; if that cannot be reached a dead source stays dead.
+    After an interruption, run it again: it continues where it was. With ``Goal.UNDO`` it reverts an interrupted
+    takeover, after it has asked the destination. If the destination cannot be reached, a dead source stays dead.
     """
 
     def __init__(
@@ -74,10 +73,12 @@ class Mover:
         patience_s: float = PATIENCE_S,
         on_step: Callable[[Step], object] | None = None,
     ) -> None:
-        """``patience_s`` is how long a vbucket may get no further before it is given up; ``on_step`` sees each step."""
+        """``patience_s`` is the longest time without progress before it gives up; ``on_step`` gets each step."""
         self.addresses = {Link.SOURCE: Address.parse(source), Link.DESTINATION: Address.parse(destination)}
         if self._successor == str(self.addresses[Link.SOURCE].endpoints[0]):
-            raise OptionError("to", self._successor, "this node has the vbuckets already: name another one")
+            raise OptionError(
+                "to", self._successor, "source and destination are the same node; choose another destination"
+            )
         self.vbuckets = tuple(dict.fromkeys(vbuckets))
         self.goal = goal
         self.patience_s = patience_s
@@ -94,11 +95,11 @@ class Mover:
         await self.close()
 
     async def carry_out(self) -> list[Step]:
-        """Do it; where each vbucket has come to. Replication ends only by ``stop``."""
+        """Move all vbuckets and return the state of each. Replication runs until ``stop``."""
         if self.goal is Goal.TAKE_OVER:
             await self.maps.learn()
         if self.goal is Goal.REPLICATE:
-            # The same command again takes the place of one that was interrupted; any other leaves it alone.
+            # The same command replaces an interrupted one; a command for other vbuckets does not.
             these = zlib.crc32(repr(self.vbuckets).encode())
             return await self._run_pair(f"upriver-replicator:{self._successor}:{these:08x}", self.vbuckets)
         try:
@@ -109,7 +110,7 @@ class Mover:
         return [step for task in tasks for step in task.result()]
 
     def stop(self) -> None:
-        """End as soon as possible; what is not done can be gone on with later."""
+        """Stop as soon as possible; a later run continues the rest."""
         self._stopping.set()
 
     async def close(self) -> None:
@@ -120,14 +121,14 @@ class Mover:
 
     @property
     def bytes_passed_on(self) -> int:
-        """What all connections together have passed on."""
+        """The number of bytes that all connections have passed on."""
         return sum(pair.steps.bytes_passed_on for pair in self._pairs)
 
     async def _run_one(self, vbucket: int) -> list[Step]:
         async with self._slots:
             if self._stopping.is_set():
-                return [Step(vbucket, Phase.WAITING, "stopped before it began")]
-            # A source that dies remembers for whom by this name, and lets nobody else go on with it.
+                return [Step(vbucket, Phase.WAITING, "stopped before it started")]
+            # The source stores this name as its successor, and only this name may complete the takeover.
             found = await self._run_pair(f"upriver-mover:{vbucket}:{self._successor}", (vbucket,))
             if found[0].phase is Phase.MOVED:
                 await self.maps.settle(vbucket, self.patience_s)
@@ -148,7 +149,7 @@ class Mover:
 
 
 class _Pair:
-    """Two connections and what goes on between them."""
+    """A pair of connections and the steps between them."""
 
     def __init__(self, owner: Mover, name: str, vbuckets: tuple[int, ...]) -> None:
         self.owner = owner
@@ -163,10 +164,10 @@ class _Pair:
         )
         self._connections: dict[Link, Connection] = {}
         self._backoffs = {link: Backoff() for link in Link}
-        #: Never reset: what ends each stream at once would otherwise have it begin many times a second.
+        #: Never reset: a peer that ends each stream at once would cause many requests a second.
         self._rests: dict[int, Backoff] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Why a side is not connected.
+        #: Why a node is not connected.
         self._missing: dict[Link, str] = {}
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
@@ -175,12 +176,12 @@ class _Pair:
         self._onward_at = asyncio.get_running_loop().time()
 
     def step(self, move: Move) -> Step:
-        """How far a vbucket is, for those outside."""
+        """Return the public state of a move."""
         told = "" if move.told is None else move.told.name.lower()
         return Step(move.vbucket, move.phase, move.reason, self.steps.bytes_passed_on, told)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until all is done, nothing moves any more, or somebody says stop."""
+        """Run until all vbuckets are done, nothing makes progress, or the mover is stopped."""
         self.steps.start()
         self._act()
         stop = asyncio.create_task(stopping.wait())
@@ -200,26 +201,26 @@ class _Pair:
             stop.cancel()
 
     def _left_s(self) -> float:
-        """How long to wait for something to go on."""
+        """The time left until the mover gives up."""
         now = asyncio.get_running_loop().time()
-        # A request that is refused again and again is passed on too, and leads nowhere.
+        # Bytes of a request that is refused repeatedly are not progress.
         going = [move for move in self.steps.moves.values() if not move.phase.over and not move.refusal]
         streaming = all(move.phase is Phase.STREAMING for move in going)
-        idle = self.owner.goal is Goal.REPLICATE and streaming  # nothing to pass on is no fault
+        idle = self.owner.goal is Goal.REPLICATE and streaming  # an idle replication is healthy
         if going and (idle or self.steps.bytes_passed_on != self._passed_on):
             self._onward_at = now
         self._passed_on = self.steps.bytes_passed_on
         return self._onward_at + self.owner.patience_s - now
 
     def _give_up(self) -> None:
-        missing = "; ".join(f"the {link.value} cannot be reached: {why}" for link, why in self._missing.items())
+        missing = "; ".join(f"cannot reach the {link.value}: {why}" for link, why in self._missing.items())
         for move in self.steps.moves.values():
             if not move.phase.over:
                 why = missing or move.refusal or move.reason or move.phase.value
                 move.reason = f"no progress for {self.owner.patience_s:g} s: {why}"
 
     async def close(self) -> None:
-        """Close both."""
+        """Close both connections."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -227,7 +228,7 @@ class _Pair:
         for connection in connections.values():
             await connection.close()
 
-    # What the steps want done
+    # Actions of the steps
 
     def _act(self) -> None:
         while actions := self.steps.actions():
@@ -238,7 +239,7 @@ class _Pair:
                     case Disconnect(link):
                         self._drop(link)
                     case Send(link, data):
-                        self._send(link, bytes(data))  # it is only lent, and may have to wait
+                        self._send(link, bytes(data))  # copied: the buffer is reused, and the write may wait
                     case Announce(vbucket, encoded):
                         self._spawn(self._announce(vbucket, encoded))
                     case Rest(vbucket):
@@ -270,7 +271,7 @@ class _Pair:
             return
         self._missing.pop(link, None)
         self._connections[link] = connection
-        connection.stream_to(_Ear(self, link, connection))
+        connection.stream_to(_PairReceiver(self, link, connection))
         self.steps.connected(link)
         self._act()
 
@@ -289,14 +290,14 @@ class _Pair:
             self._spawn(self._hold_back(connection))
 
     async def _hold_back(self, destination: Connection) -> None:
-        """Read nothing from the source until the destination has taken what it was sent."""
+        """Stop reading from the source until the destination has read what it was sent."""
         source = self._connections.get(Link.SOURCE)
         if source is not None:
             source.pause()
         try:
             await destination.drain()
         except UpriverError:
-            pass  # whoever hears that it is lost begins anew
+            pass  # ``lost`` restarts the move
         finally:
             self._draining = False
             if source is not None:
@@ -312,16 +313,16 @@ class _Pair:
         self.steps.rested(vbucket)
         self._act()
 
-    # What comes
+    # Events of the connections
 
     def received(self, link: Link, connection: Connection, data: memoryview) -> None:
-        """Bytes from one side."""
+        """Bytes came from one node."""
         if self._connections.get(link) is connection:
             self.steps.received(link, data)
             self._act()
 
     def lost(self, link: Link, connection: Connection, error: UpriverError) -> None:
-        """A connection is gone."""
+        """A connection was lost."""
         if self._connections.get(link) is connection:
             del self._connections[link]
             self.steps.lost(link, str(error))
@@ -335,13 +336,13 @@ class _Pair:
         if self.owner.on_step is not None:
             try:
                 self.owner.on_step(self.step(move))
-            except Exception as error:  # it goes to whoever waits for the mover, not to the event loop's log
+            except Exception as error:  # raised to the caller of the mover, not logged by the event loop
                 self._failure = error
         self._changed.set()
 
 
-class _Ear:
-    """Hears one connection for its pair."""
+class _PairReceiver:
+    """Passes the events of one connection to its pair."""
 
     def __init__(self, pair: _Pair, link: Link, connection: Connection) -> None:
         self._pair = pair
@@ -349,9 +350,9 @@ class _Ear:
         self._connection = connection
 
     def receive(self, data: memoryview) -> None:
-        """Pass it on."""
+        """Pass on received bytes."""
         self._pair.received(self._link, self._connection, data)
 
     def lost(self, error: UpriverError) -> None:
-        """Say so."""
+        """Pass on the loss."""
         self._pair.lost(self._link, self._connection, error)

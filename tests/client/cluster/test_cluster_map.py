@@ -27,7 +27,7 @@ def test_who_has_what() -> None:
     assert found.revision == (2, 3)
     assert found.vbuckets == 4
     assert found.vbucket_of(b"key") == vbucket_of(b"key", 4)
-    with pytest.raises(NoSuchVbucket, match="there is no vbucket 4: the bucket has 4"):
+    with pytest.raises(NoSuchVbucket, match="vbucket 4 does not exist; the bucket has vbuckets 0 to 3"):
         found.owner(4)
 
 

@@ -85,7 +85,7 @@ def test_a_source_that_falls_silent_is_left(upriver_node: EmbeddedNode) -> None:
 
 
 def test_a_login_is_needed(guarded_node: EmbeddedNode) -> None:
-    with pytest.raises(AuthenticationFailed, match="wants a login"):
+    with pytest.raises(AuthenticationFailed, match="requires a login"):
         run(first_batch(guarded_node.address, dialect="tap"))
     fill_address = f"upriver://me:secret@{guarded_node.address}"
     with SyncKvClient(fill_address) as kv:

@@ -69,7 +69,7 @@ async def ask_much(node: EmbeddedNode) -> None:
     refusals = await asyncio.gather(*(connection.post(Get(key=b"nothing")) for _ in range(500)))  # all alike
     assert [(reply.opaque, reply.status) for reply in refusals] == [(first + n, Status.KEY_ENOENT) for n in range(500)]
     await connection.close()
-    with pytest.raises(ConnectionLost, match="we closed"):
+    with pytest.raises(ConnectionLost, match="the client closed"):
         await connection.ask(Noop())
 
 
@@ -100,7 +100,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
             await reader.read()
 
         async with served(silent) as endpoint:
-            with pytest.raises(TimedOut, match=r"no answer to hello within 0\.05 s"):
+            with pytest.raises(TimedOut, match=r"no reply to hello within 0\.05 s"):
                 await opened(endpoint, timeout_s=0.05)
 
     asyncio.run(run())
@@ -126,7 +126,7 @@ def test_a_connection_that_has_fallen_silent_is_given_up(monkeypatch: pytest.Mon
             with pytest.raises(TimedOut):
                 await connection.ask_list(Stat(), timeout_s=0.2)
             assert not connection.is_open
-            with pytest.raises(ConnectionLost, match="it has said nothing for"):
+            with pytest.raises(ConnectionLost, match="the node has sent nothing for"):
                 await waiting
             await connection.close()
 
@@ -142,7 +142,7 @@ def test_a_server_that_is_something_else() -> None:
             await reader.read()
 
         async with served(web) as endpoint:
-            with pytest.raises(ConnectionLost, match="what it sends is not the protocol: at byte 0"):
+            with pytest.raises(ConnectionLost, match="protocol error: at byte 0"):
                 await opened(endpoint)
 
     asyncio.run(run())
@@ -200,11 +200,11 @@ def test_tls(tmp_path: Path) -> None:
 
     with start(vbuckets=1, tls_cert=str(cert), tls_key=str(key)) as node:
         asyncio.run(ask(f"upriver://{node.address}?ca={ca}"))
-        with pytest.raises(Unreachable, match="its certificate is not trusted"):
+        with pytest.raises(Unreachable, match="the certificate is not trusted"):
             asyncio.run(ask(f"upriver://{node.address}?tls=on"))
-        with pytest.raises(Unreachable, match="cannot be read"):
+        with pytest.raises(Unreachable, match="cannot read the certificates"):
             asyncio.run(ask(f"upriver://{node.address}?ca={tmp_path}/nothing"))
-    with start(vbuckets=1) as plain, pytest.raises(Unreachable, match="does it speak TLS"):
+    with start(vbuckets=1) as plain, pytest.raises(Unreachable, match="check that this port speaks TLS"):
         asyncio.run(ask(f"upriver://{plain.address}?ca={ca}"))
 
 

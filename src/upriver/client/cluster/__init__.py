@@ -1,4 +1,4 @@
-"""Which node owns which vbucket: the cluster map, its updates, and questions to single nodes."""
+"""Which node owns which vbucket: the cluster map, its updates, and queries to single nodes."""
 
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.node_queries import (

@@ -1,5 +1,4 @@
-"""A cluster as a client sees it: its map, and one connection to each node, made when it is needed and made again when
-it was lost."""
+"""A cluster as a client sees it: its map, and connections to its nodes, opened on demand and reopened when lost."""
 
 import asyncio
 from typing import Final
@@ -21,12 +20,12 @@ from upriver.errors import (
 from upriver.model import VBUCKETS_MAX
 from upriver.wire.dialects.memcached import GetClusterConfig
 
-#: Beyond so many nodes in vain the others are not asked for the map.
+#: At most this many nodes are asked for the map.
 _ASKED_MAX: Final = 16
 
 
 class Cluster:
-    """The nodes behind an address."""
+    """The cluster map and the connections to the nodes of an address."""
 
     def __init__(
         self, address: str | Address, *, agent: str = AGENT, connect_timeout_s: float = CONNECT_TIMEOUT_S
@@ -35,7 +34,7 @@ class Cluster:
         self._agent = agent
         self._connect_timeout_s = connect_timeout_s
         self._map: ClusterMap | None = None
-        #: The last map that came along with a refusal; thousands of refusals carry the same one.
+        #: The last map that came with a refusal; thousands of refusals carry the same one.
         self._came_along = b""
         self._connections: dict[tuple[Endpoint, bool], Connection] = {}
         self._locks: dict[tuple[Endpoint, bool], asyncio.Lock] = {}
@@ -44,9 +43,9 @@ class Cluster:
 
     @property
     def map(self) -> ClusterMap:
-        """The newest map that is known."""
+        """The newest known map."""
         if self._map is None:
-            raise ClusterMapError("the map of the cluster is not known yet: open it first")
+            raise ClusterMapError("the cluster map is not known yet: call open() first")
         return self._map
 
     async def open(self) -> ClusterMap:
@@ -54,9 +53,9 @@ class Cluster:
         return self._map or await self.refresh()
 
     async def connection(self, endpoint: Endpoint, *, bulk: bool = False) -> Connection:
-        """The connection to a node; there is one for single operations and one for those on many keys.
+        """Return the connection to a node. Each node has one for single operations and one for bulk operations.
 
-        Only the former asks for the place of each write in history: a node writes faster if it need not tell.
+        Only the first asks for the seqno of each write: a node writes faster without it.
         """
         place = endpoint, bulk
         known = self._connections.get(place)
@@ -72,7 +71,7 @@ class Cluster:
     async def fresh_connection(
         self, endpoint: Endpoint, *, receive_bytes: int | None = None, greeting: bool = True, tokens: bool = False
     ) -> Connection:
-        """A connection of one's own to a node."""
+        """Open a new connection to a node, which the caller closes."""
         sizes = {} if receive_bytes is None else {"receive_bytes": receive_bytes}
         if self._closed:
             raise NodeUnavailable(str(endpoint), "the client is closed")
@@ -89,9 +88,9 @@ class Cluster:
         return connection
 
     async def refresh(self, beyond: ClusterMap | None = None) -> ClusterMap:
-        """Ask the nodes for the map until one has a newer one than ``beyond``; else the newest that there is.
+        """Ask the nodes for a map that is newer than ``beyond``; without one, return the newest map.
 
-        Several who ask at the same time are answered by one look.
+        Concurrent calls share one query.
         """
         async with self._refreshing:
             if self._map is not None and beyond is not None and self._map.newer_than(beyond):
@@ -108,11 +107,11 @@ class Cluster:
                 if self._map is not None and self._map.newer_than(beyond) and not self._map.is_empty:
                     return self._map
             if self._map is None:
-                raise failure or ClusterMapError(f"no node at {self.address} knows the cluster map")
+                raise failure or ClusterMapError(f"no node of {self.address} returned a cluster map")
             return self._map
 
     def learned(self, encoded: bytes, endpoint: Endpoint) -> bool:
-        """Take a map that came along with a refusal; whether it is newer."""
+        """Take a map that came with a refusal and return whether it is newer."""
         if encoded == self._came_along:
             return False
         self._came_along = encoded
@@ -136,10 +135,10 @@ class Cluster:
             reply = await connection.ask(GetClusterConfig(), timeout_s=self._connect_timeout_s)
         except (AccessDenied, AuthenticationFailed) as error:
             raise login_needed(endpoint, self.address, error) from None
-        except (UnknownCommand, NotSupported, KeyNotFound):  # a server that stands alone
+        except (UnknownCommand, NotSupported, KeyNotFound):  # a server without a cluster
             return ClusterMap((0, 0), (endpoint,), (0,) * VBUCKETS_MAX)
         except StatusError as error:
-            raise NodeUnavailable(str(endpoint), f"it does not tell the cluster map: {error}") from None
+            raise NodeUnavailable(str(endpoint), f"cannot get the cluster map: {error}") from None
         return ClusterMap.parse(reply.value, endpoint.host, tls=self.address.tls)
 
     async def close(self) -> None:

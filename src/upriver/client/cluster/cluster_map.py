@@ -1,7 +1,7 @@
-"""Which node holds which vbucket: the terse map that nodes hand out, as far as a client needs it.
+"""The cluster map: which node owns which vbucket.
 
-A map is newer than another if its (epoch, revision) is larger, and if it says at all who has something. Nodes name
-themselves ``$HOST`` where they do not know under which name they are reached; the client fills in the one that it used.
+A map with a larger (epoch, revision) is newer, unless it has no owners at all. A node that does not know its own name
+writes ``$HOST``; the client replaces it with the host that it connected to.
 """
 
 import json
@@ -13,7 +13,7 @@ from upriver.errors import ClusterMapError, NoSuchVbucket
 from upriver.model import VBUCKETS_MAX, vbucket_of
 
 HOST: Final = "$HOST"
-#: A map that lists more nodes than this is not believed.
+#: A map with more nodes than this is invalid.
 NODES_MAX: Final = 4096
 
 
@@ -24,13 +24,13 @@ class ClusterMap:
     #: Epoch and revision; larger is newer.
     revision: tuple[int, int]
     endpoints: tuple[Endpoint, ...]
-    #: For each vbucket the place of its owner in ``endpoints``; -1 for none.
+    #: For each vbucket the index of its owner in ``endpoints``; -1 for none.
     owners: tuple[int, ...]
     bucket: str = ""
 
     @classmethod
     def parse(cls, encoded: bytes, host: str, *, tls: bool = False) -> "ClusterMap":
-        """The map in a node's answer; ``host`` is how that node was reached."""
+        """Parse a node's reply; ``host`` is the name under which the node was reached."""
         try:
             config = json.loads(encoded)
         except (ValueError, RecursionError) as error:
@@ -38,7 +38,7 @@ class ClusterMap:
         try:
             return cls._from(config, host, tls)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            raise ClusterMapError(f"the cluster map makes no sense: {error!r}") from None
+            raise ClusterMapError(f"the cluster map is invalid: {error!r}") from None
 
     @classmethod
     def _from(cls, config: dict[str, Any], host: str, tls: bool) -> "ClusterMap":
@@ -50,13 +50,13 @@ class ClusterMap:
         if len(endpoints) > NODES_MAX or not 0 < len(owners) <= VBUCKETS_MAX:
             raise ValueError(f"{len(endpoints)} nodes and {len(owners)} vbuckets")
         if any(not -1 <= owner < len(endpoints) for owner in owners):
-            raise ValueError("a vbucket is on a node that is not listed")
+            raise ValueError("a vbucket has an owner that is not in the list of nodes")
         revision = int(config.get("revEpoch", 0)), int(config["rev"])
         return cls(revision, endpoints, owners, str(config.get("name", "")))
 
     @property
     def vbuckets(self) -> int:
-        """How many there are."""
+        """The number of vbuckets."""
         return len(self.owners)
 
     def vbucket_of(self, key: bytes) -> int:
@@ -64,14 +64,16 @@ class ClusterMap:
         return vbucket_of(key, len(self.owners))
 
     def owner(self, vbucket: int) -> Endpoint | None:
-        """Who has the vbucket; None if nobody has it now."""
+        """The owner of a vbucket; None if it has no owner now."""
         if not 0 <= vbucket < len(self.owners):
-            raise NoSuchVbucket(f"there is no vbucket {vbucket}: the bucket has {len(self.owners)}, from 0")
+            raise NoSuchVbucket(
+                f"vbucket {vbucket} does not exist; the bucket has vbuckets 0 to {len(self.owners) - 1}"
+            )
         place = self.owners[vbucket]
         return None if place < 0 else self.endpoints[place]
 
     def owned(self) -> dict[Endpoint, list[int]]:
-        """The vbuckets of each node that has any."""
+        """The vbuckets of each node that owns any."""
         out: dict[Endpoint, list[int]] = {}
         for vbucket, place in enumerate(self.owners):
             if place >= 0:
@@ -80,12 +82,15 @@ class ClusterMap:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has anything: what a node says that stands alone and was given no vbuckets yet."""
+        """Whether no vbucket has an owner, as in the map of a node that has no vbuckets yet."""
         return not any(place >= 0 for place in self.owners)
 
     def newer_than(self, other: "ClusterMap | None") -> bool:
-        """Whether this map takes the place of the other. One in which nobody has anything never does: nodes that stand
-        alone count their revisions from their start, so that of the one that waits for vbuckets may be the newest."""
+        """Whether this map replaces the other.
+
+        An empty map never does. A node without a cluster counts its own revisions, so the map of a node that still
+        waits for vbuckets may have the largest.
+        """
         if other is None:
             return True
         return (not self.is_empty, self.revision) > (not other.is_empty, other.revision)
@@ -97,7 +102,7 @@ def _endpoint(text: str, host: str) -> Endpoint:
 
 
 def _with_tls_ports(endpoints: tuple[Endpoint, ...], nodes: list[Any], host: str) -> tuple[Endpoint, ...]:
-    """The same nodes at the ports where they speak TLS, if the map tells them; a single node of ours has one port."""
+    """The same nodes with their TLS ports, where the map has them; a single Upriver node has one port."""
     ports: dict[tuple[str, int], int] = {}
     for node in nodes:
         services = node.get("services", {})

@@ -1,7 +1,7 @@
-"""The cluster map while vbuckets move: one map of both nodes, a revision more for each vbucket, told to everybody.
+"""Updates the cluster map while vbuckets move: one map with both nodes, and a new revision for each moved vbucket.
 
-Nodes that were never told a map each have one of their own, in which they are alone. The first move joins them: the
-newest map counts, with whoever is missing in it.
+A node that never received a map has its own, with itself alone. The first move merges both maps: it takes the newer one
+and adds the missing node.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from upriver.errors import ClusterMapError, NodeUnavailable, UpriverError
 from upriver.protocol.move import moved_map
 from upriver.wire.dialects.memcached import GetClusterConfig, SetClusterConfig
 
-#: So often a map is pushed again if somebody else has pushed another one meanwhile.
+#: How often to push a map again when another program pushes a different one.
 ATTEMPTS_MAX: Final = 10
-#: A map of this epoch or later was pushed by somebody, and is not a node's own.
+#: A map of this epoch or later was pushed to the node; an earlier one is the node's own.
 PUSHED_EPOCH: Final = 2
 _PATIENCE_S: Final = 5.0
 
@@ -28,7 +28,7 @@ Config = dict[str, Any]
 
 
 class MapUpdates:
-    """The map of the cluster of two nodes, and where it goes."""
+    """The cluster map of the source and the destination of a move."""
 
     def __init__(self, source: Address, destination: Address) -> None:
         self.source = source
@@ -36,20 +36,20 @@ class MapUpdates:
         self._config: Config = {}
 
     async def learn(self) -> None:
-        """Find the newest map of both."""
+        """Fetch the maps of both nodes and merge them."""
         found = [await self._fetch(each) for each in (self.source, self.destination)]
         self._config = joined(found[0], found[1], self.source.endpoints[0], self.destination.endpoints[0])
 
     def moved(self, vbucket: int) -> bytes:
-        """The next map: in it the vbucket is the destination's."""
+        """Return the next map, in which the destination owns the vbucket."""
         place = place_of(self._config, self.destination.endpoints[0])
-        assert place is not None  # ``joined`` has seen to that
+        assert place is not None  # ``joined`` added it
         self._config = moved_map(self._config, vbucket, place)
         return json.dumps(self._config).encode()
 
     @property
     def has_others(self) -> bool:
-        """Whether the map names more nodes than the two."""
+        """Whether the cluster has more nodes than these two."""
         return bool(self._others())
 
     def _others(self) -> list[Endpoint]:
@@ -58,13 +58,13 @@ class MapUpdates:
         return [endpoint for endpoint in known.endpoints if endpoint not in two]
 
     async def push_to_others(self, encoded: bytes) -> None:
-        """Tell everybody else; who cannot be reached is told by the next who knows it."""
+        """Push a map to all other nodes; a node that cannot be reached gets it from other clients later."""
         await asyncio.gather(*(self._push(endpoint, self.source, encoded) for endpoint in self._others()))
 
     async def settle(self, vbucket: int, patience_s: float) -> None:
-        """See that the nodes' newest map says that the vbucket has moved: somebody may have pushed another.
+        """Push the map again until the nodes' newest map has the move, because another program may push maps too.
 
-        A node that cannot be asked is waited for, so long.
+        Wait at most ``patience_s`` for a node that cannot be reached.
         """
         here, there = self.source.endpoints[0], self.destination.endpoints[0]
         for _ in range(ATTEMPTS_MAX):
@@ -80,7 +80,9 @@ class MapUpdates:
                 self._push(there, self.destination, encoded),
                 self.push_to_others(encoded),
             )
-        raise ClusterMapError(f"vbucket {vbucket} has moved, but somebody keeps pushing maps that do not say so")
+        raise ClusterMapError(
+            f"vbucket {vbucket} has moved, but another program keeps pushing cluster maps without the move"
+        )
 
     async def _fetch_both(self, patience_s: float) -> list[Config]:
         backoff, loop = Backoff(), asyncio.get_running_loop()
@@ -101,7 +103,7 @@ class MapUpdates:
             encoded = (await connection.ask(GetClusterConfig())).value
         finally:
             await connection.close()
-        ClusterMap.parse(encoded, endpoint.host)  # complains if it makes no sense
+        ClusterMap.parse(encoded, endpoint.host)  # raises if it is invalid
         config: Config = json.loads(encoded.replace(HOST.encode(), _host(endpoint).encode()))
         for node in config.get("nodesExt", []):
             node.setdefault("hostname", endpoint.host)
@@ -124,18 +126,18 @@ def revision(config: Config) -> tuple[int, int]:
 
 
 def place_of(config: Config, endpoint: Endpoint) -> int | None:
-    """The place of a node in the list of servers."""
+    """The index of a node in the list of servers."""
     servers = config["vBucketServerMap"]["serverList"]
     name = f"{_host(endpoint)}:{endpoint.port}"
     return servers.index(name) if name in servers else None
 
 
 def joined(first: Config, second: Config, source: Endpoint, destination: Endpoint) -> Config:
-    """The newer of two maps, with both nodes in it, and with what nodes that were alone say of themselves."""
+    """Return the newer of two maps, with both nodes, and with the vbuckets of nodes that had only their own map."""
     counts = [len(each["vBucketServerMap"]["vBucketMap"]) for each in (first, second)]
-    if counts[0] != counts[1]:  # no key would be found again
+    if counts[0] != counts[1]:  # keys would map to other vbuckets
         raise ClusterMapError(
-            f"{source} has {counts[0]} vbuckets and {destination} {counts[1]}: nothing moves between the two"
+            f"{source} has {counts[0]} vbuckets and {destination} has {counts[1]}; both need the same number"
         )
     config = copy.deepcopy(max(first, second, key=revision))
     rows = config["vBucketServerMap"]["vBucketMap"]

@@ -1,4 +1,4 @@
-"""Questions to the nodes of a cluster: statistics, where each vbucket stands, and on which branches it has lived."""
+"""Queries to the nodes of a cluster: statistics, the status of each vbucket, and failover logs."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ _SEQNOS: Final = re.compile(r"vb_(\d+):(high_seqno|last_persisted_seqno|purge_se
 
 
 class VbucketStatus(NamedTuple):
-    """What a node says of one of its vbuckets."""
+    """The status of one copy of a vbucket."""
 
     number: int
     state: VbucketState
@@ -26,18 +26,18 @@ class VbucketStatus(NamedTuple):
     high_seqno: int
     persisted_seqno: int
     purge_seqno: int
-    #: From here on every version is kept, so that ranges with exact ends can be read; None if the node has no such.
+    #: The node keeps every version from this seqno on, for ranges with exact ends; None if it does not support them.
     exact_from: int | None = None
 
 
 async def statistics(connection: Connection, group: str = "") -> dict[str, str]:
-    """One group of a node's statistics."""
+    """Return one group of a node's statistics."""
     replies = await connection.ask_list(Stat(key=group.encode()))
     return {reply.key.decode(errors="replace"): reply.value.decode(errors="replace") for reply in replies}
 
 
 async def vbuckets_of(connection: Connection) -> dict[int, VbucketStatus]:
-    """Every vbucket that a node has, in whatever state."""
+    """Return all copies that a node has, in any role."""
     if connection.is_upriver_node:
         text = (await statistics(connection, "vbucket-positions")).get("positions", "")
         return {status.number: status for status in map(_status, filter(None, text.split("\n")))}
@@ -46,7 +46,7 @@ async def vbuckets_of(connection: Connection) -> dict[int, VbucketStatus]:
 
 
 async def active_vbuckets(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[int, VbucketStatus]:
-    """The active copies of these vbuckets, or of all, as the nodes that the cluster map names tell it."""
+    """Return the active copies of these vbuckets, or of all, as their owners in the cluster map report them."""
     by_owner = await owners(cluster, wanted)
     connections = [await cluster.connection(endpoint) for endpoint in by_owner]
     found = await asyncio.gather(*map(vbuckets_of, connections))
@@ -60,7 +60,7 @@ async def active_vbuckets(cluster: Cluster, wanted: Sequence[int] | None = None)
 
 
 async def owners(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[Endpoint, list[int]]:
-    """Which of the vbuckets each node has, by the newest map; those that nobody has are left out."""
+    """Return the vbuckets of each owner in the newest map, without those that have no owner."""
     known = await cluster.open()
     by_owner: dict[Endpoint, list[int]] = {}
     for number in range(known.vbuckets) if wanted is None else wanted:
@@ -71,14 +71,16 @@ async def owners(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[
 
 
 async def failover_logs(connection: Connection, numbers: Iterable[int]) -> dict[int, FailoverLog]:
-    """The branches that these vbuckets have lived on; those that the node does not have are left out."""
+    """Return the failover logs of these vbuckets, without those that the node does not have."""
     asked = {number: connection.post(GetFailoverLog(vbucket=number)) for number in numbers}
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             replies = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
     except TimeoutError:
         connection.give_up_if_silent()
-        raise TimedOut(str(connection.endpoint), f"no failover logs within {REQUEST_TIMEOUT_S:g} s") from None
+        raise TimedOut(
+            str(connection.endpoint), f"no reply to a failover log request within {REQUEST_TIMEOUT_S:g} s"
+        ) from None
     logs: dict[int, FailoverLog] = {}
     for number, reply in replies.items():
         error = reply.error(number)

@@ -1,4 +1,4 @@
-"""One node by itself, whatever the map of its cluster says: for those who compare copies."""
+"""A single node, whatever its cluster map says: used to compare copies."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from upriver.model import VBUCKETS_MAX
 
 
 class SingleNode(Cluster):
-    """A cluster in which one node has all these vbuckets, in whatever state it really has them."""
+    """A cluster in which one node owns all these vbuckets, whatever role its copies have."""
 
     def __init__(self, address: str | Address, vbuckets: Iterable[int]) -> None:
         super().__init__(address)
@@ -18,9 +18,9 @@ class SingleNode(Cluster):
         self._map = ClusterMap((0, 0), self.address.endpoints[:1], owners)
 
     async def refresh(self, beyond: ClusterMap | None = None) -> ClusterMap:  # noqa: ARG002
-        """The map never changes."""
+        """Return the map, which never changes."""
         return self.map
 
     def learned(self, encoded: bytes, endpoint: Endpoint) -> bool:  # noqa: ARG002
-        """Nothing that others say counts."""
+        """Ignore the maps of other nodes."""
         return False

@@ -32,7 +32,7 @@ class SyncKvClient(SyncClient[KvClient]):
 
     @property
     def timeout_s(self) -> float:
-        """How long an operation may take, all its attempts together."""
+        """The time limit of an operation with all its attempts."""
         return self._client.timeout_s
 
     def __init__(
@@ -43,53 +43,53 @@ class SyncKvClient(SyncClient[KvClient]):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         agent: str = AGENT,
     ) -> None:
-        """``timeout_s`` is how long an operation may take, all its attempts together."""
+        """Create a client; ``timeout_s`` limits an operation with all its attempts."""
         super().__init__(
             lambda: KvClient(address, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, agent=agent)
         )
 
     def get(self, key: Key) -> Item | None:
-        """What the key holds; None if there is no such key."""
+        """Read a key; None if it does not exist."""
         return self._wait(self._client.get(key))
 
     def gat(self, key: Key, expiry: int) -> Item | None:
-        """Read a key and give it a new expiry."""
+        """Read a key and set its expiry; None if it does not exist."""
         return self._wait(self._client.gat(key, expiry))
 
     def lock(self, key: Key, seconds: int = 15) -> Item:
-        """Read a key and keep others from changing it; its CAS is what unlocks it."""
+        """Read a key and lock it against changes; its CAS unlocks it."""
         return self._wait(self._client.lock(key, seconds))
 
     def meta(self, key: Key) -> Meta | None:
-        """What is known of a key, even if it is deleted; None if nothing is."""
+        """Read the metadata of a key, deleted or not; None if the node has none."""
         return self._wait(self._client.meta(key))
 
     def get_many(self, keys: Iterable[Key]) -> dict[bytes, Item]:
-        """What these keys hold; those that are not there are left out."""
+        """Read many keys; the result has only those that exist."""
         return self._wait(self._client.get_many(keys))
 
     def set(
         self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
     ) -> Written:
-        """Store a value, whatever was there; with a CAS only if it is the item's."""
+        """Store a value; with ``cas``, only if the item still has this CAS."""
         return self._wait(self._client.set(key, value, flags=flags, expiry=expiry, cas=cas, datatype=datatype))
 
     def add(self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
-        """Store a value if there is none yet."""
+        """Store a value if the key does not exist."""
         return self._wait(self._client.add(key, value, flags=flags, expiry=expiry, datatype=datatype))
 
     def replace(
         self, key: Key, value: bytes | str, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
     ) -> Written:
-        """Store a value if there is one already."""
+        """Store a value if the key exists."""
         return self._wait(self._client.replace(key, value, flags=flags, expiry=expiry, cas=cas, datatype=datatype))
 
     def append(self, key: Key, value: bytes | str, *, cas: int = 0) -> Written:
-        """Put bytes behind the value."""
+        """Append bytes to the value."""
         return self._wait(self._client.append(key, value, cas=cas))
 
     def prepend(self, key: Key, value: bytes | str, *, cas: int = 0) -> Written:
-        """Put bytes before the value."""
+        """Insert bytes before the value."""
         return self._wait(self._client.prepend(key, value, cas=cas))
 
     def delete(self, key: Key, *, cas: int = 0) -> Written:
@@ -97,15 +97,15 @@ class SyncKvClient(SyncClient[KvClient]):
         return self._wait(self._client.delete(key, cas=cas))
 
     def incr(self, key: Key, delta: int = 1, *, initial: int | None = None, expiry: int = 0) -> int:
-        """Add to a number, below zero subtract; ``initial`` is stored if there is none yet. The number as it is now."""
+        """Add ``delta`` to a number and return the result; ``initial`` is stored if the key does not exist."""
         return self._wait(self._client.incr(key, delta, initial=initial, expiry=expiry))
 
     def touch(self, key: Key, expiry: int) -> None:
-        """Give a key a new expiry."""
+        """Set the expiry of a key."""
         self._wait(self._client.touch(key, expiry))
 
     def unlock(self, key: Key, cas: int) -> None:
-        """Release a lock before its time."""
+        """Release a lock before it expires."""
         self._wait(self._client.unlock(key, cas))
 
     def set_with_meta(
@@ -120,7 +120,7 @@ class SyncKvClient(SyncClient[KvClient]):
         datatype: int = 0,
         options: MetaOption | None = None,
     ) -> Written:
-        """Store a value with the revision and CAS that it has elsewhere."""
+        """Store a value with the revision and CAS that it has on another node."""
         return self._wait(
             self._client.set_with_meta(
                 key, value, rev_seqno=rev_seqno, cas=cas, flags=flags, expiry=expiry, datatype=datatype, options=options
@@ -130,7 +130,7 @@ class SyncKvClient(SyncClient[KvClient]):
     def delete_with_meta(
         self, key: Key, *, rev_seqno: int, cas: int, flags: int = 0, expiry: int = 0, options: MetaOption | None = None
     ) -> Written:
-        """Delete a key with the revision and CAS that the deletion has elsewhere."""
+        """Delete a key with the revision and CAS that the deletion has on another node."""
         return self._wait(
             self._client.delete_with_meta(
                 key, rev_seqno=rev_seqno, cas=cas, flags=flags, expiry=expiry, options=options
@@ -138,15 +138,15 @@ class SyncKvClient(SyncClient[KvClient]):
         )
 
     def set_many(self, items: Items, *, flags: int = 0, expiry: int = 0) -> dict[bytes, StatusError]:
-        """Store many values; the keys that were refused, with the reason. Empty if all are stored."""
+        """Store many values; return the refused keys with their errors, empty if all were stored."""
         return self._wait(self._client.set_many(items, flags=flags, expiry=expiry))
 
     def write_batch(
         self, batch: Any, *, with_meta: bool = False, options: MetaOption | None = None
     ) -> dict[bytes, StatusError]:
-        """Store and delete the rows of an Arrow batch; the keys that were refused, with the reason.
+        """Store and delete the rows of an Arrow batch; return the refused keys with their errors.
 
-        ``batch`` has a key and, unless all rows are deletions, a value; any other column of the schema of changes may
-        be there too. With ``with_meta`` revision and CAS are kept. The vbucket of each key is found here.
+        ``batch`` has a column key and, unless all rows are deletions, value; it may have any other column of a change.
+        ``with_meta`` keeps revision and CAS. The client computes the vbucket of each key.
         """
         return self._wait(self._client.write_batch(batch, with_meta=with_meta, options=options))

@@ -13,14 +13,14 @@ from upriver.protocol.move import Goal
 
 
 class SyncMover(SyncClient[Mover]):
-    """Moves vbuckets from the first node of one address to the first of another.
+    """Moves vbuckets from the first node of one address to the first node of another.
 
     ::
 
         steps = SyncMover("a:11210", "b:11210", range(512)).carry_out()
 
-    Do it again after whatever interrupted it: it goes on where it was. With ``Goal.UNDO`` it takes an interrupted
-    takeover back instead, after it has asked the destination; if that cannot be reached a dead source stays dead.
+    After an interruption, run it again: it continues where it was. With ``Goal.UNDO`` it reverts an interrupted
+    takeover, after it has asked the destination. If the destination cannot be reached, a dead source stays dead.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class SyncMover(SyncClient[Mover]):
         patience_s: float = PATIENCE_S,
         on_step: Callable[[Step], object] | None = None,
     ) -> None:
-        """``patience_s`` is how long a vbucket may get no further before it is given up; ``on_step`` sees each step."""
+        """``patience_s`` is the longest time without progress before it gives up; ``on_step`` gets each step."""
         super().__init__(
             lambda: Mover(
                 source, destination, vbuckets, goal, parallel=parallel, patience_s=patience_s, on_step=on_step
@@ -42,14 +42,14 @@ class SyncMover(SyncClient[Mover]):
         )
 
     def carry_out(self) -> list[Step]:
-        """Do it; where each vbucket has come to. Replication ends only by ``stop``."""
+        """Move all vbuckets and return the state of each. Replication runs until ``stop``."""
         return self._wait(self._client.carry_out())
 
     def stop(self) -> None:
-        """End as soon as possible; what is not done can be gone on with later."""
+        """Stop as soon as possible; a later run continues the rest."""
         self._call(self._client.stop)
 
     @property
     def bytes_passed_on(self) -> int:
-        """What all connections together have passed on."""
+        """The number of bytes that all connections have passed on."""
         return self._client.bytes_passed_on

@@ -1,4 +1,4 @@
-"""Where a cluster is and how to get in: ``HOST:PORT``, several of them, or a URL.
+"""Parses the address of a cluster: ``HOST:PORT``, several of them, or a URL.
 
 ::
 
@@ -6,8 +6,8 @@
     a.example:11210,b.example,[::1]:11211
     upriver://user:password@a.example,b.example:11210/bucket?tls=on&ca=/etc/ca.pem
 
-Several hosts are the same cluster: the first that answers tells where everything is. In a URL name, password and
-bucket may be written with ``%`` escapes.
+Several hosts belong to one cluster: the client takes the cluster map from the first that answers. In a URL, user,
+password and bucket may contain ``%`` escapes.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from upriver.network import is_loopback
 PORT: Final = 11210
 SCHEME: Final = "upriver"
 BUCKET: Final = "default"
-_FORM: Final = f"write HOST:PORT or {SCHEME}://user:password@host:port/bucket"
+_FORM: Final = f"use HOST:PORT or {SCHEME}://user:password@host:port/bucket"
 _SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _HOST: Final = re.compile(
     r"\[(?P<v6>[:.%\w]+)\](?::(?P<v6port>[^:]*))?|(?P<host>[^\[\]:/?#@\s]+)(?::(?P<port>[^:]*))?",
@@ -30,7 +30,7 @@ _HOST: Final = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One port of one machine."""
+    """A host and a port."""
 
     host: str
     port: int
@@ -40,21 +40,21 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether what is said to it stays on this machine."""
+        """Whether traffic to it stays on this machine."""
         return is_loopback(self.host)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """A cluster: where it may be found, who we are there and which bucket we mean."""
+    """The nodes of a cluster, the login and the bucket."""
 
     endpoints: tuple[Endpoint, ...]
     user: str | None = None
     password: str | None = dataclasses.field(default=None, repr=False)
-    #: None: whichever the node serves.
+    #: None for the bucket that the node serves.
     bucket: str | None = None
     tls: bool = False
-    #: File with the certificates that are trusted; None for those of the system.
+    #: File with trusted certificates; None for those of the system.
     ca: str | None = None
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: "str | Address") -> "Address":
-        """The address that a text means; a clear error if it means none."""
+        """Parse an address; raise ``AddressError`` if it is invalid."""
         if isinstance(text, Address):
             return text
         if "://" not in text:
@@ -74,7 +74,7 @@ class Address:
         return _parse_url(text)
 
     def with_login(self, user: str, password: str) -> "Address":
-        """The same cluster as somebody else."""
+        """Return the same address with another login."""
         return dataclasses.replace(self, user=user, password=password)
 
 
@@ -82,13 +82,13 @@ def _parse_url(text: str) -> Address:
     shown = without_password(text)
     scheme, _, rest = text.partition("://")
     if scheme.lower() != SCHEME:
-        raise AddressError(shown, f"its scheme is {scheme!r}, not {SCHEME!r}")
+        raise AddressError(shown, f"unknown scheme {scheme!r}; use {SCHEME}://")
     rest, _, query = rest.partition("?")
     place, _, bucket = rest.partition("/")
     login, at, hosts = place.rpartition("@")
     user, colon, password = login.partition(":")
     if at and not user:
-        raise AddressError(shown, "there is no user before the @")
+        raise AddressError(shown, "the user before the @ is missing")
     settings = _query(query, shown)
     return Address(
         _endpoints(hosts, shown),
@@ -104,13 +104,13 @@ def _query(query: str, shown: str) -> dict[str, str]:
     settings = dict(parse_qsl(query, keep_blank_values=True))
     unknown = settings.keys() - {"tls", "ca"}
     if unknown:
-        raise AddressError(shown, f"there is no setting {', '.join(sorted(unknown))}; known are tls and ca")
+        raise AddressError(shown, f"unknown setting {', '.join(sorted(unknown))}; use tls or ca")
     return settings
 
 
 def _switch(value: str, shown: str) -> bool:
     if value.lower() not in _SWITCH:
-        raise AddressError(shown, f"tls is on or off, not {value!r}")
+        raise AddressError(shown, f"tls must be on or off, not {value!r}")
     return _SWITCH[value.lower()]
 
 
@@ -123,13 +123,13 @@ def _endpoint(text: str, shown: str) -> Endpoint:
         raise AddressError(shown, f"a host is missing; {_FORM}")
     found = _HOST.fullmatch(text)
     if found is None:
-        hint = "an IPv6 address stands in brackets" if text.count(":") > 1 else _FORM
-        raise AddressError(shown, f"{text!r} is no host and port; {hint}")
+        hint = "put an IPv6 address in brackets" if text.count(":") > 1 else _FORM
+        raise AddressError(shown, f"invalid host and port {text!r}; {hint}")
     host, port = found["v6"] or found["host"], found["v6port"] or found["port"]
-    if host.isdigit():  # the system would take it for an IPv4 address; whoever writes it means a port or a vbucket
+    if host.isdigit():  # the system would read an IPv4 address; the user probably means a port or a vbucket
         raise AddressError(shown, f"{host!r} is a number, not a host; {_FORM}")
     if port is None and not text.endswith(":"):
         return Endpoint(host, PORT)
     if not port or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
-        raise AddressError(shown, f"the port of {text!r} is not a number from 1 to 65535")
+        raise AddressError(shown, f"invalid port in {text!r}; use a number from 1 to 65535")
     return Endpoint(host, int(port))

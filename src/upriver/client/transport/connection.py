@@ -1,8 +1,8 @@
-"""One connection to a node: bytes, requests and their answers.
+"""One connection to a node: bytes, requests and their replies.
 
-Requests are numbered by their opaque and may be on their way by the thousand; answers find whoever asked. A stream
-takes the received bytes over for itself: from then on they go to its receiver, in the buffer that they were read into.
-Every way to fail is a typed error that names the node.
+Thousands of requests can be outstanding; the opaque matches each reply to its request. A stream takes over the
+connection: from then on its receiver gets all received bytes, in the buffer that they were read into. Every failure is
+a typed error that names the node.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ AGENT: Final = f"upriver/{__version__}"
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 1.0
-#: A connection that was asked something and has said nothing for so long is given up when somebody stops waiting.
+#: After a timeout, a connection that has sent nothing for this long since a request is closed.
 SILENCE_S: Final = 5.0
 RECEIVE_BYTES: Final = 256 * 1024
-#: ``drain`` waits while more than this is unsent.
+#: ``drain`` waits while more than this many bytes are unsent.
 UNSENT_BYTES_MAX: Final = 1024 * 1024
 
 
 class Receiver(Protocol):
-    """Who gets the received bytes of a connection that streams."""
+    """Receives the bytes of a connection that streams."""
 
     def receive(self, data: memoryview) -> None:
-        """Take bytes; the memory is used again after this call."""
+        """Take bytes; the memory is reused after this call."""
 
     def lost(self, error: UpriverError) -> None:
-        """Nothing more comes."""
+        """The connection is lost; no more bytes will come."""
 
 
 class Collector:
-    """The answers to a run of requests whose opaques follow each other."""
+    """Collects the replies to requests with consecutive opaques."""
 
     __slots__ = ("_missing", "done", "first", "last", "replies")
 
@@ -58,7 +58,7 @@ class Collector:
         self.done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
 
     def take(self, reply: Reply) -> bool:
-        """Keep an answer; True if it was the last. The answer to the last request always ends it."""
+        """Add a reply and return whether it was the last. The reply to the last request always is."""
         self.replies.append(reply)
         self._missing -= 1 + len(reply.alike)
         if self._missing and (reply.alike or (reply.opaque,))[-1] != self.last:
@@ -69,7 +69,7 @@ class Collector:
 
 
 class Listing:
-    """The pieces of an answer that ends with one that has no key."""
+    """Collects the pieces of a reply; a piece without a key ends it."""
 
     __slots__ = ("_pieces", "done")
 
@@ -78,7 +78,7 @@ class Listing:
         self.done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
 
     def take(self, reply: Reply) -> None:
-        """Keep a piece; a refusal ends it, too."""
+        """Add a piece; an error ends the reply, too."""
         if self.done.done():
             return
         error = reply.error()
@@ -91,13 +91,13 @@ class Listing:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """An open, greeted connection."""
+    """An open connection after its handshake."""
 
     def __init__(self, endpoint: Endpoint, receive_bytes: int = RECEIVE_BYTES) -> None:
         self.endpoint = endpoint
         self.features: frozenset[Feature] = frozenset()
         self.error: UpriverError | None = None
-        #: Whom to tell of a cluster map that comes along with a refusal.
+        #: Called with a cluster map that a refusal carries.
         self.on_map: Callable[[bytes, Endpoint], object] | None = None
         self._buffer = memoryview(bytearray(receive_bytes))
         self._transport: asyncio.Transport
@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self._collectors: list[Collector] = []
         self._listings: dict[int, Listing] = {}
         self._next_opaque = 1
-        #: When it was asked something for the first time since it said anything.
+        #: When the oldest request since the last received byte was sent.
         self._asked_at: float | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         greeting: bool = True,
         tokens: bool = False,
     ) -> "Connection":
-        """Connect and, unless the dialect knows no such thing, say hello, log in and select the bucket."""
+        """Connect and, with ``greeting``, send hello, log in and select the bucket."""
         loop = asyncio.get_running_loop()
         context = tls_context(address) if address.tls else None
         try:
@@ -140,14 +140,14 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             raise Unreachable(str(endpoint), f"no connection within {timeout_s:g} s") from None
         except ssl.SSLCertVerificationError as error:
-            raise Unreachable(str(endpoint), f"its certificate is not trusted: {error.verify_message}") from None
+            raise Unreachable(str(endpoint), f"the certificate is not trusted: {error.verify_message}") from None
         except ssl.SSLError as error:
-            why = f"no TLS connection: {error.reason or error}; does it speak TLS on this port?"
+            why = f"the TLS handshake failed: {error.reason or error}; check that this port speaks TLS"
             raise Unreachable(str(endpoint), why) from None
         except OSError as error:
-            hint = "; does it speak TLS on this port?" if context and isinstance(error, ConnectionResetError) else ""
+            hint = "; check that this port speaks TLS" if context and isinstance(error, ConnectionResetError) else ""
             raise Unreachable(str(endpoint), f"cannot connect: {reason(error)}{hint}") from None
-        except (ValueError, OverflowError) as error:  # a cluster map may name what is no host or port
+        except (ValueError, OverflowError) as error:  # a cluster map may contain an invalid host or port
             raise Unreachable(str(endpoint), f"cannot connect: {error}") from None
         if greeting:
             try:
@@ -160,48 +160,48 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_upriver_node(self) -> bool:
-        """Whether the node understands our own settings."""
+        """Whether the peer is an Upriver node and understands our own settings."""
         return Feature.UPRIVER in self.features
 
     @property
     def inflate(self) -> Callable[[bytes], bytes]:
-        """What makes a compressed value plain.
+        """The function that decompresses a value.
 
-        Who has agreed on compression makes no mistake in it. Others send what came from elsewhere as it came.
+        A peer that has agreed on compression sends only valid compressed values. Other peers pass on what they got.
         """
         return inflated if Feature.SNAPPY in self.features else plain
 
     @property
     def is_open(self) -> bool:
-        """Whether something can be sent."""
+        """Whether the connection can be used."""
         return self.error is None
 
     @property
     def backed_up(self) -> bool:
-        """Whether the other side is slow to take what was sent; ``drain`` waits for it."""
+        """Whether the peer reads too slowly; ``drain`` waits until it has caught up."""
         return not self._writable.is_set()
 
-    # Asking
+    # Requests
 
     def post(self, request: Request) -> "asyncio.Future[Reply]":
-        """Send a request; its answer, or what kept it away, comes through the future."""
+        """Send a request and return a future of its reply."""
         if self.error is not None:
             raise self.error
         request.opaque = opaque = self.reserve(1)
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[opaque] = answer
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[opaque] = reply
         self._say(request.encode())
-        return answer
+        return reply
 
     async def ask(self, request: Request, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Reply:
-        """Send a request and wait for its answer; a refusal is raised."""
-        answer = self.post(request)
+        """Send a request and return its reply; raise the error that the node returns."""
+        posted = self.post(request)
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await answer
+                reply = await posted
         except TimeoutError:
             self.give_up_if_silent()
-            raise TimedOut(str(self.endpoint), f"no answer to {request.title()} within {timeout_s:g} s") from None
+            raise TimedOut(str(self.endpoint), f"no reply to {request.title()} within {timeout_s:g} s") from None
         finally:
             self._waiting.pop(request.opaque, None)
         error = reply.error(request.vbucket)
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
         return reply
 
     async def ask_list(self, request: Request, *, timeout_s: float = REQUEST_TIMEOUT_S) -> list[Reply]:
-        """Send a request that is answered piece by piece, as statistics are, until a piece without a key."""
+        """Send a request whose reply comes in pieces, as statistics do, until a piece without a key."""
         if self.error is not None:
             raise self.error
         request.opaque = opaque = self.reserve(1)
@@ -221,17 +221,17 @@ class Connection(asyncio.BufferedProtocol):
                 return await listing.done
         except TimeoutError:
             self.give_up_if_silent()
-            raise TimedOut(str(self.endpoint), f"no answer to {request.title()} within {timeout_s:g} s") from None
+            raise TimedOut(str(self.endpoint), f"no reply to {request.title()} within {timeout_s:g} s") from None
         finally:
             self._listings.pop(opaque, None)
 
     async def collect(
         self, data: "bytes | bytearray | memoryview", first: int, count: int, missing: int, timeout_s: float
     ) -> list[Reply]:
-        """Send a run of encoded requests numbered from ``first`` and wait for their answers.
+        """Send encoded requests with opaques from ``first`` on and return their replies.
 
-        ``missing`` is how many answers come at most; the answer to the last request ends the run even if the quiet
-        ones before it stayed silent.
+        At most ``missing`` replies come. The reply to the last request ends the run even if quiet requests before it
+        got none.
         """
         if self.error is not None:
             raise self.error
@@ -244,30 +244,30 @@ class Connection(asyncio.BufferedProtocol):
                 return await collector.done
         except TimeoutError:
             self.give_up_if_silent()
-            raise TimedOut(str(self.endpoint), f"{count} requests not answered within {timeout_s:g} s") from None
+            raise TimedOut(str(self.endpoint), f"no reply to {count} requests within {timeout_s:g} s") from None
         finally:
             if collector in self._collectors:
                 self._collectors.remove(collector)
 
     def _say(self, data: "bytes | bytearray | memoryview") -> None:
-        """Send something that wants an answer."""
+        """Send data that expects a reply."""
         if self._asked_at is None:
             self._asked_at = asyncio.get_running_loop().time()
         self._transport.write(data)
 
     def give_up_if_silent(self) -> None:
-        """Somebody waits no longer. If nothing at all comes the connection is dead, although nobody has said so.
+        """After a timeout: close the connection if the node has sent nothing at all.
 
-        A firewall that has forgotten it, or a machine that is gone, tells nobody; the system would try for a quarter of
-        an hour, in which every further question would be in vain.
+        A firewall that dropped the connection, or a machine that is gone, reports nothing. The system would retry for
+        a quarter of an hour, and every further request would time out as well.
         """
         silent_s = 0.0 if self._asked_at is None else asyncio.get_running_loop().time() - self._asked_at
         if silent_s >= SILENCE_S and self.error is None:
-            self._fail(ConnectionLost(str(self.endpoint), f"it has said nothing for {silent_s:.0f} s"))
+            self._fail(ConnectionLost(str(self.endpoint), f"the node has sent nothing for {silent_s:.0f} s"))
             self._transport.abort()
 
     def reserve(self, count: int) -> int:
-        """The first of so many opaques in a row."""
+        """Reserve ``count`` consecutive opaques and return the first."""
         first = self._next_opaque
         if first + count > 0xFFFFFFFF:
             first = 1
@@ -275,31 +275,31 @@ class Connection(asyncio.BufferedProtocol):
         return first
 
     def write(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send raw bytes."""
         if self.error is None:
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the other side has taken most of what was sent."""
+        """Wait until the peer has read most of what was sent."""
         await self._writable.wait()
         if self.error is not None:
             raise self.error
 
     def refused(self, status: int, value: bytes) -> None:
-        """A node that does not have a vbucket says who has: the map stands in its refusal."""
+        """Pass on the cluster map in a refusal: a node that does not have a vbucket says who has it."""
         if status == Status.NOT_MY_VBUCKET and value[:1] == b"{" and self.on_map is not None:
             self.on_map(value, self.endpoint)
 
     # Streaming
 
     def stream_to(self, receiver: Receiver) -> None:
-        """Give everything that is received from now on to a stream."""
+        """Give all bytes from now on to a receiver."""
         self._receiver = receiver
-        if self.error is not None:  # it was lost before anybody listened
+        if self.error is not None:  # lost before the receiver was set
             asyncio.get_running_loop().call_soon(receiver.lost, self.error)
 
     def pause(self) -> None:
-        """Read nothing for now, so that the other side has to wait."""
+        """Stop reading, so that the peer has to wait."""
         if self.error is None:
             self._transport.pause_reading()
 
@@ -308,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.error is None:
             self._transport.resume_reading()
 
-    # What the event loop calls
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -329,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
                 for reply in self._replies.feed(received):
                     self._dispatch(reply)
         except WireError as error:
-            self._fail(ConnectionLost(str(self.endpoint), f"what it sends is not the protocol: {error}"))
+            self._fail(ConnectionLost(str(self.endpoint), f"protocol error: {error}"))
             self._transport.abort()
 
     def _dispatch(self, reply: Reply) -> None:
@@ -342,12 +342,12 @@ class Connection(asyncio.BufferedProtocol):
         self._hand_over(reply)
 
     def _is_collected(self, reply: Reply) -> bool:
-        """Whether all these refusals belong to one run of requests."""
+        """Whether all these errors belong to one run of requests."""
         lowest, highest = min(reply.opaque, *reply.alike), max(reply.opaque, *reply.alike)
         return any(collector.first <= lowest and highest <= collector.last for collector in self._collectors)
 
     def _hand_over(self, reply: Reply) -> None:
-        """Give an answer to whoever has asked."""
+        """Pass a reply to the caller that waits for it."""
         waiting = self._waiting.pop(reply.opaque, None)
         if waiting is not None:
             if not waiting.done():
@@ -362,7 +362,7 @@ class Connection(asyncio.BufferedProtocol):
                 if collector.take(reply):
                     self._collectors.remove(collector)
                 return
-        # Whoever asked has given up waiting.
+        # Otherwise the caller has stopped waiting.
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -374,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        why = "it closed the connection" if error is None else f"the connection broke: {error}"
+        why = "the node closed the connection" if error is None else f"the connection was lost: {error}"
         self._fail(ConnectionLost(str(self.endpoint), why))
         self._gone.set()
 
@@ -389,32 +389,32 @@ class Connection(asyncio.BufferedProtocol):
         for each in futures:
             if not each.done():
                 each.set_exception(error)
-                each.exception()  # whoever gave up waiting does not look at it any more
+                each.exception()  # marks it as seen: a caller that timed out will not
         if self._receiver is not None:
             self._receiver.lost(error)
 
     async def close(self) -> None:
-        """Say good-bye and close; what is on its way is lost."""
+        """Send a quit and close; outstanding requests fail."""
         if self.error is None:
-            if self._receiver is None:  # in the middle of streams nobody waits for a good-bye
+            if self._receiver is None:  # a stream needs no quit
                 self._transport.write(QuitQ().encode())
-            self._fail(ConnectionLost(str(self.endpoint), "we closed the connection"))
+            self._fail(ConnectionLost(str(self.endpoint), "the client closed the connection"))
         self._transport.close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._gone.wait()
-        except TimeoutError:  # it does not read what we have sent
+        except TimeoutError:  # the node does not read
             self._transport.abort()
             await self._gone.wait()
 
     def abort(self) -> None:
-        """Close without a word."""
-        self._fail(ConnectionLost(str(self.endpoint), "we closed the connection"))
+        """Close at once, without a quit."""
+        self._fail(ConnectionLost(str(self.endpoint), "the client closed the connection"))
         self._transport.abort()
 
 
 def reason(error: OSError) -> str:
-    """Why a connection failed, in the system's words: asyncio puts the address in their place, or joins several."""
+    """The system's reason for a failed connection: asyncio replaces it with the address, or joins several."""
     if isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     number = error.errno or next((int(each) for each in re.findall(r"\[Errno (\d+)\]", str(error))), 0)
@@ -422,8 +422,8 @@ def reason(error: OSError) -> str:
 
 
 def tls_context(address: Address) -> ssl.SSLContext:
-    """What we trust."""
+    """The TLS context with the certificates that we trust."""
     try:
         return ssl.create_default_context(cafile=address.ca)
     except OSError as error:
-        raise Unreachable(str(address), f"the certificates in {address.ca} cannot be read: {error}") from None
+        raise Unreachable(str(address), f"cannot read the certificates in {address.ca}: {error}") from None

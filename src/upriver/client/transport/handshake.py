@@ -1,8 +1,7 @@
-"""What a connection says first: hello, login, bucket.
+"""The handshake of a connection: hello, login, bucket.
 
-A node of ours says so by granting the feature ``UPRIVER``; only then are our own settings used. Everybody else is a
-deployed server and gets what those expect. Passwords never cross an open network: PLAIN is used over TLS, or where the
-connection stays on this machine.
+An Upriver node grants the feature ``UPRIVER``, and only then does the client use Upriver's own settings. The password
+is sent as plain text (PLAIN) only over TLS or on loopback.
 """
 
 import asyncio
@@ -20,9 +19,9 @@ Ask = Callable[[Request], Awaitable[Reply]]
 
 #: The strongest first.
 SCRAM: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "SCRAM-SHA-1")
-#: On the wire the dash before the number is left out.
+#: The wire omits the dash before the number.
 _NAMES: Final = {name.replace("SHA-", "SHA"): name for name in SCRAM}
-#: A server that wants more rounds of hashing than this wants to keep us busy.
+#: The client refuses more rounds of hashing: a hostile server could keep it busy.
 ITERATIONS_MAX: Final = 1_000_000
 WANTED: Final = (Feature.UPRIVER, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.SNAPPY)
 
@@ -30,7 +29,7 @@ WANTED: Final = (Feature.UPRIVER, Feature.XERROR, Feature.SELECT_BUCKET, Feature
 async def greet(
     ask: Ask, endpoint: Endpoint, address: Address, agent: str, *, tokens: bool = False
 ) -> frozenset[Feature]:
-    """Introduce ourselves; the features that the node granted. With ``tokens`` writes tell their place in history."""
+    """Do the handshake and return the granted features. With ``tokens``, replies to writes carry uuid and seqno."""
     features = await _hello(ask, agent, (*WANTED, Feature.MUTATION_SEQNO) if tokens else WANTED)
     if address.user is not None:
         await _login(ask, endpoint, address)
@@ -41,7 +40,7 @@ async def greet(
 async def _hello(ask: Ask, agent: str, wanted: tuple[Feature, ...]) -> frozenset[Feature]:
     try:
         reply = await ask(Hello(agent=agent.encode(), features=wanted))
-    except UnknownCommand:  # older than hello
+    except UnknownCommand:  # a server without hello
         return frozenset()
     codes = memoryview(reply.value)
     return frozenset(Feature(int.from_bytes(codes[at : at + 2], "big")) for at in range(0, len(codes), 2))
@@ -50,27 +49,30 @@ async def _hello(ask: Ask, agent: str, wanted: tuple[Feature, ...]) -> frozenset
 async def _select(ask: Ask, endpoint: Endpoint, address: Address, *, ours: bool) -> None:
     bucket = address.bucket or BUCKET
     try:
-        await ask(SelectBucket(name=bucket.encode()))  # only then do refusals of vbuckets carry the cluster map
+        await ask(SelectBucket(name=bucket.encode()))  # from then on refusals carry the cluster map
     except KeyNotFound:
         if ours and not address.bucket:
-            return  # it has one bucket, whatever its name
+            return  # an Upriver node has one bucket, of any name
         raise KeyNotFound(f"{endpoint} has no bucket {bucket!r}") from None
     except (AccessDenied, AuthenticationFailed) as error:
         raise login_needed(endpoint, address, error) from None
-    except UnknownCommand:  # a server of one bucket
+    except UnknownCommand:  # a server with a single bucket
         return
 
 
 def login_needed(endpoint: Endpoint, address: Address, error: StatusError) -> StatusError:
-    """A refusal of the first thing we asked for, with what to do about it."""
+    """The error to raise when a node refuses the first request, with advice."""
     if address.user is None:
-        return AuthenticationFailed(f"{endpoint} wants a login: write upriver://user:password@{endpoint}")
-    return AccessDenied(f"{endpoint} does not let {address.user!r} do this: {error.detail or error.text}")
+        return AuthenticationFailed(f"{endpoint} requires a login: use upriver://user:password@{endpoint}")
+    return AccessDenied(f"{endpoint} denies this to {address.user!r}: {error.detail or error.text}")
 
 
 async def _login(ask: Ask, endpoint: Endpoint, address: Address) -> None:
     if address.password is None:
-        raise LoginImpossible(str(endpoint), f"there is no password for the user {address.user!r}")
+        raise LoginImpossible(
+            str(endpoint),
+            f"the address has no password for user {address.user!r}; use upriver://user:password@{endpoint}",
+        )
     offered = (await ask(SaslListMechanisms())).value.decode(errors="replace").split()
     mechanism = next((wire for wire in _NAMES if wire in offered or _NAMES[wire] in offered), None)
     try:
@@ -80,30 +82,33 @@ async def _login(ask: Ask, endpoint: Endpoint, address: Address) -> None:
             value = f"\0{address.user}\0{address.password}".encode()
             await ask(SaslAuth(mechanism=b"PLAIN", value=value))
         else:
-            why = f"it offers only {', '.join(offered) or 'nothing'}"
+            why = f"no usable login method: the node offers {', '.join(offered) or 'none'}"
             if "PLAIN" in offered:
-                why += ", which would show the password to the network; use TLS (?tls=on)"
+                why += ", which would send the password as plain text; use TLS (?tls=on)"
             raise LoginImpossible(str(endpoint), why)
     except AuthenticationFailed:
-        raise AuthenticationFailed(f"{endpoint} does not know {address.user!r} with this password") from None
+        raise AuthenticationFailed(f"{endpoint} rejects the user {address.user!r} or the password") from None
 
 
 async def _scram(ask: Ask, endpoint: Endpoint, address: Address, mechanism: str) -> None:
-    import scramp  # costs 20 ms, and most connections to a node of one's own need no login
+    import scramp  # takes 20 ms to import, and most connections need no login
 
     scram_error: type[Exception] = scramp.ScramException
     client: Any = scramp.ScramClient([_NAMES.get(mechanism, mechanism)], address.user, address.password)
     first = await ask(SaslAuth(mechanism=mechanism.encode(), value=client.get_client_first().encode()))
     if first.status != Status.AUTH_CONTINUE:
-        raise LoginImpossible(str(endpoint), "it let us in before it proved to know the password")
+        raise LoginImpossible(str(endpoint), "the node accepted the login without proving that it knows the password")
     rounds = re.search(rb"(?:^|,)i=(\d{1,9})(?:,|$)", first.value)
     if rounds is None or int(rounds[1]) > ITERATIONS_MAX:
-        raise LoginImpossible(str(endpoint), f"its challenge asks for no or for more than {ITERATIONS_MAX:,} rounds")
+        raise LoginImpossible(
+            str(endpoint),
+            f"the node asks for an invalid number of hashing rounds; at most {ITERATIONS_MAX:,} are allowed",
+        )
     try:
         client.set_server_first(first.value.decode())
-        # Hashing takes milliseconds, in which other connections want to be served.
+        # Hashing takes milliseconds and would block other connections.
         final = await asyncio.to_thread(client.get_client_final)
         last = await ask(SaslStep(mechanism=mechanism.encode(), value=final.encode()))
         client.set_server_final(last.value.decode())
     except (scram_error, UnicodeDecodeError) as error:
-        raise LoginImpossible(str(endpoint), f"it could not prove that it knows the password: {error}") from None
+        raise LoginImpossible(str(endpoint), f"the node did not prove that it knows the password: {error}") from None

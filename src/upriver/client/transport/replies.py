@@ -1,8 +1,8 @@
-"""Answers out of received bytes, for a client that asks much at once.
+"""Reads replies from received bytes.
 
-A reply is taken apart no further than header, extras, key and value: whoever asked knows what stands in them. Going
-through the declared messages instead would cost ten times as much for each answer. Refusals that follow each other and
-say the same, as those of rows that a node has already, are one reply with many opaques.
+A reply is split only into header, extras, key and value; the caller knows what they mean. Decoding the declared
+messages would cost ten times as much. Consecutive errors that say the same, such as those for rows that a node already
+has, become one reply with many opaques.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from upriver.wire.codec import alike_run
 
 
 class Reply(NamedTuple):
-    """One answer."""
+    """One reply."""
 
     opcode: int
     status: int
@@ -24,21 +24,21 @@ class Reply(NamedTuple):
     extras: bytes
     key: bytes
     value: bytes
-    #: The opaques of refusals that came behind this one and say the same.
+    #: The opaques of the following errors that say the same.
     alike: Sequence[int] = ()
 
     def error(self, vbucket: int | None = None) -> StatusError | None:
-        """What the answer refuses, if it does."""
+        """The error that the reply reports, if any."""
         if self.status in (Status.SUCCESS, Status.AUTH_CONTINUE):
             return None
-        # What stands in the refusal of a vbucket is the cluster map, which is nothing to read.
+        # A refused vbucket comes with the cluster map, which is not a message for people.
         is_map = self.status == Status.NOT_MY_VBUCKET and self.value[:1] == b"{"
         text = "" if self.datatype or is_map else self.value.decode(errors="replace")[:500]
         return StatusError.of(self.status, text if text.isprintable() else "", vbucket=vbucket)
 
 
 class ReplyReader:
-    """Bytes in, replies out."""
+    """Turns bytes into replies."""
 
     __slots__ = ("_rest", "offset")
 
@@ -47,7 +47,7 @@ class ReplyReader:
         self.offset = 0
 
     def feed(self, received: memoryview) -> Iterator[Reply]:
-        """The replies that are whole now."""
+        """Add bytes and yield the replies that are complete now."""
         data: bytes | bytearray
         if self._rest:
             self._rest += received
@@ -71,18 +71,18 @@ class ReplyReader:
         self._rest += data[at:]
 
     def _is_whole(self) -> bool:
-        """Whether at least one reply can be had: a large value comes in many pieces, each looked at once."""
+        """Whether at least one reply is complete: a large value comes in many pieces."""
         rest = self._rest
         return len(rest) >= _HEADER and len(rest) >= _HEADER + self._body_length(rest, 0)
 
     def _body_length(self, data: bytes | bytearray, at: int) -> int:
         if data[at] != Magic.RESPONSE:
-            raise WireError(self.offset + at, f"magic 0x{Magic.RESPONSE:02x} of an answer", f"0x{data[at]:02x}")
+            raise WireError(self.offset + at, f"magic 0x{Magic.RESPONSE:02x} of a reply", f"0x{data[at]:02x}")
         return MEMCACHED.body_length(data, at, BODY_BYTES_MAX)
 
 
 _HEADER: Final = MEMCACHED.header_size
-#: So many bytes stand before the opaque: alike in answers that say the same.
+#: The number of bytes before the opaque, which are equal in replies that say the same.
 _SAME: Final = 12
 
 
