@@ -432,11 +432,11 @@ class Table:
     def apply_batch(self, batch: pa.RecordBatch, ttl: int = TTL_MAX) -> int:
         """The same for the rows of a batch in the columns of ``model.CHANGES``."""
         if not batch.schema.equals(CHANGES):
-            raise InvalidArguments("a batch to apply has the columns of a batch of changes")
+            raise InvalidArguments("the batch does not have the columns of a batch of changes")
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise InvalidArguments(f"a batch to apply is not whole: {error}") from None
+            raise InvalidArguments(f"the batch is invalid: {error}") from None
         for column, name in zip(batch.columns, CHANGES.names, strict=True):
             if column.null_count:
                 raise InvalidArguments(f"column {name} holds nulls")
@@ -446,7 +446,8 @@ class Table:
         for row, change in enumerate(batch.to_pylist()):
             if change["vbucket"] != self.vbucket or change["event"] not in OPCODES:
                 raise InvalidArguments(
-                    f"row {row} is event {change['event']} of vbucket {change['vbucket']}, not a change of a key here",
+                    f"row {row} is event {change['event']} of vbucket {change['vbucket']},"
+                    f" not a change of a key of vbucket {self.vbucket}",
                     vbucket=self.vbucket,
                 )
             yield Change(**{**change, "event": Event(change["event"])})
@@ -462,7 +463,7 @@ class Table:
                 if change.seqno > self.snapshot_end:
                     raise OutOfOrder(self.vbucket, change.seqno, f"the snapshot ends at {self.snapshot_end}")
                 if change.seqno > SEQNO_MAX:
-                    raise OutOfOrder(self.vbucket, change.seqno, "no history gets there")
+                    raise OutOfOrder(self.vbucket, change.seqno, f"seqnos end at {SEQNO_MAX}")
                 self._check_room(change.key, change.value, change.event)
                 now = self.ledger.clock() if now < 0 else now
                 self._take(change, ttl, now)
@@ -611,7 +612,7 @@ class Table:
             except (struct.error, KeyError):
                 raise CorruptData("", f"a record of vbucket {self.vbucket} cannot be read") from None
             if record.change.vbucket != self.vbucket or entry.size != size or offset + size > len(data):
-                raise CorruptData("", f"a record of vbucket {self.vbucket} is not what it should be")
+                raise CorruptData("", f"a record of vbucket {self.vbucket} is damaged")
             offset += entry.size
             if entry.seqno > self.high_seqno:
                 self._append(entry)
@@ -942,7 +943,7 @@ class Table:
         if entry.value is not None:
             return entry.value
         if self.fetch is None:
-            raise TemporaryFailure("the value is on disk and there is no disk", vbucket=self.vbucket)
+            raise TemporaryFailure("the value is on disk, but the bucket has no disk", vbucket=self.vbucket)
         return self.fetch(entry.seqno)
 
     def _place(self, after: int) -> int:
@@ -1019,7 +1020,7 @@ def _changes_in_frames(frames: memoryview, vbucket: int) -> Iterator[Change]:
 def _malformed(frame: memoryview, vbucket: int) -> tuple[int, str] | None:
     """Where in the frame something is wrong and what should stand there; None for a whole, good change."""
     if len(frame) < HEADER.size:
-        return 0, "a whole header"
+        return 0, "a complete header"
     magic, opcode, key_length, extras, _, number, body, _, _ = HEADER.unpack_from(frame)
     if magic != MAGIC:
         return 0, f"the magic 0x{MAGIC:x}"
@@ -1031,7 +1032,7 @@ def _malformed(frame: memoryview, vbucket: int) -> tuple[int, str] | None:
     if number != vbucket:
         return 6, "the number of this vbucket"
     if body > len(frame) - HEADER.size:
-        return 8, "a whole body"
+        return 8, "a complete body"
     if body < extras + key_length:
         return 8, "a body that holds extras and key"
     if body - extras - key_length < _meta_length(frame, opcode, extras):

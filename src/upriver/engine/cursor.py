@@ -351,7 +351,7 @@ class Cursor:
         if not evicted:
             return snapshot.end, None
         if self.vbucket.read_block is None:
-            raise TemporaryFailure("values are on disk and there is no disk", vbucket=self.vbucket.number)
+            raise TemporaryFailure("values are on disk, but the bucket has no disk", vbucket=self.vbucket.number)
         block, last = self.vbucket.read_block(evicted)
         return min(last, snapshot.end), block
 

@@ -481,7 +481,7 @@ class Vbucket(KeyValue):
         if seqno > self.table.snapshot_end:
             raise OutOfOrder(self.number, seqno, f"the snapshot ends at {self.table.snapshot_end}")
         if seqno > SEQNO_MAX:
-            raise OutOfOrder(self.number, seqno, "no history gets there")
+            raise OutOfOrder(self.number, seqno, f"seqnos end at {SEQNO_MAX}")
 
     def _complete(self) -> None:
         high = self.table.high_seqno

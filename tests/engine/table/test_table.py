@@ -780,11 +780,11 @@ def test_a_run_of_frames_is_applied_in_one_call(receiving: Any, clock: Clock) ->
         (frame_of(deletion(3), extras=bytes(20)), "expected 18 or 21 bytes of extras"),
         (frame_of(deletion(3, Event.EXPIRATION), extras=bytes(21)), "expected 20 or 18 bytes of extras"),
         (frame_of(mutation(3), vbucket=4), "expected the number of this vbucket"),
-        (frame_of(mutation(3), body=34), "expected a whole body"),
-        (frame_of(mutation(3), body=2**32 - 1), "expected a whole body"),
+        (frame_of(mutation(3), body=34), "expected a complete body"),
+        (frame_of(mutation(3), body=2**32 - 1), "expected a complete body"),
         (frame_of(mutation(3), body=31), "expected a body that holds extras and key"),
         (frame_of(mutation(3, value=b""), meta=b"m", body=32), "expected a body that holds the extended metadata"),
-        (frame_of(mutation(3))[:23], "expected a whole header"),
+        (frame_of(mutation(3))[:23], "expected a complete header"),
         (frame_of(mutation(2)), "it does not follow 2"),
         (frame_of(mutation(10**6 + 1)), "the snapshot ends at 1000000"),
         (frame_of(mutation(3, b"")), "a key has 1 to 250 bytes"),
@@ -850,7 +850,7 @@ def test_rows_whose_ends_lie_elsewhere(receiving: Any, column: str, ends: tuple[
     buffers = [None, pa.py_buffer(struct.pack("<3i", *ends)), batch.column(place).buffers()[2]]
     wrong = pa.Array.from_buffers(batch.schema.field(place).type, 2, buffers, null_count=0)
     columns = [*batch.columns[:place], wrong, *batch.columns[place + 1 :]]
-    with pytest.raises(InvalidArguments, match="not whole"):
+    with pytest.raises(InvalidArguments, match="the batch is invalid"):
         receiving.apply_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
     assert receiving.high_seqno == 0
 

@@ -1,13 +1,14 @@
-/* Memory for chunks and indexes: pieces of 16 to 256 KiB out of large regions in huge pages, used again when given back.
+/* Memory for chunks and indexes: pieces of 16 to 256 KiB out of large regions in huge pages. Free pieces are reused.
  *
- * A thousand vbuckets each write to the end of their own chunk: with small pages nearly every write misses the
- * TLB and every 4 KiB cost a page fault. Even a huge page costs its first writer the time to clear it, so once there
- * is much to hold a thread of our own asks the kernel for pages a little ahead of the writers. It never touches
- * contents: a page that is there already stays as it is. Larger blocks are mapped and unmapped one by one.
+ * A thousand vbuckets each write to the end of their own chunk: with small pages nearly every write misses the TLB, and
+ * every 4 KiB cost a page fault. The first writer of a huge page waits until the kernel has cleared it. Therefore, once
+ * much memory is in use, a helper thread asks the kernel for pages a little ahead of the writers. It never touches
+ * contents: a page that exists already stays as it is. Larger blocks are mapped and unmapped one by one.
  *
- * What is given back beyond a share of what is in use is returned to the system, all but the page with the link to
- * the next. The share is what a compaction frees when memory is short, a tenth of the quota: the writers take that again
- * at once, and would pay for each page a second time. Everything but the helper is guarded by the interpreter's lock. */
+ * Free pieces up to a share of the memory in use are kept; the others are returned to the system, except the page with
+ * the link to the next piece. The share is what a compaction frees when memory is short, a tenth of the quota: writers
+ * take that memory again at once, and would pay for each page a second time. The interpreter's lock guards everything
+ * but the helper. */
 #ifndef UPRIVER_ENGINE_ARENA_H
 #define UPRIVER_ENGINE_ARENA_H
 
@@ -23,7 +24,7 @@ enum { PIECE_MIN = 16 * 1024, PIECE_MAX = 256 * 1024, PIECE_CLASSES = 5 };
 #define SMALL_PAGE ((size_t)4096)
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* What a request for so many bytes really gets. */
+/* The size of the piece for a request of this many bytes. */
 static inline uint32_t arena_size(uint32_t size) {
     uint32_t piece = PIECE_MIN;
     if (size > PIECE_MAX) return (uint32_t)(((size_t)size + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1));
@@ -31,7 +32,7 @@ static inline uint32_t arena_size(uint32_t size) {
     return piece;
 }
 
-#ifdef __SANITIZE_ADDRESS__ /* pieces of their own, so that the sanitizer sees a step over the edge */
+#ifdef __SANITIZE_ADDRESS__ /* separate pieces, so that the sanitizer sees accesses beyond their end */
 
 static inline char *arena_take(uint32_t least, uint32_t *size) {
     *size = arena_size(*size < least ? least : *size);
@@ -54,7 +55,7 @@ static char *arena_spare[PIECE_CLASSES];
 static char *arena_next, *arena_end, *arena_asked;
 static size_t arena_given, arena_spare_bytes;
 
-/* The helper and the range that it shall populate next; NULL when it has nothing to do. */
+/* The helper and the range that it populates next; NULL when it has nothing to do. */
 static pthread_mutex_t helper_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t helper_work = PTHREAD_COND_INITIALIZER;
 static char *helper_from;
@@ -95,8 +96,8 @@ static void helper_start(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Have pages ready for what comes after `arena_next`: an eighth of what is in use, at most 8 MiB. A lock that is taken
- * is not waited for: the helper is busy then, or was when this process was forked. */
+/* Prepare the pages after `arena_next`: an eighth of the memory in use, at most 8 MiB. If the lock is taken we do not
+ * wait: the helper is busy, or was busy when this process was forked. */
 static inline void arena_look_ahead(void) {
     size_t ahead = arena_given / 8 < AHEAD_BYTES ? arena_given / 8 : AHEAD_BYTES;
     if (arena_asked < arena_next) arena_asked = arena_next;
@@ -113,13 +114,13 @@ static inline void arena_look_ahead(void) {
     pthread_mutex_unlock(&helper_lock);
 }
 
-/* Memory of zeros, in huge pages where it is large; NULL if there is none. */
+/* Zeroed memory, in huge pages if it is large; NULL if there is no memory. */
 static inline char *arena_map(size_t size) {
     size_t more = size >= HUGE_PAGE ? HUGE_PAGE : 0;
     char *mapped = (char *)mmap(NULL, size + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                                 -1, 0);
     if (mapped == (char *)MAP_FAILED) return NULL;
-    if (more) { /* cut to a multiple of a huge page, and give the ends back */
+    if (more) { /* align to a huge page and unmap both ends */
         char *start = (char *)(((uintptr_t)mapped + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
         size_t before = start - mapped;
         if (before) munmap(mapped, before);
@@ -153,8 +154,8 @@ static inline void spare_put(char *piece, int which) {
     arena_spare_bytes += (size_t)PIECE_MIN << which;
 }
 
-/* Take a larger piece than was asked for, and keep what is too much of it for others: a thousand small vbuckets that
- * come after a large one shall not take its memory. */
+/* Split a larger free piece and keep the rest of it free: small vbuckets that come after a large one reuse its memory
+ * without wasting it. */
 static inline char *spare_split(int which, int other) {
     char *piece = spare_take(other);
     while (piece != NULL && other > which) {
@@ -164,9 +165,8 @@ static inline char *spare_split(int which, int other) {
     return piece;
 }
 
-/* A block of at least `least` bytes, of `*size` where there is a choice; `*size` is then what it has. NULL if there is
- * no memory. What was given back serves first, smaller pieces before larger ones: memory in use and memory taken stay
- * close. */
+/* A block of at least `least` bytes, preferably of `*size`; `*size` is set to its size. NULL if there is no memory.
+ * Free pieces are used first, smaller ones before larger ones, so that little memory is taken beyond what is in use. */
 static inline char *arena_take(uint32_t least, uint32_t *size) {
     char *piece = NULL;
     int which, other, lowest;
@@ -190,7 +190,7 @@ static inline char *arena_take(uint32_t least, uint32_t *size) {
             char *region = arena_map(room);
             while (region == NULL && room > HUGE_PAGE) region = arena_map(room /= 2);
             if (region == NULL) return NULL;
-            /* What is left of the old region serves for smaller pieces. */
+            /* The rest of the old region is used for smaller pieces. */
             for (; arena_end - arena_next >= PIECE_MIN; arena_next += PIECE_MIN) spare_put(arena_next, 0);
             arena_next = arena_asked = region;
             arena_end = region + room;
@@ -216,7 +216,7 @@ static inline void arena_give(char *piece, uint32_t size) {
         madvise(piece + SMALL_PAGE, size - SMALL_PAGE, MADV_DONTNEED);
 }
 
-/* Zeros for an index, whose sizes are powers of two. */
+/* Zeroed memory for an index, whose size is a power of two. */
 static inline char *zeroed_take(size_t size) {
     uint32_t piece = (uint32_t)size;
     char *memory;

@@ -1,6 +1,6 @@
 /* Handing columns over to Arrow through its C data interface: https://arrow.apache.org/docs/format/CDataInterface.html
  *
- * One block holds the contents of all columns and what describes them; Arrow gives it back with the last user. */
+ * One block holds the contents of all columns and their description; Arrow releases it when nobody uses it any more. */
 #ifndef UPRIVER_ENGINE_ARROW_H
 #define UPRIVER_ENGINE_ARROW_H
 
@@ -25,21 +25,21 @@ struct ChangeColumns {
     struct ArrowArray *children[CHANGE_COLUMNS];
     const void *buffers[CHANGE_COLUMNS][3];
     const void *no_buffer[1];
-    size_t bytes; /* of the whole block */
+    size_t bytes; /* of the complete block */
 };
 
-#ifdef __SANITIZE_ADDRESS__ /* which shall see who uses a batch that was given back */
+#ifdef __SANITIZE_ADDRESS__ /* so that the sanitizer sees uses of a released batch */
 
 static struct ChangeColumns *spare_block(size_t bytes) { (void)bytes; return NULL; }
 static void give_block(struct ChangeColumns *block) { free(block); }
 
 #else
 
-/* Blocks that were given back serve the next batches, the last one first, which the caches still hold. The C library
- * would return them to the system, now and then or each time, as the heap around them happens to lie, and the new pages
- * of a batch cost as much as its rows. Small ones it keeps itself.
+/* Released blocks are reused for the next batches, the last one first, because the caches still hold it. The C library
+ * would return many of them to the system, and the new pages of a batch cost as much as its rows. It keeps small blocks
+ * itself.
  *
- * Arrow may give back from any thread. A lock that is taken is not waited for. */
+ * Arrow may release blocks from any thread. If the lock is taken we do not wait. */
 enum { SPARE_BLOCKS = 16, SPARE_BLOCK_MIN = 64 * 1024, SPARE_BLOCKS_BYTES = 8 * 1024 * 1024 };
 static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct SpareBlock { struct ChangeColumns *block; size_t bytes; } spare_blocks[SPARE_BLOCKS];
@@ -52,7 +52,7 @@ static struct ChangeColumns *remove_spare(size_t i) {
     return block;
 }
 
-/* One of so many bytes but not of many more, because who keeps a batch shall not keep room in it; NULL if there is none. */
+/* A free block of this many bytes but not many more, because a kept batch should hold little unused room; or NULL. */
 static struct ChangeColumns *spare_block(size_t bytes) {
     struct ChangeColumns *block = NULL;
     size_t i;
@@ -88,7 +88,7 @@ static void release_columns(struct ArrowArray *array) {
     give_block((struct ChangeColumns *)array->private_data);
 }
 
-/* A block for the description and so many bytes of contents, which start at `*contents`; NULL if there is no memory. */
+/* A block for the description and this many bytes of contents, from `*contents` on; NULL if there is no memory. */
 static struct ChangeColumns *allocate_columns(size_t bytes, char **contents) {
     size_t head = (sizeof(struct ChangeColumns) + 63) & ~(size_t)63;
     size_t whole = head + ((bytes + 63) & ~(size_t)63);

@@ -1,4 +1,4 @@
-/* Reading and writing the fields of a record (upriver.model.record), wherever it stands in memory. */
+/* Reading and writing the fields of a record (upriver.model.record) in memory. */
 #ifndef UPRIVER_ENGINE_RECORD_H
 #define UPRIVER_ENGINE_RECORD_H
 
@@ -26,7 +26,7 @@ static inline uint32_t load32(const char *p) { uint32_t v; memcpy(&v, p, 4); ret
 static inline void store64(char *p, uint64_t v) { memcpy(p, &v, 8); }
 static inline void store32(char *p, uint32_t v) { memcpy(p, &v, 4); }
 
-/* Offsets from the start of a record; a test holds them against the model. */
+/* Offsets from the start of a record; a test compares them with the model. */
 enum {
     R_SUPERSEDED_BY = 0, R_TIME = 8, R_TTL = 12, R_MARKS = 13,
     R_FRAME = 16, R_OPCODE = 17, R_KEY_LENGTH = 18, R_EXTRAS_LENGTH = 20, R_DATATYPE = 21, R_VBUCKET = 22,
@@ -43,14 +43,14 @@ static inline const char *record_key(const char *r) { return r + R_EXTRAS + (uin
 /* The size on disk, with the value. */
 static inline uint32_t full_size(const char *r) { return align8(R_EXTRAS + load_be32(r + R_BODY_LENGTH)); }
 
-/* The size where it stands: an evicted record ends after its key. */
+/* The size in memory: an evicted record ends after its key. */
 static inline uint32_t record_size(const char *r) {
     if (r[R_MARKS] & MARK_EVICTED)
         return align8(R_EXTRAS + (uint8_t)r[R_EXTRAS_LENGTH] + load_be16(r + R_KEY_LENGTH));
     return full_size(r);
 }
 
-/* Keys are mixed eight bytes at a time; the seed is random per process, so nobody can choose collisions. */
+/* Keys are mixed eight bytes at a time; the seed is random per process, so clients cannot choose collisions. */
 static inline uint64_t hash_key(const char *key, size_t size, uint64_t seed) {
     uint64_t h = seed ^ (size * 0x9E3779B97F4A7C15ull);
     while (size >= 8) {
@@ -70,10 +70,10 @@ static inline uint64_t hash_key(const char *key, size_t size, uint64_t seed) {
 }
 
 /* Some libraries, ISA-L's CRC-32 for one, leave the upper halves of the vector registers in use. From then on code that
- * is compiled for all processors of the kind, as this is, waits in vector instructions for what was there before: a row
- * of a batch takes half as long again. Who has much to do cleans up first; the lower halves stay. */
+ * is compiled for all x86-64 processors, as this is, waits in vector instructions for their former contents: a row of a
+ * batch takes 1.5 times as long. Long loops therefore clear the upper halves first; the lower halves stay. */
 static inline void clean_registers(void) {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__AVX__) /* which cleans up by itself */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__AVX__) /* AVX code does this itself */
     if (__builtin_cpu_supports("avx")) __asm__ volatile("vzeroupper");
 #endif
 }
@@ -81,9 +81,9 @@ static inline void clean_registers(void) {
 static inline void prefetch(const void *p) { __builtin_prefetch(p); }
 static inline void prefetch_write(const void *p) { __builtin_prefetch(p, 1); }
 
-/* The four lines of the record that comes in eight kilobytes: the processor itself does not look beyond a page, nor from
- * the end of one chunk to the start of the next. They go to the second cache, which can wait for many more lines at once
- * than the first: that alone is worth two fifths of the time. */
+/* Prefetch four cache lines eight kilobytes ahead: the processor's own prefetcher stops at the end of a page, and so at
+ * the end of a chunk. The lines go to the second-level cache, which can wait for many more lines at once than the
+ * first: that alone saves two fifths of the time. */
 enum { AHEAD = 8192 };
 static inline void fetch_later(const char *p) { __builtin_prefetch(p, 0, 2); }
 static inline void fetch_ahead(const char *record, const char *end, const char *following) {
@@ -95,7 +95,7 @@ static inline void fetch_ahead(const char *record, const char *end, const char *
     fetch_later(p + 192);
 }
 
-/* Where a read begins: what is nearer than that. */
+/* Prefetch the first eight kilobytes of a read. */
 static inline void fetch_first(const char *record, const char *end) {
     const char *p, *stop = end - record < AHEAD ? end : record + AHEAD;
     for (p = record; p < stop; p += 64) fetch_later(p);

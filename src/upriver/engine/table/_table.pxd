@@ -1,4 +1,4 @@
-# The compiled item table, for other compiled modules to cimport. See table.py for what everything means.
+# The item table, for other compiled modules to cimport. `_table.pyi` documents the fields and methods.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int64_t
 
@@ -16,7 +16,7 @@ cdef struct Chunk:
     uint32_t tombstones
 
 
-# A change on its way into a table; key and value stay where they are until it is there.
+# A change to append to a table; key and value are copied then.
 cdef struct Version:
     const char *key
     const char *value
@@ -76,27 +76,26 @@ cdef class Table:
     cdef uint64_t *slots
     cdef uint64_t mask
     cdef uint64_t slots_used
-    # While a larger index is filled: the one before it, how far it is moved, and the writes since the last move.
+    # While a larger index is filled: the old one, how far it has been moved, and the writes since the last move.
     cdef uint64_t *old_slots
     cdef uint64_t old_mask, old_place
     cdef uint32_t waited
-    # Where the first record stands that is not on disk, and the same for what is on its way there.
+    # The place of the first record that is not on disk, and of the first that no group has taken.
     cdef uint32_t persisted_chunk, persisted_place, flushing_chunk, flushing_place
-    # Where the last read that ran out of room stopped, behind which seqno: the next one need not look for it.
+    # Where the last read that ran out of room stopped, and after which seqno, so that the next one need not search.
     cdef uint32_t read_chunk, read_place
     cdef uint64_t read_seqno
     cdef int64_t flushing_bytes
     cdef Py_ssize_t flushing_points
 
     cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept
-    # For loops that serve requests straight from their input: `table.set_raw(key, key_size, value, value_size, flags,
-    # expiry, datatype, now, &seqno)` is `Table.set` with all its checks and errors, without an object for key, value or
-    # answer.
+    # For loops that answer requests directly from their input: `Table.set` with all its checks and errors, without
+    # Python objects for key, value and answer.
     cdef uint64_t set_raw(
         self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
         uint32_t expiry, uint8_t datatype, double now, uint64_t *seqno
     ) except 0
-    # And `table.store_raw(&version, now)` is `Table.store`; only key and value, sizes, event and meta are filled in.
+    # `Table.store` in the same way; the caller fills in key, value, sizes, event and metadata.
     cdef int store_raw(self, Version *version, double now) except -1
 
 
@@ -108,5 +107,5 @@ cdef inline char *record_at(Table self, uint64_t slot) noexcept:
     return chunk_at(self, slot).data + ((slot & 0xFFFFF) << 3)
 
 
-# What a client's expiry means.
+# The absolute time of a client's expiry.
 cdef uint32_t absolute(uint32_t expiry, double now) noexcept

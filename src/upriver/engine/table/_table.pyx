@@ -95,8 +95,7 @@ cdef extern from "_arrow.h" nogil:
 cdef enum:
     KEY_BYTES_MAX = 250
     VALUE_BYTES_MAX = 20 * 1024 * 1024
-    # So many locks are looked at in a step, which is some ten milliseconds.
-    LOCKS_A_STEP = 50000
+    LOCKS_A_STEP = 50000  # how many locks a step looks at: some ten milliseconds
     RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
     MUTATION = 1
     DELETION = 2
@@ -107,10 +106,10 @@ cdef enum:
     TIMED_DELETION_EXTRAS = 21
     EXPIRATION_EXTRAS = 20
     TTL_MAX = 255
-    EVENT_OF_OPCODE = 0x56  # the opcodes of the three kinds follow each other as the events do
+    EVENT_OF_OPCODE = 0x56  # the opcodes of the three events are consecutive
     SLOTS_MIN = 16
-    RANDOM_TRIES = 256  # beyond them all slots are looked at
-    MOVED = 1  # a slot of the old index whose key stands in the new one
+    RANDOM_TRIES = 256  # after this many, all slots are looked at
+    MOVED = 1  # a slot of the old index whose key is in the new one
     BYTE_MAX = 0xFF
     PLACE_END = 1 << 23  # a slot has 20 bits for a place, in steps of 8 bytes: no record begins here or beyond
     NEVER = 0xFFFFFFFF
@@ -121,9 +120,9 @@ cdef enum:
     RECORD_BYTES_MIN = 64
     DELETIONS_PART = 16
     INDEXED_AT_ONCE = 16
-    ROWS_FIRST = 64  # so many tell how large the others will be
+    ROWS_FIRST = 64  # the first rows tell how large the others are likely to be
     PICKED_MAX = 1 << 30
-    FEW = 64  # so few changes are measured before they are copied; for more, room is taken without looking
+    FEW = 64  # up to this many changes are measured before they are copied; for more, room is taken unmeasured
     ROOM_MAX = 4 * 1024 * 1024
 
 cdef uint64_t LOCKED_CAS = 0xFFFFFFFFFFFFFFFF
@@ -133,14 +132,14 @@ cdef uint64_t SEQNO_MAX = ((<uint64_t>1) << 63) - 1
 cdef uint64_t FOLLOWED_CAS_MAX = <uint64_t>1 << 63
 cdef uint64_t TAG_MASK = <uint64_t>0xFFFF << 48
 
-# What a read has picked, in order. One for all tables: nothing else runs between picking and copying.
+# The records that a read has picked, in order. All tables share it: nothing else runs between picking and copying.
 cdef const char **picked = NULL
 cdef size_t picked_room = 0
-cdef size_t picked_bytes = 0, picked_key_bytes = 0, picked_value_bytes = 0  # first of the whole records
+cdef size_t picked_bytes = 0, picked_key_bytes = 0, picked_value_bytes = 0  # the first counts complete records
 
 
 cdef class Ledger:
-    """What the vbuckets of a bucket share: the clock, the CAS, the budgets and the counts."""
+    """The state that the vbuckets of a bucket share: clock, CAS, limits and counts."""
 
     def __init__(self, clock, int64_t quota_bytes=0, int64_t queue_bytes_max=0):
         self.clock = clock
@@ -157,7 +156,7 @@ cdef class Ledger:
         return self.last_cas
 
     def next_cas(self, double now):
-        """A CAS above all before it: the clock's nanoseconds, whose low 16 bits count where it stands."""
+        """A CAS above all before it: the clock's nanoseconds; the low 16 bits count while the clock stands still."""
         return self.take_cas(now)
 
     def follow_cas(self, uint64_t cas):
@@ -166,7 +165,7 @@ cdef class Ledger:
             self.last_cas = cas
 
     def expect(self, double when):
-        """Something is due then, if not before."""
+        """Something becomes due at this time, or earlier."""
         if when < self.due_s:
             self.due_s = when
 
@@ -218,19 +217,19 @@ cdef class Table:
         free(self.spare)
         if self.slots != NULL:
             zeroed_give(<char *>self.slots, (self.mask + 1) * sizeof(uint64_t))
-        if self.old_slots != NULL:  # without a word to the ledger: the collector may have taken it away before
+        if self.old_slots != NULL:  # the ledger is not told: the collector may have cleared it already
             zeroed_give(<char *>self.old_slots, (self.old_mask + 1) * sizeof(uint64_t))
 
     @property
     def consistent_seqno(self):
-        """The last seqno at which this copy was whole."""
+        """The last seqno at which this copy was consistent."""
         return self.high_seqno if self.active or self.high_seqno == self.snapshot_end else self.snapshot_start
 
-    # What clients do most.
+    # Frequent operations of clients.
 
-    @cython.always_allow_keywords(False)  # the interpreter calls it without a detour then
+    @cython.always_allow_keywords(False)  # so the interpreter calls it directly
     def get(self, bytes key not None):
-        """The item; an expired one turns into an expiration here, if there is room."""
+        """The item. An expired item becomes an expiration here, if there is room."""
         cdef double now = -1
         cdef char *record
         cdef StoredItem item
@@ -248,7 +247,7 @@ cdef class Table:
         return item
 
     def set(self, bytes key not None, bytes value not None, flags=0, expiry=0, cas=0, datatype=0):
-        """Store the value whatever was there, or with a CAS only over that very version: (CAS, seqno)."""
+        """Store a value; with a CAS, only over that version. Returns CAS and seqno."""
         cdef double now
         cdef char *record
         cdef uint64_t seqno = 0, new_cas, old_cas = within(self, cas, NUMBER_MAX)
@@ -268,7 +267,7 @@ cdef class Table:
         return new_cas, seqno
 
     def delete(self, bytes key not None, cas=0):
-        """Leave a tombstone: (CAS, seqno)."""
+        """Leave a tombstone. Returns CAS and seqno."""
         cdef double now = -1
         cdef char *record
         cdef uint64_t seqno = 0, new_cas, old_cas = within(self, cas, NUMBER_MAX)
@@ -284,7 +283,7 @@ cdef class Table:
         new_cas = write_change(self, DELETION, key, b"", 0, 0, 0, 0, 0, &seqno, 255, now)
         return new_cas, seqno
 
-    # What the other operations are made of.
+    # The parts of other operations.
 
     def find(self, bytes key not None, bint value=True):
         """The newest version of the key, tombstone or not, expired or not."""
@@ -295,9 +294,9 @@ cdef class Table:
         self, uint8_t event, bytes key not None, bytes value not None, flags=0, expiry=0, datatype=0, cas=0,
         rev_seqno=0, uint64_t seqno=0, ttl=TTL_MAX,
     ):
-        """Append a change; what is 0 (CAS, revision, seqno) gets the next one. No checks but those of room.
+        """Append a change without checks other than those of room. A CAS, revision or seqno of 0 means the next one.
 
-        ``expiry`` is absolute, and of a deletion the second at which it happened.
+        ``expiry`` is absolute; for a deletion it is the second at which it happened. Returns CAS and seqno.
         """
         cdef uint32_t new_flags = within(self, flags, NEVER), new_expiry = within(self, expiry, NEVER)
         cdef uint8_t new_datatype = within(self, datatype, BYTE_MAX), hops = within(self, ttl, TTL_MAX)
@@ -316,15 +315,15 @@ cdef class Table:
         return revision_after(self, lookup_bytes(self, key))
 
     def expire(self, bytes key not None):
-        """Whether an item is past its time; it is turned into an expiration, once, if there is room."""
+        """Whether the item has expired. It becomes an expiration, once, if there is room."""
         return bool(self.active and expire_if_due(self, key, -1))
 
     def expired(self, uint64_t after):
-        """Keys past their time among the records that follow ``after``, and where to go on; 0 at the end."""
+        """Expired keys among the records that follow ``after``, and where to continue; 0 at the end."""
         return find_expired(self, after)
 
     def lock(self, bytes key not None, uint64_t cas, double until):
-        """Nobody but who knows the CAS may change the key until then."""
+        """Until this time, only a client that knows the CAS may change the key."""
         self.locks[key] = (cas, until)
         self.ledger.expect(until)
 
@@ -340,7 +339,7 @@ cdef class Table:
         return first
 
     def end_locks(self):
-        """Forget the locks that have ended, as far as it looks at once; those that have not wait behind the others."""
+        """Forget locks that have ended; one call looks at a limited number, and the live ones move to the end."""
         cdef double now = self.ledger.clock()
         for key in list(islice(self.locks, LOCKS_A_STEP)):
             held = self.locks.pop(key)
@@ -356,18 +355,18 @@ cdef class Table:
         return list_smallest_keys(self, start, limit)
 
     def holds(self, bytes key not None):
-        """Whether there is a live item of that key."""
+        """Whether there is a live item with that key."""
         cdef char *record = lookup_bytes(self, key)
         return record != NULL and is_live(record, self.ledger.clock() if live_expiry(record) else 0)
 
     def random_key(self):
-        """The key of some live item, of each with the same chance."""
+        """The key of a live item; all have the same chance."""
         return choose_key(self)
 
-    # What other nodes send.
+    # Receiving.
 
     def apply_frames(self, const uint8_t[::1] frames not None, ttl=TTL_MAX):
-        """Append a run of `dcp` change frames; how many. At a bad one it stops, and all before it are in."""
+        """Append a run of `dcp` change frames and return their number. It stops at a bad one; those before it are applied."""
         return receive_frames(self, frames, ttl)
 
     def apply_batch(self, batch not None, ttl=TTL_MAX):
@@ -386,15 +385,14 @@ cdef class Table:
     def read_records(
         self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint keys_only=False, block=None,
     ):
-        """The same as ``read`` as records, one behind the other: what a frame has no room for is there too."""
+        """The same as records, which also hold the time of the change and its TTL."""
         return read_as_records(self, after, upto, at, max_bytes, keys_only, block)
 
     def read_into(
         self, uint8_t[::1] buffer not None, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque=0,
         bint every=False, bint keys_only=False, bytes prefix=b"", block=None,
     ):
-        """The same as ``read`` into a buffer: how many bytes of it, then as there. A buffer that is too small for
-        even one record stays empty."""
+        """The same as ``read`` into a buffer: the bytes used, then as there; 0 if the next record does not fit."""
         return read_frames_into(self, buffer, after, upto, at, opaque, every, keys_only, prefix, block)
 
     def read_columns(
@@ -411,28 +409,28 @@ cdef class Table:
         return batch, done
 
     def first_evicted(self, uint64_t after, uint64_t upto):
-        """The first seqno in (after, upto] whose value is on disk only, or 0."""
+        """The first seqno in (after, upto] whose value is only on disk, or 0."""
         return find_evicted(self, after, upto)
 
     # Storage.
 
     def records(self, uint64_t after, uint64_t upto, size_t max_bytes):
-        """Whole records in (after, upto] for the disk, and the last seqno among them (``after`` if none)."""
+        """Complete records in (after, upto] for the disk, and the last seqno among them (``after`` if none)."""
         return stored_records(self, after, upto, max_bytes)
 
     def load(self, const uint8_t[::1] data not None):
-        """Take in stored records, in order; those at or below the high seqno are known already."""
+        """Load stored records, in order, and return their number; those up to the high seqno are skipped."""
         cdef size_t size = data.shape[0]
         if not size:
             return 0
         return load_records(self, <const char *>&data[0], size)
 
     def retain(self, const uint8_t[::1] data not None, uint64_t tombstones_to):
-        """Of a stored block, the records that memory still holds: compaction on disk."""
+        """The records of a stored block that memory still holds: compaction on disk."""
         return retained_records(self, data, tombstones_to)
 
     def committed(self):
-        """What ``collect`` took is on disk."""
+        """The disk confirms the last ``collect``."""
         if self.flushing_seqno > self.persisted_seqno:
             self.persisted_seqno = self.flushing_seqno
             self.persisted_chunk = self.flushing_chunk
@@ -441,20 +439,20 @@ cdef class Table:
         del self.consistent_seqnos[: self.flushing_points]
         self.flushing_bytes = self.flushing_points = 0
 
-    # Undoing and dropping.
+    # Rollback and sweeps.
 
     def truncate(self, uint64_t seqno):
-        """Go back to the state at ``seqno``: drop what came after it, revive what that had superseded."""
+        """Return to the state at ``seqno``: drop the later changes; the versions that they superseded are current again."""
         truncate_to(self, seqno)
 
     def clear(self):
-        """Forget everything but the revisions, which must go on growing."""
+        """Forget everything except the revisions, which must go on growing."""
         self.truncate(0)
         self.purge_seqno = 0
         self.deleted_rev_seqno = max(self.deleted_rev_seqno, self.highest_rev_seqno)
 
     def discard(self):
-        """The vbucket is no more: forget everything and give back all memory, the index too."""
+        """Forget everything and release all memory, including the index."""
         self.clear()
         account_memory(self, -self.memory_bytes)
 
@@ -463,24 +461,24 @@ cdef class Table:
         return sweep_next(self, after, floor, purge_to, purge_before, evict_to)
 
     def purgeable(self, uint64_t after, uint64_t purge_to, uint64_t purge_before):
-        """The highest tombstone that a sweep step would purge (0 if none), and where to go on."""
+        """The highest tombstone that a sweep step would purge (0 if none), and where to continue."""
         return find_purgeable(self, after, purge_to, purge_before)
 
     def seqno_before(self, uint64_t time, uint64_t upto):
-        """The last seqno older than ``time``, at most ``upto``, before the first record that is not.
+        """The last seqno older than ``time``, at most ``upto``, before the first record that is not older.
 
-        A record from the future tells nothing of its age and is passed over.
+        Records with a time in the future are skipped.
         """
         return find_seqno_before(self, time, upto)
 
     def touch(self):
-        """Something is to be flushed and seen."""
+        """Note that there is something to flush, and call ``on_change``."""
         enqueue(self)
 
     # For compiled callers.
 
     cdef char *lookup(self, const char *key, size_t size, uint64_t hashed, uint64_t *where) noexcept:
-        """The newest record of a key and its slot; or NULL and the slot where it would go."""
+        """The newest record of a key and its slot; or NULL and the free slot for it."""
         cdef uint64_t place = hashed & self.mask, slot
         cdef char *record
         while True:
@@ -502,11 +500,10 @@ cdef class Table:
         self, const char *key, size_t key_size, const char *value, size_t value_size, uint32_t flags,
         uint32_t expiry, uint8_t datatype, double now, uint64_t *seqno
     ) except 0:
-        """``set`` without a CAS and without Python objects: the new CAS, and its seqno beside it.
+        """``set`` without a CAS and without Python objects. Returns the new CAS and sets ``seqno``.
 
-        It makes every check that ``set`` makes and raises what that raises: the vbucket is active, the sizes, the
-        disk's queue, the quota, a lock. ``expiry`` is as the client sent it. ``now`` is what the ledger's clock says;
-        a loop over many requests asks once. The bytes are copied, and they must not lie in a chunk.
+        It makes the checks of ``set`` and raises the same errors. ``expiry`` is as the client sent it. ``now`` is the
+        ledger's time; a loop over many requests asks the clock once. The bytes are copied and must not lie in a chunk.
         """
         cdef Version version
         check_active(self)
@@ -529,8 +526,8 @@ cdef class Table:
     cdef int store_raw(self, Version *version, double now) except -1:
         """``store`` without Python objects: it fills in the seqno, and the CAS and the revision where they are 0.
 
-        It makes the checks of room that ``store`` makes, and no others. The seqno is the next one, whatever stands
-        there; the bytes are copied, and they must not lie in a chunk.
+        It makes the checks of room, and no others. The seqno is always the next one. The bytes are copied and must not
+        lie in a chunk.
         """
         check_sizes(self, version.key_size, version.value_size)
         check_limits(self, version.event)

@@ -1,7 +1,7 @@
 # Chunks: taking, giving back and searching them.
 
 cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
-    """The number of a chunk at the end with room for that many bytes."""
+    """The number of the last chunk, or of a new one if the last has no room for this many bytes."""
     cdef Chunk *chunk
     cdef uint32_t wanted
     if self.order_count:
@@ -20,7 +20,7 @@ cdef uint32_t chunk_for(Table self, uint32_t size, uint64_t seqno) except 0:
 
 
 cdef int more_chunks(Table self, uint32_t room) except -1:
-    """Make room for so many; it counts only when all three lists have it."""
+    """Make room for this many chunks; the new room counts only when all three lists have it."""
     cdef void *moved = realloc(self.chunks, room * sizeof(Chunk))
     if moved == NULL:
         raise MemoryError
@@ -83,7 +83,7 @@ cdef void drop_chunk(Table self, uint32_t i) noexcept:
 
 
 cdef void shrink_chunk(Table self, Chunk *chunk) noexcept:
-    """What is left of a chunk moves to a smaller piece if that holds it."""
+    """Move the rest of a chunk to a smaller piece if it fits there."""
     cdef uint32_t size = chunk.used
     cdef char *moved
     if arena_size(chunk.used) >= chunk.size:
@@ -102,7 +102,7 @@ cdef void shrink_chunk(Table self, Chunk *chunk) noexcept:
 
 
 cdef uint32_t seek_chunk(Table self, uint64_t after) noexcept:
-    """The place in `order` of the first chunk that reaches beyond ``after``."""
+    """The index in `order` of the first chunk that reaches beyond ``after``."""
     cdef uint32_t low = 0, high = self.order_count, middle
     while low < high:
         middle = (low + high) >> 1
@@ -114,7 +114,7 @@ cdef uint32_t seek_chunk(Table self, uint64_t after) noexcept:
 
 
 cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
-    """Where in that chunk the first record beyond ``after`` stands."""
+    """The place in that chunk of the first record beyond ``after``."""
     cdef uint32_t number = self.order[i], place = 0
     cdef Chunk *chunk = &self.chunks[number]
     if chunk.first_seqno > after:
@@ -129,7 +129,7 @@ cdef uint32_t seek_place(Table self, uint32_t i, uint64_t after) noexcept:
 
 
 cdef size_t held_between(Table self, uint64_t after, uint64_t upto, size_t enough) noexcept:
-    """At most so many bytes these records fill; it looks no further than where they are enough."""
+    """An upper bound for the bytes of these records; counting stops when ``enough`` is reached."""
     cdef uint32_t i = seek_chunk(self, after)
     cdef size_t held = 0
     while i < self.order_count and held < enough and self.chunks[self.order[i]].first_seqno <= upto:
@@ -139,5 +139,5 @@ cdef size_t held_between(Table self, uint64_t after, uint64_t upto, size_t enoug
 
 
 cdef inline void stop_reading(Table self, uint32_t number, const char *record, uint64_t last) noexcept:
-    """There was no room for this record, the first behind ``last``: the next read begins with it."""
+    """Remember this record, the first after ``last``, for which there was no room: the next read begins with it."""
     self.read_chunk, self.read_place, self.read_seqno = number, <uint32_t>(record - self.chunks[number].data), last

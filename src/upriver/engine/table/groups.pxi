@@ -1,7 +1,7 @@
-# What is stored: records, blocks of them, and the groups of a commit.
+# Stored records, blocks of them, and the groups of a commit.
 
 cdef inline uint32_t stored_step(const char *data, size_t rest) noexcept:
-    """The size of the stored record at ``data``, 0 if none that can be right stands there."""
+    """The size of the stored record at ``data``; 0 if it cannot be valid."""
     cdef uint64_t body, head
     if rest < <size_t>R_EXTRAS + DELETION_EXTRAS:
         return 0
@@ -17,7 +17,7 @@ cdef int raise_corrupt(uint16_t vbucket) except -1:
 
 
 cdef void clean(char *data, size_t size) noexcept:
-    """On disk nothing is superseded or marked: a reader finds out while it loads."""
+    """Remove the marks and `superseded_by`, which are not stored: loading sets them."""
     cdef size_t offset = 0
     while offset < size:
         store64(data + offset, 0)
@@ -33,7 +33,7 @@ cdef object stored_records(Table self, uint64_t after, uint64_t upto, size_t max
     cdef bytes out
     cdef char *to
     cdef bint full = False
-    # First measure, then copy whole runs.
+    # First measure, then copy runs of records.
     cdef uint32_t j = i
     cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
     while j < self.order_count and not full:
@@ -72,7 +72,7 @@ cdef object load_records(Table self, const char *data, size_t size):
     cdef char *record
     cdef char *old
     if size >> 32:
-        raise CorruptData("", f"too many records of vbucket {self.vbucket} in one piece")
+        raise CorruptData("", f"a block of vbucket {self.vbucket} exceeds 4 GiB")
     while offset < size:
         source = data + offset
         if size - offset < <size_t>R_EXTRAS + 18:
@@ -88,7 +88,7 @@ cdef object load_records(Table self, const char *data, size_t size):
             or not OPCODE_MUTATION <= opcode <= OPCODE_EXPIRATION
             or extras + key_size > load_be32(source + R_BODY_LENGTH)
         ):
-            raise CorruptData("", f"a record of vbucket {self.vbucket} is not what it should be")
+            raise CorruptData("", f"a record of vbucket {self.vbucket} is damaged")
         offset += step
         seqno = load_be64(source + R_SEQNO)
         if seqno <= self.high_seqno:
@@ -141,7 +141,7 @@ cdef object retained_records(Table self, const uint8_t[::1] data, uint64_t tombs
         if not step:
             raise_corrupt(self.vbucket)
         seqno = load_be64(record + R_SEQNO)
-        # Both run in the order of seqnos.
+        # The block and the chunks are both in the order of seqnos.
         while i < self.order_count:
             if place >= self.chunks[self.order[i]].used:
                 i += 1
@@ -243,7 +243,7 @@ def collect(list tables not None, bint with_records=True, bytearray room=None):
 
 
 def replay(uint64_t number, const uint8_t[::1] group not None, list tables not None):
-    """Take a stored group back in, for the tables that are not newer than it."""
+    """Load a stored group into the tables that are not newer than it."""
     cdef size_t size = group.shape[0], offset = GROUP_HEADER, body, points, i
     cdef const char *data = <const char *>&group[0] if size else NULL
     cdef uint32_t count, length

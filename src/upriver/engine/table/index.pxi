@@ -1,4 +1,4 @@
-# The index from keys to records: open addressing, and a larger one that is filled little by little.
+# The index from keys to records: open addressing. When it grows, slots move to the larger index little by little.
 
 cdef inline uint64_t slot_of(uint32_t number, uint32_t place) noexcept:
     return (<uint64_t>number << 20) | (place >> 3)
@@ -12,7 +12,7 @@ cdef inline char *lookup_bytes(Table self, bytes key) noexcept:
 
 
 cdef inline void fetch_chunks(Table self) noexcept:
-    """Ask for the list of chunks of a small vbucket, of which there may be many, while its slot is still on its way."""
+    """Prefetch the list of chunks of a small vbucket, while its slot is still on its way from memory."""
     cdef const char *chunks = <const char *>self.chunks
     cdef size_t offset, size = min(self.chunk_count * sizeof(Chunk), <size_t>512)
     for offset in range(0, size, 64):
@@ -20,7 +20,7 @@ cdef inline void fetch_chunks(Table self) noexcept:
 
 
 cdef inline void fetch_for_write(Table self, bytes key) noexcept:
-    """Ask for the lines that a write will need, to have them by the time that the checks are done."""
+    """Prefetch the cache lines that a write will need, so that they are there when the checks are done."""
     cdef uint64_t hashed = hash_key(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), self.ledger.seed)
     cdef Chunk *chunk
     cdef const char *end
@@ -40,11 +40,11 @@ cdef inline uint64_t hash_record(Table self, const char *record) noexcept:
 
 
 cdef int reserve_slot(Table self) except -1:
-    """Room for one more key: at most three quarters of the slots are taken.
+    """Make room for one more key: at most three quarters of the slots are taken.
 
-    A larger index is filled little by little, so that no write waits for all of it: each 64 writes move 1,024 slots of
-    the old one, and whoever looks for a key that still stands there moves it. It is empty long before the new one is
-    full.
+    A larger index is filled little by little, so that no write waits for all of it: every 64th write moves 1,024 slots
+    of the old one, and a lookup that finds its key there moves that slot. The old index is empty long before the new
+    one is full.
     """
     cdef uint64_t room = self.mask + 1
     cdef uint64_t *new
@@ -69,7 +69,7 @@ cdef int reserve_slot(Table self) except -1:
 
 
 cdef void move_slots(Table self, uint64_t count) noexcept:
-    """Move so many slots of the old index to the new one; what is left behind only says that something stood there."""
+    """Move this many slots of the old index to the new one; MOVED stays behind, so that lookups go on past it."""
     cdef uint64_t i = self.old_place, end = min(self.old_place + count, self.old_mask + 1), ahead, hashed, j
     cdef uint64_t *old = self.old_slots
     while i < end:
@@ -97,7 +97,7 @@ cdef void drop_old_slots(Table self) noexcept:
 
 
 cdef char *fetch_old(Table self, const char *key, size_t size, uint64_t hashed, uint64_t to) noexcept:
-    """The record of a key that the old index still leads to; its slot is moved to where it belongs now."""
+    """The record of a key that is still in the old index; its slot moves to the new one."""
     cdef uint64_t place = hashed & self.old_mask, slot
     cdef char *record
     while True:
@@ -118,13 +118,13 @@ cdef inline uint64_t slot_count(Table self) noexcept:
 
 
 cdef inline char *record_in(Table self, uint64_t place) noexcept:
-    """The record that the slot leads to, of the index or of the old one behind it; NULL if it is empty."""
+    """The record of a slot; the slots of the old index follow those of the new one. NULL if the slot is empty."""
     cdef uint64_t slot = self.slots[place] if place <= self.mask else self.old_slots[place - self.mask - 1]
     return NULL if slot <= MOVED else record_at(self, slot)
 
 
 cdef int remember(Table self, char *record, uint32_t number, uint32_t place) except -1:
-    """The index leads to this record from now on."""
+    """Enter the record as the newest of its key."""
     cdef uint64_t where, hashed = hash_record(self, record)
     reserve_slot(self)
     if self.lookup(record_key(record), load_be16(record + R_KEY_LENGTH), hashed, &where) == NULL:
@@ -134,7 +134,7 @@ cdef int remember(Table self, char *record, uint32_t number, uint32_t place) exc
 
 
 cdef void forget(Table self, const char *record) noexcept:
-    """Take the record's key out of the index; those behind it move up."""
+    """Remove the record's key from the index; the slots behind it move up."""
     cdef uint64_t hole, next, home
     if self.lookup(record_key(record), load_be16(record + R_KEY_LENGTH), hash_record(self, record), &hole) == NULL:
         return
@@ -144,7 +144,7 @@ cdef void forget(Table self, const char *record) noexcept:
         if not self.slots[next]:
             break
         home = hash_record(self, record_at(self, self.slots[next])) & self.mask
-        # It may fill the hole if its home does not lie between the hole and where it stands.
+        # A slot may fill the hole unless its home lies between the hole and its present place.
         if ((next - home) & self.mask) >= ((next - hole) & self.mask):
             self.slots[hole] = self.slots[next]
             hole = next
@@ -153,7 +153,7 @@ cdef void forget(Table self, const char *record) noexcept:
 
 
 cdef inline void move_slot(Table self, const char *record, uint64_t slot) noexcept:
-    """The record is about to move: its key leads to ``slot`` from now on."""
+    """Point the key of a record that is about to move to ``slot``."""
     cdef uint64_t where, hashed = hash_record(self, record)
     self.lookup(record_key(record), load_be16(record + R_KEY_LENGTH), hashed, &where)
     self.slots[where] = (hashed & TAG_MASK) | slot

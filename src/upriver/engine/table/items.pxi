@@ -24,14 +24,14 @@ cdef StoredItem make_item(Table self, char *record, bint value):
             record + key_end, load_be32(record + R_BODY_LENGTH) + R_EXTRAS - key_end
         )
     elif self.fetch is None:
-        raise TemporaryFailure("the value is on disk and there is no disk", vbucket=self.vbucket)
+        raise TemporaryFailure("the value is on disk, but the bucket has no disk", vbucket=self.vbucket)
     else:
-        item.value = self.fetch(item.seqno)  # Python code, but the record is not looked at again
+        item.value = self.fetch(item.seqno)  # runs Python code; the record is not used after it
     return item
 
 
 cdef char *live_record(Table self, bytes key, double *now) except? NULL:
-    """The record of a live item, or NULL; asks the clock only if it must, and then leaves the time."""
+    """The record of a live item, or NULL. If the clock must be asked, ``now`` is set."""
     cdef char *record = lookup_bytes(self, key)
     cdef uint32_t expiry
     if record == NULL or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
@@ -55,13 +55,13 @@ cdef object lock_of(Table self, bytes key):
 
 
 cdef uint32_t lock_time_of(Table self, const char *record, double now) except? 9999:
-    """What remains of the lock of an item, in whole seconds; 0 if there is none."""
+    """The remaining time of the lock of an item, in full seconds; 0 if there is none."""
     if load64(record) or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
         return 0
     held = self.locks.get(key_of(record))
     if held is None or held[1] <= now:
         return 0
-    # A version that was read back from disk does not say that it is superseded.
+    # A version that was read back from disk does not say whether it is superseded.
     newest = lookup_bytes(self, key_of(record))
     if newest == NULL or load_be64(newest + R_SEQNO) != load_be64(record + R_SEQNO):
         return 0
@@ -69,7 +69,7 @@ cdef uint32_t lock_time_of(Table self, const char *record, double now) except? 9
 
 
 cdef bint expire_if_due(Table self, bytes key, double now) except -1:
-    """Write the expiration of an item that is past its time, if there is room; True if it was past it."""
+    """Write the expiration of an expired item, if there is room. Returns whether the item has expired."""
     cdef char *record = lookup_bytes(self, key)
     cdef uint32_t expiry
     cdef uint64_t seqno = 0

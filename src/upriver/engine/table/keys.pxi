@@ -15,7 +15,7 @@ cdef object list_live_keys(Table self):
 cdef object list_smallest_keys(Table self, bytes start, size_t limit):
     cdef double now = self.ledger.clock()
     cdef size_t room = min(limit, <size_t>self.items), count
-    cdef list keys = [None] * room  # the collector may run here, and others through it: before anything is picked
+    cdef list keys = [None] * room  # the collector may run here: make the list before anything is picked
     count = pick_smallest(self, PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start), room, now)
     room = count
     while count:
@@ -33,12 +33,12 @@ cdef object choose_key(Table self):
     cdef char *chosen = NULL
     if not self.items:
         return None
-    # The next one behind an empty slot would be found the oftener the more of those there are before it.
+    # Taking the next record behind an empty slot would favour records behind many empty slots.
     for i in range(RANDOM_TRIES):
         record = record_in(self, random.randrange(count))
         if record != NULL and is_live(record, now):
             return key_of(record)
-    for i in range(count):  # few of the slots lead to a live one: look at all
+    for i in range(count):  # few slots lead to live items: look at all slots
         record = record_in(self, i)
         if record != NULL and is_live(record, now):
             live += 1
@@ -53,14 +53,14 @@ cdef inline int compare_keys(const char *one, size_t one_size, const char *other
 
 
 cdef inline bint is_before(const char *one, const char *other) noexcept:
-    """Whether the key of a record comes before that of the other."""
+    """Whether the key of the first record comes before that of the other."""
     return compare_keys(
         record_key(one), load_be16(one + R_KEY_LENGTH), record_key(other), load_be16(other + R_KEY_LENGTH)
     ) < 0
 
 
 cdef void sift_down(size_t place, size_t count, const char *record) noexcept:
-    """Put the record into the heap of the picked ones, whose largest key stands first, from the hole at ``place``."""
+    """Put the record into the binary heap of the picked ones, the largest key first, from the hole at ``place``."""
     cdef size_t child
     while True:
         child = 2 * place + 1
@@ -76,7 +76,7 @@ cdef void sift_down(size_t place, size_t count, const char *record) noexcept:
 
 
 cdef size_t pick_smallest(Table self, const char *start, size_t size, size_t limit, double now) except? 9999:
-    """Pick the live records with the smallest keys from ``start`` on, as a heap: how many."""
+    """Pick the live records with the smallest keys from ``start`` on, as a binary heap; returns their number."""
     cdef size_t count = 0, place
     cdef uint32_t i, offset
     cdef Chunk *chunk

@@ -6,8 +6,8 @@ cdef object columns(
 ):
     """An Arrow batch of the visible records.
 
-    Of many only some are picked, which tell how large the others will be: there is room for as many as are likely, and
-    where it does not suffice the batch ends early.
+    If there are many records, the first ones tell how large the others are likely to be, and room is taken for those.
+    Where the room does not suffice, the batch ends early.
     """
     cdef size_t most = PICKED_MAX if keys_only or prefix or self.evicted else ROWS_FIRST
     cdef size_t count = select(self, after, upto, at, max_bytes, every, prefix, done, most), taken = picked_bytes
@@ -20,7 +20,7 @@ cdef object columns(
         restore(self, count, stored)
     if count == most:
         value_bytes = min(max_bytes, taken + held_between(self, done[0], upto, max_bytes))
-        # No more than one for each seqno; what keeps batches shall not keep room in them.
+        # At most one row per seqno: a kept batch should hold little unused room.
         rows = min(rows * value_bytes / taken * 5 / 4, count + (upto - done[0]))
         key_bytes = key_bytes * rows / count * 5 / 4
     block = lay_out(&to, rows, key_bytes, value_bytes)
@@ -40,7 +40,7 @@ cdef object columns(
 
 
 cdef ChangeColumns *lay_out(Columns *to, size_t rows, size_t key_bytes, size_t value_bytes) except NULL:
-    """One piece of memory for all columns, each at a multiple of 64 bytes as Arrow likes it; there are no rows yet."""
+    """Allocate one piece of memory for all columns, each aligned to 64 bytes for Arrow; there are no rows yet."""
     cdef size_t[13] sizes = [
         rows * 2, rows, rows * 8, rows * 8, rows * 8, rows * 4, rows * 4, rows * 4, rows,
         rows * 4 + 4, key_bytes, rows * 4 + 4, value_bytes,
@@ -74,7 +74,7 @@ cdef ChangeColumns *lay_out(Columns *to, size_t rows, size_t key_bytes, size_t v
 
 
 cdef int add_rows(Table self, Columns *to, size_t count, bint keys_only, double now) except -1:
-    """Lay out what was picked."""
+    """Add rows for the picked records."""
     cdef size_t i
     for i in range(count):
         add_row(to, picked[i], self.vbucket, lock_time_of(self, picked[i], now) if now else 0, keys_only)
@@ -85,9 +85,9 @@ cdef uint64_t stream_rows(
     Table self, Columns *columns, size_t rows, size_t key_bytes, uint64_t after, uint64_t upto, uint64_t at,
     size_t max_bytes, bint every, double now
 ) except? 9999:
-    """Select and lay out in one go what follows the first rows, for the plain case: how far the rows reach.
+    """Select and add the rows that follow the first ones, in one pass, for the plain case. Returns the seqno reached.
 
-    While a row is written, others are on their way from memory.
+    While a row is written, the next records are on their way from memory.
     """
     cdef uint32_t i = seek_chunk(self, after), place
     cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
@@ -96,7 +96,7 @@ cdef uint64_t stream_rows(
     cdef Chunk *chunk
     cdef const char *record
     cdef const char *following
-    cdef Columns to = columns[0]  # which the compiler knows that no row is written over
+    cdef Columns to = columns[0]  # a local copy: the compiler knows that writing rows does not change it
     while i < self.order_count:
         chunk = &self.chunks[self.order[i]]
         place = first
@@ -130,7 +130,7 @@ cdef uint64_t stream_rows(
 cdef inline void add_row(
     Columns *to, const char *record, uint16_t vbucket, uint32_t lock_time, bint keys_only
 ) noexcept:
-    """Lay out a record behind the rows that are there."""
+    """Add a row for a record."""
     cdef size_t row = to.rows
     cdef uint8_t opcode = record[R_OPCODE]
     cdef uint32_t key_end = to.key_ends[row], value_end = to.value_ends[row]
@@ -164,7 +164,7 @@ cdef inline void add_row(
 
 
 cdef void describe(ChangeColumns *block, const Columns *columns, ArrowArray *batch) noexcept:
-    """Tell Arrow what stands where."""
+    """Describe the columns to Arrow."""
     cdef const void **fixed = [
         columns.vbucket, columns.event, columns.seqno, columns.rev_seqno, columns.cas, columns.flags, columns.expiry,
         columns.lock_time, columns.datatype,

@@ -11,7 +11,7 @@ cdef object read_frames(
     cdef bytes out
     if not (keys_only or prefix or self.evicted or self.locks) and upto > after + FEW and max_bytes <= ROOM_MAX:
         out = streamed_frames(self, max_bytes, after, upto, at, opaque, every, &got)
-        if got.count or got.done >= upto:  # else the next one is larger than the room
+        if got.count or got.done >= upto:  # otherwise the next change is larger than the room
             return out, got.count, got.done, got.last, got.expirations
     got.count = select(self, after, upto, at, max_bytes, every, prefix, &got.done)
     if not keys_only:
@@ -73,7 +73,7 @@ cdef object read_as_records(
 
 
 cdef struct Reading:
-    # How many changes, how far their range is done, the seqno of the last, and how many are expirations.
+    # The number of changes, the seqno up to which the range is done, the last seqno, the number of expirations.
     size_t count
     uint64_t done
     uint64_t last
@@ -88,7 +88,7 @@ cdef inline uint32_t frame_size(const char *record, bint keys_only) noexcept:
 
 
 cdef inline void fetch_start(Table self, uint32_t i, uint32_t place) noexcept:
-    """Have ready what comes before that of which each record takes care."""
+    """Prefetch the first records; each record prefetches the ones further on."""
     cdef Chunk *chunk
     if i < self.order_count:
         chunk = &self.chunks[self.order[i]]
@@ -99,7 +99,7 @@ cdef size_t stream_frames(
     Table self, char *to, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every,
     Reading *got
 ) noexcept:
-    """Select and copy in one go, for the plain case: each record is touched once."""
+    """Select and copy in one pass, for the plain case: each record is touched once."""
     cdef uint32_t i = seek_chunk(self, after), place, size
     cdef uint32_t first = seek_place(self, i, after) if i < self.order_count else 0
     cdef uint64_t superseded_by, seqno, passed = after
@@ -148,22 +148,22 @@ cdef size_t stream_frames(
 cdef bytes streamed_frames(
     Table self, size_t room, uint64_t after, uint64_t upto, uint64_t at, uint32_t opaque, bint every, Reading *got
 ):
-    """The same into memory of its own, of which the part that stayed empty is given back.
+    """The same into a new bytes object, which is shortened to its contents.
 
-    No more is taken than all records that follow would fill: the C library maps large blocks each time anew, and the
-    kernel would clear their pages for every read of a small vbucket.
+    It is never larger than all records that follow: the C library maps large blocks afresh each time, and the kernel
+    would clear their pages for every read of a small vbucket.
     """
     cdef PyObject *taken = new_bytes(NULL, min(room, held_between(self, after, upto, room)))
     cdef char *to = PyBytes_AS_STRING(<bytes>taken)
     cdef bytes out
     resize_bytes(&taken, stream_frames(self, to, room, after, upto, at, opaque, every, got))
     out = <bytes>taken
-    Py_DECREF(out)  # it was counted when it was made, and now again
+    Py_DECREF(out)  # the cast above has counted a second reference
     return out
 
 
 cdef void look_over(Reading *got, uint64_t after) noexcept:
-    """What those that were picked are."""
+    """Fill in the expirations and the last seqno of the picked records."""
     cdef size_t i
     got.expirations = 0
     for i in range(got.count):
@@ -174,7 +174,7 @@ cdef void look_over(Reading *got, uint64_t after) noexcept:
 cdef size_t copy_frames(
     Table self, char *to, size_t count, uint32_t opaque, bint keys_only, double now
 ) except? 9999:
-    """Lay the picked frames out one behind the other."""
+    """Copy the frames of the picked records, one after the other."""
     cdef size_t i
     cdef uint32_t size, lock_time
     cdef char *start = to

@@ -37,14 +37,14 @@ cdef object receive_batch(Table self, batch, ttl):
     cdef double now = -1
     cdef size_t count = 0
     cdef Version version
-    held = columns_of(batch, &columns)  # the memory that the pointers lead into
+    held = columns_of(batch, &columns)  # keeps the memory of the pointers
     version.ttl = within(self, ttl, TTL_MAX)
     try:
         while count < columns.rows:
             if columns.vbucket[count] != self.vbucket or not MUTATION <= columns.event[count] <= EXPIRATION:
                 raise InvalidArguments(
                     f"row {count} is event {columns.event[count]} of vbucket {columns.vbucket[count]},"
-                    " not a change of a key here", vbucket=self.vbucket,
+                    f" not a change of a key of vbucket {self.vbucket}", vbucket=self.vbucket,
                 )
             read_row(&columns, count, &version)
             version.hashed = hash_key(version.key, version.key_size, self.ledger.seed)
@@ -61,12 +61,12 @@ cdef object receive_batch(Table self, batch, ttl):
 
 
 cdef const char *malformed(const char *frame, size_t rest, uint16_t vbucket, size_t *where) noexcept:
-    """What should stand there instead, and how far into the frame; NULL if it is a whole, good change of ours."""
+    """What a malformed frame should have and, in ``where``, at which offset; NULL if it is a valid change for us."""
     cdef uint32_t fixed, meta
     cdef uint8_t opcode, extras
     where[0] = 0
     if rest < HEADER_BYTES:
-        return "a whole header"
+        return "a complete header"
     if <uint8_t>frame[0] != 0x80:
         return "the magic 0x80"
     opcode, extras = <uint8_t>frame[1], <uint8_t>frame[4]
@@ -88,7 +88,7 @@ cdef const char *malformed(const char *frame, size_t rest, uint16_t vbucket, siz
     where[0] = 8
     fixed = load_be32(frame + 8)
     if fixed > rest - HEADER_BYTES:
-        return "a whole body"
+        return "a complete body"
     if fixed < <uint32_t>extras + load_be16(frame + 2):
         return "a body that holds extras and key"
     meta = meta_length(frame, opcode, extras)
@@ -104,7 +104,7 @@ cdef inline uint32_t meta_length(const char *frame, uint8_t opcode, uint8_t extr
 
 
 cdef inline void read_version(const char *frame, Version *version) noexcept:
-    """The change of a frame that is well formed; extended metadata stands behind the value and is dropped."""
+    """Read the change of a well-formed frame; extended metadata after the value is dropped."""
     cdef uint8_t opcode = frame[1], extras = frame[4]
     cdef const char *fields = frame + HEADER_BYTES
     version.event = opcode - EVENT_OF_OPCODE
@@ -126,7 +126,7 @@ cdef inline void read_version(const char *frame, Version *version) noexcept:
 
 
 cdef int receive(Table self, Version *version, double *now) except -1:
-    """One change of a run that was received, all checks included; nobody is told yet."""
+    """Check and append one change of a received run, without notifying anybody yet."""
     cdef uint64_t where
     cdef char *old
     if version.seqno <= self.high_seqno:
@@ -134,7 +134,7 @@ cdef int receive(Table self, Version *version, double *now) except -1:
     if version.seqno > self.snapshot_end:
         raise OutOfOrder(self.vbucket, version.seqno, f"the snapshot ends at {self.snapshot_end}")
     if version.seqno > SEQNO_MAX:
-        raise OutOfOrder(self.vbucket, version.seqno, "no history gets there")
+        raise OutOfOrder(self.vbucket, version.seqno, f"seqnos end at {SEQNO_MAX}")
     check_sizes(self, version.key_size, version.value_size)
     check_limits(self, version.event)
     if now[0] < 0:
@@ -151,7 +151,7 @@ cdef int receive(Table self, Version *version, double *now) except -1:
     return 0
 
 
-# The contents of a batch's columns, of so many rows.
+# The contents of a batch's columns.
 cdef struct Columns:
     size_t rows
     uint16_t *vbucket
@@ -170,17 +170,17 @@ cdef struct Columns:
 
 
 cdef list columns_of(batch, Columns *columns):
-    """Where the contents of the batch's columns begin, and the buffers to hold on to meanwhile."""
+    """Find the contents of the batch's columns; returns the buffers that must be kept meanwhile."""
     cdef list held = []
     cdef size_t[11] numbers
     cdef size_t[11] contents
     cdef Py_ssize_t place
     if not batch.schema.equals(CHANGES):
-        raise InvalidArguments("a batch to apply has the columns of a batch of changes")
+        raise InvalidArguments("the batch does not have the columns of a batch of changes")
     try:
-        batch.validate(full=True)  # the ends of keys and values too: they are followed without another look
+        batch.validate(full=True)  # also the ends of keys and values, which are used without another check
     except pa.ArrowInvalid as error:
-        raise InvalidArguments(f"a batch to apply is not whole: {error}") from None
+        raise InvalidArguments(f"the batch is invalid: {error}") from None
     for place in range(11):
         column = batch.column(place)
         if column.null_count:
@@ -227,7 +227,7 @@ cdef inline void read_row(const Columns *columns, size_t row, Version *version) 
 
 
 cdef inline void look_ahead(Table self, const char *data, size_t offset, size_t size) noexcept:
-    """Ask for the slot of the frame at ``offset``; what is no frame is found out when its turn comes."""
+    """Prefetch the slot of the frame at ``offset``; whether it is a frame is checked later."""
     cdef const char *frame = data + offset
     cdef uint32_t key_size
     if size - offset < HEADER_BYTES:

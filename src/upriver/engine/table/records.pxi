@@ -56,7 +56,7 @@ cdef inline void supersede(Table self, uint64_t slot, char *old, uint64_t seqno)
 
 
 cdef inline void enter(Table self, Chunk *chunk, const char *record, uint32_t size) noexcept:
-    """The record that stands at the chunk's end now belongs to it."""
+    """Count the record that was written at the chunk's end."""
     cdef uint32_t expiry = live_expiry(record), time = load32(record + R_TIME)
     cdef uint64_t rev_seqno = load_be64(record + R_REV_SEQNO)
     chunk.used += size

@@ -8,17 +8,17 @@ cdef object truncate_to(Table self, uint64_t seqno):
             kept += self.chunks[self.order[i]].used
         else:
             dropped += self.chunks[self.order[i]].used
-    # To take one key out of the index costs as much as to enter many into a new one.
+    # Removing one key from the index costs as much as entering many into a new one.
     if dropped * 32 > kept:
         if first < self.order_count:
             kept += self.chunks[self.order[first]].used
         renew_index(self, min(self.slots_used, kept / RECORD_BYTES_MIN if seqno else 0))
         drop_after(self, seqno)
-        index_anew(self, seqno)
+        rebuild_index(self, seqno)
     else:
         forget_after(self, first, seqno)
         drop_after(self, seqno)
-        revive(self, seqno)
+        restore_superseded(self, seqno)
     self.high_seqno = self.snapshot_start = self.snapshot_end = seqno
     self.persisted_seqno = min(self.persisted_seqno, seqno)
     self.flushing_seqno = self.persisted_seqno  # a group on its way to disk no longer counts
@@ -35,7 +35,7 @@ cdef object truncate_to(Table self, uint64_t seqno):
 
 
 cdef int renew_index(Table self, uint64_t keys) except -1:
-    """An empty index with room for so many keys."""
+    """Make an empty index with room for this many keys."""
     cdef uint64_t room = SLOTS_MIN
     cdef uint64_t *slots = self.slots
     while keys * 4 >= room * 3:
@@ -54,8 +54,8 @@ cdef int renew_index(Table self, uint64_t keys) except -1:
     return 0
 
 
-cdef void index_anew(Table self, uint64_t seqno) noexcept:
-    """Count all records and enter them into the empty index, as they stood at ``seqno``; no key stands there twice."""
+cdef void rebuild_index(Table self, uint64_t seqno) noexcept:
+    """Count all records as of ``seqno`` and enter the current ones into the empty index, each key once."""
     cdef uint64_t[INDEXED_AT_ONCE] hashes
     cdef uint64_t[INDEXED_AT_ONCE] slots
     cdef uint32_t i, place, waiting = 0
@@ -88,7 +88,7 @@ cdef void index_anew(Table self, uint64_t seqno) noexcept:
 
 
 cdef inline void enter_slots(Table self, const uint64_t *hashes, const uint64_t *slots, uint32_t count) noexcept:
-    """Slots of keys that are not there yet."""
+    """Enter the slots of keys that are not in the index yet."""
     cdef uint64_t where
     cdef uint32_t i
     for i in range(count):
@@ -100,7 +100,7 @@ cdef inline void enter_slots(Table self, const uint64_t *hashes, const uint64_t 
 
 
 cdef void forget_after(Table self, uint32_t i, uint64_t seqno) noexcept:
-    """Count out what follows ``seqno``, and take its keys out of the index while all records still stand."""
+    """Subtract the records after ``seqno`` from the counts and remove their keys, while all records are still there."""
     cdef uint32_t place
     cdef Chunk *chunk
     cdef char *record
@@ -121,7 +121,7 @@ cdef void forget_after(Table self, uint32_t i, uint64_t seqno) noexcept:
 
 
 cdef void drop_after(Table self, uint64_t seqno) noexcept:
-    """Cut the chunks off behind ``seqno``."""
+    """Drop the records after ``seqno`` from the chunks."""
     cdef Chunk *chunk
     while self.order_count and self.chunks[self.order[self.order_count - 1]].first_seqno > seqno:
         drop_chunk(self, self.order_count - 1)
@@ -133,8 +133,8 @@ cdef void drop_after(Table self, uint64_t seqno) noexcept:
             count_chunk(chunk)
 
 
-cdef int revive(Table self, uint64_t seqno) except -1:
-    """What was superseded after ``seqno`` is the newest of its key again."""
+cdef int restore_superseded(Table self, uint64_t seqno) except -1:
+    """Make the versions that were superseded after ``seqno`` current again."""
     cdef uint32_t i, place
     cdef Chunk *chunk
     cdef char *record
@@ -156,7 +156,7 @@ cdef int revive(Table self, uint64_t seqno) except -1:
 
 
 cdef inline void unsupersede(Chunk *chunk, char *record) noexcept:
-    """What replaced the record is gone."""
+    """Make a version current whose successor was dropped."""
     cdef uint32_t expiry = live_expiry(record)
     store64(record, 0)
     chunk.superseded -= 1

@@ -17,7 +17,7 @@ cdef size_t select(
     Table self, uint64_t after, uint64_t upto, uint64_t at, size_t max_bytes, bint every, bytes prefix, uint64_t *done,
     size_t most=PICKED_MAX
 ) except? 9999:
-    """Pick the visible records of (after, upto], so many at most; `done` says how far they reach."""
+    """Pick the visible records of (after, upto], at most ``most``; ``done`` is the seqno that they reach."""
     cdef uint32_t i = seek_chunk(self, after), place, first
     cdef size_t count = 0, total = 0, key_total = 0, value_total = 0, prefix_size = PyBytes_GET_SIZE(prefix)
     cdef uint64_t superseded_by, seqno, last = after
@@ -95,7 +95,7 @@ cdef object find_evicted(Table self, uint64_t after, uint64_t upto):
 
 
 cdef int restore(Table self, size_t count, const uint8_t[::1] block) except -1:
-    """Replace picked records whose value was evicted by the stored ones; both run in the order of seqnos."""
+    """Replace picked records whose value was evicted by the stored ones; both are in the order of seqnos."""
     cdef size_t i, offset = 0, size = 0
     cdef uint64_t seqno
     cdef uint32_t step = 0
@@ -104,7 +104,7 @@ cdef int restore(Table self, size_t count, const uint8_t[::1] block) except -1:
         return 0
     if block is not None:
         size = block.shape[0]
-        data = <const char *>&block[0]  # the caller holds the block while the frames are made
+        data = <const char *>&block[0]  # the caller keeps the block while the frames are made
     for i in range(count):
         if not picked[i][R_MARKS] & MARK_EVICTED:
             continue
@@ -118,10 +118,10 @@ cdef int restore(Table self, size_t count, const uint8_t[::1] block) except -1:
             offset += step
         if offset >= size or load_be64(data + offset + R_SEQNO) != seqno:
             raise CorruptData("", f"the value of change {seqno} is not on disk")
-        # It must be what memory remembers in all but the value: a mutation of this key.
+        # It must equal the record in memory in everything but the value.
         if memcmp(data + offset + R_FRAME, picked[i] + R_FRAME, <size_t>(R_LOCK_TIME - R_FRAME)) or memcmp(
             record_key(data + offset), record_key(picked[i]), load_be16(picked[i] + R_KEY_LENGTH)
         ):
-            raise CorruptData("", f"change {seqno} of vbucket {self.vbucket} is another one on disk")
+            raise CorruptData("", f"change {seqno} of vbucket {self.vbucket} differs from the one on disk")
         picked[i] = data + offset
     return 0

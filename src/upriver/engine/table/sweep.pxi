@@ -49,7 +49,7 @@ cdef object find_seqno_before(Table self, uint64_t time, uint64_t upto):
     cdef Chunk *following
     for i in range(self.order_count):
         chunk = &self.chunks[self.order[i]]
-        # Of chunks that are old as a whole only the last is walked: what it ended with may have been dropped.
+        # Only the last of the chunks that are entirely old is walked: its last record may have been dropped.
         if chunk.last_time < time and chunk.last_seqno <= upto and i + 1 < self.order_count:
             following = &self.chunks[self.order[i + 1]]
             if following.last_time < time and following.last_seqno <= upto:
@@ -69,14 +69,14 @@ cdef object find_seqno_before(Table self, uint64_t time, uint64_t upto):
 cdef int sweep_chunk(
     Table self, uint32_t i, uint64_t floor, uint64_t purge_to, uint64_t purge_before, uint64_t evict_to
 ) except -1:
-    """Rewrite one chunk without what must go; what stays moves up, as far as it fits into the chunk before."""
+    """Rewrite one chunk without the dropped records; the others move up, into the chunk before while they fit."""
     cdef uint32_t number = self.order[i], place = 0, size, slim, home
     cdef uint64_t seqno
     cdef Chunk *chunk = &self.chunks[number]
     cdef Chunk *to = chunk
     cdef char *record
     cdef uint32_t before = chunk.used
-    # Into the last chunk others write: it keeps what it has.
+    # Writers append to the last chunk, so its records stay in it.
     if i and i + 1 < self.order_count:
         to = &self.chunks[self.order[i - 1]]
     chunk.used = 0
@@ -109,7 +109,7 @@ cdef int sweep_chunk(
             drop_chunk(self, i)
         else:
             chunk.first_seqno = load_be64(chunk.data + R_SEQNO)
-            # The last one keeps room for what is written next, but not all that a large value has left.
+            # The last chunk keeps room for the next writes, but not all the room that a large value has left.
             if i + 1 < self.order_count or arena_size(chunk.used) <= chunk.size / 4:
                 shrink_chunk(self, chunk)
     return 0
@@ -118,7 +118,7 @@ cdef int sweep_chunk(
 cdef inline bint drop_record(
     Table self, const char *record, uint64_t floor, uint64_t purge_to, uint64_t purge_before
 ) noexcept:
-    """Count out a record that no retained state can see; True if it was one."""
+    """Subtract a record that no retained state can see from the counts; returns whether it is such a record."""
     cdef uint64_t superseded_by = load64(record), seqno
     if superseded_by and superseded_by <= floor:
         account_history(self, -<int64_t>full_size(record))
@@ -136,7 +136,7 @@ cdef inline bint drop_record(
 
 
 cdef inline bint evict_value(Table self, char *record, uint64_t evict_to) noexcept:
-    """Mark a value as evicted unless somebody has read it since the last time; True if it is marked now."""
+    """Mark a value as evicted unless it was read since the last sweep; returns whether it was marked now."""
     if (
         record[R_MARKS] & MARK_EVICTED or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION
         or load_be64(record + R_SEQNO) > evict_to

@@ -28,7 +28,7 @@ cdef int check_limits(Table self, uint8_t event) except -1:
         raise TemporaryFailure("the queue to disk is full", vbucket=self.vbucket)
     if 0 < ledger.quota_bytes <= ledger.memory_bytes:
         soon = ledger.relief is not None and ledger.relief()
-        # Where nothing can be evicted only deletions make room, once compaction has dropped what they ended.
+        # Where nothing can be evicted, only deletions make room, once compaction has dropped the deleted versions.
         limit = ledger.quota_bytes if event == MUTATION else with_reserve(ledger.quota_bytes)
         if limit <= ledger.memory_bytes:
             if soon:
@@ -55,7 +55,7 @@ cdef int check_cas(Table self, bytes key, const char *record, uint64_t cas) exce
 
 
 cdef inline uint64_t within(Table self, number, uint64_t most) except? 0xFFFFFFFFFFFFFFFF:
-    """A number that a client gave, if it has so much room."""
+    """A client's number, if it is at most ``most``."""
     cdef uint64_t given
     if PyLong_Check(number):
         given = quick_number_of(number)
@@ -66,7 +66,7 @@ cdef inline uint64_t within(Table self, number, uint64_t most) except? 0xFFFFFFF
 
 
 cdef uint64_t checked_within(Table self, number, uint64_t most) except? 0xFFFFFFFFFFFFFFFF:
-    """The same of a number that may be none, or too large."""
+    """The same for a number that may be too large, or not be an int."""
     cdef uint64_t given = 0
     cdef bint fits
     try:
@@ -83,9 +83,9 @@ cdef uint64_t write_change(
     Table self, uint8_t event, bytes key, bytes value, uint32_t flags, uint32_t expiry, uint8_t datatype,
     uint64_t cas, uint64_t rev_seqno, uint64_t *seqno, uint8_t ttl, double now
 ) except 0:
-    """Append a record and make it the newest of its key; returns the CAS, or 1 where a given one is 0.
+    """Append a record as the newest of its key; returns the CAS, or 1 if the given CAS is 0.
 
-    ``seqno`` is 0 or the given one, and then that of the change: whoever is told of it may write at once.
+    ``seqno`` is 0 or a given seqno, and is set to that of the change: a callback may already write the next one.
     """
     cdef Version version
     version.event, version.datatype, version.ttl = event, datatype, ttl
@@ -100,9 +100,9 @@ cdef uint64_t write_change(
 
 
 cdef int write_version(Table self, Version *version, double now) except -1:
-    """Fill in what is 0 (CAS, revision, seqno), append the record and tell those who wait."""
+    """Fill in CAS, revision and seqno where they are 0, append the record and notify the waiters."""
     cdef uint64_t where
-    cdef bint given = version.seqno != 0  # a change received from elsewhere keeps all that it came with
+    cdef bint given = version.seqno != 0  # a received change keeps its CAS and revision, even if 0
     cdef char *old
     reserve_slot(self)
     old = self.lookup(version.key, version.key_size, version.hashed, &where)
@@ -127,14 +127,16 @@ cdef int write_version(Table self, Version *version, double now) except -1:
 
 
 cdef inline uint64_t revision_after(Table self, const char *old) noexcept:
-    """One more than the version has, or than any deleted key of the vbucket had; but what comes from elsewhere may have
-    the highest that there is, and then the CAS alone decides."""
+    """One more than the revision of the old version, or else of any deleted key of the vbucket.
+
+    A received change may have the highest revision that there is; then the CAS alone decides.
+    """
     cdef uint64_t rev_seqno = load_be64(old + R_REV_SEQNO) if old != NULL else self.deleted_rev_seqno
     return rev_seqno if rev_seqno == REV_SEQNO_MAX else rev_seqno + 1
 
 
 cdef uint32_t absolute(uint32_t expiry, double now) noexcept:
-    """Memcached's rule: up to 30 days an expiry counts from now; the end of all times that can be told is the last."""
+    """Memcached's rule: up to 30 days an expiry counts from now; a time beyond what a record holds becomes the last."""
     cdef double when
     if not 0 < expiry <= RELATIVE_EXPIRY_S_MAX:
         return expiry
@@ -143,7 +145,7 @@ cdef uint32_t absolute(uint32_t expiry, double now) noexcept:
 
 
 cdef inline int64_t with_reserve(int64_t quota_bytes) noexcept:
-    """What memory may hold with the deletions, which make room in the end."""
+    """The quota with the reserve for deletions, which make room in the end."""
     return quota_bytes + quota_bytes / DELETIONS_PART
 
 
@@ -153,7 +155,7 @@ cdef inline void follow(Ledger ledger, uint64_t cas) noexcept:
 
 
 cdef int append(Table self, Version *version, char *old, uint64_t where, double now) except -1:
-    """Lay the record out at the end of the last chunk, in the place of ``old``; its slot is ``where``."""
+    """Write the record at the end of the last chunk; it supersedes ``old``, and its slot is ``where``."""
     cdef uint32_t extras, size, number, end, expiry = version.expiry, time = <uint32_t>now
     cdef Chunk *chunk
     cdef char *record
