@@ -1,6 +1,6 @@
-"""A worked example for every message: printed in a text, recorded from a real server, or made up.
+"""An example of every message: printed in a text, recorded from a real server, or made up.
 
-Made-up ones are always the same, so that the pages change only when a declaration does.
+Made-up examples are deterministic, so the pages change only when a declaration does.
 """
 
 import json
@@ -17,7 +17,7 @@ from upriver.wire.layout import Field, Layout
 from upriver.wire.message import DraftMessage
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
-#: A recorded packet that is longer does not help a reader.
+#: Longer recorded packets are not useful to a reader.
 _RECORDED_BYTES_MAX = 128
 
 
@@ -30,7 +30,7 @@ class Example:
 
 
 def example_of(cls: type[Message]) -> Example:
-    """The best example that there is."""
+    """The best available example."""
     return _printed().get(cls) or _recorded().get(cls) or Example(_made_up(cls).encode(), "An example:")
 
 
@@ -43,7 +43,7 @@ def vectors() -> dict[str, dict[str, Any]]:
 
 @cache
 def _printed() -> dict[type[Message], Example]:
-    """The longest example in a text for each message, as it shows most; one with an error in print only if need be."""
+    """The longest example in a text for each message; one with a printing error only if there is no other."""
     found: dict[type[Message], Example] = {}
     for name, file in vectors().items():
         usable = [v for v in file["vectors"] if v["kind"] == "message" and v["wire"] is not None]
@@ -78,7 +78,7 @@ def _packets(data: bytes) -> Iterator[bytes]:
         yield packet
 
 
-#: What made-up fields hold, by their names.
+#: The values of made-up fields, by name.
 _MADE_UP: dict[str, Any] = {
     "agent": b"upriver",
     "by_seqno": 4,
@@ -114,7 +114,7 @@ def _made_up_fields(layout: Layout) -> dict[str, Any]:
 
 
 def _is_telling(field: Field) -> bool:
-    """Optional, yet a message without it would be a poor example."""
+    """Optional, but the example should show it."""
     return isinstance(field.kind, KeyBytes | RestBytes | Repeat) and field.when is None
 
 

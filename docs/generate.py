@@ -34,7 +34,7 @@ def pages() -> dict[Path, str]:
 
 
 def stale() -> dict[Path, str]:
-    """The pages that are not as they should be, with what they should say; a page nobody generates should not be."""
+    """The stale pages with their new text; a page of `docs/protocol` that nothing generates gets an empty one."""
     wanted = pages()
     found = {path: wanted.get(path, "") for path in sorted((DOCS / "protocol").glob("*.md")) if path not in wanted}
     return found | {path: text for path, text in wanted.items() if not path.exists() or path.read_text() != text}

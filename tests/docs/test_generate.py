@@ -8,6 +8,7 @@ import pytest
 from docs import generate
 from docs.byte_boxes import draw
 from docs.field_comments import comment_on
+from docs.inserts import filled
 from docs.protocol_pages import anchor, in_order, rules
 from upriver.wire import DIALECTS, Dialect, dcp, memcached, tap, upr, upr_draft1
 
@@ -71,8 +72,8 @@ def test_rules() -> None:
     assert list(rules(memcached.GetMeta)) == ["May have extras", "Must have key", "Must not have value"]
     assert list(rules(tap.Mutation))[:2] == ["Must have extras", "May have an engine-private part"]
     assert next(rules(upr_draft1.StreamStart)) == "Must not have a body"
-    assert next(rules(upr.RollbackRequired)) == "Must have extras; the same bytes are taken as value, too"
-    assert list(rules(dcp.RollbackRequired))[2] == "Must have value; the same bytes are taken as extras, too"
+    assert next(rules(upr.RollbackRequired)) == "Must have extras; the same bytes are also accepted as value"
+    assert list(rules(dcp.RollbackRequired))[2] == "Must have value; the same bytes are also accepted as extras"
 
 
 def test_comments_are_read_from_the_source() -> None:
@@ -96,3 +97,12 @@ def test_boxes() -> None:
         "    +---------------+",
         "    Total 17 bytes",
     ]
+
+
+def test_a_page_without_its_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- part: generated, run `make docs` -->\nold\n<!-- end of part -->\nafter\n")
+    expected = "before\n<!-- part: generated, run `make docs` -->\n\nnew\n\n<!-- end of part -->\nafter\n"
+    assert filled(page, {"part": "new"}) == expected
+    with pytest.raises(AssertionError, match=r"page.md has lost the marks of its generated part other"):
+        filled(page, {"other": "new"})

@@ -149,7 +149,7 @@ def test_a_body_that_ends_inside_a_field_is_refused(body: str, offset: int, expe
     [
         ((38, 200), 50, "118 bytes of name"),  # what stands behind the pairs is read as one of them
         ((41, 200), 42, "200 bytes of name"),
-        ((30, 50), 49, "50 bytes behind value"),
+        ((30, 50), 49, "50 bytes after value"),
     ],
 )
 def test_a_count_that_is_too_large_is_refused(damage: tuple[int, int], offset: int, expected: str) -> None:

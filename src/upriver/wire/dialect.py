@@ -86,7 +86,7 @@ class Dialect:
         extras: tuple[int, ...] = (),
         either: bool = False,
     ) -> Callable[[type[M]], type[M]]:
-        """Declare the body of an answer with this status."""
+        """Declare the body of a response with this status."""
         statuses = status if isinstance(status, tuple) else (status,)
 
         def decorate(cls: type[M]) -> type[M]:
@@ -221,7 +221,7 @@ class Dialect:
         return None
 
     def responses_to(self, opcode: int) -> Iterable[type[Message]]:
-        """The declared answers to an opcode."""
+        """The declared responses to an opcode."""
         seen: set[int] = set()
         for dialect in self._chain():
             for (code, status), cls in dialect._responses.items():

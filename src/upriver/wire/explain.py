@@ -365,7 +365,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
 
 
 def json_value(value: bytes) -> str:
-    """Bytes as text where they are UTF-8, else as ``hex:`` and their digits."""
+    """Bytes as text if they are UTF-8, else as ``hex:`` and their digits."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """The kinds of field that suffice to declare every message of every dialect.
 
 A message class lists its fields in the order of their bytes. Each annotation says two things: the Python type
-that callers see, and the kind that says how it lies in the bytes. Leading numbers form the *fixed part* (the
+that callers see, and the kind that says how it is encoded. Leading numbers form the *fixed part* (the
 extras of a memcached packet); from the first other field on, lengths vary.
 """
 

@@ -74,7 +74,7 @@ def _joined(payload: str, line_number: int) -> str:
 
 
 def _word(word: str, line_number: int) -> str:
-    """The digits of one word; ``0x4`` is a whole byte."""
+    """The digits of one word; ``0x4`` is one byte."""
     parts = _PREFIX.split(word)
     digits = "".join(part.zfill(len(part) + len(part) % 2) for part in parts) if len(parts) > 1 else word
     if wrong := re.search(r"[^0-9a-fA-F]", digits):

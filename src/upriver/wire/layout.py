@@ -195,7 +195,7 @@ class Layout:
             return _decode_repeat(field, kind, data, at, end)
         size = self._bytes_size(field, at, end, key_length, out)
         if size < 0:
-            raise WireError(at, f"{end - at - size} bytes behind {field.name}", f"{end - at}")
+            raise WireError(at, f"{end - at - size} bytes after {field.name}", f"{end - at}")
         if at + size > end:
             raise WireError(at, f"{size} bytes of {field.name}", f"{end - at}")
         return bytes(data[at : at + size]), at + size
@@ -220,7 +220,7 @@ class Layout:
                 field.default is None and getattr(values, field.name) is None for field in part.named
             ):
                 return length
-        raise ValueError(f"{self.owner}: no fixed part of {self.lengths} bytes holds just these fields")
+        raise ValueError(f"{self.owner}: no fixed part of {self.lengths} bytes has exactly these fields")
 
     def _is_default(self, field: Field, values: Any) -> bool:
         if isinstance(field.kind, Reserved):

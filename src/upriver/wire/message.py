@@ -141,7 +141,7 @@ class Request(MemcachedMessage):
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Response(MemcachedMessage):
-    """A packet with magic 0x81: the answer to the request with the same opaque."""
+    """A packet with magic 0x81: the response to the request with the same opaque."""
 
     status: Status = Status.SUCCESS
     opaque: int = 0
@@ -286,7 +286,7 @@ class DraftMessage(Message):
             assert layout.key_place is not None
             key_length = len(rest[layout.key_place])
             if not key_length:
-                raise ValueError(f"a {self.title()} needs a key: the draft cannot tell an empty one from none")
+                raise ValueError(f"a {self.title()} needs a key: the draft cannot encode an empty one")
         length = len(kind) + len(fixed) + sum(map(len, rest))
         numbers = self.code, 0, key_length, self.request_id, length
         header = packed(DRAFT.header, layout.header_name, *numbers)

@@ -106,7 +106,7 @@ def test_metadata_longer_than_the_body_is_refused() -> None:
     packet[52:54] = b"\x00\x64"
     with pytest.raises(WireError) as caught:
         upr.decode(packet)
-    assert str(caught.value) == "at byte 55: expected 100 bytes behind value, found 5"
+    assert str(caught.value) == "at byte 55: expected 100 bytes after value, found 5"
 
 
 def test_an_expiration_is_told_from_a_deletion() -> None:

@@ -14,7 +14,7 @@ from upriver.model import HEADER, MAGIC, MUTATION_EXTRAS, OPCODES, PREFIX, SNAPP
 
 MUTATION: Final = 0x41
 DELETE: Final = 0x42
-#: Marks of a message (see ``tap.TapFlag``).
+#: Flags of a message (see ``tap.TapFlag``).
 ACK: Final = 0x01
 NO_VALUE: Final = 0x02
 NETWORK_BYTE_ORDER: Final = 0x04

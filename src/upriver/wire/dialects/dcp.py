@@ -101,8 +101,8 @@ class Open(Request):
     errors={
         Status.KEY_EEXISTS: "This connection already has a stream for this vbucket.",
         Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
-        Status.ERANGE: "The start lies beyond the end or outside its snapshot.",
-        Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
+        Status.ERANGE: "The start is beyond the end or outside its snapshot.",
+        Status.ROLLBACK: "The consumer must first roll back to the seqno in the response.",
         Status.ETMPFAIL: "This copy of the vbucket has nothing to stream yet.",
     },
 )
@@ -136,8 +136,8 @@ class StreamEnd(Request):
 class SnapshotMarker(Request):
     """A new snapshot begins."""
 
-    start_seqno: U64  #: the last seqno before it (deployed servers: the first one in it)
-    end_seqno: U64  #: the last seqno in it
+    start_seqno: U64  #: the last seqno before the snapshot (deployed servers: the first one in it)
+    end_seqno: U64  #: the last seqno in the snapshot
     flags: Annotated[MarkerFlag, UInt(4)] = MarkerFlag.MEMORY
 
 

@@ -296,7 +296,7 @@ class PrependQ(Append):
 
 @memcached.request(0x1C, errors=_READ)
 class Touch(Request):
-    """Give a key a new expiration."""
+    """Set a new expiration."""
 
     expiration: U32 = 0
     key: Key
@@ -304,7 +304,7 @@ class Touch(Request):
 
 @memcached.request(0x1D, errors=_READ)
 class Gat(Touch):
-    """Read a value and give it a new expiration."""
+    """Read a value and set a new expiration."""
 
 
 @memcached.response(0x1D)
@@ -324,7 +324,7 @@ class GatQResponse(GetResponse):
 
 @memcached.request(0x08, extras=(0, 4))
 class Flush(Request):
-    """Empty the bucket, at once or at a time."""
+    """Empty the bucket, now or at a given time."""
 
     expiration: Annotated[int | None, UInt(4), Only(4)] = None
 
@@ -339,7 +339,7 @@ class FlushQ(Flush):
 
 @memcached.request(0x94, extras=(0, 4), errors={**_READ, Status.ETMPFAIL: "The key is locked already."})
 class GetLocked(Request):
-    """Read a value and keep others from changing it for some seconds."""
+    """Read a value and lock it against changes for some seconds."""
 
     lock_time: Annotated[int | None, UInt(4), Only(4)] = None
     key: Key
@@ -379,7 +379,7 @@ class VersionResponse(Response):
 
 @memcached.request(0x10, errors={Status.KEY_ENOENT: "The group of statistics is unknown."})
 class Stat(Request):
-    """Ask for a group of statistics; answered by one packet each and an empty one at the end."""
+    """Ask for a group of statistics; the response is one packet per statistic and an empty one at the end."""
 
     key: Key = b""
 
@@ -394,12 +394,12 @@ class StatResponse(Response):
 
 @memcached.request(0x07)
 class Quit(Request):
-    """Close the connection after an answer."""
+    """Close the connection after a response."""
 
 
 @memcached.request(0x17)
 class QuitQ(Request):
-    """Close the connection without an answer."""
+    """Close the connection without a response."""
 
 
 @memcached.request(0x1B)
@@ -618,7 +618,7 @@ class ObserveSeqnoResponse(Response):
 
 @record
 class ObservedKey:
-    """A key to look at."""
+    """A key to observe."""
 
     vbucket: U16
     key_length: U16 = count_of("key")

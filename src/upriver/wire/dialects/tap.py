@@ -173,7 +173,7 @@ class SetVbucket(Request):
 
 @tap.request(0x46, sender=Sender.PRODUCER, private="private_length", extras=(16,), errors=_ACKED)
 class CheckpointStart(Request):
-    """A new checkpoint begins. The text prints 4 as the length of an id of 8 bytes; 8 is sent."""
+    """A new checkpoint begins. The text prints 4 as the length of an id of 8 bytes; we send 8."""
 
     private_length: U16 = count_of("checkpoint")
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)

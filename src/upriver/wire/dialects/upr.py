@@ -72,7 +72,7 @@ class Open(Request):
     errors={
         Status.KEY_EEXISTS: "The consumer already has a stream for this vbucket.",
         Status.NOT_MY_VBUCKET: "The vbucket does not exist on the consumer.",
-        Status.ROLLBACK: "The consumer has to roll back first.",
+        Status.ROLLBACK: "The consumer must roll back first.",
     },
 )
 class AddStream(Request):
@@ -83,7 +83,7 @@ class AddStream(Request):
 
 @upr.response(0x51)
 class AddStreamResponse(Response):
-    """The producer has accepted. The text also speaks of a vbucket in the extras; only the opaque is there."""
+    """The producer has accepted. The text also mentions a vbucket in the extras; only the opaque is sent."""
 
     stream_opaque: U32  #: the opaque of the stream's messages
 
@@ -107,8 +107,8 @@ class CloseStream(Request):
         Status.KEY_ENOENT: "The producer does not know the vbucket uuid: roll back to 0.",
         Status.KEY_EEXISTS: "This connection already has a stream for this vbucket.",
         Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
-        Status.ERANGE: "The start lies beyond the end or beyond the high seqno.",
-        Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
+        Status.ERANGE: "The start is beyond the end or beyond the high seqno.",
+        Status.ROLLBACK: "The consumer must first roll back to the seqno in the response.",
     },
 )
 class StreamRequest(Request):

@@ -69,7 +69,7 @@ class FailoverLogRequest(DraftMessage):
 
 @upr_draft1.message(DraftOpcode.RESPONSE, ResponseType.OK)
 class Ok(DraftMessage):
-    """Accepted. A failover log request is answered with the log, newest entry first."""
+    """Accepted. The response to a failover log request has the log, newest entry first."""
 
     log: Annotated[tuple[FailoverEntry, ...], Repeat(FailoverEntry)] = ()
 
@@ -93,14 +93,14 @@ class StreamStart(DraftMessage):
 
 @upr_draft1.message(DraftOpcode.STREAM_END)
 class StreamEnd(DraftMessage):
-    """The stream has ended. The text gives it no body; the reason is that of the third draft."""
+    """The stream has ended. The text defines no body; the reasons are those of the third draft."""
 
     reason: Annotated[EndReason, UInt(4)] = EndReason.OK
 
 
 @upr_draft1.message(DraftOpcode.REQUEST_ERROR)
 class RequestError(DraftMessage):
-    """The request was understood and refused. The text gives it no body."""
+    """The request was decoded and refused. The text defines no body."""
 
     status: Annotated[Status, UInt(2)]
     text: Value = b""
@@ -108,7 +108,7 @@ class RequestError(DraftMessage):
 
 @upr_draft1.message(DraftOpcode.DECODE_ERROR)
 class DecodeError(DraftMessage):
-    """The bytes were not understood; the connection is closed. The text gives it no body."""
+    """The bytes could not be decoded; the connection is closed. The text defines no body."""
 
     offset: U32  #: offset of the error in the connection
     text: Value = b""

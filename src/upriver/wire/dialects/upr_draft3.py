@@ -1,4 +1,4 @@
-"""The third draft (text 001): UPR on the memcached header, with opcodes of its own and no open.
+"""The third draft (text 001): UPR on the memcached header, with its own opcodes and no open.
 
 The text prints an extras length of 36 for 28 bytes of fields: 28 is sent. It prints set vbucket state with the magic of
 a response: either magic is accepted.
@@ -23,7 +23,7 @@ upr_draft3 = Dialect("upr_draft3", framing=MEMCACHED, document="UPR, third draft
     sender=Sender.CONSUMER,
     errors={
         Status.NOT_MY_VBUCKET: "The vbucket does not exist here.",
-        Status.ROLLBACK: "The consumer has to roll back to the seqno in the answer first.",
+        Status.ROLLBACK: "The consumer must first roll back to the seqno in the response.",
     },
 )
 class StreamRequest(Request):
@@ -40,7 +40,7 @@ class StreamRequest(Request):
 
 @upr_draft3.response(0x50, status=(Status.NOT_MY_VBUCKET, Status.KEY_ENOENT))
 class NotMyVbucket(Response):
-    """Refused: the vbucket does not exist. Printed with status 1, listed as 7; 7 is sent."""
+    """Refused: the vbucket does not exist. Printed with status 1, listed as 7; we send 7."""
 
     text: Value = b""
 
