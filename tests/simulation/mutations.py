@@ -439,8 +439,8 @@ def feed_whoever_is_dead() -> list[Change]:
 
 
 @mutation
-def forget_the_heir() -> list[Change]:
-    """A source does not remember for whom it died: another takeover goes on with it."""
+def forget_the_successor() -> list[Change]:
+    """A source does not remember its successor: another takeover goes on with it."""
     set_state = Vbucket.set_state
 
     def instead(self: Vbucket, state: VbucketState, *, successor: str = "") -> None:
@@ -496,8 +496,8 @@ def stale_and_new_share_a_uuid() -> list[Change]:
 
 
 @mutation
-def drafts_share_an_heir() -> list[Change]:
-    """Any connection of a draft goes on with what died for another."""
+def drafts_share_a_successor() -> list[Change]:
+    """Any connection of a draft goes on with what has another successor."""
     begin = producers.Producer.__init__
 
     def instead(self: producers.Producer, *arguments: Any, **options: Any) -> None:

@@ -629,33 +629,33 @@ class Author:
         yield ("reach", old)
 
     def _given_up_feeds_the_dead(self) -> Iterator[Action]:
-        """A machine that was given up comes back unaware, and is carried to its successor, who is dead by then: its
-        successor does not have everything yet."""
+        """A machine that was given up comes back unaware and is moved to its promoted replica, which is dead by then:
+        the successor of that one does not have everything yet."""
         rng, world = self.rng, self.world
         old, consumers = world.owner[0], len(world.consumers)
-        successor, successor = rng.sample([n for n in range(len(world.machines)) if n != old], 2)
+        promoted, successor = rng.sample([n for n in range(len(world.machines)) if n != old], 2)
         yield from self._some(old, rng.randint(1, 3))
-        yield from self._fed(consumers + successor, old, ALL)
+        yield from self._fed(consumers + promoted, old, ALL)
         yield ("disk", old)
-        yield ("promote", 0, successor, "down")
+        yield ("promote", 0, promoted, "down")
         yield ("takeover", 0, successor)
         for turn in range(60):
-            if 0 not in world.moving or world.machines[successor].role(0) is VbucketState.DEAD:
+            if 0 not in world.moving or world.machines[promoted].role(0) is VbucketState.DEAD:
                 break
             if world.machines[successor].role(0) is VbucketState.PENDING:
-                yield from self._some(successor, rng.randint(0, 2))
-            yield ("disk", successor)
+                yield from self._some(promoted, rng.randint(0, 2))
+            yield ("disk", promoted)
             yield ("relay", 0, 0, ("source", "destination")[turn % 2], ALL, ALL, ALL)
             yield ("disk", successor)
         if rng.random() < 0.8:
             yield ("mover", 0, 0, "source")
         yield ("start", old, "alone")
         yield from self._some(old, rng.randint(0, 2))
-        yield ("connect", consumers + successor, old)
+        yield ("connect", consumers + promoted, old)
         for _ in range(rng.randint(3, 9)):
-            yield ("move", consumers + successor, ALL, ALL, ALL)
-            yield ("disk", successor)
-            yield ("turn", successor)
+            yield ("move", consumers + promoted, ALL, ALL, ALL)
+            yield ("disk", promoted)
+            yield ("turn", promoted)
 
     def _overruled(self) -> Iterator[Action]:
         """In the middle of a takeover its source is lost, or given up, and somebody makes another copy active."""

@@ -20,14 +20,14 @@ from upriver.pipelines.core.failures import Trouble, is_temporary, trouble
 from upriver.spark.offsets import Offset, VbucketOffset
 
 READING = """[STREAM_FAILED] Query failed: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
-  File "/x/upriver/spark/ranges.py", line 96, in read
+  File "/x/upriver/spark/range_reader.py", line 96, in read
     raise self._failure
 upriver.errors.StreamRefused: vbucket 12: nobody there (changes 10 to 20, asked for 60 s)
 
 	at org.apache.spark.api.python.BasePythonRunner
 """
 WRITING = """PythonException
-  File "/x/upriver/spark/writing.py", line 71, in write
+  File "/x/upriver/spark/row_writer.py", line 71, in write
 upriver.errors.RowsRefused: 1 rows were refused, among them b'k': vbucket 3: Too large (status 0x03). Set errorsAs
 """
 
