@@ -261,6 +261,31 @@ def test_every_module_has_its_test_module() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def imports_of_tests(path: Path, seen: set[Path] | None = None) -> Iterator[str]:
+    """Everything that a test module imports, itself or through other modules of the tests."""
+    seen = {path} if seen is None else seen
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from names
+        for name in names:
+            other = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+            if name.startswith("tests.") and other.exists() and other not in seen:
+                seen.add(other)
+                yield from imports_of_tests(other, seen)
+
+
+def test_tests_of_the_protocol_need_no_node() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}: use tests/support/fake_node.py, or move the test to tests/node"
+        for path in sorted((TESTS / "protocol").rglob("*.py"))
+        for name in sorted(set(imports_of_tests(path)))
+        if name.startswith(("upriver.node", "upriver.engine"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_public_class_and_function_says_what_it_is() -> None:
     wrong = [
         f"{module}:{node.lineno} {node.name} has no docstring"

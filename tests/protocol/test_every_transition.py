@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.in_memory_node import InMemoryNode
+from tests.support.fake_source import FakeSource
 from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.errors import NotMyVbucket
-from upriver.model import Change, Event, FailoverLog, Snapshot, VbucketState
-from upriver.node.streams.engine_source import EngineSource
+from upriver.model import FailoverLog, Snapshot, VbucketState
 from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.draft_translation import DraftTranslator
 from upriver.protocol.producer import stream_scheduler
@@ -77,14 +76,13 @@ class Sending:
     def __init__(
         self, dialect: StreamDialect, *keys: bytes, takeover: bool = False, key_filter: bytes = b"", dead: bool = False
     ) -> None:
-        self.node = InMemoryNode(vbuckets=2)
-        self.vbucket = self.node.bucket.create_vbucket(0)
-        self.node.write(0, *keys)
+        self.source = FakeSource()
+        self.vbucket = self.source.create_vbucket(0)
+        self.write(*keys)
         if dead:
             self.vbucket.set_state(VbucketState.DEAD)
-        source = EngineSource(self.node.state)
         speaks = OPENED if dialect in OPENED else (dialect,)
-        self.producer = Producer(source, "peer", dcp.OpenFlag.PRODUCER, NOW, speaks=speaks)
+        self.producer = Producer(self.source, "peer", dcp.OpenFlag.PRODUCER, NOW, speaks=speaks)
         if key_filter:
             self.tell(dcp.Control(key=b"key_filter", value=key_filter))
         request = dialect.request(vbucket=0)  # type: ignore[call-arg]
@@ -131,8 +129,12 @@ class Sending:
         self.asked = None
         return self
 
+    def write(self, *keys: bytes) -> None:
+        for key in keys:
+            self.vbucket.set(key, b"v")
+
     def disk(self) -> None:
-        while self.node.bucket.flusher.step() or self.node.scheduler.step():
+        while self.source.reach_disk():
             pass
 
     # What ends it
@@ -171,7 +173,7 @@ def produce_everything(dialect: StreamDialect) -> None:
     live = Sending(dialect, b"a")
     for _ in range(4):
         live.step()
-    live.node.write(0, b"b")  # behind a snapshot that was sent
+    live.write(b"b")  # behind a snapshot that was sent
     live.step()
     live.step()
     if dialect.advanced is not None:
@@ -181,12 +183,12 @@ def produce_everything(dialect: StreamDialect) -> None:
     if hands_over:
         Sending(dialect, takeover=True).to(S.PENDING)  # nothing was there
         late = Sending(dialect, b"a", takeover=True).to(S.PENDING)
-        late.node.write(0, b"a", b"b")
+        late.write(b"a", b"b")
         late.to(S.ACTIVATING)
         # A dead copy that still received something, the end of which its sender did not have any more.
         tail = Sending(dialect, b"a", takeover=True, dead=True).to(S.PENDING)
-        tail.vbucket.begin_snapshot(1, 3)
-        tail.vbucket.apply(Change(vbucket=0, event=Event.MUTATION, seqno=2, rev_seqno=1, cas=9, key=b"b"))
+        tail.vbucket.begin_snapshot(3)
+        tail.vbucket.apply(2, b"b")
         tail.vbucket.advance(3)
         tail.to(S.ACTIVATING)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.support.command_peers import ManualTimer
-from upriver.engine import Bucket
+from upriver.engine import Bucket, Vbucket
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import ListenAddress
@@ -97,6 +97,12 @@ class Peer:
         self.send(dcp.Open(name=name, flags=dcp.OpenFlag(flags)))
         return self
 
+    def lose(self) -> None:
+        """The connection is cut."""
+        assert self.session.stream is not None
+        self.session.closing = True
+        self.session.stream.lose()
+
     def collect(self) -> bool:
         """Take over what the session wants to send, and let it go on; False if that is nothing."""
         if self.session.stalled and not self.session.blocked:
@@ -167,7 +173,19 @@ class InMemoryNode:
         self.scheduler.now = until
         self.settle()
 
+    def vbucket(self, number: int) -> Vbucket:
+        """A vbucket that exists."""
+        return self.bucket.vbucket(number)
+
     def write(self, vbucket: int, *keys: bytes, value: bytes = b"v") -> None:
         """Set keys."""
         for key in keys:
             self.bucket.vbucket(vbucket).set(key, value)
+
+
+def node_with_peer(*keys: bytes, vbucket: int = 0, name: bytes = b"peer", flags: int = 1) -> tuple[InMemoryNode, Peer]:
+    """A node whose vbucket holds these keys, and a peer that has opened a connection."""
+    node = InMemoryNode()
+    node.bucket.create_vbucket(vbucket)
+    node.write(vbucket, *keys)
+    return node, node.connect().open(name, flags)

@@ -1,8 +1,7 @@
-"""What the producer's tests share: a vbucket with some history, a peer, and short names for messages."""
+"""Requests of a consumer, and short texts for what a producer sends."""
 
-from typing import Any
+from typing import Any, Protocol
 
-from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.model import VbucketState
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
 from upriver.wire.codes import Status
@@ -10,30 +9,38 @@ from upriver.wire.codes import Status
 END = 2**64 - 1
 
 
-def node_with_peer(*keys: bytes, vbucket: int = 0, name: bytes = b"peer", flags: int = 1) -> tuple[InMemoryNode, Peer]:
-    """A node whose vbucket holds these keys, and a peer that has opened a connection."""
-    node = InMemoryNode()
-    node.bucket.create_vbucket(vbucket)
-    node.write(vbucket, *keys)
-    return node, node.connect().open(name, flags)
+class SendsMessages(Protocol):
+    """The other end of a connection: of an ``InMemoryNode`` or of a ``FakeNode``."""
+
+    def send(self, *messages: Message | bytes) -> list[Message]:
+        """Send messages and return what came back."""
 
 
-def ask(peer: Peer, start: int = 0, end: int = END, vbucket: int = 0, opaque: int = 7, **fields: Any) -> list[Message]:
-    """Ask for a `dcp` stream; a snapshot that is not named is whole at the start."""
+class HasVbuckets(Protocol):
+    """An ``InMemoryNode`` or a ``FakeNode``."""
+
+    def vbucket(self, number: int) -> Any:
+        """A vbucket that exists."""
+
+
+def ask(
+    peer: SendsMessages, start: int = 0, end: int = END, vbucket: int = 0, opaque: int = 7, **fields: Any
+) -> list[Message]:
+    """Ask for a `dcp` stream; unless it names a snapshot it is consistent at its start."""
     fields = {"snapshot_start": start, "snapshot_end": start, **fields}
     fields["flags"] = dcp.StreamFlag(fields.get("flags", 0))
     return peer.send(dcp.StreamRequest(start_seqno=start, end_seqno=end, vbucket=vbucket, opaque=opaque, **fields))
 
 
 def ask_upr(
-    peer: Peer, start: int = 0, end: int = END, vbucket: int = 0, opaque: int = 7, **fields: Any
+    peer: SendsMessages, start: int = 0, end: int = END, vbucket: int = 0, opaque: int = 7, **fields: Any
 ) -> list[Message]:
     """Ask for an `upr` stream."""
     fields["flags"] = upr.StreamFlag(fields.get("flags", 0))
     return peer.send(upr.StreamRequest(start_seqno=start, end_seqno=end, vbucket=vbucket, opaque=opaque, **fields))
 
 
-def control(peer: Peer, name: bytes, value: bytes = b"true") -> Status:
+def control(peer: SendsMessages, name: bytes, value: bytes = b"true") -> Status:
     """Change a setting; the status of the answer."""
     (answer,) = peer.send(dcp.Control(key=name, value=value))
     assert isinstance(answer, Response)
@@ -69,12 +76,13 @@ def _brief(message: Message) -> str:
             return message.title()
 
 
-def uuid_of(node: InMemoryNode, vbucket: int = 0) -> int:
-    return node.bucket.vbucket(vbucket).failover_log.newest.vbucket_uuid
+def uuid_of(node: HasVbuckets, vbucket: int = 0) -> int:
+    uuid: int = node.vbucket(vbucket).failover_log.newest.vbucket_uuid
+    return uuid
 
 
-def set_state(node: InMemoryNode, state: VbucketState, vbucket: int = 0) -> None:
-    node.bucket.vbucket(vbucket).set_state(state)
+def set_state(node: HasVbuckets, state: VbucketState, vbucket: int = 0) -> None:
+    node.vbucket(vbucket).set_state(state)
 
 
 def answer_to(message: Message, status: Status = Status.SUCCESS) -> AnyResponse:

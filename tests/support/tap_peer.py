@@ -1,8 +1,8 @@
-"""What the TAP tests share: a consumer that acknowledges as it is told to, and short names for messages."""
+"""A TAP client that answers as a test decides, and short texts for what it receives."""
 
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
-from tests.support.in_memory_node import InMemoryNode, Peer
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import ConnectFlag, TapFlag
@@ -45,12 +45,45 @@ def succeed_until(key: str) -> Callable[[Message], Status | None]:
     return judge
 
 
-class TapPeer:
+class Connection(Protocol):
+    """The other end of a connection: of an ``InMemoryNode`` or of a ``FakeNode``."""
+
+    @property
+    def closed(self) -> bool:
+        """The node has closed it, or it is cut."""
+
+    def put(self, *messages: Message | bytes) -> None:
+        """Send messages."""
+
+    def take(self) -> list[Message]:
+        """What has come since the last time."""
+
+    def lose(self) -> None:
+        """Cut the connection."""
+
+
+C = TypeVar("C", bound=Connection, covariant=True)
+
+
+class Node(Protocol[C]):
+    """An ``InMemoryNode`` or a ``FakeNode``."""
+
+    def connect(self) -> C:
+        """A new connection."""
+
+    def settle(self) -> None:
+        """Let everything happen that can happen now."""
+
+
+P = TypeVar("P", bound=Connection)
+
+
+class TapPeer(Generic[P]):
     """A client of a TAP stream that answers each message that asks for it, until nothing more comes."""
 
-    def __init__(self, node: InMemoryNode, request: tap.Connect) -> None:
+    def __init__(self, node: Node[P], request: tap.Connect) -> None:
         self.node = node
-        self.peer: Peer = node.connect()
+        self.peer: P = node.connect()
         self.received: list[Message] = []
         #: What it answers to a message; None for nothing at all.
         self.judge: Callable[[Message], Status | None] = succeed
@@ -83,9 +116,7 @@ class TapPeer:
 
     def leave(self) -> None:
         """The connection is cut."""
-        assert self.peer.session.stream is not None
-        self.peer.session.closing = True
-        self.peer.session.stream.lose()
+        self.peer.lose()
 
 
 def brief(messages: list[Message]) -> list[str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_memory_node import InMemoryNode, Peer
+from tests.support.in_memory_node import InMemoryNode, Peer, node_with_peer
 from tests.support.node_process import wait_until
 from tests.support.stream_client import StreamClient
-from tests.support.stream_requests import ask, brief, node_with_peer
+from tests.support.stream_requests import ask, brief
 from upriver.errors import OutOfMemory, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from tests.support.depth import examples
-from tests.support.in_memory_node import InMemoryNode, Peer
-from tests.support.stream_requests import ask, ask_upr, control, node_with_peer
+from tests.support.in_memory_node import InMemoryNode, Peer, node_with_peer
+from tests.support.stream_requests import ask, ask_upr, control
 from upriver.node.streams.statistics import stream_statistics
 from upriver.wire import Response, dcp, memcached, upr
 

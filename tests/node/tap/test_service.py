@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.support.in_memory_node import InMemoryNode
+from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.tap_peer import (
     ACK,
     BACKFILL,
@@ -37,7 +37,7 @@ def node() -> InMemoryNode:
     return made
 
 
-def client(node: InMemoryNode, flags: int = BACKFILL | ACK, name: bytes = b"client", date: int = 0) -> TapPeer:
+def client(node: InMemoryNode, flags: int = BACKFILL | ACK, name: bytes = b"client", date: int = 0) -> TapPeer[Peer]:
     return TapPeer(node, connect(name, flags | LIST, date, (1,)))
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.stream_requests import ask, brief, node_with_peer, uuid_of
+from tests.support.fake_node import node_with_peer
+from tests.support.stream_requests import ask, brief, uuid_of
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES, RUN_REQUESTS_MAX, PlainRequest, plain_requests
 from upriver.wire import Response, dcp, upr
 
@@ -57,7 +58,7 @@ def test_a_run_is_bounded() -> None:
 def test_requests_in_a_row_are_answered_in_their_order_among_other_packets() -> None:
     node, peer = node_with_peer(b"a")
     for number in (1, 2):
-        node.bucket.create_vbucket(number)
+        node.create_vbucket(number)
         node.write(number, b"k")
     row = [
         dcp.StreamRequest(vbucket=0, opaque=1),
@@ -69,7 +70,7 @@ def test_requests_in_a_row_are_answered_in_their_order_among_other_packets() -> 
         dcp.StreamRequest(vbucket=2, opaque=7, flags=dcp.StreamFlag.STRICT_UUID, vbucket_uuid=uuid_of(node)),
         dcp.StreamRequest(vbucket=2, opaque=8),
     ]
-    peer.session.receive(b"".join(each.encode() for each in row))
+    peer.put(*row)
     node.settle()
     messages = peer.take()
     answers = [(each.opaque, each.status.name) for each in messages if isinstance(each, Response)]

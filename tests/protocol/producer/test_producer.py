@@ -1,4 +1,4 @@
-"""The producer's side of a connection over a bucket in memory: requests, answers, turns, windows, noops."""
+"""The producer's side of a connection over a fake store: requests, answers, turns, windows, noops."""
 
 import gc
 import weakref
@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_memory_node import InMemoryNode, Peer
-from tests.support.stream_requests import END, ask, ask_upr, brief, control, node_with_peer, set_state, uuid_of
+from tests.support.fake_node import FakeNode, FakePeer, node_with_peer
+from tests.support.fake_source import FakeSource
+from tests.support.stream_requests import END, ask, ask_upr, brief, control, set_state, uuid_of
 from upriver.errors import RollbackRequired
 from upriver.model import FailoverLog, VbucketState
-from upriver.node.options import ListenAddress
-from upriver.node.streams.engine_source import EngineSource
-from upriver.node.streams.service import StreamConnection
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, opaque_of, put_opaque
 from upriver.protocol.producer.stream_scheduler import PIECE_BYTES, TURN_BYTES_MIN
 from upriver.wire import AnyResponse, Message, Response, dcp, upr
@@ -49,7 +47,7 @@ def test_the_first_thing_that_is_wrong_is_named(
 ) -> None:
     node, peer = node_with_peer(b"a", b"b")
     if state is not None:
-        node.bucket.create_vbucket(vbucket, state)
+        node.create_vbucket(vbucket, state)
     ask(peer)
     (answer,) = ask(peer, start, end, vbucket, **fields)
     assert isinstance(answer, AnyResponse)
@@ -77,7 +75,7 @@ def test_active_only_refuses_every_other_copy() -> None:
 
 def test_two_dialects_share_a_connection() -> None:
     node, peer = node_with_peer(b"a")
-    node.bucket.create_vbucket(1)
+    node.create_vbucket(1)
     node.write(1, b"b")
     assert brief(ask(peer)) == ["success", "(0,1]", "a@1"]
     assert brief(ask_upr(peer, vbucket=1)) == ["success", "marker", "b@1"]
@@ -92,12 +90,12 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
 ) -> None:
     """Between the producer's check and the store's the purge may pass: a text instead of the seqno helps nobody."""
     node, peer = node_with_peer(b"a", b"b")
-    entry = node.bucket.vbucket(0).failover_log.newest
+    entry = node.vbucket(0).failover_log.newest
 
     def purged(*_: object) -> None:
         raise RollbackRequired("deletions in between were purged", seqno=1)
 
-    monkeypatch.setattr(EngineSource, "history", purged)
+    monkeypatch.setattr(FakeSource, "history", purged)
     name = dialect.split()[0]
     fields: dict[str, Any] = {"vbucket": 0, "start_seqno": 2, "vbucket_uuid": entry.vbucket_uuid}
     if name == "dcp":
@@ -106,7 +104,7 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
         request = STREAM_DIALECTS[name].request(**fields, high_seqno=entry.seqno)  # type: ignore[call-arg]
         put_opaque(request, 7)
         if name not in ("dcp", "upr"):
-            peer = node.connect(wire=STREAM_DIALECTS[name].wire, listen_address=ListenAddress(dialect=name))
+            peer = node.connect(dialect=name)
     data = request.encode()
     answer = peer.send(data * 2 if dialect == "dcp in a run" else data)[0]
     assert answer.title() == "rollback required"
@@ -177,13 +175,13 @@ def test_rollback_on_upr(start: int, entry: tuple[str, int], expected: str | int
 def test_the_rollback_of_upr_stands_in_the_extras() -> None:
     node, peer = node_with_peer(b"a", b"b")
     peer.put(upr.StreamRequest(start_seqno=2, vbucket_uuid=uuid_of(node), high_seqno=1))
-    data = peer.session.data_to_send()
+    data = peer.producer.answers()
     assert (data[4], data[7], len(data)) == (8, Status.ROLLBACK, 32)
 
 
 def test_who_stands_below_the_purge_seqno_starts_over() -> None:
     node, peer = node_with_peer(b"a", b"b", b"c")
-    node.bucket.vbucket(0).table.purge_seqno = 2
+    node.vbucket(0).purge_seqno = 2
     for answer in (
         ask(peer, 1, vbucket_uuid=uuid_of(node))[0],
         ask_upr(peer, 1, vbucket_uuid=uuid_of(node))[0],
@@ -206,7 +204,7 @@ def test_a_strict_uuid_counts_at_the_beginning_too(uuid: str, expected: str) -> 
 
 def test_the_failover_log() -> None:
     node, peer = node_with_peer(b"a")
-    node.bucket.vbucket(0).failover_log = FailoverLog.fresh(5).branch(6, 1)
+    node.vbucket(0).failover_log = FailoverLog.fresh(5).branch(6, 1)
     (answer,) = peer.send(upr.FailoverLogRequest(opaque=3))
     assert isinstance(answer, upr.FailoverLogResponse)
     assert [(entry.vbucket_uuid, entry.seqno) for entry in answer.log] == [(6, 1), (5, 0)]
@@ -220,7 +218,7 @@ def test_close_answers_and_says_nothing_more() -> None:
     node.write(0, b"b")
     node.settle()
     assert peer.take() == []
-    assert not node.bucket.vbucket(0).cursors
+    assert not node.vbucket(0).histories
     assert brief(peer.send(upr.CloseStream())) == ["key_enoent"]
     assert brief(ask(peer)) == ["success", "(0,2]", "a@1", "b@2"]
 
@@ -237,15 +235,13 @@ def test_close_with_a_stream_end_if_that_was_agreed_on() -> None:
 
 
 def test_the_end_of_a_stream_that_the_consumer_closes_counts_in_the_window() -> None:
-    node, peer = node_with_peer(b"a")
+    _, peer = node_with_peer(b"a")
     control(peer, b"send_stream_end_on_client_close_stream")
     control(peer, b"connection_buffer_size", b"1000")
     ask(peer)
-    (connection,) = node.service
-    assert connection.producer is not None
-    before = connection.producer.window.unacked_bytes
+    before = peer.producer.window.unacked_bytes
     _, end = peer.send(upr.CloseStream())
-    assert connection.producer.window.unacked_bytes == before + len(end.encode())
+    assert peer.producer.window.unacked_bytes == before + len(end.encode())
 
 
 def test_a_stream_that_is_closed_while_it_waits_for_a_window_ends_once() -> None:
@@ -267,9 +263,7 @@ def test_streams_that_are_closed_while_they_wait_for_a_window_leave_nothing_behi
     ask(peer)
     gone: weakref.WeakSet[object] = weakref.WeakSet()
     for _ in range(10):
-        stream = peer.session.stream
-        assert isinstance(stream, StreamConnection)
-        gone.update(stream.producer.streams.values())
+        gone.update(peer.producer.streams.values())
         assert brief(peer.send(upr.CloseStream())) == ["success"]
         assert brief(ask(peer)) == ["success"]
     gc.collect()
@@ -312,7 +306,7 @@ def test_what_a_producer_does_not_expect_closes_the_connection(message: upr.AddS
     ask(peer)
     assert peer.send(message) == []
     assert peer.closed
-    assert not node.bucket.vbucket(0).cursors
+    assert not node.vbucket(0).histories
 
 
 @pytest.mark.parametrize(
@@ -320,37 +314,25 @@ def test_what_a_producer_does_not_expect_closes_the_connection(message: upr.AddS
     [
         (b"key_filter", b"("),
         (b"value_filter", b"{"),
-        (b"value_filter", b'{"field": "a"}'),
-        (b"value_filter", b'{"equals": 1}'),
-        (b"value_filter", b'{"field": "a", "is": 1}'),
-        (b"value_filter", b'{"field": "a", "equals": 1, "contains": null}'),
-        (b"value_filter", b'{"field": "a", "equals": NaN}'),
-        (b"value_filter", b'{"field": "a", "equals": [Infinity]}'),
-        (b"value_filter", b'{"field": "a", "equals": %s}' % (b"[" * 10_000 + b"]" * 10_000)),
-        (b"value_filter", b"[]"),
         (b"unknown", b"1"),
     ],
 )
 def test_a_control_that_makes_no_sense_changes_nothing(name: bytes, value: bytes) -> None:
-    node, peer = node_with_peer(b"a")
+    _, peer = node_with_peer(b"a")
     assert control(peer, name, value) is Status.EINVAL
-    (connection,) = node.service
-    assert connection.producer is not None
-    assert connection.producer.controls["key_filter"] == connection.producer.controls["value_filter"] == ""
+    assert peer.producer.controls["key_filter"] == peer.producer.controls["value_filter"] == ""
 
 
 # Flow control
 
 
 def test_a_buffer_of_one_byte_sends_one_packet_at_a_time() -> None:
-    node, peer = node_with_peer(b"a", b"b")
+    _, peer = node_with_peer(b"a", b"b")
     assert control(peer, b"connection_buffer_size", b"1") is Status.SUCCESS
     assert brief(ask(peer, end=2)) == ["success", "(0,2]"]
     ack = dcp.BufferAck(bytes_processed=1000)
     assert [brief(peer.send(ack)) for _ in range(4)] == [["a@1"], ["b@2"], ["end 0"], []]
-    (connection,) = node.service
-    assert connection.producer is not None
-    window = connection.producer.window
+    window = peer.producer.window
     assert (window.unacked_bytes, window.acked_bytes_total) == (0, 44 + 2 * (24 + 31 + 2) + 28)
 
 
@@ -362,7 +344,7 @@ def test_whole_packets_count_and_an_answer_does_not() -> None:
     assert brief(peer.send(upr.FailoverLogRequest())) == ["success"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["b@2"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=57))) == ["c@3"]
-    assert node.bucket.vbucket(0).cursors
+    assert node.vbucket(0).histories
 
 
 def test_a_size_of_zero_opens_the_window_for_good() -> None:
@@ -376,10 +358,10 @@ def test_a_closed_window_reads_nothing_from_the_history() -> None:
     node, peer = node_with_peer(b"a")
     control(peer, b"connection_buffer_size", b"1")
     ask(peer)
-    (cursor,) = node.bucket.vbucket(0).cursors.values()
+    (history,) = node.vbucket(0).histories.values()
     node.write(0, *(b"%d" % number for number in range(1000)))
     node.settle()
-    assert cursor.changes_read == 0
+    assert history.changes_read == 0
 
 
 # Noops
@@ -402,27 +384,7 @@ def test_noops_are_sent_and_their_absence_is_death() -> None:
     assert not peer.closed
     node.pass_by(0.1)
     assert peer.closed
-    assert not node.bucket.vbucket(0).cursors
-
-
-@pytest.mark.parametrize("set_s", [-86_400.0, 86_400.0])
-def test_a_clock_that_somebody_sets_neither_cuts_a_consumer_nor_hides_a_dead_one(set_s: float) -> None:
-    node, peer = node_with_peer(b"a")
-    control(peer, b"set_noop_interval", b"10")
-    control(peer, b"enable_noop")
-    node.clock_set_s = set_s
-    node.pass_by(9.9)
-    assert peer.take() == []
-    node.pass_by(0.1)
-    assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["noop"]
-    node.clock_set_s = 0.0
-    node.pass_by(10)
-    assert brief(peer.take()) == ["noop"]
-    node.clock_set_s = set_s
-    node.pass_by(9.9)
-    assert not peer.closed
-    node.pass_by(0.1)
-    assert peer.closed
+    assert not node.vbucket(0).histories
 
 
 def test_whoever_acknowledges_bytes_is_alive() -> None:
@@ -446,53 +408,48 @@ def test_the_other_side_may_ask_too() -> None:
 
 
 def test_streams_take_turns_and_a_backfill_does_not_hold_up_a_live_change() -> None:
-    node = InMemoryNode(vbuckets=2)
-    node.bucket.create_vbuckets()
+    node = FakeNode()
+    node.create_vbuckets(2)
     node.write(0, *(b"key-%d" % number for number in range(5000)), value=b"v" * 2000)
     peer = node.connect().open()
     ask(peer, vbucket=1, opaque=1)
     peer.put(dcp.StreamRequest(vbucket=0, opaque=2))
-    (connection,) = node.service
-    connection.produce()
+    peer.producer.produce()
     node.write(1, b"live")
-    piece = b"".join(bytes(connection.produce()) for _ in range(2))
+    piece = b"".join(peer.producer.produce() for _ in range(2))
     assert b"live" in piece
     assert len(piece) <= 3 * PIECE_BYTES
 
 
 def test_each_of_many_streams_gets_its_share() -> None:
-    node = InMemoryNode(vbuckets=64)
-    node.bucket.create_vbuckets()
+    node = FakeNode()
+    node.create_vbuckets(64)
     for vbucket in range(64):
         node.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
     peer = node.connect().open()
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(64)))
-    (connection,) = node.service
-    assert connection.producer is not None
-    while connection.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
-        assert connection.produce()
-    sent = [stream.changes_sent for stream in connection.producer.streams.values()]
+    while peer.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
+        assert peer.producer.produce()
+    sent = [stream.changes_sent for stream in peer.producer.streams.values()]
     assert min(sent) > 0
     assert max(sent) <= 5 * min(sent)
 
 
 def test_a_stream_that_wakes_up_does_not_wait_for_all_that_are_busy() -> None:
-    node = InMemoryNode(vbuckets=64)
-    node.bucket.create_vbuckets()
+    node = FakeNode()
+    node.create_vbuckets(64)
     for vbucket in range(1, 64):
         node.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
     peer = node.connect().open()
     ask(peer, vbucket=0, opaque=0)
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in range(1, 64)))
-    (connection,) = node.service
-    assert connection.producer is not None
-    while connection.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
-        assert connection.produce()
+    while peer.producer.bytes_sent_total < 1.5 * 64 * TURN_BYTES_MIN:
+        assert peer.producer.produce()
     node.write(0, b"live")
-    assert b"live" in bytes(connection.produce()), "in the very next piece"
+    assert b"live" in peer.producer.produce(), "in the very next piece"
 
 
-def order_of_first_and_last(node: InMemoryNode, peer: Peer) -> list[int]:
+def order_of_first_and_last(node: FakeNode, peer: FakePeer) -> list[int]:
     """The vbuckets of the changes that came, each run of them once."""
     node.settle()
     runs: list[int] = []
@@ -504,8 +461,8 @@ def order_of_first_and_last(node: InMemoryNode, peer: Peer) -> list[int]:
 
 @pytest.mark.parametrize("order", ["round-robin", "sequential"])
 def test_backfills_take_turns_or_follow_each_other(order: str) -> None:
-    node = InMemoryNode(vbuckets=4)
-    node.bucket.create_vbuckets()
+    node = FakeNode()
+    node.create_vbuckets(4)
     for vbucket in range(4):
         node.write(vbucket, *(b"%d" % number for number in range(300)), value=b"v" * 4000)
     peer = node.connect().open()
@@ -522,27 +479,26 @@ def test_backfills_take_turns_or_follow_each_other(order: str) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_nor_does_the_first_change_of_who_had_everything(late: bool) -> None:
     """Neither that of a vbucket which was empty, nor if others were busy already when it asked."""
-    node = InMemoryNode(vbuckets=4)
-    node.bucket.create_vbuckets()
+    node = FakeNode()
+    node.create_vbuckets(4)
     node.write(1, *(b"%d" % number for number in range(1200)), value=b"v" * 4000)
     peer = node.connect().open()
     control(peer, b"backfill_order", b"sequential")
-    (connection,) = node.service
     if late:
         peer.put(dcp.StreamRequest(vbucket=1, opaque=1))
-        connection.produce()
+        peer.producer.produce()
         peer.put(dcp.StreamRequest(vbucket=0, opaque=0))
     else:
         ask(peer, vbucket=0)
         peer.put(dcp.StreamRequest(vbucket=1, opaque=1))
-    connection.produce()
+    peer.producer.produce()
     node.write(0, b"live")
-    assert b"live" in bytes(connection.produce())
+    assert b"live" in peer.producer.produce()
 
 
 def test_a_live_change_does_not_wait_for_backfills_in_line() -> None:
-    node = InMemoryNode(vbuckets=4)
-    node.bucket.create_vbuckets()
+    node = FakeNode()
+    node.create_vbuckets(4)
     for vbucket in range(1, 4):
         node.write(vbucket, *(b"%d" % number for number in range(600)), value=b"v" * 2000)
     node.write(0, b"first")
@@ -550,7 +506,6 @@ def test_a_live_change_does_not_wait_for_backfills_in_line() -> None:
     control(peer, b"backfill_order", b"sequential")
     ask(peer, vbucket=0)
     peer.put(*(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket) for vbucket in (1, 2, 3)))
-    (connection,) = node.service
-    connection.produce()
+    peer.producer.produce()
     node.write(0, b"live")
-    assert b"live" in bytes(connection.produce())
+    assert b"live" in peer.producer.produce()

@@ -2,17 +2,17 @@
 
 import pytest
 
-from tests.support.in_memory_node import InMemoryNode
+from tests.support.fake_node import FakeNode
 from upriver.errors import NotMyVbucket
 from upriver.model import VbucketState
 from upriver.protocol.producer.takeover import SourceTakeover
 
 
 def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
-    node = InMemoryNode()
-    node.bucket.create_vbucket(3)
+    node = FakeNode()
+    node.create_vbucket(3)
     node.write(3, b"k")
-    source = node.service.source
+    source = node.source
     source_vbucket = source.vbucket(3)
     assert source_vbucket is not None
     called: list[bool] = []
@@ -22,20 +22,20 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     node.disk_works = False
     handover.die()
     node.settle()
-    assert node.bucket.vbucket(3).state is VbucketState.DEAD
+    assert node.vbucket(3).state is VbucketState.DEAD
     assert (handover.dead, handover.durable, called) == (True, False, [])
 
     node.disk_works = True
     node.settle()
     assert called == [True]
-    assert node.bucket.vbucket(3).successor == "successor"
-    assert node.bucket.vbucket(3).persisted_seqno == 1
+    assert node.vbucket(3).successor == "successor"
+    assert node.vbucket(3).persisted_seqno == 1
 
 
 def test_writers_are_waited_for_while_each_round_leaves_less_than_half_of_the_last() -> None:
-    node = InMemoryNode()
-    vbucket = node.bucket.create_vbucket(3)
-    handover = SourceTakeover(node.service.source, vbucket, "successor", lambda: None)
+    node = FakeNode()
+    vbucket = node.create_vbucket(3)
+    handover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
     sent = 0
     for written in (9000, 4000, 1900):
         node.write(3, *(b"%d" % number for number in range(written)))
@@ -47,10 +47,10 @@ def test_writers_are_waited_for_while_each_round_leaves_less_than_half_of_the_la
 
 
 def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> None:
-    node = InMemoryNode()
-    vbucket = node.bucket.create_vbucket(3)
+    node = FakeNode()
+    vbucket = node.create_vbucket(3)
     node.write(3, b"a", b"b")
-    handover = SourceTakeover(node.service.source, vbucket, "successor", lambda: None)
+    handover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
     assert not handover.is_near(1)
     assert handover.is_near(2)
     node.write(3, *(b"%d" % number for number in range(1000)))
@@ -58,16 +58,16 @@ def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> 
 
 
 def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
-    node = InMemoryNode()
-    vbucket = node.bucket.create_vbucket(3)
+    node = FakeNode()
+    vbucket = node.create_vbucket(3)
     vbucket.set_state(VbucketState.DEAD)
-    source = node.service.source
+    source = node.source
     first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
     node.disk_works = False
     first.die()
     node.settle()
     assert (vbucket.successor, first.durable) == ("first", False), "it is not on disk yet"
-    with pytest.raises(NotMyVbucket, match="died for 'first'"):
+    with pytest.raises(NotMyVbucket, match="handed over to 'first'"):
         second.die()
     assert (vbucket.successor, second.dead) == ("first", False)
     node.disk_works = True
@@ -76,9 +76,9 @@ def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
 
 
 def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
-    node = InMemoryNode()
-    vbucket = node.bucket.create_vbucket(3)
-    source = node.service.source
+    node = FakeNode()
+    vbucket = node.create_vbucket(3)
+    source = node.source
     first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
     first.die()
     node.settle()
@@ -91,16 +91,16 @@ def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
     node.disk_works = True
     node.settle()
     assert first.over
-    with pytest.raises(NotMyVbucket, match="died for 'first'"):
+    with pytest.raises(NotMyVbucket, match="handed over to 'first'"):
         SourceTakeover(source, vbucket, "first", lambda: None).die()
 
 
 def test_of_a_copy_that_is_gone_nobody_needs_to_know_who_has_it() -> None:
-    node = InMemoryNode()
-    vbucket = node.bucket.create_vbucket(3)
-    handover = SourceTakeover(node.service.source, vbucket, "successor", lambda: None)
+    node = FakeNode()
+    vbucket = node.create_vbucket(3)
+    handover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
     handover.die()
-    node.bucket.delete_vbucket(3)
+    node.delete_vbucket(3)
     handover.confirm_takeover()
     node.settle()
     assert handover.over
