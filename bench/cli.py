@@ -2,9 +2,9 @@
 
     python -m bench.cli [--documents N] [--rounds N]
 
-Everything is a process of its own, as a user would start it: a node, the command, and for `diff` a second node. The
-best round counts. Time is that of the whole command, start of Python and all; beside it stands the processor time of
-the command alone, which a busy machine disturbs less.
+Node, command, and for `diff` a second node run in separate processes, as a user would start them. The best round
+counts. The time is that of the whole command, including the start of Python. The CPU time of the command, printed
+beside it, depends less on the load of the machine.
 """
 
 import argparse
@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "upriver"]
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of a node in a process of its own."""
+    """The address of a node in a separate process."""
     command = [*COMMAND, "serve", "--port", "0", "--vbuckets", "1024", "--log-level", "error"]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert node.stdout is not None
@@ -40,7 +40,7 @@ def served() -> Iterator[str]:
 
 
 def timed(*arguments: str) -> tuple[float, float]:
-    """Seconds and processor seconds of a command."""
+    """Seconds and CPU seconds of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     subprocess.run([*COMMAND, *arguments], check=True, stderr=subprocess.DEVNULL)
@@ -50,7 +50,7 @@ def timed(*arguments: str) -> tuple[float, float]:
 
 
 def best(rounds: int, *arguments: str) -> tuple[float, float]:
-    """The shortest time, and the least processor time, of so many rounds."""
+    """The shortest time, and the least CPU time, of this many rounds."""
     times = [timed(*arguments) for _ in range(rounds)]
     return min(each[0] for each in times), min(each[1] for each in times)
 

@@ -1,8 +1,8 @@
-"""How near the columnar codec comes to copying the same bytes.
+"""How close the columnar codec comes to copying the same bytes.
 
     python -m bench.columns [--rows N] [--rounds N]
 
-Every figure is the best of several rounds; the ratios compare rounds that alternated in this very run.
+Every figure is the best of several rounds; the ratios compare rounds that alternate in one run.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from upriver.wire import dcp
 from upriver.wire.codec import columns, plain_columns
 from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder, ChangeEncoder
 
-#: What a socket gives at once.
+#: Bytes of one read from a socket.
 RECEIVE_BYTES = 256 * 1024
 VALUE_BYTES = 127  # with a 16-byte key a mutation of 198 bytes
 
@@ -48,7 +48,7 @@ def decode_all(data: memoryview, codec: object) -> int:
 
 
 def alternate(rounds: int, **works: Callable[[], object]) -> dict[str, float]:
-    """The best time of each piece of work, taken in turns so that a noisy moment hits all of them."""
+    """The best time of each piece of work, measured in turns so that noise affects all of them."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(rounds):
         for name, work in works.items():

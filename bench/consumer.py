@@ -1,11 +1,11 @@
-"""How near a consumer's batches come to a reader that throws everything away.
+"""How close a consumer's batches come to a reader that discards everything.
 
     python -m bench.consumer [--megabytes N] [--rounds N]
 
-A node in a process of its own holds changes with 64-byte values. A reader in another process takes all of them, once
-as raw bytes that are discarded, once through ``Consumer`` as Arrow batches, asynchronously and through the synchronous
-twin. Rounds alternate, the best of each counts, and the ratio is what matters. The last line shows how much memory a
-consumer takes that reads a backlog far larger than its window.
+A node in a separate process holds changes with 64-byte values. A reader in another process takes all of them, once as
+raw bytes that are discarded, once through ``Consumer`` as Arrow batches, asynchronously and synchronously. Rounds
+alternate, the best of each counts, and the ratio matters most. The last line shows the memory of a consumer that reads
+a backlog far larger than its window.
 """
 
 import argparse
@@ -27,11 +27,11 @@ VALUE = b"v" * 64
 SIZE = len(dcp.Mutation(by_seqno=1, key=KEY % 1, value=VALUE).encode())
 
 
-# In processes of their own
+# In separate processes
 
 
 def serve(vbuckets: int, changes: int) -> None:
-    """A filled node, until the input ends."""
+    """Serve a filled node until the input ends."""
     with start(vbuckets=max(vbuckets, 1)) as node:
         fill(node, vbuckets, changes, VALUE)
         print(node.port, flush=True)
@@ -39,7 +39,7 @@ def serve(vbuckets: int, changes: int) -> None:
 
 
 def consume(port: int, total: int, synchronous: bool) -> None:
-    """Print how long all changes took, and how much memory they took beyond the start."""
+    """Print the time for all changes, and the growth of memory."""
     before = peak_bytes()
     started = time.perf_counter()
     if synchronous:

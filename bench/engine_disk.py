@@ -1,7 +1,6 @@
 """The way to disk: groups, write amplification, sustained flushing, checkpoints, opening and growth.
 
-The time is the wall's; where others use the machine too the CPU time beside it says what a quiet one would need
-at least.
+Times are wall-clock. On a busy machine the CPU time beside them says what a quiet one would need at least.
 
 python -m bench.engine_disk [directory [part ...]]
 """
@@ -50,7 +49,7 @@ def opened(path: str, vbuckets: int = VBUCKETS) -> Bucket:
 
 
 def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> None:
-    """A steady load, committed every 50 ms; checkpoints come when they come."""
+    """A steady load, committed every 50 ms, with checkpoints as they become due."""
     with directory(root) as path:
         bucket = opened(path)
         parts, rng = list(bucket), random.Random(1)
@@ -71,7 +70,7 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
             (during if checkpointing else plain).append(time.perf_counter() - began)
             if not checkpointing:
                 cpu.append(time.thread_time() - cpu_began)
-            # The thread would go on with the checkpoint in the time until the next group.
+            # The thread would continue the checkpoint until the next group.
             while bucket.flusher.checkpointing and time.perf_counter() - began < 0.04:
                 slice_began = time.perf_counter()
                 bucket.flusher.step()
@@ -92,7 +91,7 @@ def groups(root: str | None, per_second: int = 40_000, seconds: int = 40) -> Non
 
 
 def synced(root: str | None, items: int) -> float:
-    """Milliseconds for writing a group's bytes into a file and waiting for the disk: what no store can go below."""
+    """Milliseconds for writing a group's bytes into a file and waiting for the disk: the minimum for any store."""
     data, times = os.urandom(items * RECORD_BYTES), []
     with directory(root) as path, open(os.path.join(path, "file"), "wb", buffering=0) as file:
         for _ in range(40):
@@ -108,7 +107,7 @@ def quantile(values: list[float]) -> float:
 
 
 def checkpoints(root: str | None, count: int = 1_000_000, per_group: int = 2000) -> None:
-    """How long a commit takes that carries a slice, with everything still in groups; and one that cuts it back."""
+    """The time of a commit with a slice, with everything still in groups; and of one that rolls it back."""
     for vbuckets in (1, 16, VBUCKETS):
         with directory(root) as path:
             bucket = opened(path, vbuckets)
@@ -145,7 +144,7 @@ def checkpoints(root: str | None, count: int = 1_000_000, per_group: int = 2000)
 
 
 def sustained(root: str | None, count: int = 3_000_000) -> None:
-    """As fast as it goes, with all checkpoints."""
+    """Write as fast as possible, with all checkpoints."""
     with directory(root) as path:
         bucket = opened(path)
         calls = [vbucket.set for vbucket in bucket]
@@ -198,7 +197,7 @@ def load(path: str, count: int, vbuckets: int) -> tuple[float, float]:
 
 
 def reopened(path: str, vbuckets: int, clean: bool) -> tuple[float, float]:
-    """Seconds to open, and of CPU, in a process of its own; and then a clean stop or the end of that process."""
+    """Seconds and CPU seconds to open in a separate process, which then stops cleanly or is killed."""
     program = f"""
 import os, time
 from upriver.engine.bucket import Bucket
@@ -217,7 +216,7 @@ def opening(root: str | None) -> None:
     for count in (1_000_000, 5_000_000):
         with directory(root) as path:
             load(path, count, VBUCKETS)
-            reopened(path, VBUCKETS, clean=True)  # the first touch of memory can cost more than all the rest
+            reopened(path, VBUCKETS, clean=True)  # the first touch of memory can cost more than the rest
             clean = reopened(path, VBUCKETS, clean=False)
             killed = reopened(path, VBUCKETS, clean=True)
             print(

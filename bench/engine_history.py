@@ -1,8 +1,7 @@
 """Reading history: frames and Arrow columns from memory and from a warm disk, against memcpy in the same run.
 
-The share of memcpy compares the bytes of the frames that the changes read make up with a copy of those same bytes,
-contiguous in memory that no cache holds, in the same process. Time is this thread's CPU time: what a core to ourselves
-would take.
+The share of memcpy compares the bytes of the read frames with a copy of the same bytes, contiguous in memory that no
+cache holds, in the same process. Times are this thread's CPU time.
 
 python -m bench.engine_history [items]
 """
@@ -22,7 +21,7 @@ READ_BYTES = 1 << 20
 
 
 def memcpy_bandwidth(parts: list[Vbucket]) -> float:
-    """Copies the very frames, laid out one behind the other, in pieces as large as a read into one buffer."""
+    """Copies the same frames, contiguous in memory, in pieces of the size of a read into one buffer."""
     source, target = memoryview(b"".join(all_frames(parts))), memoryview(bytearray(READ_BYTES))
 
     def copy() -> int:
@@ -49,7 +48,7 @@ def best_of(times: int, work: Callable[[], int]) -> float:
 
 
 def into_buffer(parts: list[Vbucket]) -> int:
-    """As a stream does it: frames of whole chunks into one buffer that is used again and again."""
+    """As a stream does it: frames of whole chunks into one recycled buffer."""
     count, buffer = 0, bytearray(READ_BYTES)
     for vbucket in parts:
         position, high = 0, vbucket.high_seqno

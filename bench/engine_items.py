@@ -1,8 +1,8 @@
-"""Items in memory: sets, gets, bulk application, bytes an item; beside a dictionary of slotted objects in one run.
+"""Items in memory: sets, gets, bulk application, bytes per item; beside a dictionary of slotted objects in one run.
 
-Reads ask for fresh keys in random order, as a server does that cuts them out of its input. Each round has a process
-of its own, so that nobody works in the memory that another has torn up; the rounds of the stores alternate, and of
-three the best counts. Time is this thread's CPU time: what a core to ourselves would take.
+Reads use fresh key objects in random order, like a server that parses them from its input. Each round has a separate
+process, so that no store works in memory that another has fragmented. The rounds of the stores alternate, and the best
+of three counts. Times are this thread's CPU time.
 
     python -m bench.engine_items [items]
 """
@@ -29,7 +29,7 @@ def resident_bytes() -> int:
 
 
 class Slotted:
-    """What a store in plain Python keeps for a version, and hands out."""
+    """What a store in plain Python keeps for a version, and returns."""
 
     __slots__ = ("cas", "datatype", "expiry", "flags", "key", "rev_seqno", "seqno", "superseded_by", "time", "value")
 
@@ -130,7 +130,7 @@ def engine(count: int, vbuckets: int) -> dict[str, float]:
 
 def slotted(count: int, vbuckets: int) -> dict[str, float]:
     result = measure([SlottedStore(time.time) for _ in range(vbuckets)], count)
-    result["bytes"] += VALUE_BYTES + KEY_BYTES + 2 * 33  # keys and values are objects that it keeps alive
+    result["bytes"] += VALUE_BYTES + KEY_BYTES + 2 * 33  # keys and values are objects that it references
     return result
 
 
@@ -161,7 +161,7 @@ Round = Callable[[int, int], dict[str, float]]
 
 
 def alternating(rounds: Sequence[tuple[Round, int]], count: int) -> list[dict[str, float]]:
-    """Each store's best figures, and the memory that it took the first time."""
+    """Each store's best figures, and its memory in the first round."""
     results: list[list[dict[str, float]]] = [[] for _ in rounds]
     for _ in range(3):
         for (run, vbuckets), result in zip(rounds, results, strict=True):

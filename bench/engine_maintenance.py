@@ -1,4 +1,4 @@
-"""The longest step of each duty with a million items in one vbucket, and what is undone in one, in CPU time.
+"""The longest step of each duty with a million items in one vbucket, and operations that are one step, in CPU time.
 
 python -m bench.engine_maintenance [items]
 """
@@ -14,7 +14,7 @@ from upriver.model import VbucketState, vbucket_of
 
 
 def undo(bucket: Bucket, count: int) -> None:
-    """What is one step: a copy that rolls back a little and by half, and a flush."""
+    """Operations in one step: a small rollback, a rollback by half, and a flush."""
     vbucket = bucket.vbucket(0)
     bucket.ledger.quota_bytes = 0
     vbucket.flush()

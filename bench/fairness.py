@@ -2,9 +2,9 @@
 
     python -m bench.fairness [--items N] [--rounds N]
 
-A node, a writer and this reader are processes of their own. The writer sends one change after the other, each with the
-time as its value; the reader has one stream that is live and one that is a backfill, on one connection and then on two,
-and looks how old each live change is when it is here, from the first to the last change of the backfill.
+Node, writer and reader are separate processes. The writer sends one change after the other, each with the time as its
+value. The reader has a live stream and a backfill, on one connection and then on two, and measures the age of each live
+change at its arrival, from the first to the last change of the backfill.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 
 LIVE, BACKFILL = 0, 1
-#: What the reader's system keeps for it: a live change waits behind all of that, and the node cannot help it.
+#: Receive buffer of the reader: a live change waits behind all of it, whatever the node does.
 RECEIVE_BUFFER_BYTES = 256 * 1024
 GOAL_S = 0.05
-#: What the writer rests after each change: the reader looks at each of them, and shall not be what is measured.
+#: Pause of the writer after each change, so that the reader does not become the bottleneck.
 PAUSE_S = 0.0005
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 
 
 def write_for_ever(port: int) -> None:
-    """The writer, in a process of its own."""
+    """The writer, in a separate process."""
     with connected(port) as peer:
         framer, number = Framer(MEMCACHED), 0
         while True:
@@ -80,7 +80,7 @@ def open_streams(port: int, name: bytes, *vbuckets: int) -> socket.socket:
 
 
 def delays(peers: list[socket.socket], items: int) -> list[float]:
-    """How old each live change was when it was here, while the backfill came."""
+    """The age of each live change at its arrival during the backfill."""
     found: list[float] = []
     taken, began, buffer = 0, time.perf_counter(), bytearray(1 << 20)
     decoders = {peer: ChangeDecoder(dcp.dcp) for peer in peers}
@@ -132,7 +132,7 @@ def main() -> None:
     if given.write:
         write_for_ever(given.write)
         return
-    pc.equal(BACKFILL, LIVE)  # the first comparison imports pandas, for seconds in which nobody would read the stream
+    pc.equal(BACKFILL, LIVE)  # the first comparison imports pandas, for seconds in which the stream would not be read
     serve = "-m", "upriver", "serve", "--port", "0", "--vbuckets", "2", "--log-level", "error"
     with other_process(*serve) as port:
         fill(port, given.items)

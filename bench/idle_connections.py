@@ -1,9 +1,9 @@
-"""What an idle connection costs the node in memory.
+"""The memory of an idle connection at the node.
 
     python -m bench.idle_connections [--connections N] [--tls-cert FILE --tls-key FILE]
 
-As many connections as the descriptor limit allows, 10,000 if it does. Each has asked once, as real clients do when they
-start, before it falls idle. The kernel's own buffers are not in the numbers: they are the same for every server.
+Opens as many connections as the descriptor limit allows, at most 10,000. Each sends one request, like a real client,
+before it becomes idle. The numbers do not include the kernel's buffers, which are the same for every server.
 """
 
 import argparse

@@ -2,16 +2,15 @@
 
     python -m bench.node [--seconds S] [--rounds N]
 
-The client is the same for both: blocking sockets that send pipelines of 100 requests and read the answers to the end.
-Servers are pinned to one core and the client to another. Each round measures both, one after the other, and what counts
-is the ratio within a round, because the machine is another one from second to second: its median is printed with the
-lowest and the highest, and the goal beside it. Where others use the machine too, look at the processor time for each
-request instead, which is there as a ratio as well: it is what a rate comes to on a core of one's own.
+The client is the same for both: blocking sockets that send pipelines of 100 requests and read all responses. Servers
+are pinned to one core and the client to another. Each round measures both, one after the other. The ratio within a
+round counts, because the machine's speed varies: the median is printed with the lowest and the highest, and the goal
+beside it. On a busy machine look at the CPU time per request instead, which is also printed as a ratio.
 
 Every set keeps the version that it replaces until memory is short, so at first the node takes fresh memory where
-memcached overwrites its own. In a virtual machine whose host has yet to find the page, touching one for the first time
-costs up to 14 us: more than all that the sets on it take. So the node is given a quota and sets enough to fill it
-before the rounds, after which it drops old versions as fast as new ones come, as it would after some minutes of use.
+memcached overwrites its own. In a virtual machine whose host must first provide the page, the first touch of a page
+costs up to 14 us: more than all sets on it. So the benchmark gives the node a quota and fills it before the rounds.
+After that the node drops old versions as fast as new ones come, as it would after some minutes of use.
 ``--fresh-memory`` measures the time before that instead.
 
 Below the plain requests stand those that clients really send: of items that expire, which memcached is asked for too,
@@ -46,9 +45,9 @@ VALUE = b"v" * 128
 QUOTA, FILLING_SETS = "256MiB", 2_000_000
 
 
-#: Expiries that come long after the end, and how long a lock holds: longer than one measurement.
+#: Expiries long after the end, and the duration of a lock: longer than one measurement.
 EXPIRY_S, LOCK_S = 100_000, 30
-#: What SDKs agree on in their hello.
+#: What SDKs negotiate in their hello.
 SDK = (Feature.MUTATION_SEQNO, Feature.JSON)
 NAMES = [b"key:%012d" % number for number in range(KEYS)]
 
@@ -81,7 +80,7 @@ def get(prefix: bytes = b"") -> Callable[[bytes, int], Request]:
 
 
 def lock_some(server: Server) -> None:
-    """A lock in (nearly) every vbucket, on keys that nobody asks for."""
+    """A lock in (nearly) every vbucket, on keys that are not requested."""
     client = Client(server.port)
     for number in range(4 * server.vbuckets):
         key = b"locked:%d" % number
@@ -93,19 +92,19 @@ def lock_some(server: Server) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """Something to measure: what the node is asked, and memcached."""
+    """A case to measure: the requests to the node and to memcached."""
 
     what: str
     ours: list[bytes]
     theirs: list[bytes]
-    #: What the node's client agrees on first.
+    #: What the node's client negotiates first.
     features: tuple[Feature, ...] = ()
     #: Done before each round.
     prepare: Callable[[], object] = lambda: None
 
 
 class Client:
-    """A blocking connection that knows how many bytes a pipeline's answers take."""
+    """A blocking connection that knows the size of a pipeline's responses."""
 
     def __init__(self, port: int, features: tuple[Feature, ...] = ()) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -115,7 +114,7 @@ class Client:
             self.answer_bytes(Hello(features=features).encode())
 
     def answer_bytes(self, pipeline: bytes) -> int:
-        """Send it once with a noop behind, and count what comes before the noop's answer."""
+        """Send it once with a noop after it, and count the bytes before the noop's response."""
         self.socket.sendall(pipeline + Noop(opaque=0xFEEDFACE).encode())
         received = b""
         while not received.endswith(b"\xfe\xed\xfa\xce" + bytes(8)):
@@ -128,7 +127,7 @@ class Client:
 
 
 def rate(port: int, work: list[bytes], connections: int, seconds: float, features: tuple[Feature, ...] = ()) -> float:
-    """Requests a second over so many connections, each with one pipeline on its way."""
+    """Requests per second over this many connections, each with one pipeline in transit."""
     clients = [Client(port, features) for _ in range(connections)]
     size = clients[0].answer_bytes(work[0])
     done, place, end = 0, 0, time.perf_counter() + seconds
@@ -147,7 +146,7 @@ def rate(port: int, work: list[bytes], connections: int, seconds: float, feature
 
 
 def store(port: int, sets: list[bytes], count: int = KEYS, features: tuple[Feature, ...] = ()) -> None:
-    """Store every key at least once: answers to gets are then all of one size."""
+    """Store every key at least once, so that all responses to gets have one size."""
     client = Client(port, features)
     size = client.answer_bytes(sets[0])
     for pipeline in sets * (count // KEYS):
@@ -171,7 +170,7 @@ def round_trip_s(port: int, request: bytes, rounds: int = 3000) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """The processor time that all threads of a process have taken."""
+    """The CPU time of all threads of a process."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
@@ -296,7 +295,7 @@ def compare_rates(case: Case, node: Server, other: Server, connections: int, opt
 
 
 def report_cost(what: str, costs: dict[str, list[float]], goal: float) -> None:
-    """One line: the processor time for a request."""
+    """One line: the CPU time per request."""
     ratios = [ours / theirs for ours, theirs in zip(costs["upriver"], costs["memcached"], strict=True)]
     shown = {name: f"{min(found) * 1e6:.2f} us" for name, found in costs.items()}
     report(f"    {what}, processor time", ratios, shown["upriver"], shown["memcached"], goal, most=True)

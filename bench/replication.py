@@ -1,10 +1,10 @@
-"""How fast one node fills another: two node processes, and a mover between them that passes everything on.
+"""How fast one node fills another: two node processes and a mover that relays between them.
 
     python -m bench.replication [--changes N] [--value BYTES] [--vbuckets N]
 
 The source is filled first; then the clock runs until the replica has applied the last change. The second line is the
-same bytes from the source, thrown away as they come; the third what each of the three processes works for a change,
-which depends least on what else the machine does.
+same bytes from the source, discarded on arrival. The third is the CPU time of each of the three processes per change,
+which depends least on the load of the machine.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LOOK_S = 0.02
 
 
 def serve(vbuckets: int, changes: int, value_bytes: int) -> None:
-    """A node in a process of its own; filled if it shall hold something, else full of replicas."""
+    """A node in a separate process: filled, or with empty replicas."""
     with start(vbuckets=vbuckets) as node:
         node.call(_fill, node, vbuckets, changes, b"v" * value_bytes)
         print(node.port, flush=True)
@@ -63,7 +63,7 @@ def node_process(vbuckets: int, changes: int, value_bytes: int) -> Iterator[tupl
 
 
 def worked_s(pid: int) -> float:
-    """How long a process has worked."""
+    """The CPU time of a process."""
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
@@ -108,7 +108,7 @@ async def replicate(source: int, destination: int, vbuckets: int, changes: int) 
 
 
 def discard(source: int, vbuckets: int, total_bytes: int) -> float:
-    """Seconds that the same bytes take if nobody applies them."""
+    """Seconds for the same bytes without applying them."""
     with socket.create_connection((HOST, source)) as peer:
         peer.sendall(dcp.Open(name=b"discard", flags=dcp.OpenFlag.PRODUCER).encode())
         peer.recv(24, socket.MSG_WAITALL)

@@ -1,10 +1,10 @@
-"""How near the Spark source comes to a source without a network, and how fast the sink is.
+"""How close the Spark source comes to a source without a network, and how fast the sink is.
 
     python -m bench.spark [read] [vbuckets] [micro] [sink] [memory] [--rows N] [--rounds N]
 
-A node in a process of its own holds changes with 16-byte keys and 128-byte values; Spark has two cores and the node
-takes its share of them. Each part compares within one run, in turns, and the best round of each counts. Where others
-use the machine too, look at the processor time beside the rates: that of Spark, its workers and the node together.
+A node in a separate process holds changes with 16-byte keys and 128-byte values. Spark has two cores and the node takes
+its share of them. Each part compares within one run, in turns, and the best round of each counts. On a busy machine
+look at the CPU time beside the rates: that of Spark, its workers and the node together.
 
 read      a batch into the no-op sink, beside a source that yields the same record batches pre-built (the ceiling), and
           one that decodes message by message and yields tuples (the naive one)
@@ -38,11 +38,11 @@ from upriver.node import start
 PARTS: Final = ("read", "vbuckets", "micro", "sink", "memory")
 
 
-# The node, in a process of its own
+# The node, in a separate process
 
 
 def serve(vbuckets: int, changes: int) -> None:
-    """A node with so many changes in each vbucket, until the input ends."""
+    """Serve a node with this many changes in each vbucket until the input ends."""
     with start(vbuckets=vbuckets) as node:
         if changes:
             fill(node, vbuckets, changes, VALUE)
@@ -52,7 +52,7 @@ def serve(vbuckets: int, changes: int) -> None:
 
 @contextmanager
 def node_with(vbuckets: int, rows: int) -> Iterator[str]:
-    """The address of a node that holds so many rows."""
+    """The address of a node that holds this many rows."""
     command = [sys.executable, "-m", "bench.spark", "--serve", f"{vbuckets}:{rows // vbuckets}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -97,7 +97,7 @@ class Cost(NamedTuple):
     """What something took."""
 
     seconds: float
-    #: Of processor time, of this process and all below it.
+    #: CPU seconds of this process and its descendants.
     cpu_s: float
 
     def best(self, other: "Cost | None") -> "Cost":
@@ -114,7 +114,7 @@ def cost_of(work: Callable[[], Any]) -> Cost:
 
 
 def cpu_seconds() -> float:
-    """The processor time of this process and of everything that it has started."""
+    """The CPU time of this process and of its descendants."""
     ticks = 0
     for pid in [os.getpid(), *descendants()]:
         with contextlib.suppress(OSError):
@@ -211,7 +211,7 @@ def micro(spark: SparkSession, batches: int, rounds: int) -> None:
             for name, frame in (("rate", rate.load()), ("upriver", reader.load())):
 
                 def write(name: str = name) -> None:
-                    if name == "upriver":  # the other one has rows each second by itself
+                    if name == "upriver":  # the rate source makes its own rows
                         kv.set_many({f"{time.monotonic_ns()}:{n}": VALUE for n in range(20)})
 
                 times, cpu = _durations(frame, batches, write)
@@ -230,7 +230,7 @@ def micro(spark: SparkSession, batches: int, rounds: int) -> None:
 
 
 def _durations(frame: Any, batches: int, write: Callable[[], None]) -> tuple[list[int], float]:
-    """How long micro-batches with rows took, and their processor time; not of the first few, in which workers start."""
+    """The time and CPU time of micro-batches with rows, without the first few, in which workers start."""
     skipped = 4
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""What the Spark source is measured against: one source without any network, and one without any thought."""
+"""Sources to compare the Spark source with: one without a network, and a naive one."""
 
 import os
 import socket

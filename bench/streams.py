@@ -1,13 +1,13 @@
-"""How near a stream comes to sending the same bytes from a buffer.
+"""How close a stream comes to sending the same bytes from a buffer.
 
     python -m bench.streams [--megabytes N] [--rounds N] [--only memory|disk|latency]
 
-A reader in another process takes everything and throws it away, once from a thread that sends pre-encoded frames with a
-blocking ``sendall``, once from a node. Rounds alternate, the best of each counts, and the ratio is what matters: both
-share the machine with the reader. A node does not let the system pace what stays on the machine, so there is a second
-``sendall`` that does the same. The last lines compare the way from a write to its delivery on another connection with a
-raw echo over TCP, all of them between processes, the servers on one core and their client on another: where the system
-happens to put them makes an echo take 8 µs or 70.
+A reader in another process reads and discards everything, once from a thread that sends pre-encoded frames with a
+blocking ``sendall``, once from a node. Rounds alternate, the best of each counts, and the ratio matters most: both
+share the machine with the reader. A node disables pacing on loopback, so there is a second ``sendall`` that does the
+same. The last lines compare the time from a write to its delivery on another connection with a raw echo over TCP, all
+between processes, the servers on one core and their client on another: with the system's placement an echo takes 8 µs
+or 70.
 """
 
 import argparse
@@ -34,18 +34,18 @@ from upriver.wire.framing import MEMCACHED
 RECEIVE_BYTES = 1024 * 1024
 KEY = b"key:%012d"
 VALUE_SIZES = (64, 1024, 16 * 1024)
-#: So much is written before the queue to disk is waited for.
+#: Bytes to write before waiting for the disk queue.
 FILL_BYTES = 32 << 20
 LATENCY_ROUNDS = 3000
-#: The last one is for servers, the first one for who asks them.
+#: The last one is for servers, the first one for their client.
 CORES = sorted(os.sched_getaffinity(0))
 
 
-# The reader, in a process of its own
+# The reader, in a separate process
 
 
 def read_and_discard(port: int, total: int, vbuckets: int, first: int) -> None:
-    """Ask for the streams, if there are any, and print how long all bytes took."""
+    """Request the streams, if any, and print the time for all bytes."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         if vbuckets:
             peer.sendall(dcp.Open(name=b"bench", flags=dcp.OpenFlag.PRODUCER).encode())
@@ -66,16 +66,16 @@ def read_and_discard(port: int, total: int, vbuckets: int, first: int) -> None:
 
 def timed(port: int, total: int, vbuckets: int, first: int = 0) -> float:
     command = [sys.executable, "-m", "bench.streams", "--read", f"{port}:{total}:{vbuckets}:{first}"]
-    # Idle threads of a numerical library would turn on the very cores that are measured.
+    # Idle threads of a numerical library would spin on the measured cores.
     alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=alone).stdout)
 
 
-# What it reads from
+# The senders
 
 
 def timed_sendall(pieces: list[bytes], *, paced: bool) -> float:
-    """A thread that sends what it has."""
+    """A thread that sends prepared frames."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def send() -> None:
@@ -112,7 +112,7 @@ def frames(changes: int, value: bytes) -> list[bytes]:
     one = dcp.Mutation(by_seqno=1, key=KEY % 1, value=value).encode()
     per_piece = max(1, TURN_BYTES // len(one))
     whole, rest = divmod(changes, per_piece)
-    # Each in memory of its own: a stream does not send the same cache lines over and over either.
+    # Each piece has its own memory: a stream does not send the same cache lines repeatedly either.
     return [one * per_piece for _ in range(whole)] + [one * rest] * bool(rest)
 
 
@@ -122,7 +122,7 @@ def compare(value_size: int, vbuckets: int, megabytes: int, rounds: int) -> None
     size = len(dcp.Mutation(by_seqno=1, key=KEY % 1, value=value).encode())
     per_vbucket = max(1, megabytes * 10**6 // size // vbuckets)
     changes = per_vbucket * vbuckets
-    total = changes * size + vbuckets * (40 + 44)  # each with an answer and a marker
+    total = changes * size + vbuckets * (40 + 44)  # each with a response and a marker
     pieces = frames(changes, value)
     with start(vbuckets=1024 if vbuckets > 1 else 1) as node:
         fill(node, vbuckets, per_vbucket, value)
@@ -141,12 +141,12 @@ def compare(value_size: int, vbuckets: int, megabytes: int, rounds: int) -> None
 
 
 def compared(theirs: list[float], ours: list[float], total: int) -> str:
-    """The ratio of the best rounds, that of the medians, and what theirs is."""
+    """The ratio of the best rounds and that of the medians."""
     medians = statistics.median(theirs) / statistics.median(ours)
     return f"{min(theirs) / min(ours):4.2f}, medians {medians:4.2f} ({total / min(theirs) / 1e9:.2f} GB/s)"
 
 
-# The way of one change: the node, the echoes and this program each in a process of their own
+# The latency of one change: node, echoes and this program are separate processes
 
 
 def next_packet(peer: socket.socket, framer: Framer) -> bytes:
@@ -163,7 +163,7 @@ def connected(port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def other_process(*arguments: str) -> Iterator[int]:
-    """A process that serves; its port, which is the last number of the first line that it prints."""
+    """A server process and its port, the last number of its first line of output."""
 
     def stay() -> None:
         os.sched_setaffinity(0, CORES[-1:])
@@ -178,7 +178,7 @@ def other_process(*arguments: str) -> Iterator[int]:
 
 
 def until_delivered(writer: socket.socket, reader: socket.socket, change: bytes, *expected: Message) -> Iterator[float]:
-    """Seconds from sending a change until all bytes that tell of it are here; what they say is looked at later."""
+    """Seconds from sending a change until all its bytes have arrived; they are checked later."""
     answers, framer, opcodes = Framer(MEMCACHED), Framer(MEMCACHED), [message.code for message in expected]
     size = sum(len(message.encode()) for message in expected)
     for _ in range(LATENCY_ROUNDS):
@@ -194,7 +194,7 @@ def until_delivered(writer: socket.socket, reader: socket.socket, change: bytes,
 
 
 def deliveries(port: int) -> Iterator[float]:
-    """Seconds from sending a set on one connection to having the mutation on another."""
+    """Seconds from sending a set on one connection to receiving the mutation on another."""
     with connected(port) as writer, connected(port) as reader:
         framer, answers = Framer(MEMCACHED), Framer(MEMCACHED)
         writer.sendall(memcached.GetAllVbucketSeqnos().encode())
@@ -212,7 +212,7 @@ def deliveries(port: int) -> Iterator[float]:
 
 
 def echo_server(kind: str) -> None:
-    """Send back what comes: from a blocking loop, or from asyncio, which is what a node can hope for at best."""
+    """Echo all input: from a blocking loop, or from asyncio, the best that a node can reach."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(f"echo on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
         if kind == "asyncio":
@@ -324,7 +324,7 @@ def main() -> None:
     if options.only in (None, "memory"):
         for value_size in VALUE_SIZES:
             compare(value_size, 1, options.megabytes, options.rounds)
-        # Asking for a thousand streams takes some 50 ms, which should not be what is measured.
+        # Requesting a thousand streams takes some 50 ms, which should not dominate the result.
         compare(64, 1024, 2 * options.megabytes, options.rounds)
     if options.only in (None, "disk"):
         from_disk(options.megabytes, options.rounds)

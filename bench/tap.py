@@ -2,8 +2,8 @@
 
     python -m bench.tap [--items N] [--rounds N]
 
-A reader in another process takes everything and throws it away. Rounds alternate, the best of each counts. The last
-line is the way from a write to its TAP mutation on another connection, beside a raw echo over TCP.
+A reader in another process reads and discards everything. Rounds alternate, the best of each counts. The last
+line is the time from a write to its TAP mutation on another connection, beside a raw echo over TCP.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from upriver.wire.dialects.tap import ConnectFlag
 from upriver.wire.framing import MEMCACHED
 
 PIECE_BYTES = 256 * 1024
-#: The least that a dump of 64-byte values is to reach.
+#: The goal for a dump of 64-byte values.
 GOAL_PER_S = 4_000_000
 
 
-# The reader, in a process of its own
+# The reader, in a separate process
 
 
 def read_and_discard(host: str, port: int) -> None:
-    """Ask for a dump, and print how long it took until the node closed, and how many bytes came."""
+    """Request a dump, and print the time until the node closed and the number of bytes."""
     with socket.create_connection((host, port)) as peer:
         buffer = bytearray(1024 * 1024)
         started = time.perf_counter()
@@ -85,7 +85,7 @@ def compare(value_size: int, vbuckets: int, items: int, rounds: int) -> None:
 
 
 def deliveries(port: int) -> Iterator[float]:
-    """Seconds from sending a set on one connection to having its TAP mutation on another."""
+    """Seconds from sending a set on one connection to receiving its TAP mutation on another."""
     with connected(port) as writer, connected(port) as reader:
         framer = Framer(MEMCACHED)
         reader.sendall(tap.Connect(name=b"latency").encode() + memcached.Noop().encode())

@@ -3,7 +3,7 @@
     python -m bench.targets [--rows N]
 
 One batch of new documents, then one in which a tenth of them changes, into each target, without Spark and without a
-node; beside it what the same rows cost as one plain Parquet file, and as a `MERGE` of delta-rs. Ratios are to the
+node; beside them the same rows as one plain Parquet file, and as a `MERGE` of delta-rs. Ratios are to the
 plain file.
 """
 

@@ -1,10 +1,10 @@
-"""How long others wait while somebody asks for what takes long: a noop beside each such request, over sockets.
+"""How long slow requests delay others: a noop beside each of them, over sockets.
 
     python -m bench.turns [--seconds S]
 
-The node has 1,024 vbuckets. One client sends the request again and again, a few of them always on their way; another
-asks for one noop at a time, and what counts is how long that takes. The goal is a p99 of some 10 ms: whatever takes
-longer than that must be done in turns. Beside nothing the same noop shows what the machine adds of its own.
+The node has 1,024 vbuckets. One client keeps a few of the requests in transit; another sends one noop at a time and
+measures its latency. The goal is a p99 of some 10 ms: slower work must be done in turns. The same noop without other
+requests shows the latency of the machine.
 """
 
 import argparse
@@ -34,10 +34,10 @@ from upriver.wire.dialects.memcached import (
 )
 
 GOAL_MS = 10.0
-#: How many of the requests are on their way at once, and how many keys are stored.
+#: How many requests are in transit, and how many keys are stored.
 AHEAD, KEYS = 4, 20_000
 OBSERVED_KEYS = 500
-#: Values of so many MiB, and how many requests for one stand in a pipeline: they are small, and copy all of it.
+#: Size of the large values in MiB, and requests for one in a pipeline: a small request copies all of it.
 LARGE, SMALL_REQUESTS = (1, 19), 50
 GROUPS = (
     "", "memory", "vbucket", "vbucket-details", "vbucket-seqno", "vbucket-positions", "failovers", "checkpoint", "dcp",
@@ -45,7 +45,7 @@ GROUPS = (
 
 
 def requests() -> dict[str, Request | list[Request]]:
-    """What is asked for, by name: one request, or some in a pipeline."""
+    """The requests by name: one, or several in a pipeline."""
     keys = [b"key:%012d" % number for number in range(OBSERVED_KEYS)]
     observed = tuple(ObservedKey(vbucket=vbucket_of(key, 1024), key=key) for key in keys)
     large: dict[str, Request | list[Request]] = {}
@@ -66,7 +66,7 @@ def requests() -> dict[str, Request | list[Request]]:
 
 
 def store(port: int) -> None:
-    """Something in every vbucket, and something large."""
+    """Store some keys in every vbucket, and large values."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         keys = [b"key:%012d" % number for number in range(KEYS)]
         connection.sendall(b"".join(Set(key=key, value=b"v", vbucket=vbucket_of(key, 1024)).encode() for key in keys))
@@ -77,7 +77,7 @@ def store(port: int) -> None:
 
 
 class Asker:
-    """A client that asks for the same again and again, in a thread of its own."""
+    """A client that repeats the same request, in its own thread."""
 
     def __init__(self, port: int, requests: list[Request]) -> None:
         self.answers = 0
@@ -98,7 +98,7 @@ class Asker:
         self._connection.close()
 
     def _run(self) -> None:
-        """Whenever the noop behind a request is answered, the next request goes out."""
+        """Send the next request when the noop after the previous one is answered."""
         end, rest = b"\xfe\xed\xfa\xce" + bytes(8), b""
         self._connection.sendall(self._packet * AHEAD)
         while not self._ended:
@@ -109,7 +109,7 @@ class Asker:
 
 
 def noop_times_s(port: int, seconds: float) -> list[float]:
-    """How long each of many noops took, one at a time, in order."""
+    """The latency of each of many noops, one at a time, in order."""
     times, packet = [], Noop().encode()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -122,7 +122,7 @@ def noop_times_s(port: int, seconds: float) -> list[float]:
 
 
 def measured(port: int, seconds: float) -> str:
-    """The noops of a process of its own, so that the asker's thread does not hold them up."""
+    """The noops of a separate process, so that the client's thread does not delay them."""
     command = [sys.executable, "-c", f"from bench.turns import told; told({port}, {seconds})"]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 

@@ -1,1 +1,1 @@
-"""The demo: a table and an index follow a cluster that is written to, killed and moved, and what came of it."""
+"""The demo: a table and an index follow a cluster while it is written to, killed and moved; then all are compared."""

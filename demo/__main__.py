@@ -1,7 +1,7 @@
-"""``make demo``: starts two nodes and loads documents, mirrors and indexes them on Spark while somebody keeps changing
-them, kills a node and brings it back, moves half of the vbuckets, and verifies that everything agrees in the end.
+"""``make demo`` starts two nodes, loads documents, and mirrors and indexes them on Spark while a writer keeps changing
+them. It kills a node and restarts it, moves half of the vbuckets, and finally verifies that everything agrees.
 
-If it does not agree the exit code is 1: the demo is also a test.
+If it does not, the exit code is 1: the demo is also a test.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from upriver.pipelines import Summary, find, run
 PIPELINES = ("mirror", "index")
 #: Commands as a user types them.
 UPRIVER = (sys.executable, "-m", "upriver")
-#: Nothing here takes so long on any machine: who waits longer waits for ever.
+#: No step takes this long on any machine.
 PATIENCE_S = 300.0
 console = Console(highlight=False)
 
 
 class Follower(threading.Thread):
-    """One pipeline that runs until it is told to stop."""
+    """One pipeline that runs until it is stopped."""
 
     def __init__(self, name: str, source: str, to: Path, checkpoint: Path, record: Record) -> None:
         super().__init__(name=name)
@@ -45,20 +45,20 @@ class Follower(threading.Thread):
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Until it is stopped, or fails."""
+        """Run until it is stopped or fails."""
         try:
             self.summary = run(self._job, checkpoint=self._checkpoint, on_progress=self._record.take, stop=self._halt)
         except Exception as error:
             self.failure = error
 
     def __str__(self) -> str:
-        """How far it is, and what Spark said last: for somebody who asks why it does not get on."""
+        """Its progress and Spark's last output, to find out why it does not advance."""
         log = self._checkpoint / "spark.log"
         said = log.read_text(errors="replace").splitlines()[-40:] if log.exists() else []
         return "\n  ".join([f"{self.name}: {self._record.last(self.name)}", *said])
 
     def stop(self) -> None:
-        """Cleanly, with its checkpoint."""
+        """Stop it cleanly, with its checkpoint."""
         self._halt.set()
         self.join()
         if self.failure is not None:
@@ -67,7 +67,7 @@ class Follower(threading.Thread):
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Say what is done, and how long it took."""
+    """Print a step and how long it took."""
     started = time.monotonic()
     console.print(f"[bold]→[/] {title}", end=" … ")
     yield
@@ -75,7 +75,7 @@ def step(title: str) -> Iterator[None]:
 
 
 def wait_for(condition: Callable[[], bool], what: str, followers: list[Follower]) -> None:
-    """Until it is so; a pipeline that fails, or too long a time, ends the demo."""
+    """Wait until the condition holds; a failed pipeline or a timeout ends the demo."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         for follower in followers:
@@ -88,12 +88,12 @@ def wait_for(condition: Callable[[], bool], what: str, followers: list[Follower]
 
 
 def disturb(nodes: tuple[NodeProcess, NodeProcess], record: Record, caught_up: Callable[[str], None]) -> None:
-    """What happens to the nodes while everybody goes on."""
+    """Kill and move while writer and pipelines go on."""
     first, second = nodes
     with step("kill -9 of the first node, then it comes back"):
         record.mark("kill -9")
         first.kill()
-        time.sleep(1.0)  # long enough to be missed by everybody
+        time.sleep(1.0)  # long enough for every client to notice
         first.start()
         record.mark("it is back")
     caught_up("the pipelines to go on after the crash")
@@ -108,7 +108,7 @@ def disturb(nodes: tuple[NodeProcess, NodeProcess], record: Record, caught_up: C
 
 
 def demo(documents: int, directory: Path, picture: Path) -> bool:
-    """Everything, in order; whether all agree in the end."""
+    """Run the demo; returns whether all agree in the end."""
     record = Record()
     with cluster(directory) as nodes:
         source = f"{nodes[0].address},{nodes[1].address}"
@@ -140,7 +140,7 @@ def demo(documents: int, directory: Path, picture: Path) -> bool:
 
 
 class _Settled:
-    """Wait until each pipeline has written more than now, and waits for nothing."""
+    """Wait until each pipeline has advanced and has nothing left to do."""
 
     def __init__(self, record: Record, followers: list[Follower], rows: int) -> None:
         self._record = record
@@ -164,7 +164,7 @@ class _Settled:
 def report(
     record: Record, followers: list[Follower], writer: Writer, source: str, table: Path, index: Path, picture: Path
 ) -> bool:
-    """The numbers, the picture, and whether everything agrees."""
+    """Print the numbers, draw the picture, and return whether everything agrees."""
     nodes = in_nodes(source)
     wrong = {"table": differences(nodes, in_table(table)), "index": differences(nodes, in_index(index))}
     shown = Table(
@@ -198,7 +198,7 @@ def report(
 
 
 def main() -> int:
-    """The command."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--picture", type=Path, default=Path("demo/report.png"))

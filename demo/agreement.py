@@ -1,4 +1,4 @@
-"""What the nodes, the table and the index hold, each read by another way than the one by which it was written."""
+"""The contents of the nodes, the table and the index, each read by another way than it was written."""
 
 import json
 import sqlite3
@@ -15,7 +15,7 @@ from upriver.pipelines.targets.tables.columns import PART
 
 
 def in_nodes(address: str) -> dict[bytes, bytes]:
-    """Every document, by a stream from the beginning."""
+    """Every document, from a stream that starts at the beginning."""
     held: dict[bytes, bytes] = {}
     with Consumer.sync(address, end="latest") as consumer:
         for batch in consumer:
@@ -45,7 +45,7 @@ def in_index(path: Path) -> dict[bytes, Any]:
 
 
 def differences(nodes: Mapping[bytes, bytes], target: Mapping[bytes, Any]) -> list[bytes]:
-    """The keys whose documents are not the same, or not in both."""
+    """The keys whose documents differ or exist on one side only."""
     return sorted(
         key
         for key in nodes.keys() | target.keys()

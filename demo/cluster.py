@@ -1,4 +1,4 @@
-"""Two nodes, each a process of its own, so that one can really die."""
+"""Two nodes in separate processes, so that one can really be killed."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ VBUCKETS = 64
 
 
 class NodeProcess:
-    """``upriver serve`` on a directory; it comes back on the same port."""
+    """``upriver serve`` on a directory; it restarts on the same port."""
 
     def __init__(self, directory: Path, *, initial_vbuckets: str) -> None:
         self._directory = directory
@@ -23,7 +23,7 @@ class NodeProcess:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -39,11 +39,11 @@ class NodeProcess:
         self._port = int(found[1])
 
     def kill(self) -> None:
-        """``kill -9``: it has no time to write anything."""
+        """Kill it with ``kill -9``: it cannot write anything more."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """As an operator stops it."""
+        """Stop it as an operator would."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:

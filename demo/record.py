@@ -1,4 +1,4 @@
-"""What was seen while the demo ran: for the report and the picture."""
+"""Records what happens during the demo, for the report and the picture."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from upriver.pipelines import RunProgress
 
 @dataclass(slots=True)
 class Record:
-    """Progress of the pipelines and the moments at which something was done to the nodes, from the demo's start on."""
+    """Progress of the pipelines, and the times of events at the nodes, since the demo's start."""
 
     started: float = field(default_factory=time.monotonic)
     progress: dict[str, list[tuple[float, RunProgress]]] = field(default_factory=dict)
@@ -19,31 +19,31 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def take(self, progress: RunProgress) -> None:
-        """A pipeline tells how far it is."""
+        """Record the progress of a pipeline."""
         with self._lock:
             self.progress.setdefault(progress.pipeline, []).append((self.seconds, progress))
 
     def last(self, pipeline: str) -> RunProgress | None:
-        """What it told last."""
+        """Its last progress."""
         with self._lock:
             told = self.progress.get(pipeline)
             return told[-1][1] if told else None
 
     def mark(self, what: str) -> None:
-        """Something was done."""
+        """Record an event."""
         self.moments.append((self.seconds, what))
 
     def behind(self, pipeline: str) -> tuple[int, float]:
-        """How many changes, and how many seconds, it was behind at most since something was done to the nodes."""
+        """The largest lag in changes and in seconds since the first event at the nodes."""
         told = [progress for at, progress in self.progress[pipeline] if at >= self.moments[0][0]]
         return max(each.lag_changes or 0 for each in told), max(each.lag_s or 0.0 for each in told)
 
     def draw(self, path: Path) -> None:
-        """Rows and lag of each pipeline over time, with what happened meanwhile."""
+        """Plot rows and lag of each pipeline over time, with the events."""
         import matplotlib as mpl
 
         mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Somebody who keeps changing documents, and does not mind when a node is away for a moment."""
+"""A writer that keeps changing documents and tolerates a node that is briefly away."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import time
 from upriver.client import KvClient
 from upriver.errors import KeyNotFound, UpriverError
 
-#: A pace at which a laptop can do everything else beside it.
+#: A rate that leaves a laptop time for everything else.
 CHANGES_PER_S = 2000
 _ROUND_S = 0.05
 _RIVERS = ("Aare", "Doubs", "Emme", "Reuss", "Rhine", "Rhone", "Ticino", "Thur")
@@ -17,7 +17,7 @@ _NOTES = ("high water", "low water", "ice on the banks", "the ferry runs again",
 
 
 class Writer(threading.Thread):
-    """Changes documents at random, and deletes one of twenty."""
+    """Changes documents at random, and deletes one in twenty."""
 
     def __init__(self, address: str, keys: list[str]) -> None:
         super().__init__(name="writer")
@@ -27,15 +27,15 @@ class Writer(threading.Thread):
         self._halt = threading.Event()
         #: Changes that a node has answered.
         self.changes = 0
-        #: Rounds in which a node was away.
+        #: Rounds in which a node could not be reached.
         self.interruptions = 0
 
     def run(self) -> None:
-        """Until it is told to stop."""
+        """Write until it is stopped."""
         asyncio.run(self._write_on())
 
     def stop(self) -> None:
-        """Let it finish its round."""
+        """Stop after the current round."""
         self._halt.set()
         self.join()
 

@@ -1,9 +1,9 @@
-"""Keep a table of SQLite as the cluster is, whatever happens to either of them.
+"""Keep a SQLite table equal to the cluster, through crashes on either side.
 
     python consume.py 127.0.0.1:11210 documents.db
 
-Each batch and how far it goes are one transaction: after a crash nothing is missing, and nothing is there that should
-not be. What a source has lost (a failover, a crash before its disk knew) starts the vbucket over.
+Each batch and its progress are one transaction: after a crash nothing is missing and nothing is extra. When the source
+has lost changes (by a failover, or a crash before they were on disk), the vbucket starts over.
 """
 
 import json
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS progress (vbucket INT PRIMARY KEY, told TEXT);
 
 
 def apply(database: sqlite3.Connection, batch: Batch) -> None:
-    """One batch, completely or not at all."""
+    """Apply one batch, completely or not at all."""
     with database:
         for row in batch.records.select(["vbucket", "event", "key", "value"]).to_pylist():
             if row["event"] == Event.MUTATION:
@@ -34,7 +34,7 @@ def apply(database: sqlite3.Connection, batch: Batch) -> None:
 
 
 def main(address: str, path: str) -> None:
-    """Bring the table up to what the cluster holds now."""
+    """Bring the table up to date with the cluster."""
     database = sqlite3.connect(path)
     database.executescript(TABLES)
     known = database.execute("SELECT vbucket, told FROM progress")

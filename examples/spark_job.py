@@ -1,4 +1,4 @@
-"""Which fields do the documents have, and how many of each? A batch job over the latest state of a cluster.
+"""Count the fields of all documents: a batch job over the latest state of a cluster.
 
 spark-submit spark_job.py 127.0.0.1:11210
 """
