@@ -3,40 +3,40 @@
 ::
 
     UpriverError
-    ├── WireError                 bytes that the dialect does not allow
-    ├── PositionError             a stream position or snapshot that cannot be right
-    ├── OutOfOrder                a change that its stream does not allow here
-    ├── ProtocolViolation         a message that the state of its stream does not allow
-    ├── StorageError              the data directory cannot be used
+    ├── WireError                 bytes that are invalid in the dialect
+    ├── PositionError             an impossible stream position, snapshot or failover log
+    ├── OutOfOrder                a change out of order, or outside its snapshot
+    ├── ProtocolViolation         a message that is not allowed in the state of its stream
+    ├── StorageError              a file or directory cannot be used
     │   ├── DataInUse             another process holds it
-    │   ├── ForeignData           it holds something else
+    │   ├── ForeignData           it is not from this program
     │   ├── NewerFormat           a later version wrote it
     │   ├── CorruptData           it is damaged
-    │   ├── UsersFileError        the file of users cannot be used
+    │   ├── UsersFileError        the users file cannot be used
     │   └── CheckpointError       a consumer's checkpoint cannot be used
     ├── NotCompiled               a compiled part of the node is missing
-    ├── CannotListen              an address that the node cannot have
-    ├── UserError                 a user who cannot be added, found or given that role
-    ├── AddressError              an address that is none
-    ├── NodeUnavailable           a node that cannot be reached or spoken to
-    │   ├── Unreachable           nobody answers there
-    │   ├── ConnectionLost        it was there and is gone
-    │   ├── TimedOut              it does not answer in time
-    │   └── LoginImpossible       no way to log in that both sides allow
-    ├── ClusterMapError           a cluster map that makes no sense
-    │   └── NoSuchVbucket         a number that no vbucket of the bucket has
-    ├── StreamRolledBack          the source went back behind where a consumer stands, which may not follow
+    ├── CannotListen              the node cannot listen on an address
+    ├── UserError                 a user cannot be added, found or given a role
+    ├── AddressError              an invalid address
+    ├── NodeUnavailable           a node cannot be used
+    │   ├── Unreachable           no connection could be opened
+    │   ├── ConnectionLost        the connection broke
+    │   ├── TimedOut              no response came in time
+    │   └── LoginImpossible       no login mechanism is acceptable to both sides
+    ├── ClusterMapError           an invalid or incomplete cluster map
+    │   └── NoSuchVbucket         the bucket has no vbucket of this number
+    ├── StreamRolledBack          the source rolled back, and the consumer's policy is to fail
     │   └── QueryRolledBack       the same for a query
-    ├── StreamRefused             a stream that the source does not give
-    ├── OptionError               an option of a query that is unknown or makes no sense
-    ├── RowsRefused               rows that a cluster does not take
-    ├── TargetRefused             what a pipeline's target does not take
-    ├── TargetBehind              what a pipeline's target should hold and does not
-    ├── HttpRefused               a request that a server answers with an error
-    ├── SearchError               a query that an index does not understand
-    ├── OffsetError               an offset of a query that cannot be read
-    ├── DataLoss                  what a query has read is known to nobody any more
-    ├── PipelineFailed            a pipeline cannot go on: in which stage, vbucket and batch, and why
+    ├── StreamRefused             the source refuses a stream
+    ├── OptionError               an unknown option, or an invalid value
+    ├── RowsRefused               a cluster refused rows
+    ├── TargetRefused             a pipeline's target refused changes
+    ├── TargetBehind              a pipeline's target lacks batches
+    ├── HttpRefused               an HTTP server refused a request
+    ├── SearchError               an invalid search query
+    ├── OffsetError               an invalid offset of a query
+    ├── DataLoss                  no node has the history that a query has read
+    ├── PipelineFailed            a pipeline cannot continue
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
         ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
@@ -47,8 +47,8 @@
         ├── UnknownCommand 0x81   ├── OutOfMemory 0x82      ├── NotSupported 0x83
         └── InternalError 0x84    ├── Busy 0x85             └── TemporaryFailure 0x86
 
-Exceptions keep what they know as attributes and build the sentence when it is asked for. A status that
-has no class of its own becomes a plain ``StatusError`` that keeps the number.
+Exceptions keep their facts as attributes and build the sentence in ``__str__``. A status without a class of its own
+becomes a plain ``StatusError`` that keeps the number.
 """
 
 import re
@@ -65,7 +65,7 @@ class UpriverError(Exception):
 
 
 class WireError(UpriverError):
-    """Bytes that the dialect does not allow: where, what should stand there and what does."""
+    """Bytes that are invalid in the dialect: where, what was expected, and what was found."""
 
     def __init__(self, offset: int, expected: str, found: str) -> None:
         super().__init__(offset, expected, found)
@@ -82,11 +82,11 @@ class WireError(UpriverError):
 
 
 class PositionError(UpriverError, ValueError):
-    """A stream position, snapshot or failover log that cannot be right."""
+    """An impossible stream position, snapshot or failover log."""
 
 
 class OutOfOrder(UpriverError):
-    """A change arrived that its stream does not allow here: wrong order, or outside its snapshot."""
+    """A change arrived out of order, or outside its snapshot."""
 
     def __init__(self, vbucket: int, seqno: int, why: str) -> None:
         super().__init__(vbucket, seqno, why)
@@ -99,7 +99,7 @@ class OutOfOrder(UpriverError):
 
 
 class ProtocolViolation(UpriverError):
-    """A message came, or was about to be sent, that the state of its stream does not allow."""
+    """A message was received, or about to be sent, that is not allowed in the state of its stream."""
 
     def __init__(self, vbucket: int, event: str, state: str) -> None:
         super().__init__(vbucket, event, state)
@@ -108,11 +108,11 @@ class ProtocolViolation(UpriverError):
         self.state = state
 
     def __str__(self) -> str:
-        return f"vbucket {self.vbucket}: no {self.event} is allowed while the stream is {self.state}"
+        return f"vbucket {self.vbucket}: {self.event} is not allowed while the stream is {self.state}"
 
 
 class StorageError(UpriverError):
-    """The data directory cannot be used."""
+    """A file or directory cannot be used."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)
@@ -140,11 +140,11 @@ class CorruptData(StorageError):
 
 
 class UsersFileError(StorageError):
-    """The file of users cannot be read or written, or holds something else."""
+    """The users file cannot be read or written, or is not one."""
 
 
 class CannotListen(UpriverError):
-    """The node cannot listen where it should: the port is taken, or the address is not this machine's."""
+    """The node cannot listen: the port is in use, or the address does not belong to this machine."""
 
     def __init__(self, host: str, port: int, why: str) -> None:
         super().__init__(host, port, why)
@@ -172,7 +172,7 @@ class NotCompiled(UpriverError, ImportError):
 
 
 class UserError(UpriverError, ValueError):
-    """A user who cannot be added, found or given that role."""
+    """A user cannot be added, found or given a role."""
 
     def __init__(self, why: str, name: str | None = None) -> None:
         super().__init__(why, name)
@@ -184,7 +184,7 @@ class UserError(UpriverError, ValueError):
 
 
 class AddressError(UpriverError, ValueError):
-    """An address that is none: what is wrong with it, and how one looks."""
+    """An invalid address: what is wrong with it, and how to write one."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(text, why)
@@ -192,11 +192,11 @@ class AddressError(UpriverError, ValueError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.text!r} is no address: {self.why}"
+        return f"invalid address {self.text!r}: {self.why}"
 
 
 class NodeUnavailable(UpriverError):
-    """A node that cannot be reached or spoken to."""
+    """A node cannot be used."""
 
     def __init__(self, node: str, why: str) -> None:
         super().__init__(node, why)
@@ -208,33 +208,33 @@ class NodeUnavailable(UpriverError):
 
 
 class Unreachable(NodeUnavailable):
-    """Nobody answers at the address."""
+    """No connection could be opened to the address."""
 
 
 class ConnectionLost(NodeUnavailable):
-    """The connection was there and is gone; what was asked for may have been done or not."""
+    """The connection broke; the node may have carried out the request or not."""
 
 
 class TimedOut(NodeUnavailable):
-    """The node does not answer in time; what was asked for may have been done or not."""
+    """No response came in time; the node may have carried out the request or not."""
 
 
 class LoginImpossible(NodeUnavailable):
-    """There is no way to log in that both sides allow, or the node could not prove that it knows the password."""
+    """No login mechanism is acceptable to both sides, or the node could not prove that it knows the password."""
 
 
 class ClusterMapError(UpriverError):
-    """A cluster map that makes no sense, or has no node for what is wanted."""
+    """A cluster map is invalid, or has no node for a vbucket."""
 
 
 class NoSuchVbucket(ClusterMapError):
-    """A number that no vbucket of the bucket has, nor ever will."""
+    """The bucket has no vbucket of this number, and never will."""
 
 
 class StreamRolledBack(UpriverError):
-    """The source went back behind where a consumer stands, and the consumer was told not to follow.
+    """The source rolled back to a seqno before a consumer's position, and the consumer's policy is to fail.
 
-    ``position`` is where it stands; everything after ``seqno`` is gone at the source.
+    The source has lost everything between ``seqno`` and ``position``.
     """
 
     def __init__(self, vbucket: int, seqno: int, position: object) -> None:
@@ -245,13 +245,13 @@ class StreamRolledBack(UpriverError):
 
     def __str__(self) -> str:
         return (
-            f"vbucket {self.vbucket}: the source went back to {self.seqno}, behind {self.position}; "
-            "start over, or choose the policy 'rewind' or 'emit'"
+            f"vbucket {self.vbucket}: the source rolled back to seqno {self.seqno}, before {self.position}. "
+            "Start over, or use the policy 'rewind' or 'emit'"
         )
 
 
 class QueryRolledBack(StreamRolledBack):
-    """The source of a query went back, and the query's policy is to fail."""
+    """The source of a query rolled back, and the query's policy is to fail."""
 
     def __init__(self, vbucket: int, seqno: int, position: object, new_uuid: int, why: str) -> None:
         super().__init__(vbucket, seqno, position)
@@ -261,13 +261,14 @@ class QueryRolledBack(StreamRolledBack):
 
     def __str__(self) -> str:
         return (
-            f"vbucket {self.vbucket}: {self.why}, so what was read up to {self.position} must go back to {self.seqno} "
-            f"under uuid {self.new_uuid:#x}. Set onRollback to rewind, to read the vbucket anew, or to emit, to be told"
+            f"vbucket {self.vbucket}: {self.why}, so the query must roll back from {self.position} to seqno "
+            f"{self.seqno} of uuid {self.new_uuid:#x}. "
+            "Set onRollback to rewind to read the vbucket again, or to emit to get a row"
         )
 
 
 class OptionError(UpriverError, ValueError):
-    """An option that is unknown or makes no sense: which, what was given, what may be."""
+    """An unknown option, or an invalid value: which one, the value, and what to write instead."""
 
     def __init__(self, name: str, value: str, why: str) -> None:
         super().__init__(name, value, why)
@@ -280,7 +281,7 @@ class OptionError(UpriverError, ValueError):
 
 
 class RowsRefused(UpriverError):
-    """A cluster does not take some rows: how many, and the first of them."""
+    """A cluster refused rows: how many, and the first of them."""
 
     def __init__(self, count: int, samples: list[str]) -> None:
         super().__init__(count, samples)
@@ -289,13 +290,13 @@ class RowsRefused(UpriverError):
 
     def __str__(self) -> str:
         return (
-            f"{self.count} rows were refused, among them {'; '.join(self.samples)}. "
-            "Set errorsAs to ignore, or to deadletter with a deadLetterPath, to go on without them"
+            f"{self.count} rows were refused, for example {'; '.join(self.samples)}. "
+            "Set errorsAs to ignore, or to deadletter with a deadLetterPath, to continue without them"
         )
 
 
 class TargetRefused(UpriverError):
-    """What a pipeline's target does not take, whatever is tried: some of it by name, with the reason."""
+    """A pipeline's target refused changes, and another attempt would not help: some of them, with the reason."""
 
     def __init__(self, where: str, count: int, samples: list[str]) -> None:
         super().__init__(where, count, samples)
@@ -308,7 +309,7 @@ class TargetRefused(UpriverError):
 
 
 class TargetBehind(UpriverError):
-    """A target lacks batches that will not come again, because the query has them behind it."""
+    """A target lacks batches that the query has completed, so they will not come again."""
 
     def __init__(self, held: int, done: int) -> None:
         super().__init__(held, done)
@@ -316,15 +317,15 @@ class TargetBehind(UpriverError):
         self.done = done
 
     def __str__(self) -> str:
-        held = "none of them" if self.held < 0 else f"those up to {self.held}"
+        held = "no batch" if self.held < 0 else f"only batches up to {self.held}"
         return (
-            f"the checkpoint has the batches up to {self.done} behind it, and the target holds {held}: it was removed, "
-            "put back or filled by another. Bring it back, or name a new checkpoint, with which it is filled again"
+            f"the checkpoint has completed batches up to {self.done}, but the target holds {held}. "
+            "Restore the target, or use a new checkpoint to fill it again"
         )
 
 
 class HttpRefused(UpriverError):
-    """A request that a server answers with an error which another attempt would not change."""
+    """An HTTP server refused a request, and another attempt would not help."""
 
     def __init__(self, where: str, method: str, path: str, status: int, answer: str) -> None:
         super().__init__(where, method, path, status, answer)
@@ -335,11 +336,11 @@ class HttpRefused(UpriverError):
         self.answer = answer
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.method} {self.path or '/'} was answered with {self.status}: {self.answer}"
+        return f"{self.where}: {self.method} {self.path or '/'} returned status {self.status}: {self.answer}"
 
 
 class SearchError(UpriverError, ValueError):
-    """A query that an index does not understand."""
+    """An invalid search query."""
 
     def __init__(self, query: str, why: str) -> None:
         super().__init__(query, why)
@@ -347,15 +348,15 @@ class SearchError(UpriverError, ValueError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"the query {self.query!r} is not understood: {self.why}"
+        return f"invalid query {self.query!r}: {self.why}"
 
 
 class OffsetError(UpriverError, ValueError):
-    """An offset of a query cannot be read."""
+    """An invalid offset of a query."""
 
 
 class DataLoss(UpriverError):
-    """What a query has read of a vbucket is known to nobody any more."""
+    """No node has the history of a vbucket that a query has read."""
 
     def __init__(self, vbucket: int, why: str) -> None:
         super().__init__(vbucket, why)
@@ -363,11 +364,11 @@ class DataLoss(UpriverError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"vbucket {self.vbucket}: {self.why}. Changes may be lost: set failOnDataLoss to false to go on"
+        return f"vbucket {self.vbucket}: {self.why}. Changes may be lost; set failOnDataLoss to false to continue"
 
 
 class PipelineFailed(UpriverError):
-    """A pipeline cannot go on: what it was doing, where, and why. Its checkpoint stays as it is."""
+    """A pipeline cannot continue: in which stage, where, and why. Its checkpoint is unchanged."""
 
     def __init__(self, pipeline: str, stage: str, where: str, why: str, checkpoint: str) -> None:
         super().__init__(pipeline, stage, where, why, checkpoint)
@@ -380,12 +381,12 @@ class PipelineFailed(UpriverError):
     def __str__(self) -> str:
         return (
             f"{self.pipeline} failed in the stage {self.stage!r}, {self.where}: {self.why}. "
-            f"Start it again to go on from the checkpoint {self.checkpoint}"
+            f"Start it again to resume from the checkpoint {self.checkpoint}"
         )
 
 
 class StreamRefused(UpriverError):
-    """The source does not give a stream, and asking again would not help, or did not for long enough."""
+    """The source refuses a stream, and retries would not help or have not helped."""
 
     def __init__(self, vbucket: int, why: str) -> None:
         super().__init__(vbucket, why)
@@ -397,14 +398,14 @@ class StreamRefused(UpriverError):
 
 
 class CheckpointError(StorageError):
-    """A checkpoint that cannot be read or written, or belongs to something else."""
+    """A checkpoint cannot be read or written, or belongs to another source."""
 
 
 class StatusError(UpriverError):
-    """A refusal that has a number on the wire."""
+    """A refusal with a status number on the wire."""
 
     status: int = 0
-    #: What the reply's body says when nobody said anything better: never empty.
+    #: The body of the response when there is no detail; never empty.
     text: ClassVar[str] = "Refused"
     _by_status: ClassVar[dict[int, type["StatusError"]]] = {}
 
@@ -438,7 +439,7 @@ class KeyNotFound(StatusError, status=0x01, text="Not found"):
 
 
 class KeyExists(StatusError, status=0x02, text="Data exists for key"):
-    """The key exists already, or its CAS is another."""
+    """The key exists already, or its CAS differs."""
 
 
 class TooBig(StatusError, status=0x03, text="Too large"):
@@ -446,15 +447,15 @@ class TooBig(StatusError, status=0x03, text="Too large"):
 
 
 class InvalidArguments(StatusError, status=0x04, text="Invalid arguments"):
-    """The request is well-formed but makes no sense."""
+    """The request is well-formed but invalid."""
 
 
 class NotStored(StatusError, status=0x05, text="Not stored"):
-    """Append or prepend to a key that is not there."""
+    """Append or prepend to a key that does not exist."""
 
 
 class NotANumber(StatusError, status=0x06, text="Non-numeric server-side value for incr or decr"):
-    """Increment or decrement of a value that is no number."""
+    """Increment or decrement of a value that is not a number."""
 
 
 class NotMyVbucket(StatusError, status=0x07, text="Not my vbucket"):
@@ -462,11 +463,11 @@ class NotMyVbucket(StatusError, status=0x07, text="Not my vbucket"):
 
 
 class NoBucket(StatusError, status=0x08, text="No bucket selected"):
-    """The connection has selected no bucket."""
+    """The connection has not selected a bucket."""
 
 
 class Locked(StatusError, status=0x09, text="Locked"):
-    """Somebody else holds the lock on the key."""
+    """Another client holds the lock on the key."""
 
 
 class NotLocked(StatusError, status=0x0E, text="Not locked"):
@@ -482,7 +483,7 @@ class OutOfRange(StatusError, status=0x22, text="Outside of range"):
 
 
 class RollbackRequired(StatusError, status=0x23, text="Rollback required"):
-    """The consumer is on a lost branch and must go back to ``seqno`` first."""
+    """The consumer is on a lost branch and must roll back to ``seqno`` first."""
 
     def __init__(
         self,
@@ -501,7 +502,7 @@ class AccessDenied(StatusError, status=0x24, text="No access"):
 
 
 class UnknownCommand(StatusError, status=0x81, text="Unknown command"):
-    """The opcode is not one that the node knows."""
+    """The node does not know the opcode."""
 
 
 class OutOfMemory(StatusError, status=0x82, text="Out of memory"):
@@ -509,15 +510,15 @@ class OutOfMemory(StatusError, status=0x82, text="Out of memory"):
 
 
 class NotSupported(StatusError, status=0x83, text="Not supported"):
-    """Known, but not possible here."""
+    """The command is known, but not possible here."""
 
 
 class InternalError(StatusError, status=0x84, text="Internal error"):
-    """A failure of ours."""
+    """The node failed because of a bug."""
 
 
 class Busy(StatusError, status=0x85, text="Busy"):
-    """Try again later: too much is going on."""
+    """Try again later: the node is busy."""
 
 
 class TemporaryFailure(StatusError, status=0x86, text="Temporary failure"):

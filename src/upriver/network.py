@@ -1,8 +1,7 @@
-"""Connections that stay on the machine: nobody else hears them, and they are not paced.
+"""Connections over loopback: they stay on the machine, and are not paced.
 
-Some systems pace what TCP sends (congestion control ``bbr``), to spare the queues of a network. Over loopback there are
-none: a timer for each few segments only lets both sides fall asleep, and a stream of changes loses a quarter of its
-speed.
+Some systems pace TCP (congestion control ``bbr``) to protect the queues of a network. Loopback has no such queues:
+there the timers only make both sides sleep, and a change stream loses a quarter of its speed.
 """
 
 import contextlib
@@ -10,12 +9,12 @@ import ipaddress
 import socket
 from typing import Final
 
-#: Every kernel has it, everybody may ask for it, and where nothing is lost it never waits.
+#: Available on every kernel without privileges; without packet loss it never waits.
 _UNPACED: Final = b"reno"
 
 
 def is_loopback(host: str) -> bool:
-    """Does what goes to this address stay on the machine?"""
+    """Whether traffic to this address stays on the machine."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -27,7 +26,7 @@ def do_not_pace(connected: socket.socket) -> None:
     """Let a connected socket send as fast as it can if its peer is on the same machine."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return
-    # Whatever goes wrong, the connection works as well as before; who is gone already is found out elsewhere.
+    # This is only an optimisation, and a peer that has disconnected is noticed elsewhere.
     with contextlib.suppress(OSError):
         if connected.family in (socket.AF_INET, socket.AF_INET6) and is_loopback(connected.getpeername()[0]):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)

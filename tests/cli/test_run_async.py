@@ -47,11 +47,11 @@ def test_a_closed_pipe_is_left_to_who_knows_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("arguments", "meaning"),
     [
-        (("dump",), "the lines end where it stopped"),
+        (("dump",), "the output is incomplete"),
         (("dump", "-o", "all.jsonl"), "all.jsonl is not written"),
         (("dump", "-o", "all.parquet"), "all.parquet is not written"),
-        (("load", "--sample", "1000"), "load it again"),
-        (("move", "1", "--to", "127.0.0.1:1"), "type the same again to go on"),
+        (("load", "--sample", "1000"), "load the file again"),
+        (("move", "1", "--to", "127.0.0.1:1"), "run the same command again to continue"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )

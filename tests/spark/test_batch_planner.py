@@ -88,7 +88,7 @@ def test_forgotten_deletions_start_over() -> None:
 
 
 def test_the_policy_fail_names_the_positions() -> None:
-    with pytest.raises(QueryRolledBack, match=r"vbucket 3: .* must go back to 5 under uuid 0x8"):
+    with pytest.raises(QueryRolledBack, match=r"vbucket 3: .* must roll back from .* to seqno 5 of uuid 0x8"):
         going_on(VbucketOffset(3, 7, 6, 6, 0, 3), SourceState(failover_log((8, 5), (7, 0)), 6), Rules())
 
 

@@ -129,7 +129,9 @@ def test_with_fail_nothing_goes_on_before_somebody_decides(
     write(address, "other", range(10))
     held = table.contents
     for _ in range(2):  # it stays so
-        with pytest.raises(StreamingQueryException, match=r"vbucket \d: .* must go back to \d+ under uuid 0x"):
+        with pytest.raises(
+            StreamingQueryException, match=r"vbucket \d: .* must roll back from .* to seqno \d+ of uuid 0x"
+        ):
             catch_up(spark, table, tmp_path / "c")
     assert table.contents == held
     catch_up(spark, table, tmp_path / "c", onRollback="rewind")

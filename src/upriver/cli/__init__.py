@@ -1,8 +1,7 @@
 """The command line: one file per command, gathered here.
 
-Whatever is wrong with what the user gave is one line on standard error and exit code 2; what goes wrong nevertheless
-is one line and exit code 1. A command's file is imported when the command runs or shows its own help: ``upriver
---help`` waits for none of them.
+Every error is one line on standard error. The exit code is 2 for invalid input, and 1 for everything else. A command's
+file is imported when the command runs or shows its own help: ``upriver --help`` imports none of them.
 """
 
 import sys
@@ -17,39 +16,39 @@ from upriver.cli.errors import Complaint, Failure, reason
 
 __all__ = ["main"]
 
-#: Each command is a function of its own name in a file of its own name, with an underscore for a hyphen, and one behind
-#: a name that Python has taken; what the list of commands says about it.
+#: The commands with their summaries. Each is a function in a file of the same name, with an underscore for a hyphen,
+#: and an underscore after a name that is reserved in Python.
 COMMANDS: Final = {
-    "backup": "Copy the data directory of a node, which may go on running.",
+    "backup": "Copy the data directory of a node, even while it runs.",
     "checkpoint": "Show, back up, restore and reset the checkpoints of consumers.",
     "delete": "Delete a key.",
     "diff": "Compare two nodes, vbucket by vbucket.",
     "dump": "Write all documents as JSON lines or Parquet.",
-    "explain": "Show what packets say: the byte diagram and the list of fields.",
-    "failover-log": "Show the branches that vbuckets have lived on, the newest first.",
+    "explain": "Explain packets: byte diagram and list of fields.",
+    "failover-log": "Show the failover logs of vbuckets.",
     "get": "Print the value of a key.",
-    "load": "Store documents from JSON lines, CSV or Parquet, or samples.",
+    "load": "Store documents from JSON lines, CSV or Parquet, or sample documents.",
     "mirror": "Compare a mirrored table with the nodes.",
     "move": "Move vbuckets to another node while they are in use.",
     "replicate": "Keep copies of vbuckets on another node up to date, until Ctrl-C.",
-    "restore": "Make a data directory for a node from a backup.",
-    "rollback-check": "Tell whether a consumer would be sent back, and why.",
-    "run": "Carry out a pipeline: what people do with a change stream.",
-    "search": "Search the index that the pipeline index keeps.",
+    "restore": "Create a data directory from a backup.",
+    "rollback-check": "Explain whether a consumer would be rolled back, and why.",
+    "run": "Run a pipeline, such as replicate, mirror or index.",
+    "search": "Search an index that the pipeline index keeps.",
     "serve": "Run a node until SIGTERM or SIGINT.",
-    "set": "Store a value under a key, whatever was there.",
+    "set": "Store a value under a key.",
     "stats": "Show the statistics of a node.",
     "tail": "Show changes as they happen, until Ctrl-C.",
     "user": "Add, list and remove the users of a node.",
-    "vbucket": "List the vbuckets of a node, set their state, and delete dead ones.",
-    "version": "Print versions, and whether the compiled parts are in use.",
+    "vbucket": "List vbuckets, change their role, and delete dead ones.",
+    "version": "Print versions, and which compiled parts are in use.",
 }
-#: What a shell reports of a process that Ctrl-C has ended.
+#: The exit code after Ctrl-C, as shells report it.
 INTERRUPTED: Final = 130
 
 
 class LateCommands(MutableMapping[str, click.Command]):
-    """The commands by name, each imported when it is asked for."""
+    """The commands by name, each imported on first use."""
 
     def __init__(self) -> None:
         self._added: dict[str, click.Command] = {}
@@ -75,14 +74,14 @@ class LateCommands(MutableMapping[str, click.Command]):
 
 
 class Commands(click.Group):
-    """A group whose usage errors take one line, like every other complaint."""
+    """A group whose usage errors are one line, like all other errors."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.commands = LateCommands()
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run what was typed; what cannot be printed, as on a full disk, is one line as well."""
+        """Run the command. An output error, such as a full disk, is also one line."""
         try:
             return super().main(*arguments, **options)
         except OSError as error:
@@ -108,5 +107,6 @@ class Commands(click.Group):
 def main() -> None:
     """Change streams of key-value stores: TAP, UPR and DCP.
 
-    Upriver streams every change of a store that speaks the memcached binary protocol to whoever needs it.
+    Upriver runs a node that streams every change, and consumes the change streams of any server that speaks the
+    memcached binary protocol.
     """

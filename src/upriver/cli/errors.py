@@ -1,4 +1,4 @@
-"""How a command says that it cannot do what was asked, or that it went wrong."""
+"""Errors of commands: one line on standard error, and an exit code."""
 
 from typing import IO, Any
 
@@ -6,7 +6,7 @@ import click
 
 
 class Complaint(click.ClickException):
-    """Wrong input: one line on standard error that names the command, and exit code 2."""
+    """Invalid input: exit code 2."""
 
     exit_code = 2
 
@@ -21,12 +21,12 @@ class Complaint(click.ClickException):
 
 
 class Failure(Complaint):
-    """The input was right and it did not work: one line on standard error as well, and exit code 1."""
+    """The command failed although its input was valid: exit code 1."""
 
     exit_code = 1
 
 
 def reason(error: OSError) -> str:
-    """What the system said, and of which file."""
+    """The message of an error of the operating system, with the file."""
     text = error.strerror or str(error)
     return text if error.filename is None else f"{error.filename}: {text}"

@@ -1,7 +1,7 @@
-"""Documents as JSON lines: one document a line, which survives the way out and back in whatever its bytes are.
+"""Documents as JSON lines: one document per line. Any bytes survive a round trip.
 
-A key or value that is UTF-8 is a text (``"key"``, ``"value"``), anything else is base64 under another name
-(``"key_base64"``, ``"value_base64"``). On the way in a value may also be any JSON, which is stored as such.
+A key or value in UTF-8 is text (``"key"``, ``"value"``); anything else is base64 under another name (``"key_base64"``,
+``"value_base64"``). When documents are read, a value may also be any JSON, which is stored as it is.
 """
 
 import base64
@@ -24,11 +24,11 @@ _compact: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).en
 
 
 class NotADocument(Exception):
-    """A line that is no document, and why."""
+    """A line is not a document, and why."""
 
 
 def lines_of(batch: pa.RecordBatch, *, with_event: bool = False) -> Iterator[str]:
-    """A line for each row; ``with_event`` says what happened, for those who show changes."""
+    """A line for each row; ``with_event`` adds the kind of change."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     numbers = [columns.get(name, repeat(0)) for name in NUMBERS]
     rows = zip(
@@ -54,13 +54,13 @@ def lines_of(batch: pa.RecordBatch, *, with_event: bool = False) -> Iterator[str
 
 
 def event_line(event: VbucketEvent) -> str:
-    """The line that tells what happened to a whole vbucket."""
+    """The line for an event that concerns a whole vbucket."""
     facts = {field.name: getattr(event, field.name) for field in fields(event)}
     return _compact({**facts, "event": event.event.name.lower()})
 
 
 def text_fields(name: str, data: bytes) -> dict[str, Any]:
-    """A key or value under the name that tells how it is written."""
+    """A key or value under the name that shows its encoding."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -68,7 +68,7 @@ def text_fields(name: str, data: bytes) -> dict[str, Any]:
 
 
 def batches_of(lines: Iterable[bytes], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """The documents in these lines as changes; ``NotADocument`` names the line that is none."""
+    """The documents in these lines as changes; ``NotADocument`` names the first invalid line."""
     rows: list[tuple[Any, ...]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -85,7 +85,7 @@ def batches_of(lines: Iterable[bytes], rows_max: int) -> Iterator[pa.RecordBatch
 
 
 _COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "datatype", "cas", "rev_seqno")
-#: Those of a version that lives elsewhere: a document without them has none, which is not the same as 0.
+#: The version of a document on another node. A document may have none, which differs from 0.
 _VERSION: Final = ("cas", "rev_seqno")
 
 
@@ -93,16 +93,16 @@ def _row(line: bytes) -> tuple[Any, ...]:
     try:
         document = json.loads(line)
     except json.JSONDecodeError as error:
-        raise NotADocument(f"this is no JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}") from None
+        raise NotADocument(f"invalid JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}") from None
     if not isinstance(document, dict):
-        raise NotADocument("this is no JSON object")
+        raise NotADocument("not a JSON object")
     key = _bytes(document, "key")
     if key is None:
-        raise NotADocument("there is no key")
+        raise NotADocument("the key is missing")
     deleted = document.get("deleted", False)
     value = _bytes(document, "value")
     if value is None and not deleted:
-        raise NotADocument("there is no value")
+        raise NotADocument("the value is missing")
     event = Event.DELETION if deleted else Event.MUTATION
     return (key, value or b"", int(event), *(_number(document, name) for name in _COLUMNS[3:]))
 
@@ -119,12 +119,12 @@ def _bytes(document: Mapping[str, Any], name: str) -> bytes | None:
     found = document[name]
     if not isinstance(found, str):
         if name == "key":
-            raise NotADocument("the key is no text")
+            raise NotADocument("the key must be a text")
         found = _compact(found)
     try:
         return found.encode()
     except UnicodeEncodeError:
-        raise NotADocument(f"the {name} holds half a character") from None
+        raise NotADocument(f"the {name} contains an unpaired surrogate") from None
 
 
 def _number(document: Mapping[str, Any], name: str) -> int | None:
@@ -132,7 +132,7 @@ def _number(document: Mapping[str, Any], name: str) -> int | None:
         return None
     found = document.get(name, 0)
     if type(found) is not int or not 0 <= found <= _MAX[name]:
-        raise NotADocument(f"{name} is no number from 0 to {_MAX[name]}")
+        raise NotADocument(f"{name} must be a number from 0 to {_MAX[name]}, not {found!r}")
     return int(found)
 
 

@@ -1,6 +1,6 @@
-"""What commands print: tables on a terminal, lines with tabs in a pipe, or JSON lines; and how far long work is.
+"""The output of commands: tables on a terminal, lines with tabs in a pipe, or JSON lines; and progress bars.
 
-Rich is imported only when something is drawn: a command in a pipe does not wait for it.
+Rich is imported only to draw on a terminal, because the import is slow.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ Advance = Callable[[int], None]
 
 
 def on_terminal() -> bool:
-    """Whether somebody looks at what is printed."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool) -> None:
-    """Rows under their names; in a pipe the names are left out."""
+    """Print rows with a heading; in a pipe without it."""
     if as_json:
         for row in rows:
             show_json(dict(zip(columns, row, strict=True)))
@@ -33,7 +33,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json
 
 
 def show_json(value: Any) -> None:
-    """One line."""
+    """Print a value as one line of JSON."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
@@ -54,7 +54,7 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, total: int | None, unit: str = "") -> Iterator[Advance]:
-    """A bar on standard error while something long goes on, if that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda _: None
         return
@@ -74,6 +74,6 @@ def progress(what: str, total: int | None, unit: str = "") -> Iterator[Advance]:
 
 
 def shown(data: bytes) -> str:
-    """Bytes as text for people: what is not UTF-8, or would play with the terminal, is escaped."""
+    """Bytes as readable text: invalid UTF-8 and control characters are escaped."""
     text = data.decode(errors="backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,4 +1,4 @@
-"""What many commands are told: where the node is, which vbuckets, how to print."""
+"""Parameters that many commands share: address, vbuckets, JSON output."""
 
 import os
 import re
@@ -23,12 +23,12 @@ _POSITION: Final = re.compile(r"(\d{1,4}):(0[xX][0-9a-fA-F]{1,16}|\d{1,20}):(\d{
 
 
 class AddressType(click.ParamType[Address]):
-    """``HOST:PORT`` or a URL, with the password that belongs to its user."""
+    """``HOST:PORT`` or a URL."""
 
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """The address; asks for a password if a user is named without one."""
+        """The address, with a password if it names a user."""
         if isinstance(value, Address):
             return value
         try:
@@ -43,7 +43,7 @@ class VbucketsType(click.ParamType[tuple[int, ...]]):
     name = "ranges"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The numbers, each once, in their order."""
+        """The numbers in ascending order."""
         if isinstance(value, tuple):
             return value
         try:
@@ -66,7 +66,7 @@ class TimeType(click.ParamType[float]):
 
 
 class PositionsType(click.ParamType[dict[int, StreamPosition]]):
-    """Where a consumer stands: ``VBUCKET:UUID:SEQNO``, perhaps with the bounds of its snapshot, for each vbucket."""
+    """Positions of a consumer: ``VBUCKET:UUID:SEQNO``, optionally with the bounds of the snapshot, per vbucket."""
 
     name = "positions"
 
@@ -80,37 +80,37 @@ class PositionsType(click.ParamType[dict[int, StreamPosition]]):
         for part in value.split(","):
             found = _POSITION.fullmatch(part.strip())
             if found is None:
-                self.fail(f"{part!r} is no position VBUCKET:UUID:SEQNO[:START:END]", param, ctx)
+                self.fail(f"invalid position {part!r}: use VBUCKET:UUID:SEQNO[:START:END]", param, ctx)
             uuid, seqno = int(found[2], 16 if found[2][1:2] in ("x", "X") else 10), int(found[3])
             if uuid >= 2**64:
-                self.fail(f"{part!r}: a uuid has 64 bits, not more", param, ctx)
+                self.fail(f"invalid position {part!r}: a uuid has at most 64 bits", param, ctx)
             try:
                 bounds = Snapshot(int(found[4] or seqno), int(found[5] or seqno))
                 positions[int(found[1])] = StreamPosition(uuid, seqno, bounds)
             except PositionError as error:
-                self.fail(f"{part!r}: {error}", param, ctx)
+                self.fail(f"invalid position {part!r}: {error}", param, ctx)
         return positions
 
 
 def with_password(address: Address) -> Address:
-    """The address with a password for its user: from the variable, or from who sits at the keyboard."""
+    """The address with the password of its user, from the environment variable or from a prompt."""
     if address.user is None or address.password is not None:
         return address
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is None:
         if not at_terminal():
-            raise Complaint(f"no password for {address.user!r}: set {PASSWORD_VARIABLE}, there is nobody to ask for it")
+            raise Complaint(f"no password for {address.user!r}: set {PASSWORD_VARIABLE}")
         password = str(click.prompt(f"Password of {address.user}", hide_input=True, err=True))
     return address.with_login(address.user, password)
 
 
 def default_address() -> str:
-    """Where the node is if nobody says it."""
+    """The address that is used when none is given."""
     return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
 
 
 def at_terminal() -> bool:
-    """Whether there is somebody who can be asked."""
+    """Whether standard input is a terminal, so that a prompt can be shown."""
     return sys.stdin.isatty()
 
 
@@ -127,18 +127,18 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print
 
 
 def vbuckets_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that names vbuckets."""
+    """The option for vbuckets."""
     return click.option("--vbuckets", type=VBUCKETS, metavar="RANGES", help=help_text)
 
 
 def patience_option(
-    help_text: str = "Give up if a vbucket gets no stream for so long.", default: float | None = PATIENCE_S
+    help_text: str = "Give up when a vbucket has had no stream for this long.", default: float | None = PATIENCE_S
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that says how long to go on trying."""
+    """The option for how long to retry."""
     kind = click.FloatRange(0.1)
     return click.option("--patience", type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
 
 
 def key_of(text: str) -> bytes:
-    """The bytes that were typed; a shell may pass any."""
+    """The bytes of an argument; a shell may pass any."""
     return os.fsencode(text)

@@ -1,4 +1,4 @@
-"""What is seen of a pipeline while it runs: a line or a table that stays in its place, or JSON lines in a pipe."""
+"""The progress of a running pipeline: a line or a table on a terminal, JSON lines in a pipe."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from upriver.pipelines.core import Job, RunProgress, Summary
 if TYPE_CHECKING:
     from rich.live import Live
 
-#: How often a line is written into a pipe.
+#: Time between two lines in a pipe.
 _LINE_S: Final = 5.0
 
 
 class Watcher:
-    """Shows how a job gets on, on standard error if that is a terminal, and else as JSON lines."""
+    """Shows the progress of a job, on standard error if that is a terminal, otherwise as JSON lines."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -41,7 +41,7 @@ class Watcher:
             self._live = None
 
     def show(self, progress: RunProgress) -> None:
-        """A look at it."""
+        """Show the progress."""
         if self._live is not None:
             self._live.update(self._drawn(progress), refresh=True)
             return
@@ -51,7 +51,7 @@ class Watcher:
             self._line(progress.as_json())
 
     def conclude(self, summary: Summary) -> None:
-        """It is over."""
+        """Show the summary of a job that has ended."""
         if not self._draws:
             self._line(summary.as_json())
             return
@@ -90,7 +90,7 @@ class Watcher:
 
 
 def line_of(progress: RunProgress) -> str:
-    """Everything that matters, in one line."""
+    """The progress in one line."""
     parts = [f"{progress.pipeline}: {progress.rows:,} changes", f"{progress.rows_per_s:,.0f}/s"]
     if progress.lag_changes is not None:
         parts.append(f"{progress.lag_changes:,} changes and {progress.lag_s or 0:.1f} s behind")

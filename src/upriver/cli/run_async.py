@@ -1,4 +1,4 @@
-"""How a command runs what waits for the network, and what it says when that fails."""
+"""Run asynchronous work from a command, and turn its errors into one line."""
 
 import asyncio
 import contextlib
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end; whatever goes wrong on purpose becomes one line."""
+    """Run it to its end; an expected error becomes one line."""
     with complaints():
         return asyncio.run(work)
 
 
 @contextlib.contextmanager
 def complaints() -> Iterator[None]:
-    """Turn the errors that a user can do something about into one line each."""
+    """Turn expected errors into one line each."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -42,7 +42,7 @@ def complaints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(meaning: str) -> Iterator[None]:
-    """Say what Ctrl-C means for work that was not done."""
+    """On Ctrl-C, print what it means for unfinished work."""
     try:
         yield
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def interruptible(meaning: str) -> Iterator[None]:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error of several that happened at once."""
+    """The first error in a group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

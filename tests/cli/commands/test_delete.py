@@ -13,4 +13,4 @@ def test_a_key_is_gone(run: Run) -> None:
     assert json.loads(deleted.stdout)["seqno"] == 2
     assert run("get", "fruit").exit_code == 1
     again = run("delete", "fruit")
-    assert (again.exit_code, again.stderr) == (1, "upriver delete: there is no key 'fruit'\n")
+    assert (again.exit_code, again.stderr) == (1, "upriver delete: no such key: 'fruit'\n")

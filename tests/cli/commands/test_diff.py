@@ -61,7 +61,7 @@ def test_copies_and_missing_vbuckets(run: Run, node: EmbeddedNode, other: Embedd
     assert run("diff", "--vbuckets", "3-7", node.address, other.address).exit_code == 0
     unknown = run("diff", "--vbuckets", "7-9", node.address, other.address)
     assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert unknown.stderr == "upriver diff: neither node has vbucket 8, 9, or only dead\n"
+    assert unknown.stderr == "upriver diff: neither node has vbucket 8, 9, except as a dead copy\n"
 
 
 def test_as_typed(node: EmbeddedNode) -> None:

@@ -26,7 +26,7 @@ def test_as_json(run: Run) -> None:
 def test_a_key_that_is_not_there(run: Run) -> None:
     result = run("get", "nothing")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "upriver get: there is no key 'nothing'\n"
+    assert result.stderr == "upriver get: no such key: 'nothing'\n"
 
 
 def test_in_a_pipe_and_at_a_terminal(node: EmbeddedNode) -> None:

@@ -70,18 +70,18 @@ def test_with_meta_keeps_cas_and_revision(run: Run, tmp_path: Path, name: str) -
 def test_with_meta_needs_a_version(run: Run, given: str) -> None:
     result = run("load", "--with-meta", "-", given='{"key":"c","value":"d","cas":7,"rev_seqno":1}\n' + given)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "for --with-meta has empty places" in result.stderr
+    assert "for --with-meta has empty values" in result.stderr
     result = run("load", "--with-meta", "--sample", "5")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "there is no column cas for --with-meta" in result.stderr
+    assert "the column cas for --with-meta is missing" in result.stderr
     assert documents(run) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "code", "why"),
     [
-        ("x.jsonl", b'{"key":"a","value":"b"}\nnonsense\n', 1, "x.jsonl: line 2: this is no JSON"),
-        ("x.csv", b"name,value\na,b\n", 1, "no column key"),
+        ("x.jsonl", b'{"key":"a","value":"b"}\nnonsense\n', 1, "x.jsonl: line 2: invalid JSON"),
+        ("x.csv", b"name,value\na,b\n", 1, "the column key is missing"),
         ("x.csv", b"key,value,flags\na,b,many\n", 2, "invalid value 'many'"),
         ("x.csv", b"", 2, "x.csv"),
         ("x.parquet", b"nonsense", 2, "x.parquet"),
@@ -113,7 +113,7 @@ def test_columns_of_another_kind(run: Run, tmp_path: Path) -> None:
     assert run("load", path).exit_code == 0
     assert documents(run)["a"]["flags"] == 4
     pq.write_table(pa.table({"key": ["a", None], "value": ["b", "c"]}), path)
-    assert "empty places" in run("load", path).stderr
+    assert "empty values" in run("load", path).stderr
     pq.write_table(pa.table({"key": ["a"], "value": ["b"], "flags": [-1]}), path)
     assert "flags" in run("load", path).stderr
     assert taken(pa.record_batch({"key": [b"a"], "value": [b"b"], "cas": [1]}), False).schema.names == ["key", "value"]

@@ -40,7 +40,7 @@ def test_the_help_lists_every_pipeline_and_each_has_its_options(run: Run) -> Non
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ((), "name a pipeline, or a file with -f"),
+        ((), "give a pipeline, or a file with -f"),
         (("replikate",), "replikate"),
         (("replicate",), "option to = '': name the cluster"),
         (("replicate", "--to", "nowhere:x"), "option to = 'nowhere:x': it must be HOST:PORT"),
@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], c
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('to = "a:1"', "it has no pipeline"),
+        ('to = "a:1"', 'pipeline = "NAME" is missing'),
         ('pipeline = "nothing"', "there is none of this name"),
         ('pipeline = "replicate"\nto = "a:1"\nkey_prefiks = "x"', "did you mean key-prefix"),
         ("pipeline = ", "file.toml"),

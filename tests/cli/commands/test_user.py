@@ -105,7 +105,7 @@ def test_replace(run: Run) -> None:
         ("alice", "read", "", "password that is not empty"),
         ("alice", "read", "\n", "password that is not empty"),
         ("alice", "read", "two\nlines\n", "more than one line"),
-        ("alice", "read", b"\xff", "not UTF-8"),
+        ("alice", "read", b"\xff", "must be UTF-8"),
         ("alice", "read", "sec\0ret", "cannot have this password"),
     ],
 )
@@ -116,7 +116,7 @@ def test_add_refused(run: Run, name: str, roles: str, given: str | bytes, why: s
 
 
 def test_nobody_to_ask(run: Run) -> None:
-    assert_refused(run("add", "alice", "--roles", "read", given="secret\n"), "try --password-stdin")
+    assert_refused(run("add", "alice", "--roles", "read", given="secret\n"), "use --password-stdin")
 
 
 def test_files_that_cannot_be_used(run: Run) -> None:

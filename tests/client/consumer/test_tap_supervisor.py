@@ -113,7 +113,7 @@ def test_another_branch_is_told(upriver_node: EmbeddedNode) -> None:
     elsewhere = dict(consumer.progress)
     number = next(iter(elsewhere))
     elsewhere[number] = Progress.unplaced(LOG)
-    with pytest.raises(StreamRolledBack, match=rf"vbucket {number}: the source went back"):
+    with pytest.raises(StreamRolledBack, match=rf"vbucket {number}: the source rolled back"):
         run(read(upriver_node.address, start=elsewhere, **settings))
     mirror, _ = run(read(upriver_node.address, start=elsewhere, on_rollback="rewind", **settings))
     assert mirror.contents == contents_of(upriver_node)

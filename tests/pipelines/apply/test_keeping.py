@@ -40,7 +40,7 @@ def test_a_target_that_somebody_removed_is_not_taken_for_an_empty_one(tmp_path: 
         (tmp_path / "run" / "spark" / name / "0").write_text("v1\n{}")
     mirror.open(tmp_path / "run")
     (tmp_path / "t").rename(tmp_path / "elsewhere")
-    with pytest.raises(TargetBehind, match=r"batches up to 0 behind it, and the target holds none"):
+    with pytest.raises(TargetBehind, match=r"completed batches up to 0, but the target holds no batch"):
         mirror.open(tmp_path / "run")
     mirror.close()
 

@@ -28,7 +28,7 @@ upriver.errors.StreamRefused: vbucket 12: nobody there (changes 10 to 20, asked 
 """
 WRITING = """PythonException
   File "/x/upriver/spark/row_writer.py", line 71, in write
-upriver.errors.RowsRefused: 1 rows were refused, among them b'k': vbucket 3: Too large (status 0x03). Set errorsAs
+upriver.errors.RowsRefused: 1 rows were refused, for example b'k': vbucket 3: Too large (status 0x03). Set errorsAs
 """
 
 

@@ -11,13 +11,13 @@ from upriver.cli.run_async import complaints
 @click.argument("data", type=click.Path(path_type=Path), metavar="DATA")
 @click.argument("target", type=click.Path(path_type=Path), metavar="BACKUP")
 def backup(data: Path, target: Path) -> None:
-    """Copy the data directory of a node, which may go on running.
+    """Copy the data directory of a node, even while it runs.
 
-    DATA is what `upriver serve --data` was given, on the same machine; BACKUP is a new or empty directory. The copy is
-    consistent: it holds everything that was on disk at one moment, vbuckets, tombstones, failover logs and history. A
-    write that was answered from memory alone (--ack memory) may be a moment too young for it.
+    DATA is the directory of `upriver serve --data`, on the same machine. BACKUP is a new or empty directory. The copy
+    is consistent: it holds everything that was on disk at one moment, including tombstones, failover logs and history.
+    With --ack memory, the newest acknowledged writes may not be on disk yet, and are then missing.
 
-    `upriver dump` copies documents through the network instead, without history and failover logs.
+    `upriver dump` copies documents over the network instead, without history and failover logs.
 
     \b
     Examples:

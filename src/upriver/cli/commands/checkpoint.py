@@ -1,4 +1,4 @@
-"""``upriver checkpoint``: the files in which consumers remember how far they are."""
+"""``upriver checkpoint``: the files with the progress of consumers."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ _COLUMNS = ("vbucket", "vbucket_uuid", "seqno", "snapshot_start", "snapshot_end"
 def checkpoint() -> None:
     """Show, back up, restore and reset the checkpoints of consumers.
 
-    A checkpoint is a file in which a consumer, such as `upriver tail --checkpoint`, remembers how far it is. Change it
-    only while its consumer is stopped.
+    A checkpoint is a file with the progress of a consumer such as `upriver tail --checkpoint`. Change it only while the
+    consumer is stopped.
 
     \b
     Examples:
@@ -33,7 +33,7 @@ def checkpoint() -> None:
 @json_option
 @_file
 def show(as_json: bool, path: Path) -> None:
-    """Show where a consumer stands in each vbucket."""
+    """Show the position of a consumer in each vbucket."""
     found, progress = _read(path)
     rows = (
         (number, at.vbucket_uuid, at.seqno, at.snapshot.start, at.snapshot.end)
@@ -47,16 +47,16 @@ def show(as_json: bool, path: Path) -> None:
 @_file
 @click.argument("target", type=click.Path(path_type=Path), metavar="BACKUP")
 def backup(path: Path, target: Path) -> None:
-    """Copy what a checkpoint says to another file, which must not be there."""
+    """Copy a checkpoint to another file, which must not exist."""
     _copy(path, target)
 
 
 @checkpoint.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="BACKUP")
 @_file
-@click.option("--force", is_flag=True, help="Also over a checkpoint that is there; it stays as the generation before.")
+@click.option("--force", is_flag=True, help="Replace an existing checkpoint, which is kept as FILE.1.")
 def restore(source: Path, path: Path, force: bool) -> None:
-    """Set a checkpoint back to what a backup says: its consumer sees everything since then again."""
+    """Restore a checkpoint from a backup: its consumer repeats everything since then."""
     _copy(source, path, force=force)
 
 
@@ -64,7 +64,7 @@ def restore(source: Path, path: Path, force: bool) -> None:
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
 @_file
 def reset(vbuckets: tuple[int, ...] | None, path: Path) -> None:
-    """Forget how far a consumer is: it starts over, or in some vbuckets only."""
+    """Discard the progress of a consumer, so that it starts over."""
     found, progress = _read(path)
     kept = {} if vbuckets is None else {n: each for n, each in progress.items() if n not in vbuckets}
     with complaints():
@@ -74,7 +74,7 @@ def reset(vbuckets: tuple[int, ...] | None, path: Path) -> None:
 
 def _read(path: Path) -> tuple[FileCheckpoint, dict[int, Progress]]:
     if not path.exists():
-        raise Failure(f"{path}: there is no such checkpoint")
+        raise Failure(f"{path}: no such checkpoint")
     with complaints():
         found = FileCheckpoint.existing(path)
         return found, found.read()
@@ -83,9 +83,9 @@ def _read(path: Path) -> tuple[FileCheckpoint, dict[int, Progress]]:
 def _copy(source: Path, target: Path, *, force: bool = False) -> None:
     found, progress = _read(source)
     if target.exists() and not force:
-        raise Complaint(f"{target}: there is a file already")
+        raise Complaint(f"{target}: the file exists already; choose another one")
     with complaints():
         if target.exists() and FileCheckpoint.existing(target).source != found.source:
-            raise Complaint(f"{target}: belongs to another source than {source}")
+            raise Complaint(f"{target}: it belongs to another source than {source}")
         FileCheckpoint(target, source=found.source).write(progress)
     click.echo(f"{target}: progress in {len(progress)} vbuckets", err=True)

@@ -12,13 +12,13 @@ from upriver.errors import KeyNotFound
 
 @click.command()
 @click.argument("key")
-@click.option("--cas", type=click.IntRange(0, 2**64 - 1), default=0, help="Only if the key has this CAS.")
+@click.option("--cas", type=click.IntRange(0, 2**64 - 1), default=0, help="Delete only if the key has this CAS.")
 @json_option
 @address_argument
 def delete(key: str, cas: int, as_json: bool, address: Address) -> None:
     """Delete a key.
 
-    Exit code 1 if there is none.
+    The exit code is 1 if there is no such key.
 
     \b
     Examples:
@@ -35,4 +35,4 @@ async def _delete(key: str, cas: int, address: Address) -> Written:
         try:
             return await kv.delete(key_of(key), cas=cas)
         except KeyNotFound:
-            raise Failure(f"there is no key {key!r}") from None
+            raise Failure(f"no such key: {key!r}") from None

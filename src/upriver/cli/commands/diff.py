@@ -1,4 +1,4 @@
-"""``upriver diff``: do two nodes hold the same?"""
+"""``upriver diff``: compare two nodes."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from upriver.client import Address, Consumer
 from upriver.client.cluster import Cluster, SingleNode, VbucketStatus, vbuckets_of
 from upriver.model import CHANGES, Difference, VbucketState, differences
 
-#: So many changes are held of each node at a time, and of one vbucket at least.
+#: Changes of each node to hold in memory at a time; at least those of one vbucket.
 CHANGES_MAX: Final = 256 * 1024
 #: A document. Its seqno and CAS may differ between nodes.
 _COMPARED: Final = ("vbucket", "key", "value", "flags", "expiry", "datatype")
@@ -37,12 +37,12 @@ DIFFERENT: Final = 1
 def diff(first: Address, vbuckets: tuple[int, ...] | None, patience: float, as_json: bool, address: Address) -> None:
     """Compare two nodes, vbucket by vbucket.
 
-    A line for each document that the second node, ADDRESS, has not (missing), has in addition (extra) or has with
-    another value, flags or expiry (different); a line without a key if it has not the whole vbucket. Each node is asked
-    for what it holds itself, in whatever state, except dead, so that copies can be held against their source. What is
-    compared is the state at the beginning, of a few vbuckets at a time; writes meanwhile show as differences.
+    It prints a line for each document that the second node, ADDRESS, lacks (missing), has in addition (extra), or has
+    with another value, flags or expiry (different). A line without a key concerns a whole vbucket. Each node is asked
+    for its own copies in every role except dead, so that replicas can be compared with their source. A few vbuckets are
+    compared at a time, as they are when their turn comes; concurrent writes show up as differences.
 
-    Exit code 0 if both hold the same, 1 if not, or if a node cannot be read.
+    The exit code is 0 if both nodes hold the same, and 1 if they differ or cannot be read.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ async def _diff(
     numbers = sorted(mine.keys() | theirs.keys()) if wanted is None else list(wanted)
     unknown = [str(number) for number in numbers if number not in mine and number not in theirs]
     if unknown:  # nothing was compared, which must not look like equal
-        raise Failure(f"neither node has vbucket {', '.join(unknown[:10])}, or only dead")
+        raise Failure(f"neither node has vbucket {', '.join(unknown[:10])}, except as a dead copy")
     found = 0
     for number in numbers:
         if (number in mine) != (number in theirs):
@@ -94,7 +94,7 @@ async def _held(address: Address) -> Mapping[int, VbucketStatus]:
 def _groups(
     numbers: Sequence[int], mine: Mapping[int, VbucketStatus], theirs: Mapping[int, VbucketStatus]
 ) -> Iterator[list[int]]:
-    """Vbuckets that are read at the same time, so that neither memory nor connections are many."""
+    """Groups of vbuckets to read together: bounded in memory, and large enough to save connections."""
     group: list[int] = []
     changes = 0
     for number in numbers:
@@ -111,7 +111,7 @@ def _groups(
 async def _read(
     address: Address, group: list[int], held: Mapping[int, VbucketStatus], patience_s: float, advance: Advance
 ) -> dict[int, pa.Table]:
-    """What a node holds in these vbuckets."""
+    """The documents of a node in these vbuckets."""
     now = int(time.time())
     pieces: dict[int, list[pa.RecordBatch]] = {number: [] for number in group}
     ends = {number: held[number].high_seqno for number in group if held[number].high_seqno}

@@ -1,4 +1,4 @@
-"""``upriver dump``: all documents, as they are now."""
+"""``upriver dump``: write all documents to a file."""
 
 import asyncio
 import contextlib
@@ -22,21 +22,21 @@ from upriver.client import Address, Consumer
 from upriver.client.cluster import active_vbuckets
 from upriver.model import CHANGES, Event
 
-#: The columns of a dump in Parquet, as far as they are wanted.
+#: The columns of a Parquet file.
 COLUMNS: Final = ("vbucket", "event", "seqno", "rev_seqno", "cas", "flags", "expiry", "datatype", "key", "value")
-#: A row group is written when it has so many rows or bytes: large enough to compress, small enough to hold.
+#: The size of a row group: large enough to compress well, small enough for memory.
 ROWS_MAX: Final = 256 * 1024
 BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class Writer(Protocol):
-    """Where a dump goes."""
+    """The destination of a dump."""
 
     async def write(self, changes: pa.Table) -> None:
-        """Take changes; what is no document is left out."""
+        """Write documents."""
 
     async def close(self) -> None:
-        """There are no more."""
+        """Finish the output."""
 
 
 @click.command()
@@ -44,12 +44,12 @@ class Writer(Protocol):
     "--format",
     "form",
     type=click.Choice(["jsonl", "parquet"]),
-    help="Default: by the ending of the output's name, else jsonl.",
+    help="Format. [default: by the ending of FILE, else jsonl]",
 )
 @click.option("-o", "--output", metavar="FILE", default="-", help="Write to FILE; - is standard output.")
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
 @click.option("--keys-only", is_flag=True, help="Leave out the values.")
-@click.option("--deletions", is_flag=True, help="Also what was deleted, as far as the node still knows it.")
+@click.option("--deletions", is_flag=True, help="Include tombstones that are not purged yet.")
 @patience_option()
 @address_argument
 def dump(
@@ -63,12 +63,12 @@ def dump(
 ) -> None:
     """Write all documents as JSON lines or Parquet.
 
-    One document a line: key, value, flags, expiry, cas, seqno, vbucket, rev_seqno. A key or value that is not UTF-8 is
-    written as base64, under the name key_base64 or value_base64; `upriver load` reads both. Parquet has the same
-    columns, with keys and values as bytes.
+    Each line is a document: key, value, flags, expiry, cas, seqno, vbucket, rev_seqno. A key or value that is not UTF-8
+    is written in base64, as key_base64 or value_base64; `upriver load` reads both forms. Parquet has the same columns,
+    with keys and values as bytes.
 
-    What is written is the state at the start of the dump, vbucket by vbucket; writers are not kept waiting. A server
-    that is no node of Upriver may tell a key twice that changes meanwhile: the later line counts.
+    Each vbucket is written as it was at the start of the dump; writers are not blocked. A server other than an Upriver
+    node may send a key twice if it changes during the dump; the later line is the newer one.
 
     \b
     Examples:
@@ -76,13 +76,13 @@ def dump(
       upriver dump -o all.parquet
       upriver dump --keys-only --vbuckets 0-15 | wc -l
 
-    A file that is named with -o takes its name only when everything is in it.
+    A file that is named with -o appears under its name only when it is complete.
     """
     form = form or ("parquet" if output.endswith(".parquet") else "jsonl")
     if form == "parquet" and output == "-":
-        raise Complaint("Parquet does not go to standard output: name a file with -o")
+        raise Complaint("cannot write Parquet to standard output: name a file with -o")
     columns = tuple(name for name in COLUMNS if not (keys_only and name == "value"))
-    left = "the lines end where it stopped" if output == "-" else f"{output} is not written"
+    left = "the output is incomplete" if output == "-" else f"{output} is not written"
     with interruptible(left), _opened(output, form, columns) as writer:
         settings: dict[str, Any] = {"vbuckets": vbuckets, "keys_only": keys_only, "patience_s": patience}
         run(_dump(writer, deletions, address, columns=columns, **settings))
@@ -99,7 +99,7 @@ async def _dump(writer: Writer, deletions: bool, address: Address, **settings: A
 
 
 async def _write_all(consumer: Consumer, writer: Writer, deletions: bool, now: int, advance: Advance) -> None:
-    # Many vbuckets make many small batches: they are put together before anything else is done with them.
+    # Many vbuckets make many small batches, which are combined first.
     gathered: list[pa.RecordBatch] = []
     rows = size = 0
 
@@ -121,7 +121,7 @@ async def _write_all(consumer: Consumer, writer: Writer, deletions: bool, now: i
 
 
 def live(changes: pa.Table, now: int) -> pa.Table:
-    """Those rows that are documents: stored, and not expired."""
+    """The rows that are documents: stored and not expired."""
     stored = pc.equal(changes.column("event"), pa.scalar(int(Event.MUTATION), pa.uint8()))
     expiry = changes.column("expiry")
     if (pc.max(expiry).as_py() or 0) > 0:
@@ -135,7 +135,7 @@ def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer
     if output == "-":
         yield LinesWriter(sys.stdout.buffer)
         return
-    with _until_whole(Path(output)) as path:
+    with _until_complete(Path(output)) as path:
         if form == "jsonl":
             with path.open("wb") as file:
                 yield LinesWriter(file)
@@ -148,11 +148,11 @@ def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer
 
 
 @contextlib.contextmanager
-def _until_whole(output: Path) -> Iterator[Path]:
-    """Where to write meanwhile: nobody shall take half a dump for a whole one, nor lose the one before for it."""
+def _until_complete(output: Path) -> Iterator[Path]:
+    """A temporary path that replaces the output at the end, so that a partial dump never has its name."""
     if output.is_dir():
         raise Complaint(f"{output}: Is a directory")
-    if output.exists() and not output.is_file():  # a device or a pipe, which has nothing to lose
+    if output.exists() and not output.is_file():  # a device or a pipe
         yield output
         return
     part = output.with_name(f".{output.name}.{os.getpid()}.part")
@@ -174,20 +174,20 @@ class LinesWriter:
         self._file = file
 
     async def write(self, changes: pa.Table) -> None:
-        """Take documents."""
+        """Write documents."""
         for batch in changes.to_batches():
             self._file.write("".join(f"{line}\n" for line in lines_of(batch)).encode())
 
     async def close(self) -> None:
-        """There are no more."""
+        """Finish the output."""
         self._file.flush()
 
 
 class ParquetWriter:
-    """A file of row groups, each encoded in a thread while the next ones come in."""
+    """A Parquet file; each row group is encoded in a thread while the next one is read."""
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
-        import pyarrow.parquet as pq  # here, because only Parquet needs it
+        import pyarrow.parquet as pq  # here: the import is slow, and only Parquet needs it
 
         few = [name for name in ("vbucket", "event", "flags", "expiry", "datatype") if name in schema.names]
         self._file = pq.ParquetWriter(
@@ -196,18 +196,18 @@ class ParquetWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, changes: pa.Table) -> None:
-        """Take documents, once those before are written."""
+        """Write documents, after the previous ones."""
         if self._writing is not None:
             await self._writing
         self._writing = asyncio.create_task(asyncio.to_thread(self._file.write_table, changes))
 
     async def close(self) -> None:
-        """There are no more."""
+        """Finish the output."""
         if self._writing is not None:
             await self._writing
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file, whatever has become of it."""
+        """Close an unfinished file."""
         if self._file.is_open:
             self._file.close()

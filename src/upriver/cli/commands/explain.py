@@ -1,4 +1,4 @@
-"""``upriver explain``: what packets say, byte by byte."""
+"""``upriver explain``: packets, byte by byte."""
 
 import json
 import os
@@ -27,17 +27,20 @@ _COLOURED: Mapping[Ink, Callable[[str], str]] = {
 
 @click.command()
 @click.option(
-    "-d", "--dialect", type=click.Choice(list(DIALECTS)), help="The dialect of the packets. Default: what fits best."
+    "-d",
+    "--dialect",
+    type=click.Choice(list(DIALECTS)),
+    help="Dialect of the packets. [default: the one that fits best]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of diagrams.")
 @click.option("-f", "--file", "path", type=click.Path(path_type=Path), help="Read FILE; - is standard input.")
 @click.argument("words", metavar="[HEX...]", nargs=-1)
 def explain(dialect: str | None, as_json: bool, path: Path | None, words: tuple[str, ...]) -> None:
-    """Show what packets say: the byte diagram and the list of fields.
+    """Explain packets: byte diagram and list of fields.
 
-    The packets come as hexadecimal digits on the command line, from a file (-f FILE) or from standard input (-, or
-    nothing at all). A file may hold raw bytes, digits with or without 0x, spaces, colons and # comments, the output of
-    xxd or hexdump -C, or a recording. All packets of a run are taken to be of one dialect.
+    Packets are read as hexadecimal digits from the command line, from a file (-f FILE) or from standard input (-, or no
+    argument). A file may contain raw bytes, digits with or without 0x, spaces, colons and # comments, the output of xxd
+    or hexdump -C, or a recording. All packets of a run must be in one dialect.
 
     \b
     Examples:
@@ -50,7 +53,7 @@ def explain(dialect: str | None, as_json: bool, path: Path | None, words: tuple[
     Keys and values are text, or "hex:" and digits if they are not UTF-8. The drafts with a 12-byte header have no
     magic: null.
 
-    Wrong input is one line on standard error and exit code 2, after the packets before it.
+    Invalid input is reported after the packets before it; the exit code is then 2.
     """
     data = _given(words, path)
     explained = wire_explain.explain(data, None if dialect is None else DIALECTS[dialect])
@@ -62,7 +65,7 @@ def explain(dialect: str | None, as_json: bool, path: Path | None, words: tuple[
 def _given(words: tuple[str, ...], path: Path | None) -> bytes:
     if words and words != ("-",):
         if path is not None:
-            raise Complaint("give either HEX or -f FILE, not both")
+            raise Complaint("HEX and -f FILE exclude each other: give one of them")
         return _bytes_of(" ".join(words).encode())
     if path is None and not words and from_terminal():
         raise Complaint("nothing to explain: give HEX, -f FILE or - for standard input")
@@ -70,7 +73,7 @@ def _given(words: tuple[str, ...], path: Path | None) -> bytes:
 
 
 def from_terminal() -> bool:
-    """Whether standard input is somebody at a keyboard, who would be kept waiting."""
+    """Whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 
@@ -89,12 +92,12 @@ def _bytes_of(given: bytes) -> bytes:
     except hexdump.NotHexadecimal as error:
         raise Complaint(str(error)) from None
     if not data:
-        raise Complaint("nothing to explain: there are no bytes")
+        raise Complaint("nothing to explain: the input is empty")
     return data
 
 
 def _show_text(explained: Iterator[Explanation]) -> WireError | None:
-    """Print each packet as soon as it is explained; what stopped it, if anything did."""
+    """Print each packet as soon as it is explained; returns the error that ended it, if any."""
     paint = _coloured if wants_colour(sys.stdout, os.environ) else wire_explain.plain
     between = ""
     try:
@@ -107,11 +110,11 @@ def _show_text(explained: Iterator[Explanation]) -> WireError | None:
 
 
 def _show_json(explained: Iterator[Explanation]) -> WireError | None:
-    """Print the list, closed even if something stopped it halfway."""
+    """Print the list; it is valid JSON even after an error, which is returned."""
     found: list[dict[str, object]] = []
     failure = None
     try:
-        found.extend(map(wire_explain.as_json, explained))  # keeps what came before a failure
+        found.extend(map(wire_explain.as_json, explained))  # keeps the packets before an error
     except WireError as error:
         failure = error
     click.echo(json.dumps(found, indent=2, ensure_ascii=False))
@@ -119,7 +122,7 @@ def _show_json(explained: Iterator[Explanation]) -> WireError | None:
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Colours only for a terminal, and not if NO_COLOR forbids them."""
+    """Whether to use colours: only on a terminal, and not if NO_COLOR is set."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 

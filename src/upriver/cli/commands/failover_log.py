@@ -1,4 +1,4 @@
-"""``upriver failover-log``: on which branches of history vbuckets have lived."""
+"""``upriver failover-log``: the branches of history of vbuckets."""
 
 import click
 
@@ -16,10 +16,10 @@ from upriver.model import FailoverLog
 @json_option
 @address_argument
 def failover_log(vbuckets: tuple[int, ...] | None, as_json: bool, address: Address) -> None:
-    """Show the branches that vbuckets have lived on, the newest first.
+    """Show the failover logs of vbuckets.
 
-    Each line is one entry: history after the seqno was written under the uuid. A consumer that knows another uuid than
-    the newest may have to go back; `upriver rollback-check` tells.
+    Each line is a branch, newest first: history after the seqno was written under the uuid. A consumer on an older
+    branch may have to roll back; `upriver rollback-check` explains it.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``upriver get``: what a key holds."""
+"""``upriver get``: the value of a key."""
 
 import click
 
@@ -17,7 +17,8 @@ from upriver.client import Address, Item, KvClient
 def get(key: str, as_json: bool, address: Address) -> None:
     """Print the value of a key.
 
-    In a pipe exactly the bytes of the value; on a terminal a new line follows. Exit code 1 if there is no such key.
+    In a pipe it prints exactly the bytes of the value; on a terminal it adds a newline. The exit code is 1 if there is
+    no such key.
 
     \b
     Examples:
@@ -27,7 +28,7 @@ def get(key: str, as_json: bool, address: Address) -> None:
     """
     found = run(_get(key_of(key), address))
     if found is None:
-        raise Failure(f"there is no key {key!r}")
+        raise Failure(f"no such key: {key!r}")
     if as_json:
         texts = text_fields("key", key_of(key)) | text_fields("value", found.value)
         show_json({**texts, "flags": found.flags, "cas": found.cas})

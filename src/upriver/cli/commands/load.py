@@ -20,7 +20,7 @@ from upriver.errors import KeyNotFound, StatusError
 from upriver.model import CHANGES
 
 ROWS_MAX: Final = 64 * 1024
-#: What is taken from a file; everything else that may stand there is found anew.
+#: The columns that are read from a file. The node assigns the others.
 TAKEN: Final = ("key", "value", "event", "flags", "expiry", "datatype")
 _META: Final = ("cas", "rev_seqno")
 _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
@@ -31,20 +31,21 @@ _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".c
     "--format",
     "form",
     type=click.Choice(["jsonl", "csv", "parquet"]),
-    help="Default: by the ending of the file's name, else jsonl.",
+    help="Format. [default: by the ending of FILE, else jsonl]",
 )
-@click.option("--sample", type=click.IntRange(0), metavar="N", help="Store N made-up documents instead of a file.")
-@click.option("--with-meta", is_flag=True, help="Keep CAS and revision of a dump, and its deletions.")
+@click.option("--sample", type=click.IntRange(0), metavar="N", help="Store N sample documents instead of a file.")
+@click.option("--with-meta", is_flag=True, help="Keep the CAS and revisions of a dump, and apply its deletions.")
 @click.argument("places", metavar="[FILE] [ADDRESS]", nargs=-1)
 @click.pass_context
 def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bool, places: tuple[str, ...]) -> None:
-    """Store documents from JSON lines, CSV or Parquet, or samples.
+    """Store documents from JSON lines, CSV or Parquet, or sample documents.
 
-    FILE is what `upriver dump` writes, or - for standard input. JSON lines have a key and a value, and may have flags
-    and expiry; a value that is no text is stored as JSON. CSV needs a first line with names: key, value, and perhaps
-    flags and expiry. Parquet needs columns key and value. If a key comes twice the later document counts.
+    FILE is the output of `upriver dump`, or - for standard input. JSON lines need a key and a value, and may have flags
+    and an expiry; a value that is not a text is stored as JSON. CSV needs a first line with the names key, value and
+    optionally flags and expiry. Parquet needs the columns key and value. If a key occurs twice, the later document
+    wins.
 
-    Exit code 1 if documents were refused; the others are stored.
+    The exit code is 1 if documents were refused; the others are stored.
 
     \b
     Examples:
@@ -63,23 +64,23 @@ def load(ctx: click.Context, form: str | None, sample: int | None, with_meta: bo
         form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl")
         batches, total = _READERS[form](file)
     try:
-        with interruptible("what was read until then may be stored or not; load it again"):
+        with interruptible("some documents may be stored; load the file again"):
             stored, refused = run(_load(batches, total, with_meta, address))
     except (NotADocument, ValueError) as error:
         raise Failure(f"{'standard input' if file == '-' else file}: {error}") from None
     click.echo(f"{stored:,} documents are stored", err=True)
     if refused:
         key, why = next(iter(refused.items()))
-        raise Failure(f"{len(refused):,} documents were refused, the first is {shown(key)!r}: {why.detail or why.text}")
+        raise Failure(f"{len(refused):,} documents were refused, for example {shown(key)!r}: {why.detail or why.text}")
 
 
 def _places(ctx: click.Context, places: tuple[str, ...], sample: int | None) -> tuple[str | None, Address]:
-    """Which file, and where to."""
+    """The file and the address."""
     if sample is None and not places:
-        raise click.UsageError("name a FILE, or - for standard input, or --sample N")
+        raise click.UsageError("give a FILE, - for standard input, or --sample N")
     file, *rest = places if sample is None else ("", *places)
     if len(rest) > 1:
-        raise click.UsageError("too many arguments: a FILE and an ADDRESS are enough")
+        raise click.UsageError("too many arguments: give a FILE and an ADDRESS")
     text = rest[0] if rest else default_address()
     return file or None, ADDRESS.convert(text, None, ctx)
 
@@ -87,7 +88,7 @@ def _places(ctx: click.Context, places: tuple[str, ...], sample: int | None) -> 
 async def _load(
     batches: Iterator[pa.RecordBatch], total: int | None, with_meta: bool, address: Address
 ) -> tuple[int, dict[bytes, StatusError]]:
-    """Write batch by batch; the next one is read meanwhile, in a thread."""
+    """Write batch by batch; a thread reads the next one."""
     stored = 0
     refused: dict[bytes, StatusError] = {}
     async with KvClient(address) as kv:
@@ -100,7 +101,7 @@ async def _load(
                 except BaseException:
                     await asyncio.gather(reading, return_exceptions=True)
                     raise
-                # Only a deletion finds nothing, and then what it wants is so already.
+                # A deletion of a key that does not exist has nothing to do.
                 missed = {key: why for key, why in missed.items() if not isinstance(why, KeyNotFound)}
                 refused |= missed
                 stored += batch.num_rows - len(missed)
@@ -113,22 +114,22 @@ def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def taken(batch: pa.RecordBatch, with_meta: bool) -> pa.RecordBatch:
-    """Only the columns that are stored."""
+    """The columns that are stored."""
     wanted = TAKEN + (_META if with_meta else ())
     names = [name for name in batch.schema.names if name in wanted]
     for needed in ("key", "value", *(_META if with_meta else ())):
         if needed not in names:
             there = ", ".join(batch.schema.names) or "none"
-            raise Failure(f"there is no column {needed}{_purpose(needed)}; there are {there}")
+            raise Failure(f"the column {needed}{_purpose(needed)} is missing; the file has {there}")
     columns = []
     for name in names:
         column, kind = batch.column(name), CHANGES.field(name).type
         if column.null_count:
-            raise Failure(f"the column {name}{_purpose(name)} has empty places")
+            raise Failure(f"the column {name}{_purpose(name)} has empty values")
         try:
             columns.append(column if column.type == kind else column.cast(kind))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise Failure(f"the column {name} does not hold what it should: {error}") from None
+            raise Failure(f"the column {name} has the wrong type: {error}") from None
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
@@ -136,11 +137,11 @@ def _purpose(name: str) -> str:
     return " for --with-meta" if name in _META else ""
 
 
-# Where documents come from
+# Sources of documents
 
 
 def sample_batches(count: int) -> Iterator[pa.RecordBatch]:
-    """Made-up documents, the same each time."""
+    """Sample documents, the same each time."""
     towns = ("Aare", "Doubs", "Emme", "Reuss", "Rhine", "Rhone", "Ticino", "Thur")
     for start in range(0, count, ROWS_MAX):
         rows = range(start, min(start + ROWS_MAX, count))
@@ -184,7 +185,7 @@ def _from_parquet(path: str) -> tuple[Iterator[pa.RecordBatch], int | None]:
     import pyarrow.parquet as pq
 
     if path == "-":
-        raise Complaint("Parquet cannot be read from standard input: name a file")
+        raise Complaint("cannot read Parquet from standard input: name a file")
     try:
         file = click.get_current_context().with_resource(pq.ParquetFile(path))
     except OSError as error:

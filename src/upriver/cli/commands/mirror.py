@@ -1,4 +1,4 @@
-"""``upriver mirror``: what can be asked of a table that the pipeline mirror keeps."""
+"""``upriver mirror``: tables that the pipeline mirror keeps."""
 
 import dataclasses
 from pathlib import Path
@@ -30,9 +30,9 @@ def mirror() -> None:
 @mirror.command()
 @click.argument("table", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
-@click.option("--key-prefix", metavar="TEXT", help="Only keys that begin so, as the pipeline was told.")
-@click.option("--key-filter", metavar="REGEX", help="Only keys in which this is found (RE2), as the pipeline was told.")
-@click.option("--value-filter", metavar="JSON", help="Only JSON values with this field, as the pipeline was told.")
+@click.option("--key-prefix", metavar="TEXT", help="Only keys that start with this; the same as for the pipeline.")
+@click.option("--key-filter", metavar="REGEX", help="Only keys that match this (RE2); the same as for the pipeline.")
+@click.option("--value-filter", metavar="JSON", help="Only JSON values with this field; the same as for the pipeline.")
 @json_option
 @address_argument
 def verify(
@@ -44,14 +44,14 @@ def verify(
     as_json: bool,
     address: Address,
 ) -> None:
-    """Does a mirrored table hold what the nodes hold?
+    """Compare a mirrored table with the nodes.
 
-    A line for each document that the table has not (missing), has in addition (extra) or has with something else
-    (different, with the columns). What is written meanwhile shows as a difference until the pipeline has brought it.
-    A table of a pipeline with a filter is compared with the same filter; a document that no longer passes a value
-    filter keeps its last version in the table, and is extra.
+    It prints a line for each document that the table lacks (missing), has in addition (extra) or has with other values
+    (different, with the columns). New writes show up as differences until the pipeline has applied them. Use the
+    pipeline's filters here too. A document that no longer passes a value filter keeps its last version in the table,
+    and is extra.
 
-    Exit code 0 if both hold the same, 1 if not.
+    The exit code is 0 if both hold the same, and 1 if they differ.
 
     \b
     Examples:

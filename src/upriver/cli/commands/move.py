@@ -1,4 +1,4 @@
-"""``upriver move``: give vbuckets to another node."""
+"""``upriver move``: move vbuckets to another node."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,10 +15,16 @@ from upriver.protocol.move import Goal, Phase
 
 @click.command()
 @click.argument("vbuckets", type=VBUCKETS, metavar="VBUCKETS")
-@click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="The node that gets them.")
-@click.option("--undo", is_flag=True, help="Take an interrupted move back, as far as it is not done.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True, help="So many at a time.")
-@patience_option("Give a vbucket up that gets no further for so long.")
+@click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="Destination node.")
+@click.option("--undo", is_flag=True, help="Undo an interrupted move, unless it is complete.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=PARALLEL,
+    show_default=True,
+    help="Number of vbuckets to move in parallel.",
+)
+@patience_option("Give up on a vbucket that makes no progress for this long.")
 @json_option
 @address_argument
 def move(
@@ -32,13 +38,13 @@ def move(
 ) -> None:
     """Move vbuckets to another node while they are in use.
 
-    ADDRESS is the node that has them. Everything is copied; then writes stop for a moment, the rest is copied, the old
-    node becomes dead and the new one active, and all nodes are told a new cluster map, so that clients follow. At no
-    time are both active. Both nodes take orders from users with the role admin.
+    ADDRESS is the source node. The mover copies everything, blocks writes for a moment, copies the rest, makes the
+    source's copy dead and the destination's copy active, and sends all nodes a new cluster map, so that clients follow.
+    At no time are both copies active. Users need the role admin on both nodes.
 
-    Whatever interrupts a move, type the same again: it goes on. --undo takes it back instead, after the new node was
-    asked; while that cannot be reached the old one stays as it is. With --json each step of each vbucket is a line.
-    Exit code 1 unless all have moved, or all are undone. Only one mover at a time should move a vbucket.
+    After an interruption, run the same command again to continue, or add --undo to undo the move. --undo asks the
+    destination first; while that cannot be reached, the source stays as it is. With --json each step of each vbucket is
+    a line. The exit code is 0 only if all vbuckets have moved, or all are undone. Run only one mover per vbucket.
 
     \b
     Examples:
@@ -46,7 +52,7 @@ def move(
       upriver move 7 --to 10.0.0.8:11210 --undo 10.0.0.7:11210
     """
     goal = Goal.UNDO if undo else Goal.TAKE_OVER
-    again = "type the same again to go on, or add --undo to take back what is not done"
+    again = "run the same command again to continue, or add --undo to undo unfinished moves"
     with interruptible(again), progress("undo" if undo else "move", len(vbuckets), "vbuckets") as advance:
 
         def on_step(step: Step) -> None:
@@ -75,7 +81,7 @@ async def _move(
 
 
 def show_step(step: Step) -> None:
-    """A step as a line of JSON, at once."""
+    """Print a step as a line of JSON."""
     found = {"vbucket": step.vbucket, "phase": step.phase.name.lower(), "reason": step.reason}
     show_json({**found, "bytes": step.bytes_passed_on, "told": step.told})
 

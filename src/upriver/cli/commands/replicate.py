@@ -20,9 +20,9 @@ _LOOK_S = 0.2
 
 @click.command()
 @click.argument("vbuckets", type=VBUCKETS, metavar="VBUCKETS")
-@click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="The node that gets copies.")
-@click.option("--once", is_flag=True, help="End when the copies hold what the node holds at the start.")
-@patience_option("Give up if nothing goes on for so long.")
+@click.option("--to", "destination", type=ADDRESS, required=True, metavar="ADDRESS", help="Destination node.")
+@click.option("--once", is_flag=True, help="Stop when the copies hold what the source held at the start.")
+@patience_option("Give up after this long without progress.")
 @json_option
 @address_argument
 def replicate(
@@ -30,21 +30,21 @@ def replicate(
 ) -> None:
     """Keep copies of vbuckets on another node up to date, until Ctrl-C.
 
-    ADDRESS is the node that has them active. On the other node they become replicas, whatever was there before; it must
-    not have them active. Connections that break are made again, and streams that end begin again. A vbucket that cannot
-    be replicated is told at once, while the others go on. With --json each step of each vbucket is a line.
+    ADDRESS is the node with the active copies. On the destination the vbuckets become replicas and replace other
+    copies, which must not be active. Broken connections and ended streams are restarted. A vbucket that cannot be
+    replicated is reported at once, and the others continue. With --json each step of each vbucket is a line.
 
     \b
     Examples:
       upriver replicate 0-1023 --to 10.0.0.8:11210 10.0.0.7:11210
       upriver replicate --once 7 --to 10.0.0.8:11210
     """
-    tells = len(vbuckets) > 1  # of a single one that fails the command's own failure tells
+    tells = len(vbuckets) > 1  # a single vbucket is reported by the exit of the command
     run(_replicate(address, destination, vbuckets, once, patience, show_step if as_json else _tell if tells else None))
 
 
 def _tell(step: Step) -> None:
-    """A vbucket that is left behind while the others go on."""
+    """Report a vbucket that cannot be replicated."""
     if step.phase is Phase.FAILED:
         click.echo(f"vbucket {step.vbucket} is not replicated: {step.reason}", err=True)
 
@@ -66,7 +66,7 @@ async def _replicate(
     def take_step(step: Step) -> None:
         (streaming.add if step.phase is Phase.STREAMING else streaming.discard)(step.vbucket)
         if step.phase is Phase.FAILED:
-            goals.pop(step.vbucket, None)  # nobody waits for it
+            goals.pop(step.vbucket, None)
         if on_step is not None:
             on_step(step)
 
@@ -86,7 +86,7 @@ async def _replicate(
 async def stop_when_there(
     mover: Mover, source: Address, destination: Address, goals: dict[int, int], streaming: set[int]
 ) -> None:
-    """Stop the mover when the copies hold so much, or all that the source still has."""
+    """Stop the mover when the copies have reached their goals, or hold all that the source still has."""
     with progress("replicate", sum(goals.values()), "changes") as advance:
         shown = 0
         while True:
@@ -100,12 +100,12 @@ async def stop_when_there(
 
 
 async def _there(source: Address, destination: Address, goals: dict[int, int]) -> dict[int, int]:
-    """How far each copy is; one that is not on the branch of its source yet counts for nothing, however much it has."""
+    """The seqno that each copy has reached. Copies that are not on the branch of their source yet are left out."""
     try:
         original, copies = await asyncio.gather(_look(source), _look(destination))
-    except UpriverError:  # the mover knows for how long to be patient
+    except UpriverError:  # the mover decides when to give up
         return {}
-    for number in goals.keys() & original.keys():  # a flush takes back what was there at the start
+    for number in goals.keys() & original.keys():  # after a flush there is less to reach
         goals[number] = min(goals[number], original[number].high_seqno)
     return {
         number: min(goal, copies[number].high_seqno)

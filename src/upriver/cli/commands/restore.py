@@ -11,11 +11,11 @@ from upriver.cli.run_async import complaints
 @click.argument("source", type=click.Path(path_type=Path), metavar="BACKUP")
 @click.argument("data", type=click.Path(path_type=Path), metavar="DATA")
 def restore(source: Path, data: Path) -> None:
-    """Make a data directory for a node from a backup.
+    """Create a data directory from a backup.
 
-    DATA is a new or empty directory; the backup stays as it is. Every block is checked against its checksum first. The
-    node that is started with DATA is another store than the one that was copied: it starts a new branch of history for
-    each active vbucket, so consumers of the original notice and go back to what the copy holds.
+    DATA is a new or empty directory; the backup is not changed. Every block is checked against its checksum first. A
+    node that runs on DATA starts a new branch of history for each active vbucket, so that consumers of the original
+    node roll back to the state of the backup.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``upriver rollback-check``: would a consumer be sent back, and why."""
+"""``upriver rollback-check``: would a consumer be rolled back, and why."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,21 +29,25 @@ ROLLED_BACK = 1
 
 
 @click.command("rollback-check")
-@click.option("--at", "positions", type=POSITIONS, metavar="POSITIONS", help="VBUCKET:UUID:SEQNO[:START:END],…")
+@click.option(
+    "--at", "positions", type=POSITIONS, metavar="POSITIONS", help="Positions: VBUCKET:UUID:SEQNO[:START:END],…"
+)
 @click.option("--dialect", type=click.Choice(DIALECTS), default="dcp", show_default=True,
-              help="By whose rule; tap knows no positions.")  # fmt: skip
-@click.option("--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="Take the positions of a consumer.")
+              help="Dialect whose rollback rules apply; tap has none.")  # fmt: skip
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="Read the positions from a checkpoint."
+)
 @json_option
 @address_argument
 def rollback_check(
     positions: dict[int, StreamPosition] | None, dialect: str, checkpoint: Path | None, as_json: bool, address: Address
 ) -> None:
-    """Tell whether a consumer would be sent back, and why.
+    """Explain whether a consumer would be rolled back, and why.
 
-    A position is what a consumer keeps of a vbucket: the uuid of the branch, the last seqno, and the bounds of the
-    snapshot that it lies in. It is held against the failover log of the active node. Requests of `upr` and the drafts
-    carry no bounds: their consumers compare the logs themselves, and START is where they were last whole. Exit code 1
-    if a vbucket would be rolled back.
+    A position is a consumer's place in a vbucket: the uuid of the branch, the last seqno, and the bounds of the
+    snapshot. It is compared with the failover log of the owner. Requests of `upr` and the drafts have no bounds: their
+    consumers compare the logs themselves, and START is their last consistent point. The exit code is 1 if a vbucket
+    would be rolled back.
 
     \b
     Examples:
@@ -67,7 +71,7 @@ def rollback_check(
         if as_json:
             show_json({"vbucket": number, "rollback": to is not None, "to_seqno": to, "why": why})
         else:
-            verdict = "goes on" if to is None else f"would be rolled back to {to}"
+            verdict = "continues" if to is None else f"would be rolled back to {to}"
             click.echo(f"vbucket {number}: {verdict}: {why}")
     if back:
         click.get_current_context().exit(ROLLED_BACK)
@@ -75,11 +79,11 @@ def rollback_check(
 
 def _progress_in(path: Path) -> dict[int, Progress]:
     if not path.exists():
-        raise Complaint(f"{path}: there is no such checkpoint")
+        raise Complaint(f"{path}: no such checkpoint")
     with complaints():
         progress = dict(FileCheckpoint.existing(path).read())
     if any(each.is_unplaced for each in progress.values()):
-        raise Complaint(f"{path}: this checkpoint is of tap, which tells no positions; there is nothing to compare")
+        raise Complaint(f"{path}: this is a checkpoint of tap, which has no positions to compare")
     return progress
 
 
@@ -100,25 +104,24 @@ async def _ask(numbers: list[int], address: Address) -> tuple[Mapping[int, Vbuck
 
 
 class RollbackInputs(NamedTuple):
-    """What the rules ask of the node that has a vbucket."""
+    """The facts about a vbucket at its owner that the rules need."""
 
     log: FailoverLog
     high_seqno: int
     purge_seqno: int
 
 
-_NOTHING = "it starts at 0, and who has nothing can lose nothing"
+_NOTHING = "it starts at 0, so there is nothing to roll back"
 
 
 def _purged(seqno: int, purge_seqno: int) -> str:
     return (
-        f"deletions up to seqno {purge_seqno} are purged, it stands before them at {seqno} and may have missed some, "
-        "so it starts over"
+        f"tombstones up to seqno {purge_seqno} are purged, so at {seqno} it may have missed deletions and starts over"
     )
 
 
 def judged(position: StreamPosition, source: RollbackInputs) -> tuple[int | None, str]:
-    """Whither a consumer of `dcp` at this position is sent back, None if it may go on; and why."""
+    """The seqno to which a `dcp` consumer at this position rolls back, or None; and why."""
     return rollback_by_snapshot(*source, position), _explained(position, *source)
 
 
@@ -130,30 +133,30 @@ def _explained(position: StreamPosition, log: FailoverLog, high_seqno: int, purg
         return _purged(seqno, purge_seqno)
     place = log.index(uuid)
     if place is None:
-        return f"the uuid {uuid:#x} is not in the failover log: nothing is known of that branch, so it starts over"
+        return f"the uuid {uuid:#x} is not in the failover log: the node does not know that branch, so it starts over"
     upper = log.upper(place, high_seqno)
-    branch = "the newest branch" if place == 0 else f"branch {uuid:#x}, since which {place} newer ones have begun"
-    shared = f"it is on {branch}, of which the node shares the history up to seqno {upper}"
+    branch = "the newest branch" if place == 0 else f"branch {uuid:#x}, which has {place} newer ones"
+    shared = f"it is on {branch}, whose history the node shares up to seqno {upper}"
     start, end = position.snapshot.start, position.snapshot.end
     if seqno in (start, end):
         if seqno <= upper:
-            return f"{shared}, and holds nothing beyond that: it is at {seqno}"
-        return f"{shared}, and it holds changes up to {seqno}, which the node does not have"
+            return f"{shared}; it is at {seqno}, not beyond that"
+        return f"{shared}, but it holds changes up to {seqno}, which the node does not have"
     inside = f"it is in the middle of a snapshot from {start} to {end}, at {seqno}"
     if end <= upper:
-        return f"{shared}; {inside}, which the node has whole"
+        return f"{shared}; {inside}, which the node has completely"
     return (
-        f"{shared}; {inside}, and the node cannot finish that snapshot as it was begun, so it goes back "
-        f"to where it was whole or the branches part, whichever is earlier"
+        f"{shared}; {inside}, and the node cannot complete that snapshot, so it rolls back to its last consistent "
+        "point or to where the branches part, whichever is earlier"
     )
 
 
 def judged_by_logs(
     position: StreamPosition, ours: FailoverLog | None, source: RollbackInputs, dialect: str
 ) -> tuple[int | None, str]:
-    """The same for a consumer of `upr` or a draft, whose own log is known from its checkpoint.
+    """As ``judged``, for a consumer of `upr` or a draft, whose own log is in its checkpoint.
 
-    Without one it is taken to name the entry as the node has it.
+    Without a checkpoint, the entry of the node's log is used.
     """
     uuid, theirs = position.vbucket_uuid, source.log
     if ours is None:
@@ -178,7 +181,7 @@ def _explained_by_logs(
     place = theirs.index(entry.vbucket_uuid)
     if place is None or ours.index(entry.vbucket_uuid) is None:
         return (
-            f"the uuid {position.vbucket_uuid:#x} is not in the failover log: nothing is known of that branch, "
+            f"the uuid {position.vbucket_uuid:#x} is not in the failover log: the node does not know that branch, "
             "so it starts over"
         )
     if 0 < seqno < purge_seqno:
@@ -191,12 +194,12 @@ def _explained_by_logs(
     shared = f"the node shares its history up to seqno {upper}"
     if seqno < position.seqno:
         reason = (
-            "its own newer branches, which the node never had, count for nothing"
+            "the node never had its newer branches"
             if entry != ours.newest
-            else f"newer branches have begun ({place}), and nobody knows without bounds whether it is whole where it is"
+            else f"there are newer branches ({place}), and without bounds its position may be inside a snapshot"
         )
-        first = f"{reason}: it goes back by itself to {seqno}"
-        return first if seqno <= upper else f"{first}; {shared}, so it goes back further"
+        first = f"{reason}: it rolls back to {seqno} by itself"
+        return first if seqno <= upper else f"{first}; {shared}, so it rolls back further"
     if seqno <= upper:
-        return f"{shared}, and it holds nothing beyond that: it is at {seqno}"
-    return f"{shared}, and it holds changes up to {seqno}, which the node does not have"
+        return f"{shared}; it is at {seqno}, not beyond that"
+    return f"{shared}, but it holds changes up to {seqno}, which the node does not have"

@@ -1,4 +1,4 @@
-"""``upriver run``: carry out a pipeline."""
+"""``upriver run``: run a pipeline."""
 
 import contextlib
 import dataclasses
@@ -18,23 +18,28 @@ from upriver.errors import OptionError, StorageError
 from upriver.options import read_toml
 from upriver.pipelines.core import PIPELINES, Job, JobOptions, find, shown_name
 
-#: What says how a pipeline is run, beside its own options; the same as in ``_SHARED``, in its order.
+#: The names of the options in ``_SHARED``, which every pipeline has beside its own.
 _RUNNING: Final = ("checkpoint", "once", "for", "forever", "master", "patience")
 _INTERRUPTED: Final = 130
 
 
 _SHARED: Final = (
-    click.Option(["--checkpoint"], metavar="DIR", help="Where progress is kept. [default: by source and target]"),
-    click.Option(["--once"], is_flag=True, help="End with what the source holds now."),
-    click.Option(["--for", "for_"], type=TIME, metavar="TIME", help="End after so long."),
-    click.Option(["--forever"], is_flag=True, help="Go on until Ctrl-C; the default."),
-    click.Option(["--master"], metavar="URL", help="Use this Spark instead of one of our own."),
-    click.Option(["--patience"], type=TIME, metavar="TIME", help="Fail if nothing works for so long. [default: 10m]"),
+    click.Option(["--checkpoint"], metavar="DIR", help="Directory for progress. [default: by source and target]"),
+    click.Option(["--once"], is_flag=True, help="Stop at the changes that exist now."),
+    click.Option(["--for", "for_"], type=TIME, metavar="TIME", help="Stop after this time."),
+    click.Option(["--forever"], is_flag=True, help="Run until Ctrl-C; the default."),
+    click.Option(["--master"], metavar="URL", help="Use this Spark instead of a local one."),
+    click.Option(
+        ["--patience"],
+        type=TIME,
+        metavar="TIME",
+        help="Fail after this long without a successful batch. [default: 10m]",
+    ),
 )
 
 
 class PipelineCommands(MutableMapping[str, click.Command]):
-    """A command for each pipeline, made from its table of options when it is asked for."""
+    """A command for each pipeline, made from its options on first use."""
 
     def __init__(self) -> None:
         self._made: dict[str, click.Command] = {}
@@ -58,7 +63,7 @@ class PipelineCommands(MutableMapping[str, click.Command]):
 
 
 class Pipelines(click.Group):
-    """The pipelines, none of them imported before it is needed."""
+    """The pipelines, each imported on first use."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -70,17 +75,17 @@ class Pipelines(click.Group):
 
 
 @click.group(cls=Pipelines, invoke_without_command=True, subcommand_metavar="[PIPELINE] [OPTIONS]")
-@click.option("-f", "--file", metavar="FILE", help="Take the pipeline and its options from a TOML file.")
+@click.option("-f", "--file", metavar="FILE", help="Read the pipeline and its options from a TOML file.")
 @click.pass_context
 def run(ctx: click.Context, file: str | None) -> None:
-    """Carry out a pipeline: what people do with a change stream.
+    """Run a pipeline, such as replicate, mirror or index.
 
-    A Spark of its own runs on this machine; nothing else has to be installed or started. While it runs a line shows how
-    far it is; in a pipe that is a JSON line now and then. Ctrl-C stops it, and the same command goes on from there.
-    Temporary trouble, such as a node that is away, is waited for; whatever else fails is told with its place, and the
-    checkpoint stays as it is.
+    The pipeline runs on a local Spark; nothing else has to be installed or started. A line shows its progress; in a
+    pipe these are JSON lines. Ctrl-C stops it, and the same command resumes it. Temporary failures, such as an
+    unreachable node, are retried. Any other failure ends the pipeline with an error that names the place, and leaves
+    the checkpoint unchanged.
 
-    A file has the name of the pipeline as `pipeline`, and every option by its name without the hyphens before it.
+    A TOML file has the name of the pipeline under `pipeline`, and options under their names without leading hyphens.
 
     \b
     Examples:
@@ -89,10 +94,10 @@ def run(ctx: click.Context, file: str | None) -> None:
     """
     if file is None:
         if ctx.invoked_subcommand is None:
-            raise click.UsageError("name a pipeline, or a file with -f")
+            raise click.UsageError("give a pipeline, or a file with -f")
         return
     if ctx.invoked_subcommand is not None:
-        raise click.UsageError("name a pipeline or a file, not both")
+        raise click.UsageError("a pipeline and a file exclude each other: give one of them")
     _run_file(file)
 
 
@@ -117,21 +122,21 @@ def _run_file(path: str) -> None:
         raise Complaint(str(error)) from None
     name = given.pop("pipeline", None)
     if not isinstance(name, str):
-        raise Complaint(f'{path}: it has no pipeline = "NAME"; there are {", ".join(sorted(PIPELINES))}')
+        raise Complaint(f'{path}: pipeline = "NAME" is missing; choose from {", ".join(sorted(PIPELINES))}')
     context = click.get_current_context()
     running: dict[str, Any] = dict.fromkeys(_RUNNING)
     for each, option in zip(_RUNNING, _SHARED, strict=True):
         if (value := given.pop(each, None)) is not None:
-            running[each] = option.type.convert(value, option, context)  # as if it had been typed
+            running[each] = option.type.convert(value, option, context)
     with _plain_errors():
         kind = find(name)
     carry_out(kind, given, running)
 
 
 def carry_out(kind: type[Job], given: dict[str, Any], running: dict[str, Any]) -> None:
-    """Run it to its end, and show how it goes."""
+    """Run a job to its end, and show its progress."""
     if sum(bool(running[each]) for each in ("once", "for", "forever")) > 1:
-        raise click.UsageError("--once, --for and --forever exclude each other")
+        raise click.UsageError("--once, --for and --forever exclude each other: give one of them")
     with _plain_errors():
         options = _with_passwords(kind.options_type.read({"from": default_address(), **_from_named(given)}))
         job = kind(options)
@@ -153,7 +158,7 @@ def carry_out(kind: type[Job], given: dict[str, Any], running: dict[str, Any]) -
 
 
 def _from_named(given: dict[str, Any]) -> dict[str, Any]:
-    """The source goes by one name, whoever gives it."""
+    """The options with the source under its public name."""
     return {"from" if name == "source" else name: value for name, value in given.items()}
 
 
@@ -168,7 +173,7 @@ def _with_passwords(options: JobOptions) -> JobOptions:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """An option that makes no sense is the user's to mend, a missing extra too."""
+    """Turn an invalid option or a missing extra into one line."""
     try:
         yield
     except OptionError as error:

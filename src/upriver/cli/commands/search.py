@@ -1,4 +1,4 @@
-"""``upriver search``: what an index finds."""
+"""``upriver search``: search an index."""
 
 import click
 
@@ -8,22 +8,25 @@ from upriver.cli.output import on_terminal, show_json, shown
 from upriver.cli.run_async import complaints
 
 NOTHING_FOUND = 1
-#: What marks the words in a snippet before anybody has decided how to show them; no text has these.
+#: Marks around the found words in a snippet; texts do not contain these characters.
 _MARKS = ("\x02", "\x03")
 
 
 @click.command()
 @click.argument("index")
 @click.argument("query")
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="So many at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines also on a terminal.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Maximum number of hits."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, even on a terminal.")
 def search(index: str, query: str, limit: int, as_json: bool) -> None:
-    """Search the index that the pipeline index keeps.
+    """Search an index that the pipeline index keeps.
 
-    INDEX is what the pipeline was told with --to: a file, or the URL of an index at a server. The best hits come first,
-    each with its key and the place of the words in the text; in a pipe as JSON lines. Exit code 1 if nothing was found.
+    INDEX is the pipeline's --to: a file, or the URL of an index on a server. The best hits come first, each with its
+    key and the found words in context; in a pipe they are JSON lines. The exit code is 1 if nothing was found.
 
-    Words must all be there; "several words" stand together, word* begins so. In a file AND, OR and NOT work as well.
+    A document must contain all words. "Several words" must be adjacent, and word* matches a prefix. In a file, AND, OR
+    and NOT work as well.
 
     \b
     Examples:
@@ -47,7 +50,7 @@ def search(index: str, query: str, limit: int, as_json: bool) -> None:
 
 
 def _coloured(snippet: str) -> str:
-    """The snippet with its words in colour, and nothing that would play with the terminal."""
+    """The snippet with the found words in colour and control characters escaped."""
     out = []
     for piece in snippet.split(_MARKS[0]):
         word, mark, rest = piece.rpartition(_MARKS[1])

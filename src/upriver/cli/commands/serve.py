@@ -1,4 +1,4 @@
-"""``upriver serve``: run a node until it is told to stop."""
+"""``upriver serve``: run a node."""
 
 import asyncio
 import contextlib
@@ -33,10 +33,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def serve(config: str | None, **given: Any) -> None:
     """Run a node until SIGTERM or SIGINT.
 
-    Every option may also stand in the file that --config names (initial_vbuckets = "0-511"), or in an environment
-    variable (UPRIVER_INITIAL_VBUCKETS). The command line wins over the environment, the environment over the file.
+    Every option can also be set in the file of --config (initial_vbuckets = "0-511") or in an environment variable
+    (UPRIVER_INITIAL_VBUCKETS). The command line overrides the environment, and the environment overrides the file.
 
-    One line on standard output says when the node is ready, and at which address.
+    The node prints one line with its address on standard output when it is ready.
     """
     try:
         options = gather(given, file=config)
@@ -50,32 +50,32 @@ def serve(config: str | None, **given: Any) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Each connection is a descriptor, and the usual soft limit is for programs with few of them."""
+    """Each connection needs a descriptor, and the usual soft limit is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
 
 
 async def _run(options: NodeOptions) -> None:
-    from upriver.node import Node  # here, so that --help need not wait for it
+    from upriver.node import Node  # here: the import is slow
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def ask_to_stop() -> None:
         stop.set()
-        for number in _SIGNALS:  # who asks twice does not want to wait, not even for the disk
+        for number in _SIGNALS:  # a second signal stops at once, without waiting for the disk
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
     for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does, so that a node outlives its terminal
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup: the node keeps running
             loop.add_signal_handler(number, ask_to_stop)
     node = await Node.open(options)
-    # What is there now stays: to look through all of it for garbage, time and again, keeps everybody waiting for 14 ms.
+    # Objects of the start stay: collecting garbage among them would block the node for 14 ms each time.
     gc.collect()
     gc.freeze()
     try:
-        click.echo(_ready_line(node, options))  # which flushes, and is silent where a daemon has no standard output
+        click.echo(_ready_line(node, options))  # flushes, and ignores a closed standard output
         await stop.wait()
         node.state.log.info("stopping; a second signal stops at once, as a crash would")
     finally:

@@ -13,21 +13,21 @@ from upriver.client import Address, KvClient, Written
 @click.command("set")
 @click.argument("key")
 @click.argument("value")
-@click.option("--flags", type=click.IntRange(0, 2**32 - 1), default=0, help="Any 32 bits to keep with the value.")
+@click.option("--flags", type=click.IntRange(0, 2**32 - 1), default=0, help="32 bits to store with the value.")
 @click.option(
     "--expiry",
     type=click.IntRange(0, 2**32 - 1),
     default=0,
-    help="Seconds until it is gone; more than 30 days are a time since 1970; 0 for never.",
+    help="Seconds until the key expires; above 30 days, a Unix time; 0 for never.",
 )
-@click.option("--cas", type=click.IntRange(0, 2**64 - 1), default=0, help="Only if the key has this CAS.")
+@click.option("--cas", type=click.IntRange(0, 2**64 - 1), default=0, help="Store only if the key has this CAS.")
 @json_option
 @address_argument
 def set_(key: str, value: str, flags: int, expiry: int, cas: int, as_json: bool, address: Address) -> None:
-    """Store a value under a key, whatever was there.
+    """Store a value under a key.
 
-    The VALUE - is read from standard input, byte for byte. --json prints the CAS of the new value and its place in the
-    history of its vbucket; without it nothing is printed. Exit code 1 if the node refuses.
+    If VALUE is -, the value is read from standard input. --json prints the CAS, vbucket and seqno of the new value;
+    without it nothing is printed. The exit code is 1 if the node refuses the value.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def set_(key: str, value: str, flags: int, expiry: int, cas: int, as_json: bool,
 
 
 def show_written(written: Written) -> None:
-    """What a change has become, as a line of JSON."""
+    """Print the result of a write as a line of JSON."""
     place = {"vbucket": written.vbucket, "vbucket_uuid": written.vbucket_uuid, "seqno": written.seqno}
     show_json({"cas": written.cas, **place})
 

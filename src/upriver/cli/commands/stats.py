@@ -1,4 +1,4 @@
-"""``upriver stats``: what a node counts."""
+"""``upriver stats``: the statistics of a node."""
 
 import click
 
@@ -10,15 +10,13 @@ from upriver.client.cluster import Cluster, statistics
 
 
 @click.command()
-@click.option(
-    "-g", "--group", default="", metavar="NAME", help="A group: vbucket, vbucket-details, dcp, tap, memory, …"
-)
+@click.option("-g", "--group", default="", metavar="NAME", help="Group: vbucket, vbucket-details, dcp, tap, memory, …")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @address_argument
 def stats(group: str, as_json: bool, address: Address) -> None:
     """Show the statistics of a node.
 
-    If the address names several nodes it is the first.
+    If the address names several nodes, the first one is asked.
 
     \b
     Examples:

@@ -21,32 +21,39 @@ _COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow
 
 @click.command()
 @click.option(
-    "-d", "--dialect", type=click.Choice(list(DIALECTS)), default="dcp", help="What to speak.  [default: dcp]"
+    "-d", "--dialect", type=click.Choice(list(DIALECTS)), default="dcp", help="Dialect to speak.  [default: dcp]"
 )
 @click.option(
     "--from",
     "start",
     default="now",
     metavar="WHERE",
-    help="earliest, now, or positions VBUCKET:UUID:SEQNO[:START:END],…  [default: now]",
+    help="Where to start: earliest, now, or positions VBUCKET:UUID:SEQNO[:START:END],…  [default: now]",
 )
 @click.option(
     "--stream-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Where streams are asked for, if elsewhere: upr_draft1 needs a listener pinned to it.",
+    help="Port for stream requests, if it differs from the node's port.",
 )
-@click.option("--until-now", is_flag=True, help="End with what is there now instead of waiting for more.")
-@click.option("--checkpoint", metavar="FILE", help="Go on from where FILE says, and keep it up to date.")
-@click.option("--on-rollback", type=click.Choice(list(POLICIES)), default="rewind", help="[default: rewind]")
-@click.option("-n", "--limit", type=click.IntRange(1), help="End after so many changes.")
+@click.option("--until-now", is_flag=True, help="Stop at the changes that exist now.")
+@click.option("--checkpoint", metavar="FILE", help="Resume from FILE, and save progress there.")
+@click.option(
+    "--on-rollback",
+    type=click.Choice(list(POLICIES)),
+    default="rewind",
+    help="What to do when the source rolls back.  [default: rewind]",
+)
+@click.option("-n", "--limit", type=click.IntRange(1), help="Stop after this many changes.")
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
 @click.option("--keys-only", is_flag=True, help="Leave out the values.")
-@click.option("--key-filter", metavar="REGEX", help="Only keys in which this is found (RE2).")
-@click.option("--value-filter", metavar="JSON", help='Only JSON values with this: {"field": "a.b", "equals": 1}.')
-@click.option("--persisted-only", is_flag=True, help="Only what is on the node's disk.")
-@click.option("--history", is_flag=True, help="Every version that is kept, not only the newest of each key.")
-@patience_option(f"Give up if a vbucket gets no stream for so long.  [default: {PATIENCE_S:g} with --until-now]", None)
+@click.option("--key-filter", metavar="REGEX", help="Only keys that match this (RE2).")
+@click.option("--value-filter", metavar="JSON", help='Only JSON values that match this: {"field": "a.b", "equals": 1}.')
+@click.option("--persisted-only", is_flag=True, help="Only changes that are on the node's disk.")
+@click.option("--history", is_flag=True, help="Every retained version, not only the newest of each key.")
+@patience_option(
+    f"Give up when a vbucket has had no stream for this long.  [default: {PATIENCE_S:g} with --until-now]", None
+)
 @json_option
 @address_argument
 def tail(
@@ -55,10 +62,10 @@ def tail(
 ) -> None:  # fmt: skip
     """Show changes as they happen, until Ctrl-C.
 
-    A line for each change: vbucket, seqno, what happened, key, value. With --json as `upriver dump` writes them, with
-    the event besides; what happens to whole vbuckets (rollback, reset, flush) has the event and no key. With a
-    checkpoint every change is shown at least once, also across restarts of either side. A node that is gone is waited
-    for, however long, unless there is an end to reach or --patience says otherwise.
+    Each line is a change: vbucket, seqno, event, key, value. With --json the lines are those of `upriver dump`, with
+    the event added. Events of whole vbuckets (rollback, reset, flush) have no key. With a checkpoint, every change is
+    shown at least once, even if either side restarts. Without --until-now and --patience, it waits for an unreachable
+    node without a time limit.
 
     \b
     Examples:

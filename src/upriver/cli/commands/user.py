@@ -1,4 +1,4 @@
-"""``upriver user``: who may use a node."""
+"""``upriver user``: the users of a node."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ _users_option = click.option(
     envvar="UPRIVER_USERS",
     show_default=True,
     show_envvar=True,
-    help="The file of users.",
+    help="Users file.",
 )
 
 
@@ -28,8 +28,8 @@ _users_option = click.option(
 def user() -> None:
     """Add, list and remove the users of a node.
 
-    The file of users holds names, roles and salted SCRAM credentials, never passwords. A running node takes changes
-    to it without a restart.
+    The users file holds names, roles and salted SCRAM credentials, but no passwords. A running node notices changes to
+    the file without a restart.
 
     \b
     Examples:
@@ -42,16 +42,16 @@ def user() -> None:
 
 @user.command()
 @click.argument("name")
-@click.option("--roles", required=True, help="What the user may do: read, write, stream, admin; separated by commas.")
-@click.option("--password-stdin", is_flag=True, help="Read the password from standard input instead of asking for it.")
-@click.option("--replace", is_flag=True, help="Give a user who exists already these roles and this password.")
+@click.option("--roles", required=True, help="Roles, separated by commas: read, write, stream, admin.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input, without a prompt.")
+@click.option("--replace", is_flag=True, help="Replace the roles and the password of an existing user.")
 @_users_option
 def add(name: str, roles: str, password_stdin: bool, replace: bool, path: Path) -> None:
-    """Add a user; the file is made if there is none."""
+    """Add a user; creates the file if necessary."""
     with _complaints():
         name, granted = prepared_name(name), Role.named(filter(None, map(str.strip, roles.split(","))))
         if not replace and path.exists() and name in Users.load(path):
-            raise UserError("exists already", name)  # before anybody has to type a password
+            raise UserError("exists already", name)  # before the prompt for a password
         added = User.create(name, _password_given() if password_stdin else _password_asked(), granted)
         with Users.edit(path, create=True) as users:
             users.add(added, replace=replace)
@@ -95,23 +95,23 @@ def _complaints() -> Iterator[None]:
 
 
 def at_terminal() -> bool:
-    """Whether there is somebody who can be asked."""
+    """Whether standard input is a terminal, so that a prompt can be shown."""
     return sys.stdin.isatty()
 
 
 def _password_asked() -> str:
     if not at_terminal():
-        raise Complaint("nobody to ask for a password: standard input is no terminal (try --password-stdin)")
+        raise Complaint("cannot prompt for a password: standard input is not a terminal; use --password-stdin")
     return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
 
 
 def _password_given() -> str:
-    """Everything on standard input but the end of its only line."""
+    """The only line on standard input."""
     try:
         given = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
-        raise Complaint("the password is not UTF-8") from None
+        raise Complaint("the password must be UTF-8") from None
     password = given.removesuffix("\n").removesuffix("\r")
     if "\n" in password:
-        raise Complaint("standard input holds more than one line")
+        raise Complaint("standard input has more than one line: give only the password")
     return password

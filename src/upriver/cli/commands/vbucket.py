@@ -1,4 +1,4 @@
-"""``upriver vbucket``: which vbuckets a node has, and what it may do with them."""
+"""``upriver vbucket``: the vbuckets of a node and their roles."""
 
 import click
 
@@ -15,10 +15,10 @@ _COLUMNS = ("vbucket", "state", "vbucket_uuid", "high_seqno", "persisted_seqno",
 
 @click.group(no_args_is_help=False)
 def vbucket() -> None:
-    """List the vbuckets of a node, set their state, and delete dead ones.
+    """List vbuckets, change their role, and delete dead ones.
 
-    Only one node may have a vbucket active: `upriver move` moves it so that this holds. Setting states by hand is for
-    failover, when the active node is gone for good.
+    Only one node may have the active copy of a vbucket; `upriver move` takes care of that. Change roles by hand only
+    for a failover, when the owner is lost.
 
     \b
     Examples:
@@ -29,11 +29,11 @@ def vbucket() -> None:
 
 
 @vbucket.command("list")
-@click.option("--state", type=click.Choice([each.value for each in VbucketState]), help="Only those in this state.")
+@click.option("--state", type=click.Choice([each.value for each in VbucketState]), help="Only vbuckets with this role.")
 @json_option
 @address_argument
 def list_(state: str | None, as_json: bool, address: Address) -> None:
-    """List the vbuckets of a node: state, newest uuid, and how far memory, disk and purging are."""
+    """List the vbuckets of a node: role, newest uuid, and the seqnos in memory, on disk and of the purge."""
     rows = (
         (each.number, each.state.value, each.vbucket_uuid, each.high_seqno, each.persisted_seqno, each.purge_seqno)
         for each in run(_list(address))
@@ -56,7 +56,7 @@ async def _list(address: Address) -> list[VbucketStatus]:
 @click.argument("state", type=click.Choice([each.value for each in VbucketState]))
 @address_argument
 def set_(vbuckets: tuple[int, ...], state: str, address: Address) -> None:
-    """Set the state of vbuckets, which are made if they are not there; done when it is on disk."""
+    """Set the role of vbuckets, and create missing ones. Returns when the change is on disk."""
     run(_set(vbuckets, VbucketState(state), address))
 
 
@@ -74,10 +74,10 @@ async def _set(vbuckets: tuple[int, ...], state: VbucketState, address: Address)
 @click.argument("vbuckets", type=VBUCKETS, metavar="RANGES")
 @address_argument
 def delete(vbuckets: tuple[int, ...], address: Address) -> None:
-    """Delete dead vbuckets and everything in them, as a move leaves on its source; done when it is on disk.
+    """Delete dead vbuckets with all their data. Returns when the change is on disk.
 
-    A node deletes only dead ones: the first that is not, or is not there, ends the command, and those before it are
-    deleted. Deployed servers delete them in any state.
+    A move leaves dead vbuckets on its source. The command stops at the first vbucket that is not dead or does not
+    exist; those before it are deleted. Other servers than Upriver delete a vbucket in any role.
     """
     run(_delete(vbuckets, address))
 

@@ -1,4 +1,4 @@
-"""``upriver version``: what is installed here."""
+"""``upriver version``: the installed versions."""
 
 import platform
 
@@ -11,7 +11,7 @@ from upriver.node import compiled_parts, plain_parts
 
 @click.command()
 def version() -> None:
-    """Print versions, and whether the compiled parts are in use.
+    """Print versions, and which compiled parts are in use.
 
     Installing Upriver builds them if there is a C compiler. Parts that are missing, or older than the rest, are named.
     Without the item table and the request loop no node starts; for the others plain Python does the same, many times
@@ -22,7 +22,7 @@ def version() -> None:
 
 
 def versions() -> dict[str, str]:
-    """What the command prints, by name."""
+    """The versions by name."""
     return {
         "upriver": __version__,
         "python": platform.python_version(),

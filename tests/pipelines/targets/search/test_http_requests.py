@@ -46,7 +46,7 @@ def test_what_is_refused_for_good_is_told_at_once() -> None:
     with served(Echo) as server:
         server.trouble.append(lambda *_: (403, {"error": "no"}))
         asking = requests(server)
-        with pytest.raises(HttpRefused, match=r'/base: GET /x was answered with 403: \{"error": "no"\}'):
+        with pytest.raises(HttpRefused, match=r'/base: GET /x returned status 403: \{"error": "no"\}'):
             asking.ask("GET", "/x")
         assert len(server.requests) == 1
         assert asking.ask("GET", "/x", accept=(403,)) == (403, {"error": "no"})
