@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from docs.inserts import filled
 from upriver.node.options import NodeOptions
 from upriver.options import hyphenated, shown_default
 from upriver.pipelines.core.options import shown_name
@@ -34,18 +35,10 @@ def tables() -> dict[str, dict[str, str]]:
 
 def options_pages() -> dict[Path, str]:
     """Each page with its tables as they should be."""
-    return {DOCS / page: with_tables(page, (DOCS / page).read_text(), found) for page, found in tables().items()}
-
-
-def with_tables(page: str, text: str, found: dict[str, str]) -> str:
-    """The text of a page with each table between its marks."""
-    for name, table in found.items():
-        begin, end = f"<!-- {name} options: generated, run `make docs` -->\n", f"<!-- end of {name} options -->\n"
-        before, opened, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        assert opened + closed == begin + end, f"{page} has lost its marks for the options of {name}"
-        text = f"{before}{begin}\n{table}\n{end}{after}"
-    return text
+    return {
+        DOCS / page: filled(DOCS / page, {f"{name} options": table for name, table in found.items()})
+        for page, found in tables().items()
+    }
 
 
 def options_table(options: type[Any], spell: Callable[[str], str]) -> str:
@@ -55,4 +48,4 @@ def options_table(options: type[Any], spell: Callable[[str], str]) -> str:
         values, default = field.metadata["values"], shown_default(field)
         shown = f"`{spell(field.name)}`" + (f" {values}" if values else "")
         rows.append(f"| {shown} | {default and f'`{default}`'} | {field.metadata['help']} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows)

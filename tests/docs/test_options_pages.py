@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from docs.options_pages import DOCS, options_pages, tables, with_tables
+from docs.options_pages import DOCS, options_pages, tables
 from upriver.node.options import NodeOptions
 from upriver.node.state import Limits
 from upriver.pipelines.core.registry import PIPELINES, find
@@ -35,15 +35,6 @@ def test_every_option_has_a_line_with_its_values_default_and_help() -> None:
 def test_every_pipeline_has_a_section_with_its_options(name: str) -> None:
     assert f"\n## {name}\n" in PIPELINES_PAGE
     assert "| `--from` " in tables()["pipelines.md"][name]
-
-
-def test_a_stale_table_is_replaced_and_the_rest_is_kept() -> None:
-    begin, end = "<!-- x options: generated, run `make docs` -->\n", "<!-- end of x options -->\n"
-    assert with_tables("a.md", f"before\n{begin}old{end}after\n", {"x": "new\n"}) == (
-        f"before\n{begin}\nnew\n\n{end}after\n"
-    )
-    with pytest.raises(AssertionError, match=r"a\.md has lost its marks for the options of x"):
-        with_tables("a.md", "nothing", {"x": "new\n"})
 
 
 @pytest.mark.parametrize("text", FILES)
