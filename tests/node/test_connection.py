@@ -21,7 +21,7 @@ from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.connection import ServerConnection
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.node.streams.service import StreamConnection
+from upriver.node.streams.stream_connection import StreamConnection
 from upriver.wire import dcp
 from upriver.wire.dialects.memcached import Get, Noop, Quit, QuitQ, SaslAuth, Set
 

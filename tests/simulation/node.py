@@ -17,11 +17,12 @@ from upriver.model import VbucketState
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import ListenAddress
-from upriver.node.role_changes import RoleChanges
+from upriver.node.server import add_services
 from upriver.node.session import Session
 from upriver.node.state import NodeState
-from upriver.node.streams.service import StreamConnection, StreamService
-from upriver.node.tap.service import TapConnection, TapService
+from upriver.node.streams.role_changes import RoleChanges
+from upriver.node.streams.stream_connection import StreamConnection
+from upriver.node.tap.connections import TapConnection
 
 T = TypeVar("T")
 
@@ -138,8 +139,7 @@ class Machine:
             cluster=ClusterConfig(config),
             commands=COMMANDS,
         )
-        self.service = self.state.streams = StreamService(self.state)
-        self.state.tap = TapService(self.state)
+        self.service, _ = add_services(self.state)
         RoleChanges(self.state, lambda numbers: self.on_roles(numbers))
         self.up = True
 

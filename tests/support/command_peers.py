@@ -12,7 +12,7 @@ from upriver.model import VbucketState
 from upriver.node._fast_path import FastPath
 from upriver.node.auth.users_file import Users
 from upriver.node.cluster_map import ClusterConfig, single_node
-from upriver.node.commands import COMMANDS
+from upriver.node.commands import COMMANDS, CommandHandler
 from upriver.node.embedded import EmbeddedNode
 from upriver.node.session import Session
 from upriver.node.state import Limits, NodeState
@@ -270,6 +270,7 @@ def open_rig(
         users=users,
         limits=limits or Limits(),
         commands=COMMANDS,
+        handlers=(CommandHandler(),),
     )
     if compiled:
         node.fast_path = FastPath(bucket.tables, bucket.ledger, bucket.operations)

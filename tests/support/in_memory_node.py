@@ -11,10 +11,10 @@ from upriver.engine import Bucket, Vbucket
 from upriver.node.cluster_map import ClusterConfig, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import ListenAddress
+from upriver.node.server import add_services
 from upriver.node.session import Session
 from upriver.node.state import NodeState
-from upriver.node.streams.service import StreamService
-from upriver.node.tap.service import TapService
+from upriver.node.tap.client_registry import TapRegistry
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import Dialect, Framer, Message, dcp, tap
 
@@ -122,7 +122,9 @@ class Peer:
 class InMemoryNode:
     """A node, its clock and its peers."""
 
-    def __init__(self, vbuckets: int = 64, tap_settings: TapSettings | None = None) -> None:
+    def __init__(
+        self, vbuckets: int = 64, tap_settings: TapSettings | None = None, tap_registry: TapRegistry | None = None
+    ) -> None:
         self.scheduler = ManualScheduler()
         #: How far somebody has set the clock.
         self.clock_set_s = 0.0
@@ -139,8 +141,7 @@ class InMemoryNode:
             ),
             commands=COMMANDS,
         )
-        self.service = self.state.streams = StreamService(self.state)
-        self.tap = self.state.tap = TapService(self.state, tap_settings)
+        self.service, self.tap = add_services(self.state, tap_settings, tap_registry)
         self.peers: list[Peer] = []
         #: Whether the flusher runs whenever the node is otherwise quiet.
         self.disk_works = True

@@ -17,9 +17,9 @@ import logging
 from typing import Final, cast
 
 from upriver.node.options import ListenAddress
+from upriver.node.packet_handlers import SessionStream
 from upriver.node.session import Session
 from upriver.node.state import NodeState
-from upriver.node.streams.streaming_session import StreamingSession
 from upriver.node.streams.turn_writer import prepare_for_streams, write_turn
 
 RECEIVE_BYTES: Final = 256 * 1024
@@ -195,7 +195,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif session.stalled or not transport.is_reading():
             self._regulate()
 
-    def _write_turn(self, transport: asyncio.Transport, session: Session, stream: StreamingSession) -> None:
+    def _write_turn(self, transport: asyncio.Transport, session: Session, stream: SessionStream) -> None:
         if not self._prepared:
             self._prepared = True
             prepare_for_streams(transport)

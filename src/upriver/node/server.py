@@ -30,11 +30,12 @@ from upriver.node.auth.users_file import Users
 from upriver.node.bucket_identity import bucket_uuid
 from upriver.node.build_info import plain_parts
 from upriver.node.cluster_map import ClusterConfig, single_node
-from upriver.node.commands import COMMANDS
+from upriver.node.commands import COMMANDS, CommandHandler
 from upriver.node.connection import RECEIVE_BYTES, ServerConnection
 from upriver.node.listener import Listener, bind
 from upriver.node.options import ListenAddress, NodeOptions, parse_initial_vbuckets, parse_listen
 from upriver.node.state import LOGGER, Limits, NodeState
+from upriver.node.streams.draft_connections import ListenerDialect
 from upriver.node.streams.service import StreamService
 from upriver.node.tap.client_registry import TapRegistry
 from upriver.node.tap.service import TapService
@@ -366,8 +367,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
         fast_path=FastPath(bucket.tables, bucket.ledger, bucket.operations),
         stall_s=options.stall_s,
     )
-    state.streams = StreamService(state)
-    state.tap = TapService(
+    add_services(
         state,
         TapSettings(
             ack_interval=options.tap_ack_interval,
@@ -379,3 +379,13 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
         TapRegistry(None if options.data is None else Path(options.data) / TAP_DIRECTORY),
     )
     return state
+
+
+def add_services(
+    state: NodeState, tap_settings: TapSettings | None = None, tap_registry: TapRegistry | None = None
+) -> tuple[StreamService, TapService]:
+    """Give a node its streams, TAP and commands, in the order in which they are offered a packet."""
+    streams = state.streams = StreamService(state)
+    tap = state.tap = TapService(state, tap_settings, tap_registry)
+    state.handlers = (ListenerDialect(), tap, streams, CommandHandler())
+    return streams, tap

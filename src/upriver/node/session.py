@@ -16,29 +16,26 @@ not read, and closes the connection when it is ``finished``.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from upriver.errors import (
     AccessDenied,
     AuthenticationFailed,
-    InvalidArguments,
     KeyExists,
     Locked,
     NotMyVbucket,
     StatusError,
-    UnknownCommand,
     WireError,
 )
 from upriver.node.auth.sasl import SaslExchange
 from upriver.node.auth.users import Role, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.options import ListenAddress
+from upriver.node.packet_handlers import ConnectionFormat, SessionStream
 from upriver.node.state import NodeState
 from upriver.wire import (
-    DRAFT,
     EXTENDED_REQUEST,
     MEMCACHED,
-    AnyRequest,
     AnyResponse,
     Buffer,
     Framing,
@@ -47,16 +44,8 @@ from upriver.wire import (
     Request,
     Response,
     Status,
-    dcp,
-    memcached,
-    tap,
-    upr,
-    upr_draft3,
 )
 from upriver.wire.dialects.memcached import Feature
-
-if TYPE_CHECKING:
-    from upriver.node.streams.streaming_session import StreamingSession
 
 EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
 NOTHING: Final = Role(0)
@@ -69,24 +58,6 @@ _EXTENDED: Final = "requests with frame extras (durability levels, kept expiries
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The type of the record that a TLS client greets with.
 _TLS_HANDSHAKE: Final = 0x16
-#: The requests that list things, each of which becomes an object, and how long they may be.
-_LISTS: Final = {memcached.Observe.declaration.opcode: 16 * 1024, memcached.Hello.declaration.opcode: 1024}
-#: What streams answer. Their answers go straight out, so the request waits until those before it are answered.
-_ANSWERED_BY_STREAMS: Final = frozenset(
-    each.declaration.opcode
-    for each in (
-        dcp.Open,
-        dcp.StreamRequest,
-        dcp.Control,
-        upr.CloseStream,
-        upr.FailoverLogRequest,
-        upr_draft3.StreamRequest,
-        upr_draft3.FailoverLogRequest,
-        tap.Connect,
-    )
-)
-#: So many bytes of a list are as much work as a small request.
-_LISTED_BYTES: Final = 16
 
 
 class Deferred:
@@ -149,6 +120,7 @@ class Session:
         "disk_waits",
         "exchange",
         "features",
+        "format",
         "framing",
         "listen_address",
         "logging_in",
@@ -173,8 +145,10 @@ class Session:
         self.peer = peer
         #: The listener that it came through.
         self.listen_address = listen_address
-        #: Which header its packets have; the first byte tells.
-        self.framing: Framing | None = None if node.streams is not None else MEMCACHED
+        #: The header of its packets; None until the first byte has come.
+        self.framing: Framing | None = None
+        #: Set if a handler claimed the connection, whose packets then have another header than memcached's.
+        self.format: ConnectionFormat | None = None
         #: Called when an answer that was waiting can go out.
         self.on_output = on_output
         self.user: User | None = None
@@ -182,7 +156,7 @@ class Session:
         self.features: frozenset[Feature] = frozenset()
         self.agent = ""
         #: What an open has made of it, if one came.
-        self.stream: StreamingSession | None = None
+        self.stream: SessionStream | None = None
         #: The connection is to be closed once everything is sent.
         self.closing = False
         #: A login is under way: what stands behind it waits for its outcome.
@@ -235,7 +209,7 @@ class Session:
         if self._partial or self in self.node.partial:
             self._hold_partial()
 
-    def serve(self, buffer: Buffer, size: int) -> "tuple[bytes | None, list[StreamingSession]]":
+    def serve(self, buffer: Buffer, size: int) -> tuple[bytes | None, list[SessionStream]]:
         """Take received bytes; return the answers and the streams that the requests woke.
 
         The answers are None if the requests were not all plain: the session keeps its answers for ``data_to_send``.
@@ -292,9 +266,9 @@ class Session:
 
     def _refuse_partial(self, limit: int) -> None:
         self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
-        if len(self._partial) >= _HEADER_SIZE and self.framing is not DRAFT:
+        if len(self._partial) >= _HEADER_SIZE and self.format is None:
             text = "too many requests are half received: send it again later"
-            self.send(_header_refusal(self._partial, 0, Status.ENOMEM, text))
+            self.send(header_refusal(self._partial, 0, Status.ENOMEM, text))
         self._close()
         if self.on_output is not None:
             self.on_output()
@@ -399,8 +373,8 @@ class Session:
         at = self._work = self._needed = 0
         limits = self.node.limits
         self._turn_end = self.node.ticks() + limits.turn_s
-        if self.framing is None and len(data) and self.node.streams is not None:
-            self.framing = self.node.streams.begin(self, data[0])
+        if self.framing is None and len(data):
+            self._choose_framing(data[0])
         while self._answer_rest() and not self.closing and at < len(data):
             if (self._work and self._turn_is_over()) or self.blocked:
                 self.stalled = True
@@ -423,17 +397,25 @@ class Session:
             if size is None or len(data) - at < size:
                 self._needed = size or 0
                 return at
-            if self._waiting and self._would_overtake(data, at):
+            if self._waiting and self._may_overtake(data, at):
                 self.stalled = self._held_back = True
                 return at
             self._answer_packet(bytes(data[at : at + size]))
             at += size
         return at
 
-    def _would_overtake(self, data: Buffer, at: int) -> bool:
-        """Would the answer to this request go out before those that wait?"""
-        answers = self.stream is None or self.stream.answers_at_once
-        return answers and data[at] == Magic.REQUEST and data[at + 1] in _ANSWERED_BY_STREAMS
+    def _choose_framing(self, first_byte: int) -> None:
+        for handler in self.node.handlers:
+            self.format = handler.claim(self, first_byte)
+            if self.format is not None:
+                break
+        self.framing = MEMCACHED if self.format is None else self.format.framing
+
+    def _may_overtake(self, data: Buffer, at: int) -> bool:
+        """Whether the answer to this request may go out before those that wait."""
+        if data[at] != Magic.REQUEST:
+            return False
+        return any(handler.may_overtake(self, data[at + 1]) for handler in self.node.handlers)
 
     def _turn_is_over(self) -> bool:
         limits = self.node.limits
@@ -468,7 +450,7 @@ class Session:
         node = self.node
         if self.stream is not None:
             at = self.stream.receive_run(data, at)
-        if node.fast_path is None or self._waiting or self.framing is DRAFT:
+        if node.fast_path is None or self._waiting or self.format is not None:
             return at
         limits = node.limits
         at, answers = node.fast_path.serve(
@@ -490,7 +472,7 @@ class Session:
 
     def _packet_size(self, data: Buffer, at: int) -> int | None:
         framing = self.framing or MEMCACHED
-        if framing is DRAFT or data[at] != EXTENDED_REQUEST:
+        if self.format is not None or data[at] != EXTENDED_REQUEST:
             framing.check_first_byte(data, at)
         if len(data) - at < framing.header_size:
             return None
@@ -512,18 +494,18 @@ class Session:
 
     def _refuse_frame(self, data: Buffer, at: int, error: WireError) -> None:
         """A frame that cannot be: who sent a request's header is told, and nothing behind it can be understood."""
-        if self.framing is not DRAFT and data[at] == Magic.REQUEST and len(data) - at >= _HEADER_SIZE:
+        if self.format is None and data[at] == Magic.REQUEST and len(data) - at >= _HEADER_SIZE:
             length = int.from_bytes(data[at + 8 : at + 12], "big")
             status = Status.E2BIG if length > self._body_bytes_max else Status.EINVAL
-            self.send(_header_refusal(data, at, status, str(error)))
+            self.send(header_refusal(data, at, status, str(error)))
         if data[at] == _TLS_HANDSHAKE:
             error = WireError(error.offset, error.expected, f"{error.found} (a TLS client on a plain port?)")
-        self._lose(error)
+        self.lose_place(error)
 
-    def _lose(self, error: WireError) -> None:
-        """The stream has lost its place: nothing behind it can be understood."""
-        if self.framing is DRAFT and self.node.streams is not None:
-            self.node.streams.lose_place(self, error)
+    def lose_place(self, error: WireError) -> None:
+        """Close the connection: the bytes behind this error cannot be understood."""
+        if self.format is not None:
+            self.format.lose_place(self, error)
             return
         self.log.warning("closed: %s", error)
         self._close()
@@ -533,43 +515,24 @@ class Session:
         self._out += packets
 
     def _answer_packet(self, packet: bytes) -> None:
+        if self.format is not None:
+            self.format.handle(self, packet)
+            return
         if self._is_stranger and self._is_closed_to_strangers(packet):
-            self.send(_header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
+            self.send(header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
             return
-        if packet[0] == EXTENDED_REQUEST and self.framing is not DRAFT:
-            self.send(_header_refusal(packet, 0, Status.NOT_SUPPORTED, _EXTENDED))
+        if packet[0] == EXTENDED_REQUEST:
+            self.send(header_refusal(packet, 0, Status.NOT_SUPPORTED, _EXTENDED))
             return
-        if self.node.tap is not None and self.node.tap.take(self, packet):
-            return
-        if self.node.streams is not None and self.node.streams.take(self, packet):
-            return
-        if packet[0] != Magic.REQUEST:  # answering it might go on for ever
-            self._lose(WireError(0, "a request", "a response"))
-            return
-        longest = _LISTS.get(packet[1])
-        if longest is not None:
-            if len(packet) - _HEADER_SIZE > longest:
-                text = f"a list of more than {longest} bytes: ask for less at once"
-                self.send(_header_refusal(packet, 0, Status.E2BIG, text))
+        for handler in self.node.handlers:
+            if handler.handle(self, packet):
                 return
-            self.charge(len(packet) // _LISTED_BYTES)  # whatever becomes of it, it is taken apart
-        try:
-            request = memcached.memcached.decode(packet)
-        except WireError as error:
-            self.send(malformed(packet, error))
-            return
-        assert isinstance(request, Request)
-        self.answer(request)
 
     def _is_closed_to_strangers(self, packet: bytes) -> bool:
         """Nobody looks at what is in it before a login: well-formed or not, in whatever dialect."""
-        if self.framing is DRAFT or packet[0] == Magic.RESPONSE:
+        if packet[0] == Magic.RESPONSE:
             return False
         return packet[0] == EXTENDED_REQUEST or packet[1] not in self.node.open_opcodes
-
-    def answer(self, request: Request) -> None:
-        """Run the command of one request."""
-        self.run(request, Session._run)
 
     def run(self, request: Request, command: "Command") -> None:
         """Run one request, and answer with what it gives or why it failed."""
@@ -584,19 +547,6 @@ class Session:
                     opcode=request.code, status=Status.EINTERNAL, opaque=request.opaque, value=b"Internal error"
                 )
             )
-
-    def _run(self, request: Request) -> Answer:
-        entry = self.node.commands.get(type(request))
-        if entry is None:
-            if isinstance(request, AnyRequest):
-                raise UnknownCommand(f"there is no command 0x{request.opcode:02x}")
-            raise UnknownCommand
-        command, role = entry
-        if role is not None:
-            self.authorize(role)
-        if request.datatype and request.datatype & ~self.datatypes:
-            raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
-        return command(self, request)
 
     def _refusal(self, request: Request, error: StatusError) -> AnyResponse:
         """As everybody's; but who has selected the bucket is shown by the map whom to ask instead."""
@@ -652,10 +602,10 @@ class Session:
 
 def malformed(packet: bytes, error: WireError) -> AnyResponse:
     """The answer to a packet whose frame is right and whose body is not."""
-    return _header_refusal(packet, 0, Status.EINVAL, str(error))
+    return header_refusal(packet, 0, Status.EINVAL, str(error))
 
 
-def _header_refusal(data: Buffer, at: int, status: Status, text: str) -> AnyResponse:
+def header_refusal(data: Buffer, at: int, status: Status, text: str) -> AnyResponse:
     """A refusal of which no more is known than the header of its request."""
     opaque = int.from_bytes(data[at + 12 : at + 16], "big")
     return AnyResponse(opcode=data[at + 1], status=status, opaque=opaque, value=text.encode())

@@ -1,7 +1,7 @@
 """What all connections of a node share."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from upriver.wire import BODY_BYTES_MAX
 if TYPE_CHECKING:
     from upriver.node._fast_path import FastPath
     from upriver.node.connection import ServerConnection
+    from upriver.node.packet_handlers import PacketHandler
     from upriver.node.session import Command, Session
     from upriver.node.streams.service import StreamService
     from upriver.node.tap.service import TapService
@@ -126,6 +127,8 @@ class NodeState:
     version: str = __version__
     #: What each request type runs, and the role that it needs; None for what everybody may do.
     commands: "Mapping[type[Request], tuple[Command, Role | None]]" = field(default_factory=dict)
+    #: The parts that answer packets, in the order in which they are offered one. The last takes every packet.
+    handlers: "Sequence[PacketHandler]" = ()
     #: The compiled loop for plain requests; None where it was not built.
     fast_path: "FastPath | None" = None
     stream_watch: StallCheck = field(default_factory=StallCheck)

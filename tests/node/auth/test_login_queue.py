@@ -14,8 +14,7 @@ from upriver.node.auth.sasl import LoginOutcome, SaslExchange
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.embedded import EmbeddedNode, start
-from upriver.node.streams.service import StreamService
-from upriver.node.tap.service import TapService
+from upriver.node.server import add_services
 from upriver.wire import AnyRequest, Request, dcp
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (
@@ -158,7 +157,7 @@ def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: Rig) ->
 def test_who_has_not_logged_in_is_not_told_what_is_wrong_with_his_request(guarded: Rig, opcode: int) -> None:
     """Whatever it says and in whatever dialect, it is not looked at; the connection stays."""
     (peer,) = peers_of(guarded, 1)
-    guarded.node.streams, guarded.node.tap = StreamService(guarded.node), TapService(guarded.node)
+    add_services(guarded.node)
     for extras in (b"", bytes(3), bytes(8), bytes(40)):
         nonsense = AnyRequest(opcode=opcode, extras=extras, key=b"key", value=b"value")
         peer.refused(nonsense, Status.AUTH_ERROR)

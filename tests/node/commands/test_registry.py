@@ -10,7 +10,7 @@ from tests.support.command_peers import Peer, SessionPeer, assert_refusal, decod
 from tests.support.depth import examples
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
-from upriver.node.commands import COMMANDS
+from upriver.node.commands import COMMANDS, run_command
 from upriver.node.commands.registry import command, success
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
@@ -61,7 +61,7 @@ def test_without_its_role_no_command_runs(lacking: Role) -> None:
         peer.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0u\0p"))
         for request, (_, role) in COMMANDS.items():
             if role is not None and role & ~roles:
-                peer.session.answer(made(request))
+                peer.session.run(made(request), run_command)
                 (answer,) = peer.receive()
                 assert_refusal(answer, Status.EACCESS)
                 assert isinstance(answer, AnyResponse)

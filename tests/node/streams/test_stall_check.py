@@ -9,8 +9,8 @@ from tests.support.in_memory_node import InMemoryNode, Peer
 from tests.support.tap_peer import ACK, BACKFILL, TapPeer, connect
 from upriver.model.position import NO_END
 from upriver.node.http.metrics import problems
-from upriver.node.streams.service import StreamConnection
 from upriver.node.streams.statistics import stream_numbers
+from upriver.node.streams.stream_connection import StreamConnection
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import dcp, tap
 

@@ -16,7 +16,6 @@ from upriver.engine import Bucket
 from upriver.errors import StorageError
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.tap.client_registry import TapRegistry
-from upriver.node.tap.service import TapService
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import plan_of
 from upriver.protocol.tap.position import LOST, NEVER, TapPosition
@@ -210,9 +209,8 @@ def disk(tmp_path: Path) -> FailingDisk:
 
 
 def service(disk: TapRegistry) -> InMemoryNode:
-    node = InMemoryNode()
+    node = InMemoryNode(tap_registry=disk)
     node.bucket.create_vbucket(1)
-    node.state.tap = node.tap = TapService(node.state, registry=disk)
     return node
 
 

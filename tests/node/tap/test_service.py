@@ -144,13 +144,6 @@ def test_other_requests_are_answered_beside_the_stream(node: InMemoryNode) -> No
     assert not peer.closed
 
 
-def test_a_client_has_nothing_to_say_but_answers(node: InMemoryNode) -> None:
-    peer = client(node)
-    peer.run()
-    peer.peer.send(tap.Mutation(vbucket=1, key=b"k", rev_seqno=1, nru=0))
-    assert peer.closed
-
-
 @pytest.mark.parametrize(("dialect", "served"), [("tap", True), ("dcp", False), ("upr_draft3", False)])
 def test_a_listener_that_is_pinned_to_another_dialect_serves_no_tap(
     node: InMemoryNode, dialect: str, served: bool
@@ -523,13 +516,6 @@ def test_a_message_that_cannot_be_read_is_answered(node: InMemoryNode) -> None:
     assert isinstance(answer, Response)
     assert answer.status is Status.EINVAL
     assert not peer.closed
-
-
-def test_an_answer_on_a_connection_that_only_receives_closes_it(node: InMemoryNode) -> None:
-    peer = node.connect()
-    peer.send(tap.Opaque(control=Control.ENABLE_AUTO_NACK))
-    peer.send(AnyResponse(opcode=0x41, opaque=1))
-    assert peer.closed
 
 
 def test_tap_messages_and_opened_streams_do_not_mix(node: InMemoryNode) -> None:

@@ -1,6 +1,19 @@
 """What the node answers to each request. Importing this package fills the table."""
 
 from upriver.node.commands import cluster, connection, keyvalue, locks, meta, observe, statistics, vbuckets
+from upriver.node.commands.dispatch import CommandHandler, run_command
 from upriver.node.commands.registry import COMMANDS
 
-__all__ = ["COMMANDS", "cluster", "connection", "keyvalue", "locks", "meta", "observe", "statistics", "vbuckets"]
+__all__ = [
+    "COMMANDS",
+    "CommandHandler",
+    "cluster",
+    "connection",
+    "keyvalue",
+    "locks",
+    "meta",
+    "observe",
+    "run_command",
+    "statistics",
+    "vbuckets",
+]

@@ -1,27 +1,26 @@
-"""Connections of the drafts, which know no open: what their first bytes make of a session.
+"""Connections of the drafts, which have no open.
 
-The first two drafts have a header of their own. A connection that begins with the byte 0x01 speaks the second of them;
-the first looks alike and is spoken where a listener is pinned to it. Neither has a login, so where users are configured
-both are served only on a listener that is pinned to them and marked *anonymous*. Whoever sends bytes that cannot be
-understood is told where they went wrong, and the connection is closed.
+The first two drafts have a header of 12 bytes. A connection whose first byte is 0x01 speaks the second draft. The first
+draft looks the same; a listener must be pinned to it. Neither has a login. Where users are configured, both are served
+only on a listener that is pinned to them and marked *anonymous*. Bytes that cannot be understood are answered with
+their offset, and the connection is closed.
 
-The third draft comes on the memcached header, and with its first request: a stream request where others open, or a
-failover log request.
+The third draft uses memcached's header. Its first request, a stream request or a failover log request, begins it.
 """
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from upriver.errors import AuthenticationFailed, StatusError, WireError
 from upriver.node.auth.users import Role
 from upriver.node.options import SHORT_DRAFTS, ListenAddress
-from upriver.node.session import Session, refusal
+from upriver.node.packet_handlers import PacketHandler
+from upriver.node.session import Session, malformed, refusal
+from upriver.node.streams.stream_connection import StreamConnection
 from upriver.protocol.producer import STREAM_DIALECTS, text_of
 from upriver.wire import (
     DRAFT,
-    MEMCACHED,
     AnyRequest,
     DraftOpcode,
-    Framing,
     Magic,
     Message,
     Status,
@@ -33,27 +32,75 @@ from upriver.wire import (
 )
 
 if TYPE_CHECKING:
-    from upriver.node.streams.service import StreamConnection, StreamService
+    from upriver.node.streams.service import StreamService
 
 _NO_LOGIN: Final = AuthenticationFailed("the 12-byte drafts have no login: use a listener that is marked anonymous")
 
 
-def begin(service: "StreamService", session: Session, first_byte: int) -> Framing:
-    """Which header a connection has; one of the 12-byte drafts becomes a stream's connection at once."""
+class DraftFormat:
+    """One connection of the first two drafts."""
+
+    framing: Final = DRAFT
+
+    def __init__(self, service: "StreamService", connection: StreamConnection) -> None:
+        self._service = service
+        self._connection = connection
+        #: The offset of the next packet in the bytes of the connection.
+        self._offset = 0
+
+    def handle(self, session: Session, packet: bytes) -> None:
+        """Answer a packet; anything but a request of a stream ends the connection."""
+        try:
+            message = self._request(packet)
+        except WireError as error:
+            self.lose_place(session, error)
+            return
+        self._offset += len(packet)
+        if not self._service.receive(session, message):
+            self.lose_place(session, WireError(0, "a request", "a response"))
+
+    def _request(self, packet: bytes) -> Message:
+        message = self._connection.wire.decode(packet)
+        if packet[0] != DraftOpcode.REQUEST:
+            raise WireError(0, f"a request (opcode {int(DraftOpcode.REQUEST)})", f"a {message.title()}")
+        return message
+
+    def lose_place(self, session: Session, error: WireError) -> None:
+        """Answer with the offset of the error, counted from the connection's first byte, and close it."""
+        error = error.shifted(self._offset)
+        session.put(upr_draft1.DecodeError(offset=error.offset & 0xFFFFFFFF, text=str(error).encode()).encode())
+        session.log.warning("closed: %s", error)
+        session.closing = True
+
+
+class ListenerDialect(PacketHandler):
+    """Refuses packets of other dialects where a listener is pinned to one."""
+
+    def handle(self, session: Session, packet: bytes) -> bool:
+        """Refuse the packet if the listener does not speak its dialect."""
+        if admits(session.listen_address, packet):
+            return False
+        wanted = f"a packet of {session.listen_address.dialect}, as is spoken here"
+        session.send(malformed(packet, WireError(1, wanted, "one of another dialect")))
+        return True
+
+
+def claim(service: "StreamService", session: Session, first_byte: int) -> DraftFormat | None:
+    """Make a connection of a 12-byte draft a stream's connection at once; None if it is of another dialect."""
     name = session.listen_address.dialect
     if not name and first_byte == DraftOpcode.REQUEST:
         name = "upr_draft2"
     if name not in SHORT_DRAFTS:
-        return MEMCACHED
-    service.connect(session, STREAM_DIALECTS[name])
+        return None
+    connection = service.connect(session, STREAM_DIALECTS[name])
     if service.node.users is not None and not session.listen_address.anonymous:
         session.put(upr_draft1.RequestError(status=Status(_NO_LOGIN.status), text=text_of(_NO_LOGIN)).encode())
         service.close(session, str(_NO_LOGIN))
-    return DRAFT
+    return DraftFormat(service, connection)
 
 
 def begin_third(service: "StreamService", session: Session, packet: bytes) -> bool:
-    """The third draft begins with its first request; False if the user may not stream, which is answered."""
+    """Make a session a connection of the third draft; refuse it and return False if the user may not stream."""
     try:
         session.authorize(Role.STREAM)
     except StatusError as error:
@@ -63,30 +110,8 @@ def begin_third(service: "StreamService", session: Session, packet: bytes) -> bo
     return True
 
 
-def read_short(session: Session, packet: bytes) -> Message | None:
-    """The request in a packet with the 12-byte header; None if it is none, which is the end of the connection."""
-    stream = cast("StreamConnection", session.stream)
-    try:
-        message = stream.wire.decode(packet)
-        if packet[0] != DraftOpcode.REQUEST:
-            raise WireError(0, f"a request (opcode {int(DraftOpcode.REQUEST)})", f"a {message.title()}")
-    except WireError as error:
-        lose_place(session, error)
-        return None
-    stream.bytes_taken += len(packet)
-    return message
-
-
-def lose_place(session: Session, error: WireError) -> None:
-    """Say where the bytes went wrong, counted from the first of the connection, and close it."""
-    error = error.shifted(cast("StreamConnection", session.stream).bytes_taken)
-    session.put(upr_draft1.DecodeError(offset=error.offset & 0xFFFFFFFF, text=str(error).encode()).encode())
-    session.log.warning("closed: %s", error)
-    session.closing = True
-
-
 def admits(listen_address: ListenAddress, packet: bytes) -> bool:
-    """Is this packet of a dialect that is spoken here? Plain commands are welcome everywhere."""
+    """Whether a listener speaks the packet's dialect. Plain commands, and responses, are taken everywhere."""
     if not listen_address.dialect or packet[0] != Magic.REQUEST:
         return True
     spoken = detect(packet)

@@ -13,8 +13,9 @@ from typing import Literal
 
 from upriver.node.state import NodeState
 from upriver.node.streams.replica_connection import ReplicaConnection
-from upriver.node.streams.service import StreamConnection, StreamService
+from upriver.node.streams.service import StreamService
 from upriver.node.streams.stall_check import backlog
+from upriver.node.streams.stream_connection import StreamConnection
 from upriver.protocol.producer import Producer
 
 Pairs = Iterator[tuple[str, object]]

@@ -9,7 +9,7 @@ import contextlib
 import socket
 from typing import Any, Final, Protocol
 
-from upriver.node.streams.streaming_session import StreamingSession
+from upriver.node.packet_handlers import SessionStream
 from upriver.protocol.producer import PIECE_BYTES, TURN_BYTES, SendBuffer
 from upriver.wire import Buffer
 
@@ -39,7 +39,7 @@ def prepare_for_streams(transport: Transport) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-def write_turn(transport: Transport, answers: bytes, stream: StreamingSession, outbox: SendBuffer) -> int:
+def write_turn(transport: Transport, answers: bytes, stream: SessionStream, outbox: SendBuffer) -> int:
     """Write the answers, then pieces until the turn is over or the transport blocks; return the number of bytes."""
     data: Buffer = stream.produce()
     if answers:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from upriver.wire import Buffer
 
 if TYPE_CHECKING:
+    from upriver.node.packet_handlers import SessionStream
     from upriver.node.state import Scheduler
-    from upriver.node.streams.streaming_session import StreamingSession
 
 T = TypeVar("T")
 
@@ -25,20 +25,18 @@ class WakeQueue:
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
         #: The streams woken in the current turn; None between turns.
-        self._collected: list[StreamingSession] | None = None
+        self._collected: list[SessionStream] | None = None
 
-    def add(self, stream: "StreamingSession") -> None:
+    def add(self, stream: "SessionStream") -> None:
         """Let the stream send: after the current turn's requests, or in the next turn."""
         if self._collected is None:
             self._scheduler.later(0.0, stream.flush)
         else:
             self._collected.append(stream)
 
-    def collect(
-        self, answer: Callable[[Buffer, int], T], data: Buffer, size: int
-    ) -> "tuple[T, list[StreamingSession]]":
+    def collect(self, answer: Callable[[Buffer, int], T], data: Buffer, size: int) -> "tuple[T, list[SessionStream]]":
         """Answer requests; return the result and the streams woken. If that fails, they send in the next turn."""
-        woken: list[StreamingSession] = []
+        woken: list[SessionStream] = []
         self._collected = woken
         try:
             return answer(data, size), woken

@@ -1,9 +1,9 @@
-"""TAP on the node: connections that it sends on, connections that it receives on, and the names it remembers.
+"""TAP on the node: its connections, and the clients that it remembers.
 
-Theory of operation. A session hands packets with TAP's opcodes here before its own commands see them. A *connect* makes
-the session a producer's; any other TAP message makes it a consumer's. Whatever else comes on such a connection stays
-with the session's commands. Messages of a consumer are answered in their order, together with all other answers, and
-only when everything before them is on disk: the peer goes on behind what was answered, also after a crash here.
+Theory of operation. The service handles packets with TAP's opcodes. A *connect* makes the session a producer; any other
+TAP message makes it a consumer. All other packets stay with the commands. A consumer answers messages in their order,
+together with all other answers, and only when everything before them is on disk: the peer does not repeat what was
+answered, even after a crash here.
 """
 
 import itertools
@@ -13,162 +13,40 @@ from typing import Final
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, StorageError, TemporaryFailure, WireError
 from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import when_all_durable
-from upriver.node.role_changes import RoleChanges
+from upriver.node.packet_handlers import PacketHandler
 from upriver.node.session import Answer, Session, malformed, refusal
 from upriver.node.state import NodeState
-from upriver.node.streams import draft_connections
 from upriver.node.streams.engine_source import EngineSource
-from upriver.node.streams.streaming_session import StreamingSession
+from upriver.node.streams.role_changes import RoleChanges
 from upriver.node.tap.client_registry import RegistryWriter, TapRegistry
+from upriver.node.tap.connections import TapConnection, TapReceiver
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.node.tap.online_update import OnlineUpdate
 from upriver.protocol import NAME_BYTES_MAX, checked_name, successor_by_tap
 from upriver.protocol.tap import (
-    TapClient,
     TapClients,
     TapConsumer,
     TapPlan,
-    TapProducer,
     TapSettings,
     check_takeover,
     plan_of,
 )
-from upriver.wire import DRAFT, AnyRequest, Magic, Message, Request, Response, tap
+from upriver.wire import AnyRequest, Magic, Message, Request, Response, tap
 from upriver.wire.dialects.tap import Control
 
 #: The opcodes of TAP, from connect to checkpoint end.
 _OPCODES: Final = frozenset(range(0x40, 0x48))
 _CONNECT: Final = tap.Connect.declaration.opcode
-#: What a connect may have for itself: header, flags, name, date, two counts and a byte; and for each vbucket: its
-#: number in the list, its number and an id among the checkpoints.
+#: The longest connect without vbuckets: header, flags, name, date, two counts and a byte. Each vbucket may add its
+#: number twice, in the list and among the checkpoints, and a checkpoint id.
 _CONNECT_BYTES_MAX: Final = 24 + 4 + NAME_BYTES_MAX + 8 + 2 + 2 + 1
 _VBUCKET_BYTES: Final = 2 + 2 + 8
-#: Clients that stay away are looked for once in so many seconds.
+#: The interval in which clients that stay away are looked for.
 EXPIRE_S: Final = 1.0
 _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE)
 
 
-class TapConnection(StreamingSession):
-    """A session that a client has made its TAP stream."""
-
-    def __init__(self, service: "TapService", session: Session, client: TapClient, successor: str = "") -> None:
-        super().__init__(service.node, session)
-        self.service = service
-        self.client = client
-        #: Nothing is sent before it is on disk that a registered client is connected.
-        self.held = client.registered
-        assert client.plan is not None
-        self.plan = client.plan
-        self.created = self.node.clock()
-        self.producer = TapProducer(
-            service.source,
-            f"tap:{client.name}",
-            self.plan,
-            service.settings,
-            self.node.ticks(),
-            successor=successor,
-            places=client.places,
-            elsewhere=client.elsewhere,
-            on_ready=self.wake,
-            warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
-        )
-        self.call_at(self.producer.deadline)
-        self.wake()
-
-    def receive(self, message: Message) -> bool:
-        """Take an answer of the consumer; False if it is none."""
-        if not self.producer.receive(message, self.node.ticks()):
-            return False
-        self._settle()
-        return True
-
-    def _settle(self) -> None:
-        if self.producer.closing:
-            self.service.close(self.session, self.producer.closing)
-            return
-        self.call_at(self.producer.deadline)
-        if self.has_output:
-            self.wake()
-
-    def release(self) -> None:
-        """Begin to send."""
-        self.held = False
-        self.wake()
-
-    def produce(self) -> bytes:
-        """The next messages. Only when nothing of them is left in the transport is the connection closed."""
-        if self.session.closing or self.held:
-            return b""
-        out = self.producer.produce()
-        if self.producer.done and not out:
-            self.service.close(self.session, "everything is sent")
-        elif self.producer.done or (self.producer.beginning and not out):
-            self.wake()
-        return out
-
-    @property
-    def has_output(self) -> bool:
-        """May there be something to send?"""
-        return self.producer.has_output and not self.held
-
-    @property
-    def stream_count(self) -> int:
-        """How many streams it sends."""
-        return len(self.producer.streams)
-
-    def behind(self) -> Iterator[tuple[tuple[str, int], object, int]]:
-        """The streams that have something to send, and whose consumer would take it."""
-        if self.producer.room:
-            for number, stream in self.producer.streams.items():
-                if stream.backlog:
-                    yield (self.producer.cursor_name, number), stream, stream.seqno
-
-    def on_time(self, now: float) -> None:
-        """Something is to be sent again, or a noop is due."""
-        self.producer.tick(now)
-        self._settle()
-        self.flush()
-
-    def lose(self) -> None:
-        """The connection is gone."""
-        if not self.lost:
-            super().lose()
-            self.producer.lose()
-            self.service.forget(self)
-
-
-class TapReceiver(StreamingSession):
-    """A session on which a peer sends TAP messages."""
-
-    def __init__(self, service: "TapService", session: Session) -> None:
-        super().__init__(service.node, session)
-        self.service = service
-        self.consumer = TapConsumer(service.sink, self.node.clock())
-
-    def receive(self, message: Message) -> bool:
-        """An answer: to nothing that was asked here."""
-        self.service.close(self.session, f"{message.title()} on a connection that only receives")
-        return True
-
-    def produce(self) -> bytes:
-        """A consumer has only answers to send."""
-        return b""
-
-    @property
-    def has_output(self) -> bool:
-        """It never has."""
-        return False
-
-    def on_time(self, now: float) -> None:
-        """It waits for nothing."""
-
-    def lose(self) -> None:
-        """The connection is gone."""
-        super().lose()
-        self.service.receivers.discard(self)
-
-
-class TapService:
+class TapService(PacketHandler):
     """All TAP connections of a node, and the clients that it knows."""
 
     def __init__(
@@ -185,7 +63,7 @@ class TapService:
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
-        #: What connections that are gone have sent.
+        #: The totals of closed connections.
         self.bytes_sent_before = 0
         self.changes_sent_before = 0
         self._by_name: dict[str, TapConnection] = {}
@@ -196,14 +74,16 @@ class TapService:
     def __iter__(self) -> Iterator[TapConnection]:
         return iter(list(self._by_name.values()))
 
-    # Coming in
+    # Receiving
 
-    def take(self, session: Session, packet: bytes) -> bool:
-        """Take a packet that belongs to TAP; False if it is somebody else's."""
-        if session.framing is DRAFT:
-            return False
+    def may_overtake(self, session: Session, opcode: int) -> bool:
+        """A connect is answered by its stream, which goes straight out."""
+        return opcode == _CONNECT and (session.stream is None or session.stream.answers_at_once)
+
+    def handle(self, session: Session, packet: bytes) -> bool:
+        """Take a packet that belongs to TAP."""
         if packet[0] == Magic.REQUEST:
-            if packet[1] not in _OPCODES or not draft_connections.admits(session.listen_address, packet):
+            if packet[1] not in _OPCODES:
                 return False
         elif not isinstance(session.stream, TapConnection | TapReceiver):
             return False
@@ -218,13 +98,13 @@ class TapService:
         return True
 
     def _check_size(self, packet: bytes) -> None:
-        """Nobody waits while a list is read that is longer than everything that there is."""
+        """Refuse a connect that is longer than a list of all vbuckets, before it is decoded."""
         size_max = _CONNECT_BYTES_MAX + _VBUCKET_BYTES * len(self.node.bucket)
         if len(packet) > size_max:
             raise WireError(8, f"a connect of at most {size_max} bytes", f"{len(packet)}")
 
     def _refuse(self, session: Session, packet: bytes, error: WireError) -> None:
-        """A request that cannot be read is answered; a connect, whose value does not fit, and an answer end it."""
+        """Refuse a malformed request. A malformed connect or response also ends the connection."""
         if packet[0] == Magic.REQUEST:
             answer = malformed(packet, error)
             request = AnyRequest(opcode=packet[1], opaque=answer.opaque)
@@ -255,7 +135,7 @@ class TapService:
                 raise KeyExists("the connection streams already")
             plan = plan_of(request, self.node.clock())
             self._check_vbuckets(plan)
-            if plan.takeover:  # who makes vbuckets dead decides who is active
+            if plan.takeover:  # making vbuckets dead decides which copy is active
                 session.authorize(Role.ADMIN)
             name = self._name(request)
             successor = successor_by_tap(name)
@@ -278,7 +158,7 @@ class TapService:
             raise NotMyVbucket(f"there is no vbucket {highest}: the bucket has {count}, from 0 on")
 
     def _name(self, request: tap.Connect) -> str:
-        """What a client calls itself; one that was made up for somebody else is his as long as he is there."""
+        """The client's name, or one that is made up. A made-up name belongs to its client while that is known."""
         if not request.name:
             return next(name for n in self._anonymous if self.clients.get(name := f"anon_{n}") is None)
         name = checked_name(request.name)
@@ -288,7 +168,7 @@ class TapService:
         return name
 
     def _note_connected(self, connection: TapConnection, request: tap.Connect, *, was_registered: bool) -> None:
-        """From here on nobody knows what a registered client holds, should the node crash: so it says on disk."""
+        """Store that a registered client is connected: after a crash, the node cannot know what the client holds."""
 
         def noted(error: StorageError | None) -> None:
             if connection.lost:
@@ -303,31 +183,28 @@ class TapService:
         self.registry.keep(connection.client, noted)
 
     def _end(self, connection: TapConnection, last: bytes, why: str) -> None:
-        """Say one more thing, and close the connection."""
+        """Send last bytes, and close the connection."""
         session = connection.session
         session.put(last)
         self.close(session, why)
         connection.lose()
-        session.release_soon()  # it may be the one that is just being served
+        session.release_soon()  # this connection may be the one being served now
 
     def _replace(self, session: Session, name: str) -> None:
-        """Who comes under a name that is connected takes its place."""
+        """Replace the older connection of this name."""
         old = self._by_name.get(name)
         if old is not None:
             self._end(old, b"", f"the TAP client {name!r} has connected again, from {session.peer}")
 
     def _control_from_client(self, session: Session, message: Request) -> None:
-        """The receiver of a stream may start, stop and revert an online update too; more it has not to say."""
+        """Let the receiver of a stream start, stop or revert an online update; refuse all else."""
         if isinstance(message, tap.Opaque) and message.control in _ONLINE_UPDATE:
             session.run(message, self._consumed)
         else:
             self.close(session, f"{message.title()} from a client that asked for a stream")
 
     def deregister(self, name: str, done: Callable[[StatusError | None], object]) -> None:
-        """Forget a registered client, and say so when it is forgotten on disk too.
-
-        If it is connected it is told that nothing more comes.
-        """
+        """Forget a registered client, and call back when that is on disk. End its stream if it is connected."""
         client = self.clients.deregister(name)
         if client is None:
             raise KeyNotFound(f"no TAP client is registered as {name!r}")
@@ -347,7 +224,7 @@ class TapService:
         self.registry.drop(name, dropped)
 
     def forget(self, connection: TapConnection) -> None:
-        """The connection is gone; what it had not acknowledged is kept for its name."""
+        """Forget a closed connection; keep for the client's name what it had not acknowledged."""
         client, producer = connection.client, connection.producer
         self.bytes_sent_before += producer.bytes_sent_total
         self.changes_sent_before += producer.changes_sent
@@ -367,7 +244,7 @@ class TapService:
             "TAP client %s starts over after a restart: its place cannot be written: %s", connection.client.name, error
         )
 
-    # Peers that send
+    # Peers that send to the node
 
     def _consumed(self, session: Session, message: Request) -> Answer:
         session.authorize(_role_for(message))
@@ -380,12 +257,12 @@ class TapService:
             answer: Response | None = consumer.receive(message)
         except StatusError as error:
             answer = refusal(message, error)
-        # Any answer, a refusal too, tells the peer that it need not send again what came before.
+        # Any answer, even a refusal, tells the peer not to repeat what came before.
         if answer is None or (self.online_update.running and not isinstance(message, tap.SetVbucket | tap.Flush)):
             return answer
         return when_all_durable(session, message, answer)
 
-    # Time, and the end
+    # Time and closing
 
     def _tell_roles(self, numbers: set[int]) -> None:
         for connection in self:
@@ -403,14 +280,14 @@ class TapService:
         self._expire_later()
 
     def close(self, session: Session, why: str) -> None:
-        """Close a connection that is done, or broke the rules."""
+        """Close a connection that is finished, or broke the rules."""
         client = f"TAP client {session.stream.client.name}: " if isinstance(session.stream, TapConnection) else ""
         session.log.info("%sclosed: %s", client, why)
         session.closing = True
 
 
 def _role_for(message: Request) -> Role:
-    """Who may send a change may write; who empties or hands over vbuckets is an administrator."""
+    """Sending changes needs the role write; clearing or handing over vbuckets needs admin."""
     if isinstance(message, tap.SetVbucket | tap.Flush):
         return Role.ADMIN
     if isinstance(message, tap.Opaque) and message.control in (Control.INITIAL_VBUCKET_STREAM, *_ONLINE_UPDATE):

@@ -11,7 +11,8 @@ from upriver.model import VbucketState
 from upriver.protocol.tap import TapClient, TapPosition
 
 if TYPE_CHECKING:
-    from upriver.node.tap.service import TapConnection, TapReceiver, TapService
+    from upriver.node.tap.connections import TapConnection, TapReceiver
+    from upriver.node.tap.service import TapService
 
 Pairs = Iterator[tuple[str, object]]
 #: What is added up over all producers.

@@ -2,7 +2,7 @@
 
 from tests.support.in_memory_node import InMemoryNode
 from upriver.model import VbucketState
-from upriver.node.role_changes import RoleChanges
+from upriver.node.streams.role_changes import RoleChanges
 
 
 def test_what_happens_in_a_turn_is_told_once_in_the_next() -> None:

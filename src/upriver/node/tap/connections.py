@@ -1,0 +1,132 @@
+"""The two kinds of TAP connections: a client that asked for a stream, and a peer that sends TAP messages."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from upriver.node.session import Session
+from upriver.node.streams.streaming_session import StreamingSession
+from upriver.protocol.tap import TapClient, TapConsumer, TapProducer
+from upriver.wire import Message
+
+if TYPE_CHECKING:
+    from upriver.node.tap.service import TapService
+
+
+class TapConnection(StreamingSession):
+    """A session over which a client receives its TAP stream."""
+
+    def __init__(self, service: "TapService", session: Session, client: TapClient, successor: str = "") -> None:
+        super().__init__(service.node, session)
+        self.service = service
+        self.client = client
+        #: Nothing is sent until the disk says that this registered client is connected.
+        self.held = client.registered
+        assert client.plan is not None
+        self.plan = client.plan
+        self.created = self.node.clock()
+        self.producer = TapProducer(
+            service.source,
+            f"tap:{client.name}",
+            self.plan,
+            service.settings,
+            self.node.ticks(),
+            successor=successor,
+            places=client.places,
+            elsewhere=client.elsewhere,
+            on_ready=self.wake,
+            warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
+        )
+        self.call_at(self.producer.deadline)
+        self.wake()
+
+    def receive(self, message: Message) -> bool:
+        """Take a response of the consumer; return False for any other message."""
+        if not self.producer.receive(message, self.node.ticks()):
+            return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        if self.producer.closing:
+            self.service.close(self.session, self.producer.closing)
+            return
+        self.call_at(self.producer.deadline)
+        if self.has_output:
+            self.wake()
+
+    def release(self) -> None:
+        """Start to send."""
+        self.held = False
+        self.wake()
+
+    def produce(self) -> bytes:
+        """Return the next messages. After the last, close the connection once the transport has sent all of them."""
+        if self.session.closing or self.held:
+            return b""
+        out = self.producer.produce()
+        if self.producer.done and not out:
+            self.service.close(self.session, "everything is sent")
+        elif self.producer.done or (self.producer.beginning and not out):
+            self.wake()
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there may be something to send."""
+        return self.producer.has_output and not self.held
+
+    @property
+    def stream_count(self) -> int:
+        """The number of streams that it sends."""
+        return len(self.producer.streams)
+
+    def behind(self) -> Iterator[tuple[tuple[str, int], object, int]]:
+        """The streams with a backlog whose consumer has room for it."""
+        if self.producer.room:
+            for number, stream in self.producer.streams.items():
+                if stream.backlog:
+                    yield (self.producer.cursor_name, number), stream, stream.seqno
+
+    def on_time(self, now: float) -> None:
+        """Send again what was not acknowledged, or a noop that is due."""
+        self.producer.tick(now)
+        self._settle()
+        self.flush()
+
+    def lose(self) -> None:
+        """Forget the connection, which is closed."""
+        if not self.lost:
+            super().lose()
+            self.producer.lose()
+            self.service.forget(self)
+
+
+class TapReceiver(StreamingSession):
+    """A session over which a peer sends TAP messages."""
+
+    def __init__(self, service: "TapService", session: Session) -> None:
+        super().__init__(service.node, session)
+        self.service = service
+        self.consumer = TapConsumer(service.sink, self.node.clock())
+
+    def receive(self, message: Message) -> bool:
+        """Close the connection: a response answers nothing that the node asked for."""
+        self.service.close(self.session, f"{message.title()} on a connection that only receives")
+        return True
+
+    def produce(self) -> bytes:
+        """Return nothing: a consumer sends only answers."""
+        return b""
+
+    @property
+    def has_output(self) -> bool:
+        """Always False."""
+        return False
+
+    def on_time(self, now: float) -> None:
+        """Do nothing: it has no deadlines."""
+
+    def lose(self) -> None:
+        """Forget the connection, which is closed."""
+        super().lose()
+        self.service.receivers.discard(self)
