@@ -29,7 +29,7 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_plain_lines_name_the_connection(stream: io.StringIO) -> None:
-    logs.set_up("info", "plain", stream)
+    logs.set_up_logs("info", "plain", stream)
     log = logging.getLogger("upriver.node")
     log.info("ready")
     log.debug("not wanted")
@@ -40,13 +40,13 @@ def test_plain_lines_name_the_connection(stream: io.StringIO) -> None:
 
 
 def test_what_a_peer_says_cannot_make_lines(stream: io.StringIO) -> None:
-    logs.set_up("info", "plain", stream)
+    logs.set_up_logs("info", "plain", stream)
     logging.getLogger("upriver.node").info("agent %s", "x\r\n2026-01-01 INFO forged")
     assert stream.getvalue().count("\n") == 1
 
 
 def test_json_lines(stream: io.StringIO) -> None:
-    logs.set_up("debug", "json", stream)
+    logs.set_up_logs("debug", "json", stream)
     log = logging.getLogger("upriver.node")
     logs.of_connection(log, "[::1]:5000").debug("agent %r", "é\n", extra={"more": 1})
     try:
@@ -63,7 +63,7 @@ def test_json_lines(stream: io.StringIO) -> None:
 
 
 def test_an_exception_of_ours_is_shown_whole(stream: io.StringIO) -> None:
-    logs.set_up("info", "plain", stream)
+    logs.set_up_logs("info", "plain", stream)
     try:
         raise ValueError("broken")
     except ValueError:

@@ -5,8 +5,8 @@
     with upriver.node.start() as node:
         connect(node.address)
 
-What stands here is imported when it is first used, so that the command line and the pytest plugin, which may never
-need a node, do not wait for one.
+Each name is imported when it is first used: the command line and the pytest plugin may never need a node, and do not
+wait for one.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from upriver.late_imports import late_imports
 if TYPE_CHECKING:
     from upriver.node.build_info import compiled_parts, plain_parts
     from upriver.node.embedded import EmbeddedNode, start
+    from upriver.node.logs import set_up_logs
     from upriver.node.options import NodeOptions, gather
     from upriver.node.server import Node
 
@@ -26,6 +27,7 @@ __all__ = [
     "compiled_parts",
     "gather",
     "plain_parts",
+    "set_up_logs",
     "start",
 ]
 
@@ -33,6 +35,7 @@ __getattr__ = late_imports(
     __name__,
     build_info="compiled_parts plain_parts",
     embedded="EmbeddedNode start",
+    logs="set_up_logs",
     options="NodeOptions gather",
     server="Node",
 )

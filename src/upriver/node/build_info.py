@@ -8,7 +8,7 @@ compiled part is older than the sources and lacks something.
 import importlib
 from collections.abc import Mapping
 
-from upriver.wire.codec import columns, frame_runs, tap_records
+from upriver.wire.codec import compiled_codecs
 
 
 def compiled_parts() -> Mapping[str, bool]:
@@ -16,9 +16,7 @@ def compiled_parts() -> Mapping[str, bool]:
     return {
         "item table": _imports("upriver.engine.table"),
         "request loop": _imports("upriver.node._fast_path"),
-        "columnar codec": columns.CODEC == "compiled",
-        "frames": frame_runs.change_run is not frame_runs.plain_change_run,
-        "tap records": tap_records.lay_out is not tap_records.plain_lay_out,
+        **compiled_codecs(),
     }
 
 

@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def set_up(level: str, form: Literal["plain", "json"], stream: IO[str]) -> None:
+def set_up_logs(level: str, form: Literal["plain", "json"], stream: IO[str]) -> None:
     """Send everything that this process logs to one stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())

@@ -14,7 +14,7 @@ import click
 from upriver.cli.declared_options import declared_option
 from upriver.cli.errors import Complaint
 from upriver.errors import StatusError, UpriverError
-from upriver.node import NodeOptions, gather, logs
+from upriver.node import NodeOptions, gather, set_up_logs
 from upriver.options import hyphenated
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def serve(config: str | None, **given: Any) -> None:
     """
     try:
         options = gather(given, file=config)
-        logs.set_up(options.log_level, options.log_format, sys.stderr)
+        set_up_logs(options.log_level, options.log_format, sys.stderr)
         _raise_descriptor_limit()
         asyncio.run(_run(options))
     except StatusError as error:
