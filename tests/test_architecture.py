@@ -18,12 +18,13 @@ SOURCE = ROOT / "src" / "upriver"
 TESTS = ROOT / "tests"
 
 #: Modules without a layer of their own, which node, client and everything above them may import.
-BASE = frozenset({"errors", "files", "late_imports", "network", "options"})
+BASE = frozenset({"errors", "files", "late_imports", "network", "options", "scram"})
 #: Which layers each layer may import, besides itself.
 BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "late_imports": frozenset(),
     "network": frozenset(),
+    "scram": frozenset(),
     "files": frozenset({"errors"}),
     "options": frozenset({"errors"}),
     "model": frozenset({"errors"}),

@@ -7,7 +7,8 @@ from scramp import ScramClient
 
 from upriver.node.auth.sasl import LoginOutcome, SaslExchange, SaslStatus
 from upriver.node.auth.users import Role, User
-from upriver.node.auth.users_file import ITERATIONS_MIN, Users
+from upriver.node.auth.users_file import Users
+from upriver.scram import ITERATIONS_MIN
 
 ALICE = User.create("alice", "wonder land", Role.READ | Role.WRITE, iterations=ITERATIONS_MIN)
 

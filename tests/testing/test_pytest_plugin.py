@@ -58,7 +58,7 @@ OTHERS = """
 
     def test_it(pytestconfig):
         assert "upriver.testing.pytest_plugin" in sys.modules
-        heavy = {"asyncio", "upriver.engine", "upriver.wire", "upriver.node.server", "pyarrow", "scramp", "lmdb"}
+        heavy = {"asyncio", "upriver.engine", "upriver.wire", "upriver.node.server", "pyarrow", "upriver.scram", "lmdb"}
         assert not heavy & set(sys.modules)
         assert any(line.startswith("upriver(**options):") for line in pytestconfig.getini("markers"))
 """

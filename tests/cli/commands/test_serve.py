@@ -254,7 +254,7 @@ def modules_after(*arguments: str) -> set[str]:
     return set(done.stderr.split())
 
 
-NODE = {"asyncio", "ssl", "upriver.engine", "upriver.node", "scramp", "prometheus_client", "lmdb"}
+NODE = {"asyncio", "ssl", "upriver.engine", "upriver.node", "upriver.scram", "prometheus_client", "lmdb"}
 
 
 def test_nobody_waits_for_what_he_does_not_need() -> None:
@@ -265,12 +265,12 @@ def test_nobody_waits_for_what_he_does_not_need() -> None:
     )
 
 
-def test_without_metrics_and_users_nobody_waits_for_prometheus_and_scramp() -> None:
+def test_without_metrics_a_node_does_not_import_prometheus() -> None:
     code = "import sys, upriver.node; upriver.node.start(vbuckets=1).close(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     loaded = set(done.stdout.split())
     assert "upriver.node.server" in loaded
-    assert not loaded & {"scramp", "prometheus_client", "upriver.node.http.metrics"}
+    assert not loaded & {"prometheus_client", "upriver.node.http.metrics"}
 
 
 def test_the_soft_limit_of_descriptors_is_raised() -> None:

@@ -12,7 +12,8 @@ from scramp import ScramClient
 from tests.support.sample_users import ALICE, log_in, path, users, users_with
 from upriver.node.auth.sasl import MECHANISMS, MESSAGE_BYTES_MAX, LoginOutcome, SaslExchange, SaslStatus
 from upriver.node.auth.users import Role, User
-from upriver.node.auth.users_file import ITERATIONS_MIN, Users
+from upriver.node.auth.users_file import Users
+from upriver.scram import ITERATIONS_MIN
 
 __all__ = ["path", "users"]
 
@@ -158,13 +159,13 @@ def test_an_unknown_name_looks_like_a_known_one(users: Users, path: Path, mechan
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        (b"n,,n=alice", "Malformed"),
-        (b"n,,r=nonce,n=alice", "Malformed"),
-        (b"n,,n=,r=nonce", "Malformed"),
-        (b"n,,n=al=ice,r=nonce", "=3D|'='"),
-        (b"n,,n=alice,r=no\x7fnce", "Nonce"),
-        (b"n,,n=alice,r=no\tnce", "Nonce"),
-        (b"n,,m=x,n=alice,r=nonce", "'m' attribute"),
+        (b"n,,n=alice", "malformed"),
+        (b"n,,r=nonce,n=alice", "malformed"),
+        (b"n,,n=,r=nonce", "malformed"),
+        (b"n,,n=al=ice,r=nonce", "=3D"),
+        (b"n,,n=alice,r=no\x7fnce", "nonce"),
+        (b"n,,n=alice,r=no\tnce", "nonce"),
+        (b"n,,m=x,n=alice,r=nonce", "attribute m"),
         (b"n,a=bob,n=alice,r=nonce", "authzid"),
         (b"p=tls-unique,,n=alice,r=nonce", "channel binding"),
         (b"x,,n=alice,r=nonce", "GS2"),
@@ -176,8 +177,7 @@ def test_an_unknown_name_looks_like_a_known_one(users: Users, path: Path, mechan
 def test_scram_first_message_refused(users: Users, first: bytes, why: str) -> None:
     exchange = SaslExchange(users)
     outcome = exchange.start(b"SCRAM-SHA512", first)
-    assert outcome.status is SaslStatus.FAILED
-    assert any(each in outcome.why for each in why.split("|"))
+    assert_failed(outcome, why)
     assert_failed(exchange.step(b"c=biws,r=nonce,p=AAAA"), "no login is under way")
 
 
@@ -185,14 +185,14 @@ def test_scram_first_message_refused(users: Users, first: bytes, why: str) -> No
     ("changed", "why"),
     [
         (lambda final: final.replace(b"c=biws", b"c=eSws"), "channel bindings"),
-        (lambda final: final.replace(b"c=biws", b"c=!"), "encoded"),
+        (lambda final: final.replace(b"c=biws", b"c=!"), "base64"),
         (lambda final: final.replace(b",r=", b",r=x"), "nonce"),
-        (lambda final: final.split(b",p=")[0], "Malformed"),
-        (lambda final: final.split(b",p=")[0] + b",p=!", "base 64"),
+        (lambda final: final.split(b",p=")[0], "malformed"),
+        (lambda final: final.split(b",p=")[0] + b",p=!", "base64"),
         (lambda final: final.split(b",p=")[0] + b",p=AAAA", "wrong name or password"),
         (lambda final: final.replace(b",p=", b",x=y,p="), "wrong name or password"),
         (lambda final: final + b"\xff", "not UTF-8"),
-        (lambda final: b"", "Malformed"),
+        (lambda final: b"", "malformed"),
     ],
 )
 def test_scram_final_message_refused(users: Users, changed: Callable[[bytes], bytes], why: str) -> None:

@@ -5,22 +5,20 @@ is sent as plain text (PLAIN) only over TLS or on loopback.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from upriver.client.transport.address import BUCKET, Address, Endpoint
 from upriver.client.transport.replies import Reply
 from upriver.errors import AccessDenied, AuthenticationFailed, KeyNotFound, LoginImpossible, StatusError, UnknownCommand
+from upriver.scram import SCRAM, ScramClient, ScramError
 from upriver.wire import Request, Status
 from upriver.wire.dialects.memcached import Feature, Hello, SaslAuth, SaslListMechanisms, SaslStep, SelectBucket
 
 Ask = Callable[[Request], Awaitable[Reply]]
 
-#: The strongest first.
-SCRAM: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "SCRAM-SHA-1")
-#: The wire omits the dash before the number.
-_NAMES: Final = {name.replace("SHA-", "SHA"): name for name in SCRAM}
+#: The RFC names of the mechanisms by those on the wire, which omit the dash before the number; the strongest first.
+_NAMES: Final = {name.replace("SHA-", "SHA"): name for name in reversed(SCRAM)}
 #: The client refuses more rounds of hashing: a hostile server could keep it busy.
 ITERATIONS_MAX: Final = 1_000_000
 WANTED: Final = (Feature.UPRIVER, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.SNAPPY)
@@ -91,24 +89,17 @@ async def _login(ask: Ask, endpoint: Endpoint, address: Address) -> None:
 
 
 async def _scram(ask: Ask, endpoint: Endpoint, address: Address, mechanism: str) -> None:
-    import scramp  # takes 20 ms to import, and most connections need no login
-
-    scram_error: type[Exception] = scramp.ScramException
-    client: Any = scramp.ScramClient([_NAMES.get(mechanism, mechanism)], address.user, address.password)
-    first = await ask(SaslAuth(mechanism=mechanism.encode(), value=client.get_client_first().encode()))
+    try:
+        client = ScramClient(_NAMES.get(mechanism, mechanism), address.user or "", address.password or "")
+    except ScramError as error:
+        raise LoginImpossible(str(endpoint), f"invalid user or password: {error}") from None
+    first = await ask(SaslAuth(mechanism=mechanism.encode(), value=client.first.encode()))
     if first.status != Status.AUTH_CONTINUE:
         raise LoginImpossible(str(endpoint), "the node accepted the login without proving that it knows the password")
-    rounds = re.search(rb"(?:^|,)i=(\d{1,9})(?:,|$)", first.value)
-    if rounds is None or int(rounds[1]) > ITERATIONS_MAX:
-        raise LoginImpossible(
-            str(endpoint),
-            f"the node asks for an invalid number of hashing rounds; at most {ITERATIONS_MAX:,} are allowed",
-        )
     try:
-        client.set_server_first(first.value.decode())
         # Hashing takes milliseconds and would block other connections.
-        final = await asyncio.to_thread(client.get_client_final)
+        final = await asyncio.to_thread(client.final, first.value.decode(), ITERATIONS_MAX)
         last = await ask(SaslStep(mechanism=mechanism.encode(), value=final.encode()))
-        client.set_server_final(last.value.decode())
-    except (scram_error, UnicodeDecodeError) as error:
+        client.verify(last.value.decode())
+    except (ScramError, UnicodeDecodeError) as error:
         raise LoginImpossible(str(endpoint), f"the node did not prove that it knows the password: {error}") from None

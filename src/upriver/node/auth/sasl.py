@@ -11,12 +11,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from upriver.errors import UserError
-from upriver.node.auth.scram import SCRAM, scramp
-from upriver.node.auth.users import Credential, User, prepared_name
+from upriver.node.auth.users import User, prepared_name
 from upriver.node.auth.users_file import Users
+from upriver.scram import SCRAM, Credential, ScramError, ScramServer, WrongProof
 
 #: What the node offers, strongest first, spelled as Couchbase's clients spell it.
 MECHANISMS: Final = "SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
@@ -104,29 +104,23 @@ class SaslExchange:
 
     def _client_first(self, mechanism: str, data: bytes) -> LoginOutcome:
         """RFC 5802, section 5: name and nonce; the answer is our nonce, the salt and the iterations."""
-        kept: list[Credential] = []
-
-        def find(name: str) -> Credential:
-            self._name = name
-            kept.append(self._users.credential(name, mechanism))
-            return kept[0]
-
         try:
-            server = scramp().mechanisms[mechanism].make_server(find, s_nonce=self._nonce())
-            server.set_client_first(data.decode())
-            challenge = server.get_server_first().encode()
-        except scramp().error as error:
+            server = ScramServer(mechanism, data.decode(), self._nonce())
+        except ScramError as error:
             return self._failed(str(error))
-        self._expected = partial(self._client_final, mechanism, server, kept[0])
-        return LoginOutcome(SaslStatus.CONTINUE, challenge, name=self._name)
+        self._name = server.name
+        credential = self._users.credential(self._name, mechanism)
+        self._expected = partial(self._client_final, mechanism, server, credential)
+        return LoginOutcome(SaslStatus.CONTINUE, server.challenge(credential).encode(), name=self._name)
 
-    def _client_final(self, mechanism: str, server: Any, kept: Credential, data: bytes) -> LoginOutcome:
-        """RFC 5802, section 5: the proof; the answer proves that we know the user, too."""
+    def _client_final(self, mechanism: str, server: ScramServer, kept: Credential, data: bytes) -> LoginOutcome:
+        """RFC 5802, section 5: the client's proof; the reply proves that the node knows the user, too."""
         try:
-            server.set_client_final(data.decode())
-            challenge = server.get_server_final().encode()
-        except scramp().error as error:
-            return self._failed(_WRONG if error.server_error is scramp().invalid_proof else str(error))
+            challenge = server.verify(data.decode()).encode()
+        except WrongProof:
+            return self._failed(_WRONG)
+        except ScramError as error:
+            return self._failed(str(error))
         user = self._users.get(self._name)
         if user is None or user.credentials[mechanism] != kept:
             return self._failed("user was changed during the login")

@@ -7,10 +7,10 @@ and two keys for each hash. PLAIN is checked against the same keys.
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from upriver.errors import UserError
-from upriver.node.auth.scram import scramp
+from upriver.scram import SCRAM, Credential, ScramError, saslprep
 
 #: Couchbase's own default. More would slow down every connect of every client, which derive the key each time.
 ITERATIONS: Final = 15_000
@@ -50,15 +50,6 @@ class Role(enum.Flag):
 _ROLES = {"read": Role.READ, "write": Role.WRITE, "stream": Role.STREAM, "admin": Role.ADMIN}
 
 
-class Credential(NamedTuple):
-    """What a SCRAM server keeps of a password, in the order in which scramp takes it."""
-
-    salt: bytes
-    stored_key: bytes
-    server_key: bytes
-    iterations: int
-
-
 @dataclass(frozen=True, slots=True)
 class User:
     """A name, what it may do, and how to check its password."""
@@ -79,19 +70,18 @@ class User:
         if len(password.encode(errors="surrogatepass")) > PASSWORD_BYTES_MAX:
             raise UserError(f"has a password of more than {PASSWORD_BYTES_MAX} bytes", name)
         try:
-            mechanisms = scramp().mechanisms.items()
-            made = {key: Credential(*scram.make_auth_info(password, iterations, salt)) for key, scram in mechanisms}
-        except scramp().error as error:
-            raise UserError(f"cannot have this password: {error.args[0]}", name) from None
+            made = {mechanism: Credential.create(mechanism, password, iterations, salt) for mechanism in SCRAM}
+        except ScramError as error:
+            raise UserError(f"cannot have this password: {error}", name) from None
         return cls(name, roles, made)
 
 
 def prepared_name(name: str) -> str:
     """The one form of a name that has several in Unicode (RFC 4013)."""
     try:
-        prepared = str(scramp().saslprep(name))
-    except scramp().error as error:
-        raise UserError(f"cannot have this name: {error.args[0]}", name) from None
+        prepared = saslprep(name)
+    except ScramError as error:
+        raise UserError(f"cannot have this name: {error}", name) from None
     if not prepared:
         raise UserError("needs a name that is not empty", name)
     if len(prepared.encode()) > NAME_BYTES_MAX:

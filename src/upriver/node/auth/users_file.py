@@ -20,12 +20,17 @@ from typing import Final, NamedTuple, Self
 
 from upriver.errors import UserError, UsersFileError
 from upriver.files import storage_errors, write_atomically
-from upriver.node.auth.scram import DIGEST_BYTES, SCRAM, scramp
-from upriver.node.auth.users import ITERATIONS, Credential, Role, User, prepared_name
+from upriver.node.auth.users import ITERATIONS, Role, User, prepared_name
+from upriver.scram import (
+    DIGEST_BYTES,
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    SALT_BYTES_MIN,
+    SCRAM,
+    Credential,
+    ScramError,
+)
 
-ITERATIONS_MIN: Final = 4096
-ITERATIONS_MAX: Final = 10_000_000
-SALT_BYTES_MIN: Final = 12
 #: PLAIN is checked with the strongest hash.
 _PLAIN_CHECK: Final = "SCRAM-SHA-512"
 _FORMAT: Final = "upriver users"
@@ -132,10 +137,10 @@ class Users:
         """The user if the password is right; an unknown name takes as long as a wrong password."""
         kept = self.credential(name, _PLAIN_CHECK)
         try:
-            derived = scramp().mechanisms[_PLAIN_CHECK].make_auth_info(password, kept.iterations, kept.salt)
-        except scramp().error:
-            return None  # the password has characters that no password may have
-        return self.get(name) if hmac.compare_digest(Credential(*derived).stored_key, kept.stored_key) else None
+            derived = Credential.create(_PLAIN_CHECK, password, kept.iterations, kept.salt)
+        except ScramError:
+            return None  # the password has characters that are not allowed
+        return self.get(name) if hmac.compare_digest(derived.stored_key, kept.stored_key) else None
 
     def _decoy(self, name: str, mechanism: str) -> Credential:
         def derived(purpose: str, length: int) -> bytes:
