@@ -17,11 +17,13 @@ def shape(line: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[\d.,:]*\d", "N", line)).strip()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.spark
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
 def test_a_small_demo(tmp_path: Path) -> None:
     picture = tmp_path / "report.png"
     command = [sys.executable, "-m", "demo", "--documents", "3000", "--picture", str(picture)]
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=390)
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=850)
     assert result.returncode == 0, result.stdout
     assert "differences: 0" in result.stdout
     readme = (ROOT / "README.md").read_text()

@@ -52,6 +52,7 @@ def test_a_table_of_sqlite_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_a_job_of_spark(node: EmbeddedNode, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="the spark extra is not installed")
@@ -69,6 +70,7 @@ def filled(name: str, addresses: dict[str, str]) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("name", ["replicate", "mirror", "index", "observe"])

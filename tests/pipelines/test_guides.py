@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import trustme
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from tests.support.cache_servers import CacheServer, free_port
+from tests.support.depth import by_depth
 from tests.support.page_snippets import PAGES, ROOT, sessions
 from tests.support.search_servers import FakeOpenSearch, FakeSolr, served
 from upriver.cli import main
@@ -29,13 +29,27 @@ from upriver.node import EmbeddedNode, start
 pytest.importorskip("deltalake", reason="the pipelines extra is not installed")
 
 Session = list[list[str]]
+
+
+def needs_spark(shown: Session) -> bool:
+    """Whether one of the commands runs a pipeline on Spark."""
+    return any(command[0] == "run" and command[1] != "transition" for command in shown)
+
+
 SESSIONS = [
-    pytest.param(shown, id=f"{page.stem}-{' '.join(shown[0])}"[:60])
+    pytest.param(
+        shown,
+        id=f"{page.stem}-{' '.join(shown[0])}"[:60],
+        marks=[pytest.mark.spark, pytest.mark.heavy] if needs_spark(shown) else [],
+    )
     for page in PAGES
     if page.name != "README.md"  # whose commands tests/test_readme.py types
     for shown in sessions(page)
 ]
 PASSWORD = "correct horse"
+#: How many vbuckets a node has here; the guides move the lower half.
+VBUCKETS = by_depth(quick=64, deep=1024)
+MOVED = VBUCKETS // 2
 
 
 class Typist:
@@ -49,6 +63,7 @@ class Typist:
         """The command with the names that hold here; it ends with what there is now."""
         words = []
         for word in shown:
+            word = re.sub(r"\b0-511\b", f"0-{MOVED - 1}", word)
             for name, here in self.called.items():
                 word = word.replace(name, here)
             words.append(word)
@@ -93,7 +108,7 @@ def typist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typist:
 @contextmanager
 def two_nodes(typist: Typist, *, second: str = "all") -> Iterator[tuple[EmbeddedNode, EmbeddedNode]]:
     """The first one with documents of a shop; what the second one has of vbuckets is said."""
-    with start() as first, start(initial_vbuckets=second) as other:
+    with start(vbuckets=VBUCKETS) as first, start(vbuckets=VBUCKETS, initial_vbuckets=second) as other:
         with SyncKvClient(first.address) as kv:
             documents = {f"user:{n}": {"name": f"person {n}"} for n in range(20)}
             documents |= {f"item:{n}": {"name": "red shoes" if n == 7 else "a hat"} for n in range(20)}
@@ -131,7 +146,7 @@ def transition(typist: Typist, shown: Session) -> None:
     with two_nodes(typist, second="none") as (first, other):
         before = contents(first.address)
         typist.type(there)
-        assert len(list(other.bucket)) == 512
+        assert len(list(other.bucket)) == MOVED
         typist.type(back)
         assert contents(first.address) == before
 
@@ -180,7 +195,7 @@ def move(typist: Typist, shown: Session) -> None:
         typist.called |= {"10.0.0.1:11210": first.address, "10.0.0.2:11210": other.address}
         for command in shown:
             typist.type(command)
-        assert len(list(other.bucket)) == 512
+        assert len(list(other.bucket)) == MOVED
 
 
 def tail(typist: Typist, shown: Session) -> None:
@@ -239,11 +254,14 @@ SCENES: dict[str, Callable[[Typist, Session], None]] = {
 }
 
 
-@pytest.mark.spark
 @pytest.mark.interop
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shown", SESSIONS)
-def test_the_commands_of_a_guide_do_what_it_says(spark: SparkSession, typist: Typist, shown: Session) -> None:
+def test_the_commands_of_a_guide_do_what_it_says(
+    request: pytest.FixtureRequest, typist: Typist, shown: Session
+) -> None:
+    if needs_spark(shown):
+        request.getfixturevalue("spark")
     name, *rest = shown[0]
     SCENES[f"run {rest[0]}" if name == "run" else name](typist, shown)
 

@@ -14,7 +14,7 @@ from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.heavy, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -16,7 +16,7 @@ from upriver.node import EmbeddedNode, start
 
 pytest.importorskip("grpc", reason="Spark Connect needs grpcio: install pyspark[connect]")
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.upriver(vbuckets=4)]
+pytestmark = [pytest.mark.spark, pytest.mark.heavy, pytest.mark.timeout(900), pytest.mark.upriver(vbuckets=4)]
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "spark-pipelines"
 
 

@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from tests.support.depth import slow_except
 from tests.support.node_clusters import two_nodes
 from tests.support.node_process import Client, NodeProcess
 from tests.support.spark_driver import Query
@@ -55,7 +56,7 @@ def fail_over(node: EmbeddedNode, lost: int) -> None:
 
 
 @pytest.mark.upriver(vbuckets=8)
-@pytest.mark.parametrize("policy", ["emit", "rewind"])
+@pytest.mark.parametrize("policy", slow_except(["rewind"], ["emit", "rewind"]))
 def test_between_batches(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, policy: str) -> None:
     address = upriver_node.address
     table = Table(address)
@@ -74,7 +75,7 @@ def test_between_batches(spark: SparkSession, upriver_node: EmbeddedNode, tmp_pa
 
 
 @pytest.mark.upriver(vbuckets=8)
-@pytest.mark.parametrize("policy", ["emit", "rewind"])
+@pytest.mark.parametrize("policy", slow_except(["emit"], ["emit", "rewind"]))
 def test_between_the_plan_and_the_read(
     spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, policy: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_between_the_plan_and_the_read(
 
 
 @pytest.mark.upriver(vbuckets=2)
-@pytest.mark.parametrize("policy", ["emit", "rewind"])
+@pytest.mark.parametrize("policy", slow_except(["rewind"], ["emit", "rewind"]))
 def test_in_the_middle_of_a_read(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, policy: str) -> None:
     address = upriver_node.address
     with SyncKvClient(address) as kv:
@@ -290,7 +291,7 @@ def writing(address: str) -> Iterator[list[int]]:
     assert not failures, failures
 
 
-@pytest.mark.parametrize(("policy", "dialect"), [("emit", "dcp"), ("rewind", "upr")])
+@pytest.mark.parametrize(("policy", "dialect"), slow_except([("rewind", "upr")], [("emit", "dcp"), ("rewind", "upr")]))
 def test_vbuckets_that_move_while_a_query_runs(spark: SparkSession, tmp_path: Path, policy: str, dialect: str) -> None:
     """To the other node and back, under a writer, in the middle of whatever the query is doing."""
     with two_nodes(vbuckets=8) as (one, other):

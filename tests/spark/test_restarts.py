@@ -35,7 +35,10 @@ def write(node: EmbeddedNode, turn: int) -> None:
             kv.delete(f"k{n}")
 
 
-@pytest.mark.parametrize(("stage", "dialect"), [("before", "dcp"), ("after", "dcp"), ("before", "upr")])
+@pytest.mark.parametrize(
+    ("stage", "dialect"),
+    [("after", "dcp"), ("before", "upr"), pytest.param("before", "dcp", marks=pytest.mark.slow)],
+)
 def test_a_batch_that_failed_is_run_again(
     spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, stage: str, dialect: str
 ) -> None:

@@ -1,6 +1,7 @@
 """Whatever fails, a consumer ends with exactly the source's contents: nothing missing, nothing extra."""
 
 import asyncio
+import itertools
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.consumer_mirror import Mirror, contents_of, follow
 from tests.support.consumer_runs import DIALECTS, DRAFT1, fill, run, wait_until_persisted
+from tests.support.depth import by_depth, slow_except
 from tests.support.faulty_proxy import Proxy
 from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import Client
@@ -40,7 +42,7 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
     """
 
     async def follow_through() -> None:
-        mirror = Mirror()
+        mirror, rounds = Mirror(), by_depth(quick=12, deep=40)
         fill(upriver_node, 0, 2000)
         stream_port, chosen = of_dialect(upriver_node, dialect)
         async with Proxy(stream_port, seed=7) as proxy, KvClient(upriver_node.address) as kv:
@@ -53,7 +55,7 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
             proxy.cut_after_bytes = 2000 * grain
             settings: dict[str, Any] = {**chosen, "on_rollback": "fail", "window_bytes": 100_000}
             async with Consumer(f"127.0.0.1:{upriver_node.port}", **settings) as consumer:
-                for turn in range(40):
+                for turn in range(rounds):
                     proxy.cut_after_bytes = (1500 + 37 * turn) * grain
                     await kv.set(f"turn{turn % 7}", str(turn))
                     if turn % 5 == 0:
@@ -66,7 +68,7 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
                 source = contents_of(upriver_node)
                 await follow(consumer, mirror, lambda: mirror.contents == source)
                 assert consumer.reconnects > 5
-                assert dialect == "tap" or consumer.changes_received <= 2000 + 286 + 40
+                assert dialect == "tap" or consumer.changes_received <= 2000 + 286 + rounds
         assert proxy.cuts > 5
         assert set(mirror.events) <= ({"Reset"} if dialect == "tap" else set())
 
@@ -160,8 +162,13 @@ def test_connections_that_fall_silent(
     run(through_the_silence())
 
 
-@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("dialect", "policy"),
+    slow_except(
+        [("dcp", "rewind"), ("dcp", "emit"), ("upr_draft3", "rewind"), ("tap", "emit")],
+        itertools.product([*DIALECTS, "upr_draft1"], POLICIES),
+    ),
+)
 def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: Policy) -> None:
     """Killed before its changes were on disk, it comes back without them and writes others in their place."""
     node = RestartableNode(tmp_path / "data", dialect=dialect)
@@ -199,7 +206,7 @@ def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy
         node.kill()
 
 
-@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
+@pytest.mark.parametrize("dialect", slow_except(["dcp", "tap"], [*DIALECTS, "upr_draft1"]))
 def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
     node = RestartableNode(tmp_path / "data", dialect=dialect)
 
@@ -244,7 +251,7 @@ def test_what_streams_beside_a_rollback_that_fails_is_not_blamed(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
+@pytest.mark.parametrize("dialect", slow_except(["dcp", "upr_draft2"], [*DIALECTS, "upr_draft1"]))
 def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: str) -> None:
     """From its checkpoint a consumer repeats at most what it had not acknowledged."""
     node = RestartableNode(tmp_path / "data", ack="disk", dialect=dialect)
@@ -311,8 +318,14 @@ def test_a_vbucket_that_moves_is_followed(dialect: str, policy: Policy) -> None:
     run(follow_it())
 
 
-@pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
-@pytest.mark.parametrize("policy", ["fail", *POLICIES])
+@pytest.mark.parametrize(
+    ("dialect", "policy"),
+    slow_except(
+        [(dialect, "emit") for dialect in [*DIALECTS, "upr_draft1"]]
+        + [("dcp", "fail"), ("dcp", "rewind"), ("upr", "fail")],
+        itertools.product([*DIALECTS, "upr_draft1"], ["fail", *POLICIES]),
+    ),
+)
 def test_a_vbucket_that_is_taken_over_is_followed(dialect: str, policy: Policy) -> None:
     """To and fro. Nothing is lost in a takeover, so who knows that it is whole has nothing to roll back.
 
@@ -402,7 +415,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", slow_except(["dcp", "tap"], DIALECTS))
 @pytest.mark.upriver(vbuckets=4)
 def test_a_slow_consumer_takes_no_memory_for_the_backlog(upriver_node: EmbeddedNode, dialect: str) -> None:
     """The whole process is looked at: the backlog is 80 MB, the window 1 MiB (8 MiB, which TAP's source sets)."""

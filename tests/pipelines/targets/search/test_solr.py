@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.depth import examples
+from tests.support.depth import by_depth
 from tests.support.pipeline_model import Contents, converge, row, table, value_of
 from tests.support.search_servers import FakeSolr, served
 from upriver.errors import TargetRefused
@@ -36,7 +36,7 @@ def work(*rows: dict[str, object], number: int | None = 0, **others: object) -> 
     return Work(query="q", number=number, rows=table(rows), **others)  # type: ignore[arg-type]
 
 
-@settings(max_examples=examples(8))
+@settings(max_examples=by_depth(quick=2, deep=8))
 @given(seed=st.integers(0, 2**32))
 def test_a_collection_ends_with_the_nodes_contents(seed: int) -> None:
     with served(FakeSolr) as server:
