@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.depth import DEEP, examples
 from tests.support.durations import Durations
+from tests.support.spark_retry import SparkRetry
 from tests.support.spark_session import spark
 
 __all__ = ["spark"]
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--slow-sample") is not None:
         os.environ.setdefault("UPRIVER_SLOW_SEED", str(random.randrange(1_000_000)))  # which the workers inherit
+    config.pluginmanager.register(SparkRetry(), "spark-retry")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(), "durations")
 
