@@ -67,9 +67,9 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
                 proxy.cut()
                 source = contents_of(upriver_node)
                 await follow(consumer, mirror, lambda: mirror.contents == source)
-                assert consumer.reconnects > 5
+                assert consumer.reconnects > rounds // 8
                 assert dialect == "tap" or consumer.changes_received <= 2000 + 286 + rounds
-        assert proxy.cuts > 5
+        assert proxy.cuts > 2
         assert set(mirror.events) <= ({"Reset"} if dialect == "tap" else set())
 
     run(follow_through())
