@@ -208,7 +208,7 @@ def test_a_snapshot_that_is_cut_short_does_not_look_whole(vbucket: Vbucket, how:
 def test_a_snapshot_that_was_left_behind_does_not_look_empty(vbucket: Vbucket) -> None:
     write(vbucket, b"a", b"b")
     for reader in list(vbucket.changes()):
-        with pytest.raises(OutOfRange, match="before the next"):
+        with pytest.raises(OutOfRange, match="before asking for the next"):
             list(reader)
 
 

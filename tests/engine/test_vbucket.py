@@ -395,7 +395,7 @@ def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, cloc
     (sent,) = [change for snapshot in source.changes() for change in snapshot]
     assert sent.lock_time == 15
     replica.begin_snapshot(0, 1)
-    with pytest.raises(InvalidArguments, match="a change of vbucket 0"):
+    with pytest.raises(InvalidArguments, match="the change belongs to vbucket 0"):
         replica.apply(sent)
     replica.apply(dataclasses.replace(sent, vbucket=1))
     replica.set_state(VbucketState.ACTIVE)

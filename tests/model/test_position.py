@@ -86,7 +86,7 @@ def test_a_marker_is_kept_with_the_earlier_start_and_the_later_end(
     unfinished = whole != position.seqno
     end = max(marker.end, position.snapshot.end) if unfinished else marker.end
     if end < position.seqno:
-        with pytest.raises(PositionError, match=f"comes after change {position.seqno}"):
+        with pytest.raises(PositionError, match=f"before the last change {position.seqno}"):
             position.announced(marker)
     else:
         after = position.announced(marker)

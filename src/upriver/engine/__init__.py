@@ -1,4 +1,4 @@
-"""Buckets and vbuckets that remember, branch, persist and roll back."""
+"""The storage engine: buckets of vbuckets, their history, branches, persistence and rollback."""
 
 from upriver.engine.bucket import Bucket
 from upriver.engine.cursor import Cursor, CursorEnd, CursorEnded, Options, SnapshotReader

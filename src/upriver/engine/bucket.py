@@ -1,10 +1,10 @@
 """A bucket: its vbuckets, its data directory and the threads between them.
 
-Theory of operation. One thread works with the vbuckets; the flusher's thread only reads what they wrote and
-puts it on disk. Opening loads everything that was stored: blocks first, then the groups that no checkpoint
-has moved yet. Whether the last stop was clean stands in the store and is taken back, durably, before
-anybody is served; so if it is not there at the next start, changes may have been seen by consumers that the
-disk never saw, and every active vbucket starts a new branch.
+Theory of operation. One thread works with the vbuckets; the flusher's thread only reads their changes and writes them
+to disk. Opening loads everything that was stored: blocks first, then the groups that no checkpoint has moved yet. A
+clean stop is marked in the store. The mark is removed, durably, before the first request is served. If it is missing at
+the next start, consumers may have seen changes that never reached the disk, and every active vbucket starts a new
+branch.
 """
 
 import os
@@ -37,13 +37,13 @@ from upriver.errors import (
 from upriver.model import VBUCKETS_MAX, VbucketState
 
 QUEUE_BYTES_MAX: Final = 256 * 2**20
-#: With a quota the queue to disk is this share of it, but not less than this: what is written exists several times.
+#: With a quota, the queue to disk has this share of it, but at least this size: queued changes exist several times.
 QUEUE_SHARE: Final = 1 / 16
 QUEUE_BYTES_MIN: Final = 8 * 2**20
 
 
 def queue_bytes(quota_bytes: int) -> int:
-    """How much may wait for the disk unless somebody says otherwise."""
+    """The default limit for the bytes that wait for the disk."""
     if not quota_bytes:
         return QUEUE_BYTES_MAX
     return min(QUEUE_BYTES_MAX, max(QUEUE_BYTES_MIN, int(quota_bytes * QUEUE_SHARE)))
@@ -71,22 +71,22 @@ class Bucket:
         if vbuckets & (vbuckets - 1) or not 0 < vbuckets <= VBUCKETS_MAX:
             raise InvalidArguments(f"a bucket has a power of two up to {VBUCKETS_MAX} vbuckets, not {vbuckets}")
         if ack not in ("memory", "disk"):
-            raise InvalidArguments(f"writes are answered when they are in memory or on disk, not {ack!r}")
+            raise InvalidArguments(f"ack must be 'memory' or 'disk', not {ack!r}")
         if facts.get("vbuckets", vbuckets) != vbuckets:
             raise StorageError(storage.path, f"has {facts['vbuckets']} vbuckets, not {vbuckets}")
         self.storage = storage
         self.ack = ack
-        #: The name of the store, for telling copies apart: each time a backup is restored it gets another one.
+        #: The name of the store, which tells copies apart: a restored backup gets a new name.
         self.store: str = secrets.token_hex(8) if facts.get("copy") else facts.get("store") or secrets.token_hex(8)
         self.operations: Counter[str] = Counter()
         queue = queue_bytes(quota_bytes) if queue_bytes_max is None else queue_bytes_max
         self.ledger = Ledger(clock, quota_bytes, queue)
         self.journal = Journal()
-        #: Told the number of each vbucket that takes on a role, also a new one, or can be streamed from now on; they
-        #: must only take note.
+        #: Called with the number of each vbucket that changes its role, is created, or becomes streamable; must only
+        #: take note.
         self.role_listeners: list[Callable[[int], object]] = []
         self._vbuckets: list[Vbucket | None] = [None] * vbuckets
-        #: The tables by number of their vbucket, for compiled code that serves many requests in one call.
+        #: The tables by number of their vbucket, for compiled code that answers many requests in one call.
         self.tables: list[Table | None] = [None] * vbuckets
         self._closed = False
         self.flusher = Flusher(
@@ -119,8 +119,8 @@ class Bucket:
     ) -> "Bucket":
         """Open the bucket in a directory, or one in memory; ``background`` gives the flusher its thread.
 
-        A new one begins with the ``initial`` vbuckets, active. One that was there keeps what it has, even if that is
-        none: whoever gave all of them away does not own them again.
+        A new bucket starts with the ``initial`` vbuckets, active. An existing bucket keeps its vbuckets, even if it has
+        none: a node that handed over all of them does not own them again.
         """
         storage: Storage = MemoryStorage() if path is None else LmdbStorage(path)
         try:
@@ -157,7 +157,7 @@ class Bucket:
     # Vbuckets.
 
     def existing(self, number: int) -> Vbucket | None:
-        """The vbucket in whatever state, or None."""
+        """The vbucket in any role, or None."""
         return self._vbuckets[number] if 0 <= number < len(self._vbuckets) else None
 
     def numbers(self) -> list[int]:
@@ -165,7 +165,7 @@ class Bucket:
         return [vbucket.number for vbucket in self]
 
     def vbucket(self, number: int) -> Vbucket:
-        """The vbucket in whatever state; its operations refuse what the state does not allow."""
+        """The vbucket in any role; its operations check whether the role allows them."""
         found = self.existing(number)
         if found is None:
             raise NotMyVbucket(vbucket=number)
@@ -177,17 +177,17 @@ class Bucket:
             raise NotMyVbucket(vbucket=number)
         self.journal.check_open(number)
         if self._vbuckets[number] is not None:
-            raise KeyExists("the vbucket is there already", vbucket=number)
+            raise KeyExists("the vbucket exists already", vbucket=number)
         vbucket = self._new(number)
         with self.journal.lock:
             self._vbuckets[number], self.tables[number] = vbucket, vbucket.table
-            # Whatever older vbucket of this number the disk remembers is void.
+            # The disk may hold an older vbucket with this number; it is void.
             self.journal.trim(number, 0)
             vbucket.set_state(state)
         return vbucket
 
     def create_vbuckets(self, state: VbucketState = VbucketState.ACTIVE) -> None:
-        """All vbuckets that are not there yet."""
+        """Create all vbuckets that do not exist yet."""
         for number, vbucket in enumerate(self._vbuckets):
             if vbucket is None:
                 self.create_vbucket(number, state)
@@ -201,11 +201,11 @@ class Bucket:
             vbucket.table.discard()
             self._vbuckets[number] = self.tables[number] = None
             self.journal.trim(number, 0)
-        # Also of one that was dead before: what is missing from now on must not look as if it was never there.
+        # Also if it was dead before: readers must notice that its data is gone.
         vbucket.end_cursors(CursorEnd.STATE_CHANGED)
 
     def flush(self) -> None:
-        """Empty every active vbucket; a write as any other, refused while the disk takes none."""
+        """Empty every active vbucket. This is a write, refused while the disk takes no writes."""
         mark = new_uuid()
         for vbucket in self:
             if vbucket.state is VbucketState.ACTIVE:
@@ -222,9 +222,9 @@ class Bucket:
     ) -> Wait | None:
         """Call ``done`` when the change may be answered: now, or with ``ack=disk`` when it is on disk.
 
-        If the disk fails first, ``failed`` is called instead: the change stays in memory and may be stored
-        when the disk takes writes again, so whoever asked must not take it for undone. It is called, too, if a
-        rollback undoes the change first. The wait can be cancelled; there is none if the answer was due at once.
+        If the disk fails first, ``failed`` is called instead: the change stays in memory and may be stored when the
+        disk takes writes again, so the caller must not assume that it is undone. ``failed`` is also called if a
+        rollback undoes the change first. The returned wait can be cancelled; it is None if ``done`` was called at once.
         """
         if self.ack != "disk":
             done()
@@ -245,7 +245,7 @@ class Bucket:
     def sync(self, timeout_s: float | None = None) -> bool:
         """Wait until everything done so far is on disk; False if it took too long, an error if a write failed.
 
-        While the flusher pauses it waits for its thread to go on; without one it is False at once.
+        While the flusher is paused, this waits until its thread resumes; without a thread it returns False at once.
         """
         if not self.flusher.running:
             self.flusher.step()
@@ -264,13 +264,13 @@ class Bucket:
         return settled.is_set()
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy while running; opened, it is as after a crash at this moment, and another store.
+        """Write a consistent copy while running. It opens as after a crash at this moment, as another store.
 
-        ``StorageError`` if the disk does not take what the copy should hold, or the copy itself, and while the
-        flusher pauses.
+        Raises ``StorageError`` if the disk takes neither the pending changes nor the copy, and while the flusher is
+        paused.
         """
         if self.flusher.paused or not self.sync():
-            raise StorageError(self.storage.path, "nothing is written while the flusher pauses: resume it for a backup")
+            raise StorageError(self.storage.path, "the flusher is paused; resume it to make a backup")
         self.storage.backup(os.fspath(path))
 
     def maintain(self, budget_s: float = 0.01) -> None:
@@ -278,11 +278,11 @@ class Bucket:
         self.maintenance.run(budget_s)
 
     def statistics(self) -> BucketStatistics:
-        """What there is to know of the whole; cheap enough to be asked often."""
+        """Statistics of the bucket; cheap enough to be asked often."""
         return bucket_statistics(self)
 
     def vbucket_statistics(self) -> list[VbucketStatistics]:
-        """The same of each vbucket: a thousand of them are some milliseconds."""
+        """Statistics of each vbucket; a thousand take some milliseconds."""
         return [vbucket_statistics(vbucket) for vbucket in self]
 
     def close(self) -> None:
@@ -296,17 +296,17 @@ class Bucket:
                 pass
             self.storage.commit(WriteBatch(facts={"clean": True, "cas": self.ledger.last_cas}))
         finally:
-            self._let_go()
+            self._release()
 
     def abandon(self) -> None:
-        """Let go of the directory as a crash would: nothing more is written."""
+        """Release the directory as a crash would: nothing more is written."""
         self.flusher.stop()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._closed = True
         self.journal.closed = True
-        self.ledger.refusal = CLOSED  # a write that nobody will store is none
+        self.ledger.refusal = CLOSED  # no write would be stored any more
         self.storage.close()
 
     # Loading.
@@ -356,7 +356,7 @@ class Bucket:
         except CorruptData as error:
             raise CorruptData(self.storage.path, error.why) from None
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CorruptData(self.storage.path, f"a description cannot be understood: {error!r}") from error
+            raise CorruptData(self.storage.path, f"the description of a vbucket is invalid: {error!r}") from error
         if facts and not facts.get("clean"):
             for vbucket in self:
                 vbucket.branch_after_crash()
@@ -377,7 +377,7 @@ class Bucket:
             loaded = table
         for table in self.tables:
             if table is not None:
-                # What stands in blocks counts as they have it, even if groups hold more of it.
+                # Up to here the blocks count, even if groups hold more versions.
                 table.high_seqno = max(table.high_seqno, table.checkpointed_seqno)
         self._load_groups()
         for table in self.tables:
@@ -385,25 +385,25 @@ class Bucket:
                 self.maintenance.evict_loaded(table)
 
     def _load_groups(self) -> None:
-        """Take the groups back in; there may be very many, so each costs only what it holds."""
+        """Load the groups; there may be very many, so each costs only its contents."""
         flusher, groups, asked_to = self.flusher, 0, 0
         for number, group in self.storage.groups():
             if number >= asked_to:
                 limits, asked_to = self._limits(number)
                 tables = [None if n in limits else table for n, table in enumerate(self.tables)]
-            # Roles and bounds of those that were cut stand in their descriptions, which are newer than this group.
+            # Roles and bounds of the vbuckets with cuts are in their descriptions, which are newer than this group.
             replay(number, group, tables)
             if limits:
                 self._replay_cut(number, group, limits)
             flusher.first_group = flusher.first_group if groups else number
-            # Descriptions may count from a later one on: that of a group which was not written is not used again.
+            # Descriptions may start at a later group: the number of a group that was not written is not reused.
             groups, flusher.next_group = groups + 1, max(flusher.next_group, number + 1)
             flusher.group_bytes += len(group)
         if not groups:
             flusher.first_group = flusher.next_group
 
     def _limits(self, number: int) -> tuple[dict[int, int], int]:
-        """Up to where vbuckets that were cut back later count in this group, and before which group that holds."""
+        """The seqnos up to which vbuckets with later cuts count in this group, and where that ends."""
         limits: dict[int, int] = {}
         until = 2**64
         for vbucket, cuts in self.flusher.cuts.items():
@@ -414,16 +414,16 @@ class Bucket:
         return limits, until
 
     def _replay_cut(self, number: int, group: memoryview, limits: dict[int, int]) -> None:
-        """Of vbuckets that were cut back later take only what the cut left."""
+        """Load only the changes that later cuts have left."""
         for vbucket, high, records in group_parts(number, group):
             table = self.tables[vbucket] if vbucket in limits else None
             if table is not None and number >= table.records_from_group and table.high_seqno < limits[vbucket]:
                 table.load(records if high <= limits[vbucket] else cut(bytes(records), limits[vbucket]))
 
     def _begin(self, vbuckets: int) -> None:
-        """Durably no longer clean, and on new branches if it was not, before anybody is served.
+        """Remove the mark of a clean stop and store new branches, durably, before the first request.
 
-        A new bucket is on disk with all its vbuckets or not at all: nobody could tell later which were to be there.
+        A new bucket is stored with all its vbuckets or not at all: later nobody could tell which ones it should have.
         """
         changed, _ = self.journal.take()
         descriptions: dict[int, dict[str, Any] | None] = {}
@@ -432,7 +432,7 @@ class Bucket:
             description["state_from_group"] = self.flusher.next_group
             description["cuts"] = self.flusher.cuts.get(number, [])
             descriptions[number] = description
-        # Also for a crash before the first flush: what that takes had CAS values, which must not be given again.
+        # Also for a crash before the first flush: CAS values given until then must not be given again.
         cas = self.flusher.cas_after_crash
         facts = {"vbuckets": vbuckets, "clean": False, "cas": cas, "store": self.store, "copy": False}
         self.storage.commit(WriteBatch(descriptions=descriptions, facts=facts))

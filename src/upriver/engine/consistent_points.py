@@ -1,8 +1,8 @@
-"""At which seqnos a copy of a vbucket was whole: a state that the writer of the history once had.
+"""Consistent points: the seqnos at which a copy of a vbucket equalled a state that the source once had.
 
-A copy that writes the history itself is whole at every seqno. One that receives it is whole only at the end
-of a snapshot: inside, some keys are new already while older versions of others were left out because they
-change again further on. A rollback goes to a whole state and never to a mixture.
+An active copy writes the history itself and is consistent at every seqno. A copy that receives history is consistent
+only at the end of a snapshot: inside, some keys are new already, while older versions of other keys were left out
+because they change again further on. A rollback goes to a consistent point, never to a mixture.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ RANGES_MAX: Final = 256
 
 
 class ConsistentPoints:
-    """Ranges of whole seqnos, ascending, both ends included."""
+    """Ranges of consistent seqnos, ascending, both ends included."""
 
     __slots__ = ("_ranges",)
 
@@ -29,13 +29,13 @@ class ConsistentPoints:
         return self._ranges[-1][1] if self._ranges else 0
 
     def add(self, seqno: int) -> None:
-        """The copy was whole at this seqno, the highest so far."""
+        """The copy was consistent at this seqno, the highest so far."""
         if not self._ranges or seqno > self._ranges[-1][1]:
             self._ranges.append((seqno, seqno))
             del self._ranges[:-RANGES_MAX]
 
     def extend(self, seqno: int) -> None:
-        """The copy wrote everything from the newest whole seqno up to this one itself."""
+        """The copy itself wrote everything from the newest consistent seqno up to this one."""
         low, high = self._ranges[-1] if self._ranges else (0, 0)
         if seqno > high:
             self._ranges[-1:] = [(low, seqno)]
@@ -45,7 +45,7 @@ class ConsistentPoints:
         self._ranges = [(low, min(high, seqno)) for low, high in self._ranges if low <= seqno]
 
     def at_or_below(self, seqno: int, floor: int) -> int:
-        """The newest whole seqno from ``floor`` to ``seqno``; 0, the empty state, if there is none."""
+        """The newest consistent seqno from ``floor`` to ``seqno``; 0, the empty state, if there is none."""
         for low, high in reversed(self._ranges):
             if low <= seqno:
                 found = min(high, seqno)

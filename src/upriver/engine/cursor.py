@@ -1,13 +1,13 @@
 """Reading the history of a vbucket: cursors, and the snapshots that they yield.
 
-Theory of operation. A cursor is a seqno and a name, nothing more: it holds no record, so it pins no memory,
-and what it reads next is found from the seqno alone, in memory or, where values were evicted, in the stored
-blocks around it. It announces a snapshot (start, end] in which each key appears once, in the version that
-was current at the end, and then reads it piece by piece; the end is fixed when it is announced, and
-compaction and purge keep what an announced snapshot still needs. A cursor that stays behind beyond all
-limits is ended as too slow: its stream breaks, but never lacks a change.
+Theory of operation. A cursor is a seqno and a name: it holds no records, so it pins no memory. It finds the next
+records by the seqno alone, in memory or, where values were evicted, in the stored blocks. It announces a snapshot
+(start, end] in which each key appears once, in the version that was current at the end, and then reads it piece by
+piece. The end is fixed when the snapshot is announced; compaction and purge keep the versions that an announced
+snapshot still needs. A cursor that falls behind all limits is ended as too slow: its stream breaks, but never lacks a
+change.
 
-A snapshot ends only where our own copy was whole, and the first one of a cursor reaches at least the high
+A snapshot ends only at a consistent point of our own copy, and the first snapshot of a cursor reaches at least the high
 seqno at its opening (docs/semantics.md): with less, a consumer that is cut off can mistake a mixture for a state.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-# Whoever selects rows needs it. If that were the first filtered stream, the node would stand still meanwhile.
+# Selecting rows needs it. Importing it for the first filtered stream would block the node.
 import pyarrow.compute
 
 from upriver.engine.filters import KeyPattern, ValueFilter
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from upriver.engine.vbucket import Vbucket
 
 READ_BYTES: Final = 256 * 1024
-#: So much a filter looks at in one read, however little passes and however little was asked for: a millisecond or two.
-#: A pattern that may take long has so much time for it, and counts as if it had looked at all when that is over.
+#: A filter looks at this many bytes in one read, however few pass and however few were asked for: a millisecond or two.
+#: A slow pattern gets this much time instead, and then counts as if it had looked at all of them.
 FILTERED_BYTES: Final = 32 * 1024
 FILTERED_S: Final = 0.002
 
-#: opcode, key length, extras length, datatype, body length, by_seqno: what a filter must know of a frame.
+#: opcode, key length, extras length, datatype, body length, by_seqno: the fields of a frame that a filter needs.
 _FRAME: Final = struct.Struct(">xBHBB2xI12xQ")
-#: What a row counts beside its key and value.
+#: The size of a row besides its key and value.
 _ROW_BYTES: Final = HEADER.size + MUTATION_EXTRAS.size
 
 
@@ -79,13 +79,13 @@ class CursorEnded(UpriverError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a cursor shall read."""
+    """Which changes a cursor reads, and how."""
 
     keys_only: bool = False
     key_prefix: bytes = b""
     key_pattern: KeyPattern | None = None
     value_filter: ValueFilter | None = None
-    #: Only what is on disk.
+    #: Only changes that are on disk.
     persisted_only: bool = False
     #: End with the version that was current at the end seqno, and nothing beyond it.
     exact_end: bool = False
@@ -94,7 +94,7 @@ class Options:
 
     @property
     def filtered(self) -> bool:
-        """Python must look at each change."""
+        """Whether Python code must look at each change."""
         return self.key_pattern is not None or self.value_filter is not None
 
 
@@ -126,7 +126,7 @@ class Cursor:
         #: Everything up to here was read.
         self.seqno = start_seqno
         self.end_seqno = end_seqno
-        #: The announced snapshot that is not read to its end yet.
+        #: The announced snapshot, while it is not read to its end.
         self.snapshot: Snapshot | None = None
         #: Whether values of it come from disk.
         self.from_disk = False
@@ -136,10 +136,10 @@ class Cursor:
         self.deliver: Callable[[Callable[[], object]], object] | None = None
         self.ended: CursorEnd | None = None
         self.changes_read = 0
-        #: How many of them were expirations, and the seqno of the last; known where they are read as frames.
+        #: The number of expirations among them, and the last seqno; counted only when reading frames.
         self.expirations_read = 0
         self.last_read_seqno = start_seqno
-        #: How much a filter has looked at: who reads many of them shall do something else now and then.
+        #: The bytes that a filter has looked at, so that the reader can yield to others.
         self.bytes_filtered = 0
         self._looks_at_each = options.filtered
         self._may_take_long = options.key_pattern is not None and options.key_pattern.may_take_long
@@ -174,12 +174,12 @@ class Cursor:
         return self.vbucket.checkpoints.end_after(self.seqno) is None
 
     def settle_for(self, seqno: int) -> None:
-        """The first snapshot may end there already: who reads it does not go on to live changes."""
+        """Let the first snapshot end at ``seqno`` or later, for readers that do not continue with live changes."""
         if self._first_end is not None:
             self._first_end = min(self._first_end, seqno)
 
     def close(self) -> None:
-        """Whoever reads it wants no more, and is not called back either."""
+        """Stop reading; there are no more callbacks."""
         self.end(CursorEnd.CLOSED)
         self.vbucket.wait_no_longer(self)
 
@@ -253,9 +253,9 @@ class Cursor:
         return frames
 
     def read_records(self, max_bytes: int = READ_BYTES) -> bytes:
-        """The same as records, with what frames have no room for: when a change happened, and TAP's time to live."""
+        """The same as records, which also hold the time of a change and TAP's time to live."""
         if self.options.filtered or self.options.history or self.options.key_prefix:
-            raise NotSupported("a filtered cursor reads no records")
+            raise NotSupported("a filtered cursor cannot read records")
         snapshot = self._announced()
         upto, block = self._source(snapshot)
         records, count, done = self.table.read_records(
@@ -265,12 +265,12 @@ class Cursor:
         return records
 
     def read_into(self, buffer: bytearray | memoryview, opaque: int = 0) -> int:
-        """The same into a buffer, for streams that use one again and again: how much of it was filled.
+        """The same into a buffer that the stream reuses; returns the number of bytes.
 
-        Nothing is filled, and nothing advances, if the buffer is too small for the next change.
+        If the buffer is too small for the next change, it returns 0 and the cursor does not advance.
         """
         if self._looks_at_each:
-            raise NotSupported("a filtered cursor reads no buffers")
+            raise NotSupported("a filtered cursor cannot read into a buffer")
         snapshot = self._announced()
         upto, block = self._source(snapshot)
         size, count, done, last, expirations = self.table.read_into(
@@ -320,7 +320,7 @@ class Cursor:
             return
         if self.options.persisted_only and self.deliver is not None:
             callback = partial(self.deliver, callback)
-        with self.vbucket.journal.lock:  # the flusher cannot come between the look and the promise
+        with self.vbucket.journal.lock:  # the flusher cannot run between the check and the registration
             if self.ended is None and self.snapshot is None:
                 end = self._snapshot_end()
                 if end is None or end <= self.seqno:
@@ -338,13 +338,13 @@ class Cursor:
             raise CursorEnded(self.name, self.ended)
 
     def _announced(self) -> Snapshot:
-        if self.ended is not None:  # asked here, because live changes are read one at a time
+        if self.ended is not None:  # checked here, because live changes are read one at a time
             self._check()
         assert self.snapshot is not None, "next_snapshot comes before read"
         return self.snapshot
 
     def _source(self, snapshot: Snapshot) -> tuple[int, bytes | None]:
-        """How far the next read goes, and the stored block that holds values which memory does not."""
+        """How far the next read goes, and the stored block with the evicted values."""
         if self.options.keys_only and self.options.value_filter is None:
             return snapshot.end, None
         evicted = self.table.first_evicted(self.seqno, snapshot.end)
@@ -364,8 +364,8 @@ class Cursor:
                 self.end(CursorEnd.OK)
 
     def _filtered(self, frames: bytes, max_bytes: int, done: int) -> tuple[bytes, int, int, int, int]:
-        """The frames that pass, until they are enough: how many, the seqno up to which there are no others, that of
-        the last, and how many are expirations."""
+        """The frames that pass, up to ``max_bytes``; their number, the seqno up to which all were looked at, the last
+        seqno, and the number of expirations."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
         kept: list[bytes] = []
         size = offset = seen = last = expirations = 0
@@ -444,8 +444,8 @@ def _rows_without_values(batch: pa.RecordBatch) -> pa.RecordBatch:
 class SnapshotReader:
     """One snapshot of ``Vbucket.changes``: iterate over it once, as single changes or as batches.
 
-    It ends only where the snapshot does. If it is cut short, by a change of state, a rollback or because the reader was
-    too slow, that is an error: whoever took it for whole would note its end and miss the rest.
+    It ends only where the snapshot does. If a change of state or a rollback cuts it short, or the reader was too slow,
+    it raises: otherwise the reader would note the end of the snapshot and miss the rest.
     """
 
     def __init__(self, cursor: Cursor, snapshot: Snapshot) -> None:
@@ -471,7 +471,7 @@ class SnapshotReader:
             yield self._cursor.read(max_bytes, opaque)
 
     def skip(self) -> None:
-        """Leave out what was not read."""
+        """Skip the rest of the snapshot."""
         snapshot = self._cursor.snapshot
         if snapshot is not None:
             self._left_out = True
@@ -480,7 +480,9 @@ class SnapshotReader:
     def _goes_on(self) -> bool:
         cursor = self._cursor
         if self._left_out:
-            raise OutOfRange("a snapshot is read before the next one is asked for", vbucket=cursor.vbucket.number)
+            raise OutOfRange(
+                "the snapshot was skipped: read it before asking for the next one", vbucket=cursor.vbucket.number
+            )
         if cursor.seqno < self.end:
             cursor._check()
         return cursor.snapshot is not None and cursor.snapshot.end == self.end

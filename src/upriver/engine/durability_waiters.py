@@ -1,10 +1,9 @@
-"""Who waits for the disk: until one change is there, or until everything done so far is.
+"""Waiters for the disk: until one change is stored, or until everything done so far is.
 
-Each of them is told exactly once, that it is there, that a write failed or that the change is undone, or is
-let go by ``cancel``. A failed write says nothing about the change itself: it stays in memory, is tried again
-and may be on disk later. A change is undone when the copy that holds it goes back behind it. Whoever waits
-without an ear for these simply waits on. All calls are made under the journal's lock; telling happens outside
-of it.
+Each waiter is told exactly one thing: the change is stored, a write failed, or the change is undone. ``cancel`` ends a
+wait without that. After a failed write the change stays in memory, is written again and may be on disk later. A change
+is undone when its copy rolls back below it. A waiter without a callback for these cases goes on waiting. All methods
+are called under the journal's lock; the callbacks they return run outside of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ Failed = Callable[[StorageError], object]
 
 
 class Wait:
-    """One who waits, and the handle by which the wait is given up."""
+    """One waiter, and the handle that cancels it."""
 
     __slots__ = ("_done", "_failed", "_home", "_lock", "_undone", "seqno")
 
@@ -33,22 +32,22 @@ class Wait:
 
     @property
     def waiting(self) -> bool:
-        """Neither told nor given up yet."""
+        """Neither told nor cancelled yet."""
         return self._done is not None
 
     def cancel(self) -> None:
-        """Wait no longer: nobody is told, and nothing is kept. A call that is under way may still arrive."""
+        """Stop waiting without a callback. A callback that is already running may still arrive."""
         with self._lock:
             self._end()
 
     def told(self) -> Done | None:
-        """Whom to call now that it is on disk."""
+        """End the wait; returns the callback for success."""
         done = self._done
         self._end()
         return done
 
     def told_failure(self, error: StorageError) -> Done | None:
-        """Whom to call now that a write failed; None, and it waits on, if it has no ear for that."""
+        """End the wait; returns the callback for a failed write. Without one it returns None and goes on waiting."""
         if self._failed is None:
             return None
         failed = self._failed
@@ -56,14 +55,14 @@ class Wait:
         return partial(failed, error)
 
     def told_undone(self) -> Done | None:
-        """Whom to call now that the change is undone; None, and it waits on, if it has no ear for that."""
+        """End the wait; returns the callback for an undone change. Without one it returns None and goes on waiting."""
         undone = self._undone
         if undone is not None:
             self._end()
         return undone
 
     def enter(self, home: "dict[Wait, None]") -> None:
-        """Wait among others from here on; a wait that was given up meanwhile does not."""
+        """Join these waiters, unless cancelled meanwhile."""
         if self._done is not None:
             self._leave()
             self._home = home
@@ -80,11 +79,11 @@ class Wait:
 
 
 class DurabilityWaiters:
-    """Everybody who waits for the disk of one bucket."""
+    """All waiters for the disk of one bucket."""
 
     def __init__(self, lock: RLock) -> None:
         self._lock = lock
-        #: By table, not by number: a vbucket may be removed and created again while somebody waits.
+        #: By table, not by number: a vbucket may be removed and created again meanwhile.
         self._by_table: dict[Table, dict[Wait, None]] = {}
         self._for_all: dict[Wait, None] = {}
 
@@ -100,27 +99,27 @@ class DurabilityWaiters:
         return wait
 
     def for_everything(self, done: Done, failed: Failed | None) -> Wait:
-        """Wait for whatever has been done so far."""
+        """Wait for everything that has been done so far."""
         wait = Wait(self._lock, 0, done, failed)
         wait.enter(self._for_all)
         return wait
 
     def take_for_everything(self) -> list[Wait]:
-        """Those whom the batch that is gathered now will satisfy."""
+        """The waiters that the batch now being gathered will satisfy."""
         return list(self._for_all)
 
     def on_cut(self, vbuckets: Iterable[int]) -> list[Wait]:
-        """Those who wait for changes of histories that are cut now: there is nothing else to wait for."""
+        """The waiters for changes of histories that are now cut: the cut is all that they can wait for."""
         cut = set(vbuckets)
         return [wait for table, waits in self._by_table.items() if table.vbucket in cut for wait in waits]
 
     def undone(self, table: Table, seqno: int) -> list[Done]:
-        """The table has gone back to ``seqno``: those who waited for more and want to hear that it does not come."""
+        """The table was rolled back to ``seqno``: the callbacks of waiters for later changes."""
         waits = [wait for wait in self._by_table.get(table, ()) if wait.seqno > seqno]
         return [call for wait in waits if (call := wait.told_undone()) is not None]
 
     def persisted(self, reached: Callable[[Table], int]) -> list[Done]:
-        """Those whose change is on disk; ``reached`` says how far each table is."""
+        """The callbacks of waiters whose change is on disk; ``reached`` is the persisted seqno of each table."""
         due: list[Done] = []
         for table, waits in list(self._by_table.items()):
             upto = reached(table)
@@ -130,11 +129,11 @@ class DurabilityWaiters:
         return due
 
     def failed(self, error: StorageError) -> list[Done]:
-        """A write failed: those who want to hear of it."""
+        """A write failed: the callbacks of the waiters that have one for that."""
         waits = [*(wait for waits in self._by_table.values() for wait in waits), *self._for_all]
         return [call for wait in waits if (call := wait.told_failure(error)) is not None]
 
 
 def told(waits: Iterable[Wait]) -> list[Done]:
-    """Whom to call for these; those who gave up meanwhile are left out."""
+    """The callbacks of these waiters; cancelled ones are left out."""
     return [call for wait in waits if (call := wait.told()) is not None]

@@ -1,9 +1,8 @@
-"""Which changes a stream wants: by key prefix, by key pattern in linear time, by a field of a JSON value.
+"""Filters of streams: by key prefix, by key pattern in linear time, by a field of a JSON value.
 
-A filter never looks at time or order, so a filtered stream is a filtered view of the full one. Deletions
-have no value: a value filter lets them pass, because the key that they end may have been sent. It also lets pass
-what is nested too deep to be looked at, at some hundreds of levels: who asked can look at it, and could not at what is
-left out.
+A filter never looks at time or order, so a filtered stream is a filtered view of the full one. Deletions have no value:
+a value filter lets them pass, because an earlier version of the key may have been sent. It also lets values pass that
+are nested too deeply to be parsed, at some hundreds of levels: the consumer can still drop them.
 """
 
 import json
@@ -19,13 +18,13 @@ from upriver.errors import InvalidArguments
 from upriver.model import Event, plain
 
 PATTERN_BYTES_MAX: Final = 4096
-#: Repetitions make much of a short pattern: so many steps RE2's program may have, and a byte of a key may cost as many.
+#: Repetitions make large programs of short patterns. This is the limit for RE2's steps; a byte may cost that many.
 PROGRAM_SIZE_MAX: Final = 2000
-#: With more it is worth a look at the clock how long each key takes; hardly ever as long as it might.
+#: With more steps than this, the time per key is measured.
 PROGRAM_SIZE_SMALL: Final = 40
-#: What a field is compared with has at most so many levels, whatever the documents have.
+#: The value that a field is compared with has at most this many levels.
 WANTED_LEVELS_MAX: Final = 100
-#: Not asked for: null is something to ask for.
+#: Marks an option that was not given; None means JSON null.
 _UNSAID: Final = object()
 
 
@@ -40,19 +39,19 @@ class KeyPattern:
             if len(self.pattern.encode()) > PATTERN_BYTES_MAX:
                 raise InvalidArguments(f"a key pattern has at most {PATTERN_BYTES_MAX} bytes")
         except UnicodeEncodeError:
-            raise InvalidArguments(f"the key pattern {self.pattern!r} is no text") from None
+            raise InvalidArguments(f"the key pattern {self.pattern!r} cannot be encoded as UTF-8") from None
         if "\\p" in (escapes := self.pattern.replace("\\\\", "")) or "\\P" in escapes:
-            # RE2 takes ten milliseconds to read one that ignores case, and a pattern has room for a thousand.
-            raise InvalidArguments("a key is bytes, which have no Unicode classes: write ranges such as [a-z]")
+            # RE2 takes ten milliseconds to compile one that ignores case, and a pattern has room for a thousand.
+            raise InvalidArguments("a key pattern cannot use Unicode classes: use ranges such as [a-z]")
         try:
             assert self._compiled is not None
         except re2.error as error:
             why = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else error
-            raise InvalidArguments(f"the key pattern {self.pattern!r} is none: {why}") from None
+            raise InvalidArguments(f"invalid key pattern {self.pattern!r}: {why}") from None
         if self._compiled.programsize > PROGRAM_SIZE_MAX:
             raise InvalidArguments(
                 f"the key pattern {self.pattern!r} has {self._compiled.programsize} steps, more than {PROGRAM_SIZE_MAX}"
-                ": it would keep a node busy; repeat less in it"
+                ": use fewer repetitions"
             )
 
     @cached_property
@@ -64,7 +63,7 @@ class KeyPattern:
 
     @property
     def may_take_long(self) -> bool:
-        """A key may take so long that who looks at many should do something else now and then."""
+        """Whether matching a key may take so long that the time must be limited."""
         return int(self._compiled.programsize) > PROGRAM_SIZE_SMALL
 
     def passes(self, key: bytes) -> bool:
@@ -73,9 +72,9 @@ class KeyPattern:
 
 @dataclass(frozen=True)
 class ValueFilter:
-    """A field of a JSON object, named by its path, equals something or contains it.
+    """Compares a field of a JSON object, named by its path.
 
-    A field that is null equals null; one that is not there does not.
+    A field that is null equals null; a missing field does not.
     """
 
     path: tuple[str, ...]
@@ -84,9 +83,9 @@ class ValueFilter:
 
     def __post_init__(self) -> None:
         if not self.path or (self.equals is _UNSAID) == (self.contains is _UNSAID):
-            raise InvalidArguments("a value filter names a field and either what it equals or what it contains")
+            raise InvalidArguments("a value filter needs a field and either 'equals' or 'contains'")
         if isinstance(self.contains, list | dict):
-            raise InvalidArguments("what a field contains is a text, a number, true, false or null")
+            raise InvalidArguments("'contains' must be a string, a number, true, false or null")
         _check(self.contains if self.equals is _UNSAID else self.equals)
 
     def passes(self, event: int, value: bytes, datatype: int = 0) -> bool:
@@ -112,7 +111,7 @@ class ValueFilter:
 
 
 def read_json(document: bytes | str) -> Any:
-    """What a document says, with numbers of any length; those that Python takes for no integers become decimals."""
+    """Parse a document; integers with more digits than Python converts become decimals."""
     try:
         return json.loads(document)
     except (json.JSONDecodeError, UnicodeDecodeError):
@@ -122,7 +121,7 @@ def read_json(document: bytes | str) -> Any:
 
 
 def _check(wanted: Any, levels: int = WANTED_LEVELS_MAX) -> None:
-    """Refuse what no field of a JSON document can be compared with."""
+    """Raise if the value cannot occur in a JSON document."""
     if not levels:
         raise InvalidArguments(f"a value filter has at most {WANTED_LEVELS_MAX} levels")
     if isinstance(wanted, list):
@@ -132,7 +131,7 @@ def _check(wanted: Any, levels: int = WANTED_LEVELS_MAX) -> None:
         for each in wanted.values():
             _check(each, levels - 1)
     elif not isinstance(wanted, str | int | float | Decimal | None) or not _is_finite(wanted):
-        raise InvalidArguments(f"JSON has no {wanted!r}")
+        raise InvalidArguments(f"{wanted!r} is not a JSON value")
 
 
 def _is_finite(wanted: Any) -> bool:
@@ -142,7 +141,7 @@ def _is_finite(wanted: Any) -> bool:
 
 
 def _equal(found: Any, wanted: Any) -> bool:
-    """As JSON has it: 1.0 is the number 1, and true is none, though Python takes it for 1."""
+    """Compare as JSON does: 1.0 equals 1, but true does not, as it does in Python."""
     if isinstance(wanted, dict):
         return (
             isinstance(found, dict)

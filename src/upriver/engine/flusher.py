@@ -1,23 +1,22 @@
-"""From memory to disk: group commit, checkpoints, and who waits for them.
+"""From memory to disk: group commit, checkpoints, and the waiters for them.
 
-Theory of operation. ``step`` gathers everything that changed since the last one into one batch and commits
-it. A batch holds one group with the new records of all vbuckets, the changed descriptions, and the cuts of
-histories that were rolled back; because all are gathered under the journal's lock and committed together,
-the disk always shows one moment of the bucket. If the commit fails nothing is lost: what was gathered stays
-in memory and is gathered again, and until a commit succeeds writers are refused and those who wait are told.
+Theory of operation. ``step`` gathers everything that changed since the last step into one batch and commits it. A batch
+holds one group with the new records of all vbuckets, the changed descriptions, and the cuts of histories that were
+rolled back. All are gathered under the journal's lock and committed together, so the disk always shows one moment of
+the bucket. If the commit fails, nothing is lost: the changes stay in memory and are gathered again. Until a commit
+succeeds, writes are refused and waiters are told of the failure.
 
-Groups are cheap to write and dear to read, so when they have grown large a *checkpoint* moves them into
-blocks, some megabytes along with each batch: it writes the records of vbucket after vbucket from memory as
-blocks, and when all are done the groups that were there at its beginning are dropped, some with each batch
-as well. A vbucket that is larger than a slice is moved in several: blocks then reach to some seqno and the
-groups count on, because a loader skips what it knows already; only the last slice says from which group on
-records count. So there is nothing that a crash between two slices could leave in doubt. *Compaction* rides
-along in the same way and takes out of old blocks what memory no longer holds.
+Groups are cheap to write and expensive to read. When they have grown large, a *checkpoint* moves them into blocks, some
+megabytes with each batch: it writes the records of one vbucket after the other from memory as blocks. When all vbuckets
+are done, it drops the groups that existed at its beginning, also some with each batch. A vbucket that is larger than a
+slice takes several: blocks then reach up to some seqno and the groups still count, because loading skips known records;
+only the last slice raises the group from which records count. So a crash between two slices leaves nothing in doubt.
+*Compaction* works in the same way and removes records from old blocks that memory no longer holds.
 
-A history that is cut back costs no rewriting: its description remembers the *cut*, that of all groups before
-this one records count only up to that seqno, until a checkpoint has left those groups behind.
+Cutting a history back needs no rewriting: its description remembers the *cut* (in all groups before this one, records
+count only up to that seqno) until a checkpoint has left those groups behind.
 
-``step`` runs wherever it is called, which is how tests drive it; ``start`` gives it a thread of its own.
+``step`` runs in the calling thread, as tests use it; ``start`` runs it in a thread of its own.
 """
 
 import logging
@@ -38,27 +37,27 @@ from upriver.errors import CorruptData, StorageError
 
 log = logging.getLogger(__name__)
 
-#: A checkpoint starts when the groups hold this much, or are so many, and moves this much with each batch.
+#: A checkpoint starts at this many bytes in groups or this many groups, and moves this much with each batch.
 CHECKPOINT_BYTES: Final = 128 * 2**20
 CHECKPOINT_GROUPS: Final = 50_000
 SLICE_BYTES: Final = 2 * 2**20
-#: A commit that carries a slice should not take longer; if one does, the next slices are smaller.
+#: A commit with a slice should not take longer than this; if it does, the next slices are smaller.
 SLICE_S: Final = 0.05
-#: How far ahead of clock and last CAS a restart after a crash begins, should the clock have gone back: some 17 s.
+#: After a crash, CAS values start this far after the clock and the last CAS, in case the clock was set back: 17 s.
 CAS_MARGIN: Final = 2**34
-#: So much memory is kept for the next group.
+#: This much memory is kept for the next group.
 ROOM_BYTES_MAX: Final = 8 * 2**20
 RETRY_S: Final = 0.5
-#: How many groups a batch drops at most, and how many cuts a vbucket has before a checkpoint makes an end of them.
+#: A batch drops at most this many groups; a vbucket with this many cuts gets a checkpoint, which removes them.
 DROPPED_GROUPS_MAX: Final = 1000
 CUTS_MAX: Final = 64
 
-#: Of groups before this number, records count only up to this seqno.
+#: In groups before this number, records count only up to this seqno.
 Cut = tuple[int, int]
 
 
 class Vbuckets(Protocol):
-    """The bucket, as far as the flusher knows it."""
+    """The parts of a bucket that the flusher uses."""
 
     @property
     def tables(self) -> Sequence[Table | None]: ...
@@ -70,32 +69,32 @@ class Vbuckets(Protocol):
 
 @dataclass(slots=True)
 class _Gathered:
-    """A batch on its way, and what to do when it arrives."""
+    """A batch, and the state to update when it is committed."""
 
     batch: WriteBatch = field(default_factory=WriteBatch)
     group_bytes: int = 0
     tables: list[Table] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
     trims: dict[int, int] = field(default_factory=dict)
-    #: Who waits for everything, and who for changes of histories that this batch cuts.
+    #: Waiters for everything, and for changes of histories that this batch cuts.
     waits: list[Wait] = field(default_factory=list)
     #: How far blocks reach with this batch, and from which group on records count.
     checkpointed: dict[int, tuple[Table, int, int]] = field(default_factory=dict)
-    #: Whose blocks it rewrites.
+    #: The passes whose blocks it rewrites.
     compactions: list["_Compaction"] = field(default_factory=list)
     cuts: dict[int, list[Cut]] = field(default_factory=dict)
 
 
 class _Checkpoint:
-    """One pass over the vbuckets that moves what groups hold into blocks."""
+    """One pass over the vbuckets that moves records from groups into blocks."""
 
     def __init__(self, numbers: list[int], to_group: int, group_bytes: int) -> None:
-        #: Those still to do; the last one is under way.
+        #: The vbuckets still to do; the last one is in progress.
         self.numbers = numbers
         self.to_group = to_group
         self.group_bytes = group_bytes
-        #: Up to where, and from which group on records count then: fixed when a vbucket's turn comes, so that
-        #: it ends however much is written meanwhile.
+        #: Vbucket, last seqno, and the group from which records count then. It is fixed when the vbucket's turn comes,
+        #: so that the turn ends however much is written meanwhile.
         self.goal: tuple[int, int, int] | None = None
 
 
@@ -125,7 +124,7 @@ class Flusher:
         slice_bytes: int = SLICE_BYTES,
     ) -> None:
         self.storage = storage
-        #: Where evicted values are read from.
+        #: For reading evicted values.
         self.blocks = BlockCache(storage)
         self.ledger = ledger
         self.journal = journal
@@ -135,13 +134,13 @@ class Flusher:
         self.checkpoint_bytes = checkpoint_bytes
         self.slice_bytes = slice_bytes
         self.group_bytes = 0
-        #: The oldest group that may still be there.
+        #: The oldest group that may still exist.
         self.first_group = next_group
         self.cuts: dict[int, list[Cut]] = {}
         self.commits = 0
         self.bytes_written = 0
         self.error: StorageError | None = None
-        #: Nothing is written for now.
+        #: While true, nothing is written.
         self.paused = False
         self.waiting = journal.waiting
         self._checkpoint: _Checkpoint | None = None
@@ -151,7 +150,7 @@ class Flusher:
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
         self._step_lock = threading.Lock()
-        #: Where the next group is put together, when the one before is stored.
+        #: The buffer of the next group, once the one before is stored.
         self._room = bytearray()
         self._awake = threading.Event()
         self._hurry = threading.Event()
@@ -159,16 +158,16 @@ class Flusher:
         self._thread: threading.Thread | None = None
         ledger.wake = journal.wake = self._woken
 
-    # Who waits.
+    # Waiters.
 
     def when_persisted(
         self, vbucket: Vbucket, seqno: int, done: Done, failed: Failed | None = None, undone: Done | None = None
     ) -> Wait:
-        """Call ``done`` when the change ``seqno`` is on disk; from the flusher's thread, or now if it is.
+        """Call ``done`` when the change ``seqno`` is on disk: from the flusher's thread, or at once if it is there.
 
-        If a write fails ``failed`` is called instead, with the error; the change may still be stored later.
-        Without it the wait goes on until a write succeeds. If this copy goes back behind the change first, ``undone``
-        is called; without it the wait ends with the cut, as after a flush, which is a later write.
+        If a write fails, ``failed`` is called instead, with the error; the change may still be stored later. Without
+        ``failed`` the wait goes on until a write succeeds. If this copy rolls back below the change first, ``undone``
+        is called; without it the wait ends when the cut is stored, as after a flush, which is a later write.
         """
         with self.journal.lock:
             wait = self.waiting.for_change(vbucket.table, seqno, done, failed, undone)
@@ -186,19 +185,19 @@ class Flusher:
 
     @property
     def queue_age_s(self) -> float:
-        """How long the oldest change has waited, a commit that does not come back included."""
+        """How long the oldest change has waited, including a commit that hangs."""
         since = self._dirty_since if self._writing_since is None else self._writing_since
         return 0.0 if since is None else max(0.0, self.ledger.clock() - since)
 
     @property
     def cas_after_crash(self) -> int:
-        """Where CAS values go on if nothing more is stored: above all that are given meanwhile."""
+        """Where CAS values continue after a crash: above all that are given until the next commit."""
         return max(self.ledger.last_cas, int(self.ledger.clock() * 1e9)) + CAS_MARGIN
 
     # Work.
 
     def step(self) -> bool:
-        """Write what there is; True if there was something. If that fails all of it is kept for the next step."""
+        """Write all pending changes; returns whether there were any. If it fails, they are kept for the next step."""
         with self._step_lock:
             gathered = _Gathered()
             began = perf_counter()
@@ -208,7 +207,7 @@ class Flusher:
                 if gathered.batch:
                     began = perf_counter()
                     self.storage.commit(gathered.batch)
-            except BaseException as error:  # whatever it was, nothing that was taken may be lost
+            except BaseException as error:  # after any error, nothing that was taken may be lost
                 self._failed(gathered, error)
                 raise
             if gathered.batch:
@@ -217,28 +216,28 @@ class Flusher:
                 self._adapt(gathered.batch, took_s)
             self._writing_since = None
             with self.journal.lock:
-                # Also after an empty batch: somebody may have come to wait for a vbucket that is gone already.
+                # Also after an empty batch: there may be a new waiter for a vbucket that is gone already.
                 due = told(gathered.waits) + self.waiting.persisted(self._reached)
             notify(due)
             return bool(gathered.batch)
 
     def _adapt(self, batch: WriteBatch, took_s: float) -> None:
-        """Smaller slices where the disk is slow: whoever commits beside a checkpoint waits for them."""
+        """Use smaller slices on a slow disk: commits during a checkpoint wait for them."""
         if batch.blocks and took_s > SLICE_S:
             self._slice_bytes = max(min(BLOCK_BYTES, self.slice_bytes), self._slice_bytes // 2)
         elif took_s < SLICE_S * 0.8:
             self._slice_bytes = min(self.slice_bytes, self._slice_bytes * 2)
 
     def pause(self) -> None:
-        """Write nothing that is done from now on until ``resume``; whoever waits for the disk waits that long.
+        """Write no later changes until ``resume``; waiters for the disk wait that long.
 
-        A batch that is on its way is not waited for: it holds nothing but what was done before.
+        This does not wait for a batch that is being written: it holds only earlier changes.
         """
         with self.journal.lock:
             self.paused = True
 
     def resume(self) -> None:
-        """Write again, beginning with everything that has come meanwhile."""
+        """Write again, starting with the changes made meanwhile."""
         self.paused = False
         self._urge()
 
@@ -254,7 +253,7 @@ class Flusher:
         return self._checkpoint is not None
 
     def request_compaction(self, vbucket: Vbucket) -> None:
-        """Take out of the vbucket's blocks what memory no longer holds."""
+        """Remove records that memory no longer holds from the vbucket's blocks."""
         with self.journal.lock:
             self._compactions.setdefault(vbucket, _Compaction(vbucket))
         self._urge()
@@ -265,16 +264,16 @@ class Flusher:
 
     @property
     def _at_work(self) -> bool:
-        """Is there something of which each step does a slice?"""
+        """Whether each step does a slice of a longer task."""
         return self.checkpointing or self.compacting
 
     def drain(self) -> None:
-        """Step until nothing waits, or until it pauses."""
+        """Step until nothing waits, or until paused."""
         while self.step() or (self._at_work and not self.paused):
             pass
 
     def _gather(self, gathered: _Gathered) -> bool:
-        """Take all that changed; False if it pauses."""
+        """Gather all changes; returns False while paused."""
         with self.journal.lock:
             if self.paused:
                 return False
@@ -311,10 +310,10 @@ class Flusher:
         return vbucket if vbucket is not None and vbucket.table is table else None
 
     def _gather_trim(self, gathered: _Gathered, number: int, seqno: int) -> None:
-        """Cut the blocks, and remember the cut for what older groups hold."""
+        """Cut the blocks, and remember the cut for older groups."""
         gathered.batch.trims[number] = seqno
         vbucket = self.vbuckets.existing(number)
-        if seqno == 0 or vbucket is None:  # nothing in them counts
+        if seqno == 0 or vbucket is None:  # nothing in the groups counts
             gathered.cuts[number] = []
             if vbucket is not None:
                 gathered.checkpointed[number] = (vbucket.table, 0, self.next_group)
@@ -323,7 +322,7 @@ class Flusher:
             gathered.cuts[number] = [*older, (self.next_group, seqno)]
 
     def _gather_checkpoint(self, gathered: _Gathered, checkpoint: _Checkpoint) -> None:
-        """One slice: at least as much as comes in, or the groups would grow for ever."""
+        """One slice: at least as much as the new group, or the groups would grow for ever."""
         room, later = max(self._slice_bytes, gathered.group_bytes), []
         while checkpoint.numbers and room > 0:
             number = checkpoint.numbers[-1]
@@ -332,13 +331,13 @@ class Flusher:
                 checkpoint.goal = None
                 checkpoint.numbers.pop()
                 if vbucket is not None:
-                    later.append(number)  # this batch cuts its blocks already
+                    later.append(number)  # this batch already cuts its blocks
                 continue
             if checkpoint.goal is None or checkpoint.goal[0] != number:
                 checkpoint.goal = (number, *self._reach(gathered, vbucket.table))
-            size, whole = self._to_blocks(gathered, vbucket.table, *checkpoint.goal[1:], room)
+            size, complete = self._to_blocks(gathered, vbucket.table, *checkpoint.goal[1:], room)
             room -= size
-            if whole:
+            if complete:
                 checkpoint.goal = None
                 checkpoint.numbers.pop()
         checkpoint.numbers[:0] = later
@@ -348,7 +347,7 @@ class Flusher:
                 self._checkpoint = None  # there was nothing to move
 
     def _reach(self, gathered: _Gathered, table: Table) -> tuple[int, int]:
-        """How far the table is on disk with this batch, and which group follows."""
+        """How far the table is on disk with this batch, and the number of the following group."""
         if gathered.batch.group is None:
             return table.persisted_seqno, self.next_group
         return table.flushing_seqno, self.next_group + 1
@@ -356,7 +355,7 @@ class Flusher:
     def _to_blocks(
         self, gathered: _Gathered, table: Table, upto: int, from_group: int, max_bytes: int
     ) -> tuple[int, bool]:
-        """Blocks of what memory holds beyond those that there are: how many bytes, and whether that was all."""
+        """Add blocks of the records after the existing blocks; returns their bytes, and whether these were all."""
         position, size = table.checkpointed_seqno, 0
         while position < upto:
             if size >= max_bytes:
@@ -371,7 +370,7 @@ class Flusher:
         return size, True
 
     def _gather_compactions(self, gathered: _Gathered) -> None:
-        """One slice of the oldest passes: where vbuckets are small a commit for each would be dear."""
+        """One slice of the oldest passes: several small vbuckets share a commit."""
         room = self._slice_bytes
         while self._compactions and room > 0:
             pass_ = next(iter(self._compactions.values()))
@@ -381,18 +380,19 @@ class Flusher:
             room -= size
 
     def _compact(self, gathered: _Gathered, pass_: _Compaction, max_bytes: int) -> int:
-        """Rewrite what follows, in ascending order: a tombstone goes never before what it ended. How many bytes that
-        were; 0 if the pass is over.
+        """Rewrite the next blocks, in ascending order: a tombstone never goes before the versions that it deletes.
+
+        Returns the number of bytes; 0 if the pass is over.
         """
         vbucket = pass_.vbucket
         if self._owner(vbucket.table) is not vbucket or vbucket.number in gathered.trims:
             return 0
         try:
             old = self.storage.blocks(vbucket.number, pass_.position, max_bytes)
-            # What stands beyond comes from a commit that failed but took effect: a checkpoint writes it again.
+            # Later blocks come from a commit that failed but took effect: a checkpoint writes them again.
             old = [block for block in old if block.upto <= vbucket.table.checkpointed_seqno]
             retained = [vbucket.table.retain(block.records, pass_.tombstones_to) for block in old]
-        except CorruptData as error:  # these blocks stay as they are, and everybody else is written on
+        except CorruptData as error:  # these blocks stay as they are; other vbuckets are still written
             log.error("%s: vbucket %d is not compacted: %s", self.storage.path, vbucket.number, error.why)
             return 0
         gathered.batch.removed += [(block.vbucket, block.upto) for block in old]
@@ -430,7 +430,7 @@ class Flusher:
             for table in gathered.tables:
                 table.committed()
             for number, (table, upto, from_group) in gathered.checkpointed.items():
-                # If it was cut back meanwhile the next batch starts from there.
+                # If it was cut back meanwhile, the next batch starts from there.
                 table.checkpointed_seqno = min(upto, self.journal.trims.get(number, upto))
                 table.records_from_group = from_group
             self.cuts.update(gathered.cuts)
@@ -443,7 +443,7 @@ class Flusher:
                     table.checkpointed_seqno = table.persisted_seqno
             elif (
                 self.group_bytes >= self.checkpoint_bytes
-                # Single writes that wait for the disk are a group each, and whoever opens the store reads them all.
+                # Single writes that wait for the disk are a group each, and opening the store reads them all.
                 or self.next_group - self.first_group > CHECKPOINT_GROUPS
                 or any(len(c) > CUTS_MAX for c in gathered.cuts.values())
             ):
@@ -469,22 +469,22 @@ class Flusher:
             self._checkpoint = None
 
     def _reached(self, table: Table) -> int:
-        """How far the table is on disk; beyond everything if its vbucket is gone from there."""
+        """How far the table is on disk; the maximum if its vbucket has been removed from disk."""
         gone = self._owner(table) is None and table.vbucket not in self.journal.trims
         return 2**64 if gone else table.persisted_seqno
 
     def _failed(self, gathered: _Gathered, error: BaseException) -> None:
-        """Take everything back that was on its way, and refuse writers until a commit succeeds."""
+        """Undo the gathering of the batch, and refuse writes until a commit succeeds."""
         why = error.why if isinstance(error, StorageError) else repr(error)
         self.blocks.forget(gathered.batch.rewritten())
         with self.journal.lock:
             if gathered.batch.group is not None:
-                # It may be on disk all the same, if something else failed behind the commit. Its number is not used
-                # again: the next group holds all that is in it, and cuts from now on count for it as well.
+                # The group may be on disk all the same, if the error came after the commit. Its number is not used
+                # again: the next group holds the same records, and later cuts count for it as well.
                 self.next_group += 1
             self.journal.give_back(gathered.changed, gathered.trims)
             if self._checkpoint is not None:
-                # Those of this batch are not done, and a goal may count on the group that was not written.
+                # The vbuckets of this batch are not done, and a goal may refer to the group that was not written.
                 done = set(gathered.checkpointed) - set(self._checkpoint.numbers)
                 self._checkpoint.numbers += sorted(done)
                 self._checkpoint.goal = None
@@ -494,13 +494,13 @@ class Flusher:
             for table in gathered.tables:
                 table.touch()
             if self.error is None:
-                log.error("%s: not written: %s", self.storage.path, why)
+                log.error("%s: cannot write: %s", self.storage.path, why)
             self.error = StorageError(self.storage.path, why)
             self.ledger.refusal = f"the disk does not take writes: {why}"
             due = self.waiting.failed(self.error)
         notify(due)
 
-    # A thread of its own.
+    # The thread.
 
     def start(self) -> None:
         self._stopping.clear()
@@ -508,7 +508,7 @@ class Flusher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what waits stays in memory."""
+        """End the thread; pending changes stay in memory."""
         if self._thread is not None:
             self._stopping.set()
             self._hurry.set()
@@ -530,10 +530,10 @@ class Flusher:
         self._awake.set()
 
     def _run(self) -> None:
-        heap = MallocTuning()
+        tuning = MallocTuning()
         while True:
             self._awake.wait()
-            # A group is worth its fsync when it holds what came in some milliseconds, unless somebody waits.
+            # To be worth its fsync a group collects some milliseconds of changes, unless there are waiters.
             self._hurry.wait(self.interval_s)
             if self._stopping.is_set():
                 return
@@ -543,11 +543,11 @@ class Flusher:
             written = self.bytes_written
             try:
                 self.step()
-                heap.used(self.bytes_written - written)
+                tuning.used(self.bytes_written - written)
                 if self._at_work:
                     self._urge()
             except Exception as error:
                 if not isinstance(error, StorageError):
-                    log.exception("%s: a step failed and will be tried again", self.storage.path)
+                    log.exception("%s: a flush failed and will be retried", self.storage.path)
                 self._stopping.wait(RETRY_S)
                 self._awake.set()

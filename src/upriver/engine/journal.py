@@ -1,9 +1,7 @@
-"""What waits for the disk besides records: changed descriptions of vbuckets, histories that were cut, and whoever
-wants to hear of it.
+"""Pending work for the disk besides records: changed descriptions of vbuckets, cut histories, and waiters.
 
-The hot path never comes here. Whoever changes a vbucket's role, log or bounds holds ``lock`` while doing
-so, and the flusher holds it while it gathers a batch: a description on disk then always fits the records
-beside it.
+Writes of clients do not use the journal. A thread that changes a vbucket's role, log or bounds holds ``lock``, and the
+flusher holds it while it gathers a batch. So a description on disk always fits the records beside it.
 """
 
 import threading
@@ -25,40 +23,40 @@ class Journal:
         self.changed: set[int] = set()
         #: Vbuckets whose stored history must be cut back to a seqno before anything is added to it.
         self.trims: dict[int, int] = {}
-        #: Vbuckets of which somebody wants to hear when more of them is on disk.
+        #: Vbuckets with waiters for more of their changes on disk.
         self.watched: set[int] = set()
         self.waiting = DurabilityWaiters(self.lock)
         self.wake: Callable[[], object] | None = None
-        #: Nobody stores what happens from now on.
+        #: Later changes are not stored any more.
         self.closed = False
 
     def check_open(self, vbucket: int) -> None:
-        """Refuse to change a vbucket of which the disk would not hear."""
+        """Raise if a change of the vbucket would not be stored."""
         if self.closed:
             raise TemporaryFailure(CLOSED, vbucket=vbucket)
 
     def change(self, vbucket: int) -> None:
-        """The vbucket's description is another now."""
+        """Note that the vbucket's description has changed."""
         with self.lock:
             self.changed.add(vbucket)
         if self.wake is not None:
             self.wake()
 
     def trim(self, vbucket: int, seqno: int) -> None:
-        """The vbucket's history ends at ``seqno`` now, whatever the disk holds."""
+        """Note that the vbucket's history now ends at ``seqno``, even if the disk holds more."""
         with self.lock:
             self.trims[vbucket] = min(seqno, self.trims.get(vbucket, seqno))
             self.change(vbucket)
 
     def take(self) -> tuple[set[int], dict[int, int]]:
-        """Everything that waits; ``give_back`` if it did not reach the disk."""
+        """Take everything that waits; call ``give_back`` if it did not reach the disk."""
         with self.lock:
             changed, self.changed = self.changed, set()
             trims, self.trims = self.trims, {}
         return changed, trims
 
     def take_watched(self, vbuckets: Iterable[int]) -> list[int]:
-        """Those among the vbuckets that somebody watches; he has to say so again."""
+        """Take the watched ones among these vbuckets; watching ends with this."""
         with self.lock:
             found = [vbucket for vbucket in vbuckets if vbucket in self.watched] if self.watched else []
             self.watched.difference_update(found)

@@ -1,10 +1,10 @@
 """The live keys of a vbucket in order, page by page.
 
 Theory of operation. The index is a hash table, so the next keys in order are found by a walk over all records that
-keeps the smallest. In a large vbucket one walk serves many pages: it keeps a *window* of some thousand keys, and a page
-is cut from that. What changed since the walk follows from the history after it: keys that came are put in, keys that
-went are passed over. So a page costs its own keys, and a share of a walk that is the same for every key. Small
-vbuckets are walked each time and keep nothing; so all windows together take little beside what they are windows of.
+keeps the smallest. In a large vbucket one walk is enough for many pages: it keeps a *window* of some thousand keys,
+from which pages are cut. The history since the walk says what has changed: new keys are inserted, deleted keys are
+skipped. So a page costs its own keys and a small share of a walk. Small vbuckets are walked each time and keep no
+window, so that all windows together take little memory compared with the data.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ class KeyScan:
         self._table = table
         self._window_keys = window_keys
         self._walked_max = walked_max
-        #: All keys in [start, end) that lived at the seqno, or have come since; no end is the end of the keys.
+        #: All keys in [start, end) that existed at the seqno or were added since; None is the end of all keys.
         self._keys: list[bytes] = []
         self._start = b""
         self._end: bytes | None = b""
@@ -59,7 +59,7 @@ class KeyScan:
             start = self._end
 
     def forget(self) -> None:
-        """The history that the window followed is another one now."""
+        """Drop the window; the history that it followed has been replaced."""
         self._keys, self._start, self._end = [], b"", b""
 
     def _covers(self, start: bytes) -> bool:
@@ -68,12 +68,12 @@ class KeyScan:
     def _walk(self, start: bytes, count: int) -> None:
         self._keys = self._table.smallest_keys(start, count)
         self._start = start
-        # Behind the last key comes the one with a zero more, if there is any.
+        # The smallest possible key after the last one has one zero byte more.
         self._end = self._keys[-1] + b"\0" if len(self._keys) == count else None
         self._seqno = self._table.high_seqno
 
     def _follow(self) -> None:
-        """Put in the keys that have come since the walk, unless a new one costs less."""
+        """Insert the keys that were added since the walk, unless a new walk costs less."""
         high = self._table.high_seqno
         if not 0 <= high - self._seqno <= self._window_keys:
             self.forget()

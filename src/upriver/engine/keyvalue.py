@@ -1,8 +1,8 @@
 """The key-value operations of a vbucket.
 
-The three that clients use most are the table's own and cost one call; the others are made of ``find`` and
-``store``. A write is answered with (CAS, seqno). Every operation turns an expired item that it meets into an
-expiration first, or leaves that for later if there is no room, so nobody ever sees one.
+The table itself has the three most frequent operations; the others use ``find`` and ``store``. A write returns CAS and
+seqno. Every operation first turns an expired item that it meets into an expiration, or leaves that for later if there
+is no room, so clients never see expired items.
 """
 
 from collections import Counter
@@ -26,15 +26,15 @@ from upriver.model import INFLATED_BYTES_MAX, SNAPPY, TTL_MAX, Event, inflated_s
 
 LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30
-#: The bit of the datatype that says: this is JSON.
+#: The datatype bit for JSON.
 JSON: Final = 0x01
 
 
 class Rank(NamedTuple):
-    """Which of two versions of a key wins, whichever node asks: the higher revision, then CAS, then expiry, then flags.
+    """Decides which of two versions of a key wins: the higher revision, then CAS, then expiry, then flags.
 
-    Nodes that are written to at the same moment may give the same revision and CAS to different values. So the rest
-    of what makes a version decides too: else each of them would keep its own for ever.
+    Nodes that are written to at the same moment may give the same revision and CAS to different values. So the other
+    fields decide too: otherwise each node would keep its own version for ever.
     """
 
     rev_seqno: int
@@ -47,14 +47,14 @@ class Rank(NamedTuple):
 
     @classmethod
     def of(cls, item: StoredItem) -> "Rank":
-        """The rank of a version that is here; of a deletion its second is no part, as not everybody tells it."""
+        """The rank of a stored version. The time of a deletion does not count, because not every node sends it."""
         if item.event != Event.MUTATION:
             return cls(item.rev_seqno, item.cas, deleted=True)
         return cls(item.rev_seqno, item.cas, item.expiry, item.flags, False, item.datatype, item.value)
 
 
 class KeyValue:
-    """What clients do with the items of one vbucket."""
+    """The operations of clients on the items of one vbucket."""
 
     def __init__(self, table: Table, operations: Counter[str]) -> None:
         self.table = table
@@ -79,23 +79,23 @@ class KeyValue:
         return self._store(Event.MUTATION, key, value, flags, self.absolute(expiry), datatype)
 
     def append(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
-        """Put more bytes behind the value."""
+        """Append bytes to the value."""
         return self._join("append", key, b"", value, cas)
 
     def prepend(self, key: bytes, value: bytes, cas: int = 0) -> tuple[int, int]:
-        """Put more bytes before the value."""
+        """Prepend bytes to the value."""
         return self._join("prepend", key, value, b"", cas)
 
     def increment(
         self, key: bytes, delta: int = 1, initial: int | None = None, expiry: int = 0, cas: int = 0
     ) -> tuple[int, int, int]:
-        """Add to a decimal number of 64 bits, which wraps around: (number, CAS, seqno)."""
+        """Add to a 64-bit decimal number, which wraps around. Returns number, CAS and seqno."""
         return self._count("increment", key, 1, delta, initial, expiry, cas)
 
     def decrement(
         self, key: bytes, delta: int = 1, initial: int | None = None, expiry: int = 0, cas: int = 0
     ) -> tuple[int, int, int]:
-        """Take from a decimal number, which stops at 0: (number, CAS, seqno)."""
+        """Subtract from a decimal number, which stops at 0. Returns number, CAS and seqno."""
         return self._count("decrement", key, -1, delta, initial, expiry, cas)
 
     def touch(self, key: bytes, expiry: int) -> tuple[int, int]:
@@ -114,7 +114,7 @@ class KeyValue:
         return found
 
     def get_and_lock(self, key: bytes, lock_time_s: int = LOCK_TIME_S) -> StoredItem:
-        """Read the item and keep others from changing it for a while; its CAS is the key to the lock."""
+        """Read the item and lock it for a while; only the returned CAS can change or unlock it."""
         item = self._present("get_and_lock", key)
         if self._lock(key) is not None:
             raise Locked(vbucket=self.table.vbucket)
@@ -126,7 +126,7 @@ class KeyValue:
         return item
 
     def unlock(self, key: bytes, cas: int) -> None:
-        """Give the lock back before its time is over."""
+        """Release a lock early."""
         self._present("unlock", key, value=False)
         lock = self._lock(key)
         if lock is None:
@@ -157,7 +157,7 @@ class KeyValue:
         force: bool = False,
         ttl: int = TTL_MAX,
     ) -> tuple[int, int]:
-        """Store a version that was made elsewhere, unless ours wins; ``expiry`` is absolute."""
+        """Store a version from another node, unless ours wins; ``expiry`` is absolute."""
         theirs = Rank(rev_seqno, cas, expiry, flags, False, datatype, value)
         self._resolve("set_with_meta", key, theirs, expected_cas, force)
         return self.table.store(Event.MUTATION, key, value, flags, expiry, datatype, cas, rev_seqno, 0, ttl)
@@ -174,19 +174,19 @@ class KeyValue:
         event: Event = Event.DELETION,
         ttl: int = TTL_MAX,
     ) -> tuple[int, int]:
-        """Delete as it was done elsewhere, unless ours wins; ``expiry`` is the second of the deletion."""
+        """Apply a deletion of another node, unless our version wins; ``expiry`` is the second of the deletion."""
         self._resolve("delete_with_meta", key, Rank(rev_seqno, cas, deleted=True), expected_cas, force)
         return self.table.store(event, key, b"", 0, expiry, 0, cas, rev_seqno, 0, ttl)
 
     def scan(self, start: bytes = b"", limit: int = 1000) -> list[bytes]:
         """Live keys from ``start`` on, in order."""
         if limit < 0:
-            raise InvalidArguments(f"there are no {limit} keys", vbucket=self.table.vbucket)
+            raise InvalidArguments(f"invalid limit {limit}: it must be at least 0", vbucket=self.table.vbucket)
         self._check_active("scan")
         return self.scanned.page(start, min(limit, 2**31))
 
     def random_key(self) -> bytes:
-        """Some live key, each with the same chance."""
+        """A random live key; all have the same chance."""
         self._check_active("random_key")
         key = self.table.random_key()
         if key is None:
@@ -194,7 +194,7 @@ class KeyValue:
         return key
 
     def newest(self, key: bytes) -> StoredItem | None:
-        """The newest version of the key, tombstones included, without its value; in whatever state the vbucket is."""
+        """The newest version of the key, tombstones included, without its value, in any role of the vbucket."""
         item, past = self._newest(key)
         return None if past else item
 
@@ -216,7 +216,7 @@ class KeyValue:
         return item if item is not None and item.event == Event.MUTATION else None
 
     def _newest(self, key: bytes) -> tuple[StoredItem | None, bool]:
-        """The newest version without its value, and whether it is past its time but there was no room to say so."""
+        """The newest version without its value, and whether it has expired but there was no room to store that."""
         past = self.table.expire(key)
         item = self.table.find(key, value=False)
         return item, past and item is not None and item.event == Event.MUTATION
@@ -235,7 +235,7 @@ class KeyValue:
         return lock
 
     def _writable(self, key: bytes, item: StoredItem, cas: int) -> None:
-        """The lock's owner may write, and unlocks by storing; others need the version's CAS or none."""
+        """Check lock and CAS: the lock's owner may write, which unlocks; without a lock a given CAS must match."""
         lock = self._lock(key)
         if lock is not None:
             if lock[0] != cas:
@@ -246,9 +246,9 @@ class KeyValue:
     def _store(
         self, event: int, key: bytes, value: bytes, *rest: int, lock: tuple[int, float] | None = None
     ) -> tuple[int, int]:
-        """Store over what is there. Its lock goes with it, for the one that comes along or none.
+        """Store a version and replace the lock of the old one, if any, by ``lock``.
 
-        The locks change first, because whoever waits for changes reads at once; and back if nothing is stored.
+        The locks change first, because a waiting stream reads at once; they are restored if nothing is stored.
         """
         table = self.table
         high_seqno, before = table.high_seqno, table.locks.pop(key, None)
@@ -273,21 +273,21 @@ class KeyValue:
         if item.datatype & SNAPPY and inflated_size(item.value) > INFLATED_BYTES_MAX:
             raise TooBig(vbucket=self.table.vbucket)
         value = before + plain(item.value, item.datatype) + behind
-        # It is compressed no longer, and need not be JSON: that is what a writer says, and nobody said it of the whole.
+        # The joined value is not compressed, and nobody said that it is JSON.
         return self._store(Event.MUTATION, key, value, item.flags, item.expiry, item.datatype & ~(SNAPPY | JSON))
 
     def _count(
         self, operation: str, key: bytes, sign: int, delta: int, initial: int | None, expiry: int, cas: int
     ) -> tuple[int, int, int]:
         if not 0 <= delta < 2**64 or not 0 <= (initial or 0) < 2**64:
-            raise InvalidArguments("a counter and its steps are numbers of 64 bits", vbucket=self.table.vbucket)
+            raise InvalidArguments("counter and step must be unsigned 64-bit numbers", vbucket=self.table.vbucket)
         item = self._begin(operation, key)
         if item is None:
             if initial is None or cas:
                 raise KeyNotFound(vbucket=self.table.vbucket)
             return initial, *self.table.store(Event.MUTATION, key, b"%d" % initial, expiry=self.absolute(expiry))
         self._writable(key, item, cas)
-        # Memcached fills up a number with spaces that has become shorter.
+        # Memcached pads a number that has become shorter with spaces.
         digits = plain(item.value, item.datatype).rstrip(b" ")
         if not (digits.isdigit() and len(digits) <= 20 and int(digits) < 2**64):
             raise NotANumber(vbucket=self.table.vbucket)
@@ -301,9 +301,11 @@ class KeyValue:
         self._check_active(operation)
         ours, past = self._newest(key)
         if not theirs.rev_seqno or not theirs.cas:
-            raise InvalidArguments("a version from elsewhere has a revision and a CAS", vbucket=self.table.vbucket)
+            raise InvalidArguments("a version from another node needs a revision and a CAS", vbucket=self.table.vbucket)
         if past:
-            raise TemporaryFailure("there is no room for the expiration that decides", vbucket=self.table.vbucket)
+            raise TemporaryFailure(
+                "no room to store the expiration that decides the conflict", vbucket=self.table.vbucket
+            )
         if self._lock(key) is not None:
             raise Locked(vbucket=self.table.vbucket)
         if expected_cas and ours is None:
@@ -314,7 +316,7 @@ class KeyValue:
             raise KeyExists(vbucket=self.table.vbucket)
         if force:
             return
-        if (ours.rev_seqno, ours.cas) == theirs[:2]:  # then the value may have to decide
+        if (ours.rev_seqno, ours.cas) == theirs[:2]:  # the value may have to decide
             ours = self.table.find(key)
             assert ours is not None
         if theirs <= Rank.of(ours):

@@ -1,19 +1,18 @@
-"""What a bucket does when nobody asks: expire, purge, compact, evict; in steps of some thousand records.
+"""Background work of a bucket: expire, purge, compact, evict; in steps of some thousand records.
 
-Theory of operation. Each duty is a generator that yields after every small step, so that no call holds the
-caller up for long; ``run`` goes through the duties in turn until its time is used up and goes on there the
-next time.
+Theory of operation. Each duty is a generator that yields after every small step, so that no call blocks for long.
+``run`` goes through the duties in turn until its time is used up, and continues there the next time.
 
-Compaction raises a vbucket's *floor*: states below it can no longer be restored, and versions that were
-superseded at or below it are dropped from memory, then from disk. It happens only when history is both older
-and larger than the limits, or when memory is short: then whatever its age. Purge drops old tombstones and
-moves the floor above them, for a version that outlived its tombstone would come back to life at the next
-start. Neither passes what an open cursor still needs, unless history grows beyond twice its limit, or beyond
-its share of the quota while memory is short: then compaction ends the cursor as too slow. Only what stands in
-blocks on disk is dropped or evicted, so the disk can always replace what memory lost.
+Compaction raises a vbucket's *floor*: states below it can no longer be restored, and versions that were superseded at
+or below it are dropped from memory, then from disk. It runs only when history is both older and larger than the limits,
+or, at any age, when memory is short. Purge drops old tombstones and moves the floor above them, because an older
+version without its tombstone would become current at the next start. Both stop at records that an open cursor still
+needs, unless history grows beyond twice its limit, or beyond its share of the quota while memory is short: then
+compaction ends the cursor as too slow. Only records in blocks on disk are dropped or evicted, so the disk can always
+replace them.
 
-Below its floor a vbucket may hold what was dropped before: the disk follows later, so a restart brings it back, and a
-cursor may have been in the way. Such vbuckets are remembered and swept again.
+A vbucket may hold versions below its floor: the disk follows later, so a restart brings them back, and a cursor may
+have needed them. Such vbuckets are remembered and swept again.
 """
 
 import math
@@ -33,22 +32,22 @@ from upriver.model import VbucketState
 #: Eviction starts above the first share of the quota and stops below the second.
 HIGH_WATER: Final = 0.85
 LOW_WATER: Final = 0.75
-#: While memory is short cursors may hold up to this share of the quota in superseded versions.
+#: While memory is short, cursors may hold up to this share of the quota in superseded versions.
 PINNED_SHARE: Final = 0.125
-#: Nor may groups hold more than this share then: less than what deletions may take beyond the quota, or they would
-#: stop at it, because what they ended can go only when they stand in blocks.
+#: Groups may then hold up to this share. It is less than the reserve for deletions: the versions that they delete can
+#: be dropped only when the deletions are in blocks.
 GROUPS_SHARE: Final = 1 / 32
-#: The blocks of a vbucket are rewritten when about this share of them is garbage, if that is not just a little: there,
-#: or as much in all vbuckets as they hold.
+#: The blocks of a vbucket are rewritten when about this share of them is garbage, and that is at least this much, or
+#: all vbuckets together have as much garbage as data.
 GARBAGE_SHARE: Final = 0.25
 GARBAGE_BYTES_MIN: Final = 2**20
-#: How long a write that found no room looks for some, and after what time it looks again where there was none.
+#: How long a write without room tries to free some, and how long after a failure the next one tries again.
 RELIEF_S: Final = 0.01
 LOOK_AGAIN_S: Final = 0.05
-#: Tombstones are looked for so often within their time, and at least each minute.
+#: The purge runs this often within the lifetime of a tombstone, and at least every minute.
 PURGES: Final = 100
 PURGE_INTERVAL_S_MAX: Final = 60.0
-#: Where little is written old history is moved into blocks so often at most: many small blocks are dear.
+#: With few writes, old history is moved into blocks at most this often: many small blocks are expensive.
 BLOCKS_INTERVAL_S: Final = 60.0
 #: Later than any time that a record can have.
 ANY_TIME: Final = 2**32
@@ -75,19 +74,19 @@ class Maintenance:
         self.retention = retention
         self.longest_step_s = 0.0
         self.evicted_bytes = 0
-        #: What is left on disk of what memory has dropped, by number of the vbucket.
+        #: Bytes of dropped records that are still on disk, by number of the vbucket.
         self._garbage: Counter[int] = Counter()
-        #: Vbuckets that may hold versions superseded at or below their floor, and up to where those are gone.
+        #: Vbuckets that may hold versions superseded at or below their floor, and the seqno up to which those are gone.
         self._unswept: dict[Vbucket, int] = {}
-        #: Per vbucket on which branch, up to where and since when all was seen; and what was seen long enough ago.
+        #: By vbucket: branch, seqno and time of the last observation, and the seqno that was seen long enough ago.
         self._marks: dict[int, tuple[int, int, float, int]] = {}
         self._purged_s = -PURGE_INTERVAL_S_MAX
         self._moved_s = -BLOCKS_INTERVAL_S
-        #: Where each open stream stood when tombstones were last looked for.
+        #: The position of each open cursor at the last purge.
         self._looked_at: WeakKeyDictionary[Cursor, int] = WeakKeyDictionary()
         self._duties = self._rounds()
-        #: The round under way for those who found no room, at which commit it began and what it has freed; and at which
-        #: commit one freed nothing.
+        #: The current round for writes without room, the commit at which it began, and the bytes it has freed; then the
+        #: commit at which a round freed nothing.
         self._relief = self._relief_round()
         self._relief_since = -1
         self._relieved_bytes = 0
@@ -102,7 +101,7 @@ class Maintenance:
             try:
                 more = next(self._duties)
             except BaseException:
-                self._duties = self._rounds()  # what failed is begun anew the next time
+                self._duties = self._rounds()  # the next call starts the duties again
                 raise
             now = thread_time()
             self.longest_step_s = max(self.longest_step_s, now - before)
@@ -111,7 +110,7 @@ class Maintenance:
                 return
 
     def run_all(self) -> None:
-        """One whole round of every duty, due or not, however long it takes."""
+        """One complete round of every duty, due or not, however long it takes."""
         self._duties = self._rounds()
         self.ledger.due_s, self._purged_s, self._moved_s = 0.0, -PURGE_INTERVAL_S_MAX, -BLOCKS_INTERVAL_S
         while next(self._duties):
@@ -131,16 +130,16 @@ class Maintenance:
     def _purge_if_due(self) -> Iterator[None]:
         now = self.ledger.clock()
         interval_s = min(PURGE_INTERVAL_S_MAX, self.retention.tombstone_s / PURGES)
-        if not self._purged_s <= now < self._purged_s + interval_s:  # clocks go back too
+        if not self._purged_s <= now < self._purged_s + interval_s:  # the clock may be set back
             self._purged_s = now
             yield from self.purge()
 
     # Expiry.
 
     def expire(self) -> Iterator[None]:
-        """The pager: items of active vbuckets that nobody reads expire too."""
+        """Expire items of active vbuckets that no client reads."""
         ledger, all_seen = self.ledger, False
-        ledger.due_s = math.inf  # whoever writes from now on says when he expects us
+        ledger.due_s = math.inf  # later writes lower it again
         try:
             for vbucket in self.vbuckets():
                 if vbucket.state is VbucketState.ACTIVE:
@@ -148,7 +147,7 @@ class Maintenance:
                     if not ledger.may_expire():
                         return
                 else:
-                    vbucket.table.end_locks()  # those that came with changes end here too
+                    vbucket.table.end_locks()  # locks that came with received changes end too
                     yield
                 ledger.expect(vbucket.table.due())
             all_seen = True
@@ -180,11 +179,11 @@ class Maintenance:
             table = vbucket.table
             if table.tombstones:
                 self._end_stuck(vbucket)
-                # Only what stands in blocks can go: where little is written no checkpoint would come by itself.
+                # Only records in blocks can go, and with few writes no checkpoint would start by itself.
                 wants_blocks |= table.seqno_before(before, vbucket.consistent_seqno) > table.checkpointed_seqno
                 yield
                 yield from self._purge(vbucket, NO_END, before)
-                # What came with a time in the future is as old as what came after it.
+                # A change with a time in the future is at least as old as the changes after it.
                 old = self._surely_old(vbucket, before)
                 yield
                 yield from self._purge(vbucket, old, ANY_TIME)
@@ -192,7 +191,7 @@ class Maintenance:
             self.flusher.request_checkpoint()
 
     def _end_stuck(self, vbucket: Vbucket) -> None:
-        """Tombstones wait for open streams; if memory is short not for one that stands where it stood the last time."""
+        """End cursors that keep tombstones: while memory is short, those that have not moved since the last purge."""
         limit, short, ended = self._limit(vbucket), self._short_of_memory(), False
         for cursor in list(vbucket.cursors.values()):
             if short and self._looked_at.get(cursor) == cursor.seqno < limit:
@@ -204,7 +203,7 @@ class Maintenance:
 
     def _purge(self, vbucket: Vbucket, upto: int, before: int) -> Iterator[None]:
         table = vbucket.table
-        # Everything in the way of an open stream stays.
+        # Everything that an open stream has not read yet stays.
         limit = min(upto, self._limit(vbucket), self._slowest(vbucket))
         if not table.tombstones or not limit:
             return
@@ -215,15 +214,15 @@ class Maintenance:
             yield
             if not position or position >= limit:
                 break
-        # Who came in between and needs these deletions has time until the next round.
+        # A new cursor that needs these deletions has time until the next round.
         if 0 < highest <= self._slowest(vbucket) and self._raise_floor(vbucket, highest, purge_to=highest):
             yield from self._sweep(vbucket, highest, before)
 
     def _surely_old(self, vbucket: Vbucket, before: int) -> int:
-        """The last seqno that stood here for long enough, whatever times the changes up to it came with.
+        """The last seqno that was here long enough ago, whatever times the changes up to it have.
 
-        Either a change behind it is old enough, or we saw it ourselves long enough ago: a vbucket that
-        nobody writes to must not keep such tombstones for ever.
+        Either a later change is old enough, or we ourselves saw it long enough ago: a vbucket without writes must not
+        keep such tombstones for ever.
         """
         now = self.ledger.clock()
         uuid, seqno, since, old = self._marks.get(vbucket.number, (0, 0, now, 0))
@@ -235,7 +234,7 @@ class Maintenance:
         return max(old, vbucket.table.seqno_before(before, self._limit(vbucket)))
 
     def compact(self) -> Iterator[None]:
-        """Drop superseded versions that are both too old and too many, or all that can go if memory is short."""
+        """Drop superseded versions that are both too old and too many; while memory is short, all that can go."""
         ledger, retention = self.ledger, self.retention
         short = self._short_of_memory()
         if short:
@@ -253,7 +252,7 @@ class Maintenance:
                 limit = min(limit, old)
                 yield
             limit = self._unpinned(vbucket, limit)
-            # Neither too new nor pinned: it waits for a checkpoint, which does not come where little is written.
+            # History that is neither too new nor pinned waits for a checkpoint, which does not start with few writes.
             wants_blocks |= limit == vbucket.table.checkpointed_seqno < old
             if limit > vbucket.floor_seqno and self._raise_floor(vbucket, limit):
                 yield from self._sweep(vbucket)
@@ -261,19 +260,19 @@ class Maintenance:
             self._move_old()
 
     def _move_old(self) -> None:
-        """Make blocks of what is in groups only, unless that was done just now."""
+        """Move records from groups into blocks, unless that was done recently."""
         now = self.ledger.clock()
         if self.flusher.storage.keeps_records and not self._moved_s <= now < self._moved_s + BLOCKS_INTERVAL_S:
             self._moved_s = now
             self.flusher.request_checkpoint()
 
     def loaded(self, vbucket: Vbucket) -> None:
-        """All of it came from disk, which may not have followed up to its floor."""
+        """A loaded vbucket may hold versions below its floor, because the disk follows later."""
         if vbucket.floor_seqno:
             self._unswept[vbucket] = 0
 
     def sweep(self) -> Iterator[None]:
-        """Drop what still stands below the floors, as far as no cursor needs it."""
+        """Drop versions below the floors that no cursor needs."""
         for vbucket, swept in list(self._unswept.items()):
             if vbucket.removed or vbucket.floor_seqno <= swept or not vbucket.table.history_bytes:
                 self._unswept.pop(vbucket, None)
@@ -281,7 +280,7 @@ class Maintenance:
                 yield from self._sweep(vbucket)
 
     def _limit(self, vbucket: Vbucket) -> int:
-        """Neither beyond what is in blocks nor beyond the last whole state."""
+        """The last seqno that is in blocks and consistent."""
         return min(vbucket.table.checkpointed_seqno, vbucket.consistent_seqno)
 
     def _slowest(self, vbucket: Vbucket) -> int:
@@ -291,14 +290,14 @@ class Maintenance:
     def _pinned(self, cursor: Cursor) -> int:
         """How far the floor may rise before the cursor misses something.
 
-        An announced snapshot needs the state at its end; a stream of every version all that it has not read.
+        An announced snapshot needs the state at its end; a stream of every version needs everything after its seqno.
         """
         if cursor.options.history:
             return cursor.seqno
         return NO_END if cursor.snapshot is None else cursor.snapshot.end
 
     def _unpinned(self, vbucket: Vbucket, limit: int) -> int:
-        """Keep what cursors need, or end them if that has become too much."""
+        """Lower the limit to what cursors need, or end them if they hold too much."""
         pinning = [cursor for cursor in vbucket.cursors.values() if self._pinned(cursor) < limit]
         too_much = 2 * self.retention.history_bytes
         if self._short_of_memory():
@@ -311,9 +310,9 @@ class Maintenance:
         return min([limit, *map(self._pinned, pinning)])
 
     def _raise_floor(self, vbucket: Vbucket, floor: int, purge_to: int = 0) -> bool:
-        """Announce that states below ``floor`` are gone; refused if a cursor came in between.
+        """Announce that states below ``floor`` are gone; returns False if a cursor needs them.
 
-        Deletions up to ``purge_to`` count as gone from here on: who resumes below must roll back.
+        Deletions up to ``purge_to`` count as purged from here on: consumers that resume below must roll back.
         """
         if any(self._pinned(cursor) < floor for cursor in vbucket.cursors.values()):
             return False
@@ -328,7 +327,7 @@ class Maintenance:
         return True
 
     def _droppable(self, vbucket: Vbucket, floor: int) -> int:
-        """Versions superseded at or below this are needed by nobody."""
+        """Versions superseded at or below this seqno are not needed by any cursor."""
         return min([floor, *map(self._pinned, vbucket.cursors.values())])
 
     def _sweep(self, vbucket: Vbucket, purge_to: int = 0, purge_before: int = 0) -> Iterator[None]:
@@ -337,21 +336,21 @@ class Maintenance:
         try:
             while True:
                 with vbucket.journal.lock:
-                    if vbucket.floor_seqno < floor:  # cleared meanwhile: another history
+                    if vbucket.floor_seqno < floor:  # cleared meanwhile: this is another history
                         return
-                    # A cursor that was opened since the last step reads what is left, and all of that.
+                    # A cursor that was opened since the last step reads all that is left.
                     purge_to = min(purge_to, self._slowest(vbucket))
                     swept = min(swept, self._droppable(vbucket, floor))
                     history, tombstones = table.history_bytes, table.tombstones
                     position, _ = table.sweep(position, swept, purge_to, purge_before, 0)
-                    # Counted here, because whoever writes between two steps adds as much again.
+                    # Counted per step, because writes between two steps add history again.
                     freed += history - table.history_bytes + 100 * (tombstones - table.tombstones)
                 yield
                 if not position or position > floor:
                     break
         finally:
             self._note_garbage(vbucket, freed)
-        self._unswept[vbucket] = swept  # the next look forgets it, if that was all
+        self._unswept[vbucket] = swept  # the next sweep removes it, if that was all
         vbucket.purged_seqno = max(vbucket.purged_seqno, purge_to)
         if purge_to:
             vbucket.journal.change(vbucket.number)
@@ -360,7 +359,7 @@ class Maintenance:
         self._garbage[vbucket.number] += freed
         if self._garbage.total() > max(GARBAGE_BYTES_MIN, self.ledger.memory_bytes):
             looked_at = self.vbuckets()
-            self._garbage = Counter({each.number: self._garbage[each.number] for each in looked_at})  # others are gone
+            self._garbage = Counter({each.number: self._garbage[each.number] for each in looked_at})
         else:
             looked_at = [vbucket] if self._garbage[vbucket.number] > GARBAGE_BYTES_MIN else []
         for each in looked_at:
@@ -375,7 +374,7 @@ class Maintenance:
         return 0 < self.ledger.quota_bytes * HIGH_WATER < self.ledger.memory_bytes
 
     def _request_blocks(self) -> None:
-        """Only what stands in blocks can go from memory."""
+        """Start a checkpoint if needed: only records in blocks can go from memory."""
         if self.flusher.storage.keeps_records and (
             not any(v.table.checkpointed_seqno for v in self.vbuckets())
             or self.flusher.group_bytes > self.ledger.quota_bytes * GROUPS_SHARE
@@ -383,11 +382,11 @@ class Maintenance:
             self.flusher.request_checkpoint()
 
     def evict(self) -> Iterator[None]:
-        """Drop values from memory that can be read back, those first that nobody read."""
+        """Drop values from memory that can be read back, unread ones first."""
         if not self._short_of_memory() or not self.flusher.storage.keeps_records:
             return
         self._request_blocks()
-        for _ in range(2):  # the first time around what was read lately is spared
+        for _ in range(2):  # the first round spares values that were read recently
             for vbucket in self.vbuckets():
                 position = 0
                 while True:
@@ -400,7 +399,7 @@ class Maintenance:
                         break
 
     def evict_loaded(self, table: Table) -> None:
-        """A store may be larger than memory: while it is loaded, keep only metadata of what exceeds the quota."""
+        """While loading a store that is larger than memory, keep only metadata beyond the quota."""
         position = 0
         while self._short_of_memory():
             position, _ = table.sweep(position, 0, 0, 0, table.checkpointed_seqno)
@@ -408,9 +407,9 @@ class Maintenance:
                 return
 
     def relieve(self) -> bool:
-        """A write found no room: drop and evict some now, a bounded amount, beginning where the last one ended.
+        """Free some memory for a write without room, a bounded amount, continuing where the last call ended.
 
-        True if more can go soon, because the disk is behind: what is not there cannot go.
+        Returns whether more can go soon, because the disk is behind: only stored records can go.
         """
         self._free()
         ledger, flusher = self.ledger, self.flusher
@@ -418,8 +417,8 @@ class Maintenance:
         return behind and (flusher.storage.keeps_records or ledger.history_bytes > 0)
 
     def _free(self) -> None:
-        """When a whole round has freed nothing there is nothing to free, until something more is on disk or some time
-        has passed: those who are refused meanwhile are refused at once.
+        """When a complete round has freed nothing, the next round waits until more is on disk or some time has passed.
+        Until then writes are refused at once.
         """
         if self._fruitless_at == self.flusher.commits and monotonic() < self._look_again_s:
             return
@@ -429,7 +428,7 @@ class Maintenance:
             ended = next(self._relief, True)
             self._relieved_bytes += max(0, before - ledger.memory_bytes)
             if ended:
-                # Only a round that saw all of what is on disk now can tell.
+                # Only a round that saw everything that is on disk now can tell.
                 fruitless = not self._relieved_bytes and self._relief_since == self.flusher.commits
                 self._relief, self._relief_since = self._relief_round(), self.flusher.commits
                 self._relieved_bytes = 0

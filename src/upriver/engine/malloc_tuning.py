@@ -1,13 +1,13 @@
-"""Giving memory back to the system that nobody uses any more, and keeping what is wanted again at once.
+"""Tuning of the C library's malloc: return unused memory to the system, and keep memory that is needed again at once.
 
-A group, its checksummed copy and LMDB's pages for it are some megabytes each, taken and given back with every commit by
-the flusher's thread. The C library keeps what a thread has given back for its next use, in pieces that seldom fit.
+A group, its checksummed copy and LMDB's pages for it are some megabytes each. The flusher's thread allocates and frees
+them with every commit. The C library keeps the freed memory of a thread for its next use, in pieces that seldom fit.
 
-It errs the other way, too. What a stream sends is put together in some hundred kilobytes and gone when it is sent; by
-default the C library may hand all of that back to the system each time, only to be given it again page by page, which
-takes longer than everything else that a node does to send it.
+The opposite happens too. A stream builds some hundred kilobytes at a time and frees them when they are sent. By default
+the C library may return all of that to the system each time and get it back page by page, which takes longer than
+everything else that a node does to send it.
 
-Where it cannot be asked nothing happens.
+With another C library nothing happens.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-#: After so many bytes that came and went it is worth asking.
+#: Trim after this many bytes were allocated and freed.
 RETURNED_BYTES: Final = 16 * 2**20
-#: What a thread may keep for its next use: some pieces of a stream with their parts.
+#: What a thread may keep for its next use: some messages of a stream with their parts.
 KEPT_BYTES: Final = 8 * 2**20
-#: What is taken from the system, and given back, each for itself.
+#: Blocks of this size are mapped and unmapped one by one.
 MAPPED_BYTES: Final = 4 * 2**20
-#: The C library's numbers for the two, and where somebody may have set them already.
+#: The C library's numbers for the two settings, and the environment variables that may set them already.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SETTINGS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -40,14 +40,14 @@ _set: Final = _found("mallopt", ctypes.c_int, ctypes.c_int)
 
 
 def keep_for_next_use() -> None:
-    """Let the C library keep some megabytes that were given back, unless the environment tells it what to keep."""
+    """Let the C library keep some megabytes of freed memory, unless the environment configures it."""
     if _set is not None and not any(name in os.environ for name in _SETTINGS):
         _set(_M_TRIM_THRESHOLD, KEPT_BYTES)
         _set(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 class MallocTuning:
-    """Counts what came and went."""
+    """Trims the heap of the C library now and then."""
 
     def __init__(self, returned_bytes: int = RETURNED_BYTES) -> None:
         self._returned_bytes = returned_bytes
@@ -55,7 +55,7 @@ class MallocTuning:
         self.trims = 0
 
     def used(self, size: int) -> None:
-        """So many bytes were taken and given back."""
+        """Note that this many bytes were allocated and freed."""
         self._bytes += size
         if self._bytes >= self._returned_bytes:
             self._bytes = 0

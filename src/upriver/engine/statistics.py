@@ -43,11 +43,11 @@ class VbucketStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStatistics:
-    """The bucket; what is counted by vbucket too is the sum over those."""
+    """The bucket; numbers that exist per vbucket too are the sum over the vbuckets."""
 
     store: str
     items: int
-    #: Those of them in active vbuckets; the others are copies.
+    #: The items in active vbuckets; the others are copies.
     active_items: int
     tombstones: int
     #: Share of the live items whose value is in memory.
@@ -99,7 +99,7 @@ def vbucket_statistics(vbucket: "Vbucket") -> VbucketStatistics:
 
 
 def bucket_statistics(bucket: "Bucket") -> BucketStatistics:
-    """The whole bucket, as it is now."""
+    """The bucket, as it is now."""
     tables = [table for table in bucket.tables if table is not None]
     ledger = bucket.ledger
     items = sum(table.items for table in tables)

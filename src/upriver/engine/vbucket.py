@@ -1,15 +1,14 @@
-"""A vbucket: items, a role, and the memory of the branches that its history has lived on.
+"""A vbucket: items, a role, and the branches of its history.
 
-Theory of operation. The table holds items and history; this module decides who may write it. An *active*
-vbucket writes its own history, and every seqno of it is a whole state. A copy that receives history keeps the
-bounds of the snapshot that it is in: in the middle it holds a mixture, because the sender left out versions
-that change again further on, so it counts as whole only at the snapshot's end. Three rules hang on that. A
-rollback goes to a whole state, or to nothing. A promotion in mid-snapshot branches at the snapshot's kept
-start, the last point that others can be sure to share. A stream that we send ends its snapshots only where we
-were whole ourselves.
+Theory of operation. The table holds items and history; this module decides who may write it. An *active* vbucket writes
+its own history and is consistent at every seqno. A copy that receives history keeps the bounds of its current snapshot.
+Inside the snapshot it holds a mixture, because the sender left out versions that change again further on, so it is
+consistent only at the snapshot's end. Three rules follow. A rollback goes to a consistent point, or to nothing. A
+promotion in mid-snapshot branches at the snapshot's start, the last point that all other copies are known to share. A
+stream that we send ends its snapshots only at our own consistent points.
 
-Everything here that touches role, log or bounds happens under the journal's lock and is on disk in the order
-in which it happened, or all at once; never a new log over an old history.
+Every change of role, log or bounds is made under the journal's lock and stored in order, or all at once; the disk never
+has a new log with an old history.
 """
 
 import logging
@@ -55,7 +54,7 @@ from upriver.model import (
 log = logging.getLogger(__name__)
 
 Run = TypeVar("Run")
-#: So many flushes are known again.
+#: The marks of this many flushes are remembered.
 FLUSH_MARKS_MAX: Final = 16
 
 
@@ -65,7 +64,7 @@ def new_uuid() -> int:
 
 
 def notify(callbacks: Iterable[Callable[[], object]]) -> None:
-    """Call each of them; one that fails is its owner's trouble, not that of a writer, the flusher or the others."""
+    """Call each of them; an error in one is logged and affects neither the caller nor the others."""
     for callback in callbacks:
         try:
             callback()
@@ -74,47 +73,47 @@ def notify(callbacks: Iterable[Callable[[], object]]) -> None:
 
 
 class Vbucket(KeyValue):
-    """One vbucket of a bucket, in any state."""
+    """One vbucket of a bucket, in any role."""
 
     def __init__(self, number: int, ledger: Ledger, journal: Journal, operations: Counter[str]) -> None:
         super().__init__(Table(number, ledger), operations)
         self.number = number
         self.journal = journal
         self.state = VbucketState.DEAD
-        #: Who shall have what a dead copy held: nobody else may take it over. Empty for anybody.
+        #: The only connection that may take over a dead copy; empty if any may.
         self.successor = ""
-        #: The successor has it: from now on nobody may take it over from here.
+        #: The successor owns it: nobody may take it over from here any more.
         self.taken_over = False
         self.failover_log = FailoverLog.fresh(new_uuid())
         self.consistent_points = ConsistentPoints()
         self.checkpoints = Checkpoints(self.table)
         #: No state below this seqno can be restored: versions were dropped.
         self.floor_seqno = 0
-        #: Purged tombstones up to here are gone from memory entirely; the disk may follow.
+        #: Purged tombstones up to here are gone from memory; the disk may follow.
         self.purged_seqno = 0
-        #: It was active once, or has received a snapshot: it has something to stream.
+        #: Whether it has something to stream: it was active once, or has received a snapshot.
         self.streamable = False
-        #: Hops that the news of its last flush may make, and the marks of the flushes that it has seen, newest last.
+        #: Hops that its last flush may travel, and the marks of the flushes that it has seen, newest last.
         self.flush_ttl = TTL_MAX
         self.flush_marks: deque[int] = deque(maxlen=FLUSH_MARKS_MAX)
-        #: A copy that gives changes seqnos of its own, because its peer tells none, as in TAP.
+        #: Whether this copy assigns seqnos to received changes, because its peer sends none, as in TAP.
         self.assigns_seqnos = False
-        #: Its bucket has deleted it; whoever still holds it cannot change anything.
+        #: Its bucket has deleted it; this object can change nothing any more.
         self.removed = False
         self.cursors: dict[str, Cursor] = {}
-        #: Called when it has taken on a role, or has something to stream for the first time; must only take note.
+        #: Called when its role changes, or it becomes streamable; must only take note.
         self.on_role_change: Callable[[int], object] = lambda _: None
         #: Reads a stored block around a seqno: (records, last seqno).
         self.read_block: Callable[[int], tuple[bytes, int]] | None = None
-        #: Whom to call at the next change, and when the next one is on disk; by who asked, to be let go again.
+        #: Callbacks for the next change, and for the next change on disk; by owner, so that they can be removed.
         self._waiting: dict[object, Callable[[], object]] = {}
         self._waiting_for_disk: dict[object, Callable[[], object]] = {}
 
-    # Where it stands.
+    # Positions.
 
     @property
     def failover_log(self) -> FailoverLog:
-        """Its branches; the table knows the newest, for the tokens of mutations."""
+        """Its branches; the table keeps the newest for the tokens of mutations."""
         return self._failover_log
 
     @failover_log.setter
@@ -136,7 +135,7 @@ class Vbucket(KeyValue):
 
     @property
     def position(self) -> StreamPosition:
-        """Where this copy stands, as it would say in a stream request."""
+        """The position of this copy, as in a stream request."""
         uuid, high = self.failover_log.newest.vbucket_uuid, self.table.high_seqno
         if self.state is VbucketState.ACTIVE:
             return StreamPosition.at(uuid, high)
@@ -144,25 +143,28 @@ class Vbucket(KeyValue):
 
     @property
     def consistent_seqno(self) -> int:
-        """The last seqno at which this copy was whole."""
+        """The last seqno at which this copy was consistent."""
         return self.table.consistent_seqno
 
     def rollback_for(self, position: StreamPosition) -> int | None:
-        """Whither a consumer that stands at ``position`` must roll back first; None if it may go on."""
+        """The seqno to which a consumer at ``position`` must roll back first; None if it may continue."""
         return rollback_by_snapshot(self.failover_log, self.high_seqno, self.purge_seqno, position)
 
     # Roles.
 
     def set_state(self, state: VbucketState, *, successor: str = "") -> None:
-        """Take on a role. Who becomes active starts a new branch where others can be sure to share.
+        """Change the role. Becoming active starts a new branch at the last seqno that all copies are known to share.
 
-        Who dies for an ``successor`` remembers it, on disk with the death, until it takes on another role. Who is dead
-        already and may be had by anybody gets a successor the same way; who has another one is refused.
+        A copy that becomes dead for a ``successor`` stores its name in the same write, until the role changes again. A
+        copy that is dead without a successor gets one the same way; one with another successor refuses.
         """
         with self.journal.lock:
             self._check_changeable()
             if state is self.state and successor and not self.may_hand_over_to(successor):
-                raise NotMyVbucket(f"this copy died for {self.successor!r}, who may own it", vbucket=self.number)
+                raise NotMyVbucket(
+                    f"this copy was already handed over to {self.successor!r}, which may own it now",
+                    vbucket=self.number,
+                )
             if state is self.state and successor in ("", self.successor):
                 return
             if self.state is VbucketState.ACTIVE:
@@ -175,24 +177,24 @@ class Vbucket(KeyValue):
             self.successor = successor
             self.taken_over = False
             self.table.active = state is VbucketState.ACTIVE
-            self.table.ledger.expect(self.table.due())  # only who is active lets items expire
+            self.table.ledger.expect(self.table.due())  # items expire only in active vbuckets
             self.journal.change(self.number)
         self.on_role_change(self.number)
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def may_hand_over_to(self, successor: str) -> bool:
-        """Whether this takeover may have the copy: it has died for no other, and nobody has it yet."""
+        """Whether this connection may take the copy over: it has no other successor, and is not taken over yet."""
         return self.successor in ("", successor) and not self.taken_over
 
     def confirm_takeover(self, successor: str) -> None:
-        """Who this copy died for is active: that is remembered like the death, and nobody undoes it or repeats it."""
+        """Note, durably, that the successor is active: the takeover can be neither undone nor repeated."""
         with self.journal.lock:
             if self.state is VbucketState.DEAD and self.successor == successor and not self.taken_over:
                 self.taken_over = True
                 self.journal.change(self.number)
 
     def branch_after_crash(self) -> None:
-        """An unclean stop may have lost changes that consumers saw: who counts them goes on under a new uuid."""
+        """Start a new branch: an unclean stop may have lost changes that consumers saw."""
         if self.state is VbucketState.ACTIVE or self.assigns_seqnos:
             with self.journal.lock:
                 self._branch(self.consistent_seqno)
@@ -205,9 +207,9 @@ class Vbucket(KeyValue):
         self.failover_log = FailoverLog.fresh(uuid) if fresh else self.failover_log.branch(uuid, seqno)
         self.streamable = True
         self._place(self.high_seqno)
-        # What it would have been told of deletions up to the end of its first snapshot is history of the other branch.
+        # A purge seqno above the high seqno came with an unfinished snapshot of the other branch.
         self.table.purge_seqno = min(self.table.purge_seqno, self.high_seqno)
-        # From here on this copy is the truth, mixture or not: its own state is whole by definition.
+        # From here on this copy is authoritative: its own state, mixture or not, is consistent by definition.
         self.consistent_points.add(self.high_seqno)
 
     def _place(self, seqno: int) -> None:
@@ -220,9 +222,9 @@ class Vbucket(KeyValue):
     # Receiving.
 
     def begin_snapshot(self, start: int, end: int, purge_seqno: int | None = None) -> None:
-        """A marker: changes in (start, end] follow. The producer's purge seqno counts where it is known.
+        """A marker: changes in (start, end] follow. The producer's purge seqno is used if it is known.
 
-        Where the end is not known yet, ``complete_snapshot`` tells it.
+        If the end is not known yet, ``complete_snapshot`` sets it.
         """
         with self.journal.lock:
             self._check_receiving(end)
@@ -233,9 +235,9 @@ class Vbucket(KeyValue):
             if purge_seqno is None:
                 purge_seqno = end if end != NO_END else 0
             if not 0 <= purge_seqno <= NO_END:
-                raise InvalidArguments(f"there is no purge seqno {purge_seqno}", vbucket=self.number)
-            if self.high_seqno == 0:  # whatever start it prints: some servers print the first seqno that they send
-                # Filled from nothing, it never heard of the deletions before the end of this snapshot.
+                raise InvalidArguments(f"invalid purge seqno {purge_seqno}", vbucket=self.number)
+            if self.high_seqno == 0:  # whatever the start: some servers send the first seqno of the snapshot
+                # A copy filled from nothing never gets the deletions before the end of this snapshot.
                 self.table.purge_seqno = purge_seqno
                 self.journal.change(self.number)
             if not self.streamable:
@@ -244,8 +246,8 @@ class Vbucket(KeyValue):
                 self.on_role_change(self.number)
             start = position.snapshot.start
             if start < self.position.consistent_seqno:
-                # The marker begins before the state that was whole. Until it ends, what was whole there is what counts:
-                # between whole states lie mixtures, and nobody may be shown one.
+                # The marker begins before our last consistent point. Until the snapshot ends, the consistent point at
+                # its start counts: states in between are mixtures.
                 start = self.consistent_points.at_or_below(start, self.floor_seqno)
             self.table.snapshot_start = start
             self.table.snapshot_end = position.snapshot.end
@@ -253,24 +255,26 @@ class Vbucket(KeyValue):
             self._complete()
 
     def complete_snapshot(self) -> None:
-        """This copy is whole where it stands: so says a producer whose markers tell no bounds."""
+        """The copy is consistent at its high seqno: said by a producer whose markers have no bounds."""
         with self.journal.lock:
             table = self.table
             self._check_receiving(table.high_seqno)
             if table.snapshot_start == 0:
-                # The same as for a snapshot whose end was known before: what was deleted up to here it never heard of.
+                # As for a snapshot with a known end: the copy never got the deletions up to here.
                 table.purge_seqno = max(table.purge_seqno, table.high_seqno)
             table.snapshot_end = table.high_seqno
             self.journal.change(self.number)
             self._complete()
 
     def apply(self, change: Change, ttl: int = TTL_MAX) -> None:
-        """A change that follows, inside the announced snapshot; everything it came with is kept."""
+        """Apply the next change of the announced snapshot, with all its metadata."""
         with self.journal.lock:
             self._check_receiving(change.seqno)
             self._check_order(change.seqno)
             if change.vbucket != self.number:
-                raise InvalidArguments(f"a change of vbucket {change.vbucket} is none here", vbucket=self.number)
+                raise InvalidArguments(
+                    f"the change belongs to vbucket {change.vbucket}, not to this one", vbucket=self.number
+                )
             lock = None
             if change.lock_time and change.event == Event.MUTATION:
                 lock = change.cas, self.table.ledger.clock() + change.lock_time
@@ -302,12 +306,12 @@ class Vbucket(KeyValue):
         rev_seqno: int = 0,
         ttl: int = TTL_MAX,
     ) -> int:
-        """A change from a peer that tells no seqnos, as TAP does: this copy counts for itself. The seqno it got.
+        """Apply a change of a peer that sends no seqnos, as in TAP, and return the seqno that this copy assigns.
 
-        So the history is this copy's own, under a uuid under which nobody else counts, and whole after every change.
+        The history is this copy's own, under its own uuid, and consistent after every change.
         """
         if not self.assigns_seqnos:
-            self._count_itself()
+            self._start_assigning_seqnos()
         with self.journal.lock:
             seqno = self.high_seqno + 1
             self._check_receiving(seqno)
@@ -317,14 +321,14 @@ class Vbucket(KeyValue):
             self._place(seqno)
             try:
                 self._store(event, key, value, flags, expiry, datatype, cas, rev_seqno, seqno, ttl)
-            except UpriverError:  # no room: the bounds must not run ahead of what is there
+            except UpriverError:  # no room: the bounds must not run ahead of the changes
                 self.table.snapshot_start, self.table.snapshot_end = before
                 raise
             self._complete()
             return seqno
 
-    def _count_itself(self) -> None:
-        """From here on its seqnos are its own. So is the uuid: a crash that takes the one takes the other with it."""
+    def _start_assigning_seqnos(self) -> None:
+        """Assign seqnos from here on, under a new uuid: a crash loses both together."""
         with self.journal.lock:
             self._check_receiving(self.high_seqno + 1)
             was_streamable = self.streamable
@@ -333,18 +337,18 @@ class Vbucket(KeyValue):
             self.journal.change(self.number)
             if not was_streamable:
                 self.on_role_change(self.number)
-        self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever reads knows it by the old log
+        self.end_cursors(CursorEnd.STATE_CHANGED)  # readers know this copy by the old log
 
     def apply_frames(self, frames: bytes | bytearray | memoryview, ttl: int = TTL_MAX) -> int:
-        """A run of `dcp` change frames of this vbucket, as if each were applied: how many.
+        """Apply a run of `dcp` change frames of this vbucket; returns their number.
 
-        It stops at the first that ``apply`` would refuse, or that is no such frame. All before it are applied then,
-        the error says which one it is, and a note how many came before; ``high_seqno`` is the last that counts.
+        It stops at the first frame that is malformed or that ``apply`` would refuse. The frames before it are applied;
+        the error says which frame it is, and a note how many were applied.
         """
         return self._receive(self.table.apply_frames, frames, ttl)
 
     def apply_batch(self, batch: pa.RecordBatch, ttl: int = TTL_MAX) -> int:
-        """The same for the rows of a batch in the columns of ``model.CHANGES``, whatever dialect they came in."""
+        """The same for the rows of a batch in the columns of ``model.CHANGES``, from any dialect."""
         return self._receive(self.table.apply_batch, batch, ttl)
 
     def _receive(self, apply: Callable[[Run, int], int], run: Run, ttl: int) -> int:
@@ -356,7 +360,7 @@ class Vbucket(KeyValue):
                 self._complete()
 
     def advance(self, seqno: int) -> None:
-        """Nothing more comes up to ``seqno``: what stood there was filtered out or purged."""
+        """No changes follow up to ``seqno``: they were filtered out or purged."""
         with self.journal.lock:
             self._check_receiving(seqno)
             self._check_order(seqno)
@@ -365,10 +369,10 @@ class Vbucket(KeyValue):
             self._complete()
 
     def replace_failover_log(self, log: FailoverLog) -> None:
-        """Take over the producer's log from its answer.
+        """Replace our log by the producer's.
 
-        Whoever we stream to knows us by the old log, and what comes now may belong to another branch: they ask again.
-        A copy that is pending waits to take over the branch that it is on; on another one it is a replica.
+        Our consumers know us by the old log, and the next changes may belong to another branch, so their streams end
+        and they ask again. A pending copy waits to take over its own branch; on another branch it becomes a replica.
         """
         with self.journal.lock:
             self._check_changeable()
@@ -384,13 +388,13 @@ class Vbucket(KeyValue):
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def roll_back(self, seqno: int) -> int:
-        """Restore the newest whole state at or below ``seqno`` and return where that is; 0 is empty."""
+        """Restore the newest consistent point at or below ``seqno`` and return it; 0 is empty."""
         with self.journal.lock:
             self._check_changeable()
             if self.state is VbucketState.ACTIVE:
-                raise KeyExists("an active vbucket does not roll back", vbucket=self.number)
+                raise KeyExists("an active vbucket cannot roll back", vbucket=self.number)
             if seqno < 0:
-                raise OutOfRange(f"there is no state {seqno} to go back to", vbucket=self.number)
+                raise OutOfRange(f"cannot roll back to seqno {seqno}", vbucket=self.number)
             if seqno >= self.high_seqno and self.consistent_seqno == self.high_seqno:
                 return self.high_seqno
             state = self.consistent_points.at_or_below(seqno, self.floor_seqno)
@@ -401,23 +405,23 @@ class Vbucket(KeyValue):
                 self.consistent_points.truncate(state)
                 self._place(state)
                 self.journal.trim(self.number, state)
-                self.table.touch()  # what is left may have been in a group that no longer counts
+                self.table.touch()  # the rest may have been in a group that no longer counts
             undone = self.journal.waiting.undone(self.table, state)
         notify(undone)
         self.end_cursors(CursorEnd.ROLLED_BACK)
         return state
 
     def start_over(self) -> None:
-        """Drop everything under a log of its own: the peer that fills this copy next has none to tell, as in TAP."""
+        """Drop everything and start a log of our own, for a peer that sends no log, as in TAP."""
         with self.journal.lock:
             undone = self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
             self.assigns_seqnos = True
-            was_streamable, self.streamable = self.streamable, True  # that it holds nothing is something to tell
+            was_streamable, self.streamable = self.streamable, True  # an empty copy can be streamed too
         if not was_streamable:
             self.on_role_change(self.number)
         notify(undone)
-        self.end_cursors(CursorEnd.STATE_CHANGED)  # whoever asks again is told of the new log
+        self.end_cursors(CursorEnd.STATE_CHANGED)  # consumers that ask again get the new log
 
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
@@ -427,17 +431,17 @@ class Vbucket(KeyValue):
         self.end_cursors(CursorEnd.STATE_CHANGED)
 
     def _clear_copy(self) -> list[Done]:
-        """Whoever waits for what it wrote when it was active is to be called: a flush of its own it was not."""
+        """Clear; returns the callbacks of waiters for changes that it wrote while it was active."""
         if self.state is VbucketState.ACTIVE:
-            raise KeyExists("an active vbucket is flushed, under a new log, not cleared", vbucket=self.number)
+            raise KeyExists("an active vbucket cannot be cleared; flush it instead", vbucket=self.number)
         self._check_changeable()
         self._clear()
         return self.journal.waiting.undone(self.table, 0)
 
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
-        """Empty the vbucket under a new failover log, so that whoever was away learns of it.
+        """Empty the vbucket under a new failover log, so that consumers that were away notice it.
 
-        The mark stands for one flush on whatever way it comes, so that it is not done again when it has gone round.
+        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle.
         """
         with self.journal.lock:
             if self.state is not VbucketState.ACTIVE:
@@ -494,10 +498,10 @@ class Vbucket(KeyValue):
     def open_cursor(
         self, name: str, start_seqno: int = 0, end_seqno: int = NO_END, options: Options | None = None
     ) -> Cursor:
-        """A named place in the history, from which snapshots are read."""
+        """Open a named cursor, from which snapshots are read."""
         self._check_streamable()
         if name in self.cursors:
-            raise KeyExists(f"there is a cursor {name!r} already", vbucket=self.number)
+            raise KeyExists(f"a cursor {name!r} exists already", vbucket=self.number)
         cursor = Cursor(self, name, start_seqno, end_seqno, options or PLAIN)
         if cursor.ended is None:
             self.cursors[name] = cursor
@@ -508,14 +512,14 @@ class Vbucket(KeyValue):
     ) -> Iterator[SnapshotReader]:
         """The snapshots that lead from ``start_seqno`` to ``end_seqno``, or to where the history ends now.
 
-        With ``persisted_only`` it ends at the last whole state that is on disk now.
+        With ``persisted_only`` it ends at the last consistent point that is on disk now.
         """
-        self._check_streamable()  # nothing is not the same as no change
+        self._check_streamable()  # a copy that received nothing is not an empty one
         reached = self.consistent_seqno
         if options is not None and options.persisted_only:
             reached = self.consistent_at_or_below(min(reached, self.persisted_seqno))
         if end_seqno is None and reached <= start_seqno <= self.high_seqno:
-            return  # a copy may stand inside a snapshot whose rest has not come yet
+            return  # a copy may be inside a snapshot whose rest has not arrived yet
         end = reached if end_seqno is None else end_seqno
         with self.open_cursor(f"changes-{secrets.token_hex(4)}", start_seqno, end, options) as cursor:
             cursor.settle_for(reached)
@@ -526,7 +530,7 @@ class Vbucket(KeyValue):
             cursor.check_not_cut_short()
 
     def consistent_at_or_below(self, seqno: int) -> int:
-        """The newest state that we held whole and still can show, at or below ``seqno``; 0 for none."""
+        """The newest retained consistent point at or below ``seqno``; 0 for none."""
         with self.journal.lock:
             self._note_consistent()
             return self.consistent_points.at_or_below(seqno, self.floor_seqno)
@@ -534,7 +538,7 @@ class Vbucket(KeyValue):
     def when_changed(self, callback: Callable[[], object], persisted: bool = False, owner: object = None) -> None:
         """Call back once, at the next change or, with ``persisted``, when the next one is on disk.
 
-        An ``owner`` waits for one thing of each kind at most, and can be let go by ``wait_no_longer``.
+        An ``owner`` has at most one callback of each kind; ``wait_no_longer`` removes them.
         """
         owner = callback if owner is None else owner
         if persisted:
@@ -546,7 +550,7 @@ class Vbucket(KeyValue):
             self.table.on_change = self._wake
 
     def wait_no_longer(self, owner: object) -> None:
-        """Nothing of ``owner`` is kept: a vbucket that nobody writes to would keep it for ever."""
+        """Remove the callbacks of ``owner``: a vbucket without writes would keep them for ever."""
         self._waiting.pop(owner, None)
         if self._waiting_for_disk:
             with self.journal.lock:
@@ -563,20 +567,20 @@ class Vbucket(KeyValue):
         notify(waiting.values())
 
     def end_cursors(self, reason: CursorEnd) -> None:
-        """All open streams end: what they read from is no more."""
+        """End all open cursors."""
         for cursor in list(self.cursors.values()):
             cursor.end(reason)
         self.wake_cursors()
 
     def wake_cursors(self) -> None:
-        """Whoever waits shall look again."""
+        """Call all waiting callbacks."""
         self._wake()
         self.wake_persisted()
 
     # The description that is stored beside the records.
 
     def describe(self) -> dict[str, Any]:
-        """What the disk must know: called under the journal's lock, right after ``collect``."""
+        """The description for the disk; called under the journal's lock, right after ``collect``."""
         self._note_consistent()
         table = self.table
         return {
@@ -598,13 +602,13 @@ class Vbucket(KeyValue):
         }
 
     def restore(self, stored: dict[str, Any]) -> None:
-        """Take the description back, before the records are loaded."""
+        """Restore the description, before the records are loaded."""
         table = self.table
         self.state = VbucketState(stored["state"])
-        self.successor = stored.get("heir", "")  # older descriptions have none
-        self.taken_over = stored.get("inherited", False)  # nor this
-        self.assigns_seqnos = stored.get("counts_itself", False)  # nor this
-        self.flush_marks.extend(stored.get("flush_marks", ()))  # nor these
+        self.successor = stored.get("heir", "")  # missing in older descriptions, as the next three
+        self.taken_over = stored.get("inherited", False)
+        self.assigns_seqnos = stored.get("counts_itself", False)
+        self.flush_marks.extend(stored.get("flush_marks", ()))
         self.failover_log = FailoverLog(tuple(FailoverEntry(*entry) for entry in stored["log"]))
         self.consistent_points = ConsistentPoints(tuple(pair) for pair in stored["whole"])
         self.floor_seqno = stored["floor"]
@@ -617,7 +621,7 @@ class Vbucket(KeyValue):
         table.checkpointed_seqno = stored["checkpointed"]
 
     def restored(self, stored: dict[str, Any]) -> None:
-        """All records are loaded: the rest follows from them."""
+        """Finish restoring, after all records are loaded."""
         table = self.table
         table.high_seqno = max(table.high_seqno, stored["high"])
         table.persisted_seqno = table.flushing_seqno = table.high_seqno
@@ -626,6 +630,6 @@ class Vbucket(KeyValue):
         table.consistent_seqnos = []
         if self.state is VbucketState.ACTIVE:
             self._place(self.high_seqno)
-            # The description may already know of changes that its batch came too early for.
+            # The description may name changes that were not in its batch yet.
             self.consistent_points.truncate(self.high_seqno)
             self.consistent_points.extend(self.high_seqno)

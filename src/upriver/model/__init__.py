@@ -1,7 +1,6 @@
 """The vocabulary of change streams, without bytes or I/O.
 
-The engine yields what stands here, the wire encodes and decodes it, Spark reads it: six dialects and the
-storage meet in these words and nowhere else.
+The engine, the wire with its six dialects, the client and Spark exchange these types and no others.
 """
 
 from upriver.model.batch import CHANGES, change_batch, changes_in

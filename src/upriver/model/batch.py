@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from upriver.model.change import Change, Event
 
-#: One row per change, in stream order. The columns bear the names of the fields of ``Change``.
+#: One row per change, in stream order. The columns have the names of the fields of ``Change``.
 CHANGES = pa.schema(
     [
         pa.field("vbucket", pa.uint16(), nullable=False),
@@ -32,6 +32,6 @@ def change_batch(changes: Iterable[Change]) -> pa.RecordBatch:
 
 
 def changes_in(batch: pa.RecordBatch) -> Iterator[Change]:
-    """The rows of a batch as single changes, for comfort where speed does not matter."""
+    """The rows of a batch as single changes, for code where speed does not matter."""
     for row in batch.to_pylist():
         yield Change(**{**row, "event": Event(row["event"])})

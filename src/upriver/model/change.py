@@ -1,14 +1,14 @@
-"""What happened to a key."""
+"""A change: a mutation, deletion or expiration of a key."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Event(enum.IntEnum):
-    """What a row of a batch of changes tells.
+    """The kind of a row in a batch of changes.
 
-    The first three are changes of a key. The others concern a whole vbucket and have neither key nor
-    value: *flush* empties it, *rollback* takes back what lies above ``seqno``, *reset* starts it over.
+    The first three are changes of a key. The others concern the vbucket and have neither key nor value: *flush* empties
+    it, *rollback* discards the changes after ``seqno``, *reset* is a rollback to 0.
     """
 
     MUTATION = 1

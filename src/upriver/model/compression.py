@@ -1,4 +1,4 @@
-"""Values that were compressed: inflated within a limit, because a few bytes can claim to be gigabytes."""
+"""Compressed values: inflated within a limit, because a few bytes can claim to be gigabytes."""
 
 from array import array
 from collections.abc import Callable
@@ -9,19 +9,19 @@ import pyarrow as pa
 
 from upriver.errors import WireError
 
-#: The bit of the datatype that says: compressed with Snappy.
+#: The datatype bit for compression with Snappy.
 SNAPPY: Final = 0x02
 #: No value is larger, compressed or not.
 INFLATED_BYTES_MAX: Final = 20 * 1024 * 1024
-#: Snappy makes at most so many bytes of one.
+#: Snappy makes at most this many bytes of one.
 INFLATION_MAX: Final = 22
-#: All data types that say nothing of a compression.
+#: All datatypes without the compression bit.
 _UNCOMPRESSED: Final = bytes(datatype for datatype in range(256) if not datatype & SNAPPY)
 _CODEC: Final = pa.Codec("snappy")
 
 
 def inflated(value: bytes, limit: int = INFLATED_BYTES_MAX) -> bytes:
-    """The value that was compressed; refuses one that is damaged or larger than ``limit``."""
+    """Inflate a value; raises if it is damaged or larger than ``limit``."""
     size = _announced_size(value)
     if size > limit:
         raise WireError(0, f"a value of at most {limit:,} bytes", f"one that inflates to {size:,}")
@@ -34,7 +34,7 @@ def inflated(value: bytes, limit: int = INFLATED_BYTES_MAX) -> bytes:
 
 
 def plain(value: bytes, datatype: int = SNAPPY) -> bytes:
-    """The value without its compression; if whoever stored it claimed one wrongly, these bytes are the value."""
+    """The value, inflated if needed; if the writer set the compression bit wrongly, the bytes are the value."""
     if not datatype & SNAPPY:
         return value
     try:
@@ -44,7 +44,7 @@ def plain(value: bytes, datatype: int = SNAPPY) -> bytes:
 
 
 def inflated_size(value: bytes) -> int:
-    """How many bytes a compressed value has, as it says itself; if it is none, those that are there."""
+    """The inflated size that a compressed value claims; for other bytes, their number."""
     try:
         return _announced_size(value)
     except WireError:
@@ -52,11 +52,11 @@ def inflated_size(value: bytes) -> int:
 
 
 def inflated_batch(records: pa.RecordBatch, inflate: Callable[[bytes], bytes] = inflated) -> pa.RecordBatch:
-    """A batch of changes in which no value is compressed any more."""
+    """The batch with all values inflated."""
     datatypes = _datatypes(records)
     if not datatypes.translate(None, _UNCOMPRESSED):
         return records
-    # Not with Arrow's own functions, nor from lists: the first of them to be called imports pandas, for half a second.
+    # Without Arrow's functions and lists: the first call of those imports pandas, for half a second.
     values = [
         inflate(value) if value and datatype & SNAPPY else value
         for datatype, value in zip(datatypes, records.column("value").to_pylist(), strict=True)
@@ -74,7 +74,7 @@ def inflated_batch(records: pa.RecordBatch, inflate: Callable[[bytes], bytes] = 
 
 
 def _datatypes(records: pa.RecordBatch) -> bytes:
-    """Those of the values, if there are any."""
+    """The buffers of the values, if there are any."""
     if not {"value", "datatype"} <= set(records.schema.names):
         return b""
     column = records.column("datatype")
@@ -83,12 +83,12 @@ def _datatypes(records: pa.RecordBatch) -> bytes:
 
 
 def _announced_size(value: bytes) -> int:
-    """The number of bytes that stands before the compressed ones, seven bits in each byte."""
+    """The inflated size, stored before the compressed bytes with seven bits in each byte."""
     size = shift = 0
     for place, byte in enumerate(value[:5]):
         size |= (byte & 0x7F) << shift
         if byte < 0x80:
-            # Nothing is made of nothing, and not everything of little: who says so has compressed something else.
+            # Few bytes cannot inflate to many, and none not to any: this is not Snappy.
             if (size == 0) != (len(value) == place + 1) or size > INFLATION_MAX * len(value):
                 raise WireError(0, "a value compressed with Snappy", f"{len(value):,} bytes for {size:,}")
             return size

@@ -1,4 +1,4 @@
-"""The failover log: which branches of history a copy of a vbucket has lived on.
+"""The failover log: the branches of history of a copy of a vbucket.
 
 Each entry says "from this seqno on, history was written under this uuid". The newest comes first. A
 consumer that knows the uuid of an older entry shares its history with the producer up to the smallest
@@ -12,7 +12,7 @@ from itertools import islice
 from upriver.errors import PositionError
 from upriver.model.position import SEQNO_MAX
 
-#: Older entries are forgotten beyond this many; their consumers start over.
+#: Beyond this many, older entries are forgotten; their consumers start again from 0.
 ENTRIES_MAX = 25
 #: Vbucket uuids are random numbers of this many bits and never 0.
 UUID_BITS = 48
@@ -43,11 +43,11 @@ class FailoverLog:
 
     @classmethod
     def received(cls, entries: Iterable[FailoverEntry]) -> "FailoverLog":
-        """The log that a peer has told: as long as we keep one, and refused if it can be none."""
+        """The log of a peer, shortened to our maximum; raises if an entry is invalid."""
         log = cls(tuple(islice(entries, ENTRIES_MAX)))
         for entry in log:
             if not entry.vbucket_uuid or entry.seqno > SEQNO_MAX:
-                raise PositionError(f"no failover log has an entry of uuid {entry.vbucket_uuid} at {entry.seqno}")
+                raise PositionError(f"invalid failover log entry: uuid {entry.vbucket_uuid} at seqno {entry.seqno}")
         return log
 
     def __iter__(self) -> Iterator[FailoverEntry]:
@@ -66,7 +66,7 @@ class FailoverLog:
         return FailoverLog(entries[:ENTRIES_MAX])
 
     def index(self, vbucket_uuid: int) -> int | None:
-        """The place of a uuid, 0 for the newest; None if it is unknown."""
+        """The index of a uuid, 0 for the newest; None if it is unknown."""
         for place, entry in enumerate(self.entries):
             if entry.vbucket_uuid == vbucket_uuid:
                 return place

@@ -1,4 +1,4 @@
-"""Where a consumer stands in a stream, in a form that cannot be wrong."""
+"""The position of a consumer in a stream; impossible positions cannot be constructed."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from upriver.errors import PositionError
 
 #: "No end": stream until told otherwise.
 NO_END = 2**64 - 1
-#: No history gets there; whoever tells of such a seqno would leave no room for what follows it.
+#: The highest seqno that we accept, so that there is always room for later changes.
 SEQNO_MAX = 2**63 - 1
 
 
@@ -50,33 +50,33 @@ class StreamPosition:
 
     @classmethod
     def at(cls, vbucket_uuid: int, seqno: int) -> "StreamPosition":
-        """Everything up to ``seqno`` is held whole."""
+        """Consistent at ``seqno``."""
         return cls(vbucket_uuid, seqno, Snapshot(seqno, seqno))
 
     @property
     def consistent_seqno(self) -> int:
-        """The last seqno at which the receiver's state is a state that the sender once had.
+        """The last consistent seqno: the receiver's state there is a state that the sender once had.
 
-        In the middle of a snapshot the receiver holds a mixture: some keys are new already, while older
-        versions of others were left out because they change again further on.
+        Inside a snapshot the receiver holds a mixture: some keys are new already, while older versions of other keys
+        were left out because they change again further on.
         """
         return self.seqno if self.seqno == self.snapshot.end else self.snapshot.start
 
     def announced(self, marker: Snapshot) -> "StreamPosition":
-        """After a snapshot marker: what a receiver keeps as bounds (docs/semantics.md).
+        """The position after a snapshot marker (docs/semantics.md).
 
-        The start is not later than what was held whole, and an unfinished snapshot must still be finished:
-        the state is whole again only at the larger of both ends.
+        The start is not later than the last consistent seqno, and an unfinished snapshot must still be finished: the
+        state is consistent again only at the larger of both ends.
         """
-        whole = self.consistent_seqno
-        end = marker.end if whole == self.seqno else max(marker.end, self.snapshot.end)
-        start = min(marker.start, whole)
+        consistent = self.consistent_seqno
+        end = marker.end if consistent == self.seqno else max(marker.end, self.snapshot.end)
+        start = min(marker.start, consistent)
         if end < self.seqno:
-            raise PositionError(f"a snapshot that ends at {end} comes after change {self.seqno}")
+            raise PositionError(f"the snapshot ends at {end}, before the last change {self.seqno}")
         return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(start, end))
 
     def advanced(self, seqno: int) -> "StreamPosition":
-        """After the change ``seqno``, which must follow and lie in the announced snapshot."""
+        """The position after the change ``seqno``, which must follow and lie in the announced snapshot."""
         if not self.seqno < seqno <= self.snapshot.end:
             raise PositionError(
                 f"change {seqno} does not follow {self.seqno} inside a snapshot that ends at {self.snapshot.end}"

@@ -1,12 +1,12 @@
 """The record: one layout for a change in memory, on disk and on a `dcp` wire.
 
-A record is a prefix of our own, in the machine's byte order, followed by the exact `dcp` frame of the change
-with opaque 0, in network byte order. Streaming `dcp` is then a copy and a patch of the opaque; other dialects
-re-lay the fixed part. What a frame has no room for (when the change happened, TAP's remaining time to live)
-stands in the prefix.
+A record is a prefix of our own, in the machine's byte order, followed by the exact `dcp` frame of the change with
+opaque 0, in network byte order. Streaming `dcp` is then a copy and a patch of the opaque; other dialects convert the
+fixed part. The prefix holds the fields that a frame does not have: the time of the change and TAP's remaining time to
+live.
 
-The numbers are spelled out here, below the wire, because the engine may not know the wire; a test holds them
-against the declared messages of `dcp`.
+The numbers are repeated here because the engine may not import the wire; a test compares them with the declared
+messages of `dcp`.
 """
 
 import struct
@@ -22,9 +22,9 @@ SUPERSEDED_BY_OFFSET: Final = 0
 TIME_OFFSET: Final = 8
 TTL_OFFSET: Final = 12
 MARKS_OFFSET: Final = 13
-#: Mark: the value is on disk only; the record in memory ends after its key.
+#: Mark: the value is only on disk; the record in memory ends after its key.
 EVICTED: Final = 1
-#: Mark: somebody read the value since the evictor last came by.
+#: Mark: the value was read since the last eviction.
 REFERENCED: Final = 2
 #: Records in memory and on disk start at multiples of this many bytes.
 ALIGNMENT: Final = 8
@@ -55,7 +55,7 @@ TTL_MAX: Final = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A change together with what only its prefix holds."""
+    """A change together with the fields of its prefix."""
 
     change: Change
     superseded_by: int = 0

@@ -1,7 +1,7 @@
-"""May a consumer go on from where it stands? The producer's rules (docs/semantics.md), as pure functions.
+"""Whether a consumer may continue from its position: the producer's rules (docs/semantics.md), as pure functions.
 
-The first two answer None for "go on" or the seqno to roll back to. A consumer that starts at 0 never rolls back; one
-that stands below the purge seqno may have missed deletions and starts over.
+The first two return None for "continue", or the seqno to roll back to. A consumer that starts at 0 never rolls back;
+one below the purge seqno may have missed deletions and starts again from 0.
 """
 
 from upriver.errors import KeyNotFound, OutOfRange
@@ -17,7 +17,7 @@ def rollback_by_snapshot(log: FailoverLog, high_seqno: int, purge_seqno: int, po
     if position.seqno < purge_seqno or place is None:
         return 0
     start, end = position.snapshot.start, position.snapshot.end
-    if position.seqno in (start, end):  # not begun, or completed: nothing is half received
+    if position.seqno in (start, end):  # not begun, or complete: no snapshot is partly received
         start = end = position.seqno
     upper = log.upper(place, high_seqno)
     return None if end <= upper else min(upper, start)
@@ -53,10 +53,10 @@ def rollback_by_entry(
 
 
 def resume_by_entry(position: StreamPosition, ours: FailoverLog, theirs: FailoverLog) -> tuple[FailoverEntry, int]:
-    """Where a consumer of `upr` or a draft may ask to go on, and the entry of the failover log that it names.
+    """Where a consumer of `upr` or a draft may resume, and the entry of the failover log that it names.
 
-    Its requests carry no bounds, so it compares the logs itself: where it stands it goes on only if its branch is still
-    the producer's newest, otherwise from where it was last whole; and never with what only its own newer branches had.
+    Its requests have no snapshot bounds, so it compares the logs itself. It resumes at its seqno only if its branch is
+    still the producer's newest, otherwise at its last consistent seqno, and never above the end of a shared branch.
     """
     shared = next((entry for entry in ours if theirs.index(entry.vbucket_uuid) is not None), None)
     if position.seqno == 0 or shared is None:

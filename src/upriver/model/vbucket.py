@@ -1,11 +1,11 @@
-"""Vbuckets: which one a key belongs to, and the states that one can be in."""
+"""The vbucket of a key, and the roles of a vbucket."""
 
 import enum
 import zlib
 
 
 class VbucketState(enum.Enum):
-    """Who may do what with a copy of a vbucket.
+    """The role of a copy of a vbucket.
 
     The numbers on the wire differ from dialect to dialect (2 is *pending* in the UPR texts and *replica*
     in TAP), so the model has names only.
@@ -17,7 +17,7 @@ class VbucketState(enum.Enum):
     DEAD = "dead"
 
 
-#: A bucket has at most this many vbuckets, and unless told otherwise exactly this many.
+#: The maximum number of vbuckets of a bucket, and the default.
 VBUCKETS_MAX = 1024
 
 

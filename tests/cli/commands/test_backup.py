@@ -21,4 +21,4 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_nothing_to_copy(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["backup", str(tmp_path / "data"), str(tmp_path / "copy")], prog_name="upriver")
     assert result.exit_code == 1
-    assert result.stderr == f"upriver backup: {tmp_path / 'data'}: there is no such directory\n"
+    assert result.stderr == f"upriver backup: {tmp_path / 'data'}: the directory does not exist\n"

@@ -12,7 +12,7 @@ import pytest
 
 from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage
-from upriver.engine.storage.lmdb_check import Damaged, check_pages, heads
+from upriver.engine.storage.lmdb_check import Damaged, check_pages, meta_pages
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -98,7 +98,7 @@ def writer(path: Path) -> Iterator[Callable[[], object]]:
 def test_a_commit_that_nobody_reads_is_overwritten(file: Path) -> None:
     with writer(file.parent) as commit:
         commit()
-        shown = heads(file)[0]
+        shown = meta_pages(file)[0]
         check_pages(file, shown)
         for _ in range(4):
             commit()
@@ -111,7 +111,7 @@ def test_a_commit_that_is_read_can_be_looked_at(file: Path) -> None:
     with writer(file.parent) as commit, lmdb.open(str(file.parent), max_dbs=4, map_size=2**26, readonly=True) as env:
         commit()
         with env.begin() as txn:
-            shown = heads(file)[0]
+            shown = meta_pages(file)[0]
             assert shown.transaction == txn.id() == env.info()["last_txnid"]
             for _ in range(4):
                 commit()
@@ -168,7 +168,7 @@ def test_a_page_used_twice_and_one_left_out(file: Path) -> None:
     file.write_bytes(data)
     (lower,) = struct.unpack_from("<H", data, start + 12)
     changed(file, start + 12, struct.pack("<H", lower - 2))
-    with pytest.raises(Damaged, match="entries where there should be"):
+    with pytest.raises(Damaged, match="entries instead of"):
         check_pages(file)
 
 
@@ -181,7 +181,7 @@ def test_a_tree_deeper_than_any(file: Path) -> None:
     file.write_bytes(data)
     for head in (0, PAGE):
         changed(file, head + 16, b"nobody's")
-    with pytest.raises(Damaged, match="heads"):
+    with pytest.raises(Damaged, match="meta page"):
         check_pages(file)
 
 
@@ -232,5 +232,5 @@ def test_a_value_that_the_file_ends_in(tmp_path: Path) -> None:
     file = tmp_path / "data.mdb"
     check_pages(file)
     os.truncate(file, pages_of(file, 0x04)[0] + PAGE)
-    with pytest.raises(Damaged, match="cut off"):
+    with pytest.raises(Damaged, match="the file ends before"):
         check_pages(file)

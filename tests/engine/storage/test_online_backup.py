@@ -10,7 +10,7 @@ import pytest
 from tests.support.terminal import piped
 from upriver.engine import Bucket
 from upriver.engine.storage.lmdb import DATA_FILE
-from upriver.engine.storage.online_backup import hot_copy
+from upriver.engine.storage.online_backup import online_backup
 from upriver.errors import CorruptData, ForeignData, StorageError
 from upriver.node import start
 
@@ -23,7 +23,7 @@ def filled(path: Path) -> None:
 
 def test_a_copy_of_what_nobody_uses(tmp_path: Path) -> None:
     filled(tmp_path / "data")
-    hot_copy(tmp_path / "data", tmp_path / "copy", check=True)
+    online_backup(tmp_path / "data", tmp_path / "copy", check=True)
     with start(vbuckets=2, data=str(tmp_path / "copy")) as node:
         assert node.bucket.vbucket(1).high_seqno == 100
         assert node.bucket.vbucket(0).get(b"k0").value == b"v" * 100
@@ -72,8 +72,8 @@ def test_a_sound_store_is_never_taken_for_damaged_while_it_is_written(quick_disk
         assert process.stdout.readline() == b"ready\n"
         try:
             for number in range(60):
-                hot_copy(quick_disk / "data", quick_disk / "copy", check=number % 10 == 0)
-                hot_copy(quick_disk / "copy", quick_disk / "again", check=True)
+                online_backup(quick_disk / "data", quick_disk / "copy", check=number % 10 == 0)
+                online_backup(quick_disk / "copy", quick_disk / "again", check=True)
                 shutil.rmtree(quick_disk / "copy")
                 shutil.rmtree(quick_disk / "again")
         finally:
@@ -119,19 +119,19 @@ def test_what_is_damaged_is_found(tmp_path: Path) -> None:
     path = tmp_path / "data" / DATA_FILE
     path.write_bytes(path.read_bytes().replace(b"v" * 100, b"w" * 100))
     with pytest.raises(CorruptData):
-        hot_copy(tmp_path / "data", tmp_path / "copy", check=True)
+        online_backup(tmp_path / "data", tmp_path / "copy", check=True)
 
 
 def test_what_is_no_data_directory(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no such directory"):
-        hot_copy(tmp_path / "nothing", tmp_path / "copy")
+    with pytest.raises(StorageError, match="does not exist"):
+        online_backup(tmp_path / "nothing", tmp_path / "copy")
     with pytest.raises(ForeignData):
-        hot_copy(tmp_path, tmp_path / "copy")
+        online_backup(tmp_path, tmp_path / "copy")
     filled(tmp_path / "data")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(StorageError, match="empty directory"):
-        hot_copy(tmp_path / "data", tmp_path / "full")
+    with pytest.raises(StorageError, match="is not empty"):
+        online_backup(tmp_path / "data", tmp_path / "full")
     (tmp_path / "data" / DATA_FILE).write_bytes(b"x" * 10_000)
     with pytest.raises(CorruptData):
-        hot_copy(tmp_path / "data", tmp_path / "copy")
+        online_backup(tmp_path / "data", tmp_path / "copy")

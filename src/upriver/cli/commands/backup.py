@@ -24,8 +24,8 @@ def backup(data: Path, target: Path) -> None:
       upriver backup /var/lib/upriver /backup/monday
       upriver restore /backup/monday /var/lib/upriver
     """
-    from upriver.engine.storage import hot_copy
+    from upriver.engine.storage import online_backup
 
     with complaints():
-        hot_copy(data, target)
+        online_backup(data, target)
     click.echo(f"{target}: a copy of {data}", err=True)

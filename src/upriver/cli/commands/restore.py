@@ -22,8 +22,8 @@ def restore(source: Path, data: Path) -> None:
       upriver restore /backup/monday /var/lib/upriver
       upriver serve --data /var/lib/upriver
     """
-    from upriver.engine.storage import hot_copy
+    from upriver.engine.storage import online_backup
 
     with complaints():
-        hot_copy(source, data, check=True)
+        online_backup(source, data, check=True)
     click.echo(f"{data}: restored from {source}", err=True)

@@ -1,7 +1,7 @@
-"""What a bucket keeps on disk: the interface of a storage, LMDB and memory behind it, and copies of a running one."""
+"""Storage of a bucket: the interface, its implementations on LMDB and in memory, and backups of a running node."""
 
-from upriver.engine.storage.online_backup import hot_copy
+from upriver.engine.storage.online_backup import online_backup
 
 __all__ = [
-    "hot_copy",
+    "online_backup",
 ]

@@ -1,10 +1,10 @@
-"""Stored blocks that were read lately: whoever reads evicted values in small steps reads each block once.
+"""A cache of recently read blocks, so that reading evicted values in small steps reads each block once.
 
-Theory of operation. A block is found by a seqno inside it, copied out of the storage and checked; that is too much
-for a single value, and values that are read together mostly stand together. So the last few are kept, up to a bound
-in bytes. A block's bytes never change while it stands in the store, but a commit may replace or drop it, and after a
-rollback other changes get the same seqnos: ``forget`` drops what a commit has touched, before anything that was
-stored with it can count as evicted. A reader that was overtaken by a commit keeps nothing.
+Theory of operation. A block is found by a seqno inside it, copied out of the storage and checked. That is too expensive
+for a single value, and values that are read together are mostly stored together. So the last few blocks are kept, up to
+a limit in bytes. The bytes of a stored block never change, but a commit may replace or drop the block, and after a
+rollback other changes get the same seqnos. ``forget`` drops the blocks that a commit has touched, before any value
+stored with that commit can be evicted. A block that was read while a commit ran is not kept.
 """
 
 import struct
@@ -29,7 +29,7 @@ class BlockCache:
     def __init__(self, storage: Storage, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._storage = storage
         self._bytes_max = bytes_max
-        #: By vbucket and the first seqno in the block; the one that was used last comes last.
+        #: By vbucket and the first seqno in the block; the last one used comes last.
         self._kept: OrderedDict[tuple[int, int], Block] = OrderedDict()
         self._lock = threading.Lock()
         self._commits = 0
@@ -38,7 +38,7 @@ class BlockCache:
         self.misses = 0
 
     def block(self, vbucket: int, seqno: int) -> Block:
-        """The block that holds the change; ``CorruptData`` if there is none."""
+        """The block that holds the change; raises ``CorruptData`` if there is none."""
         with self._lock:
             for key in reversed(self._kept):
                 if key[0] == vbucket and key[1] <= seqno <= self._kept[key].upto:

@@ -1,4 +1,4 @@
-"""What the engine asks of a disk: one atomic batch at a time, and a few ways to read.
+"""The interface of a storage: one atomic batch at a time, and a few ways to read.
 
 Stored are *groups* (everything that changed in some 50 ms, across all vbuckets: one cheap append), *blocks*
 (the records of one vbucket in large pieces, made of many groups by a checkpoint), one *description* per
@@ -17,7 +17,7 @@ BLOCK_BYTES: Final = 256 * 1024
 
 @dataclass(slots=True)
 class Block:
-    """Stored records of one vbucket: what is left of all after the block before, up to ``upto``."""
+    """Stored records of one vbucket: the retained ones after the previous block, up to ``upto``."""
 
     vbucket: int
     upto: int
@@ -26,17 +26,17 @@ class Block:
 
 @dataclass(slots=True)
 class WriteBatch:
-    """All that one transaction changes, in the order of the fields."""
+    """The changes of one transaction, applied in the order of the fields."""
 
     #: Per vbucket the seqno at which its blocks end from now on.
     trims: dict[int, int] = field(default_factory=dict)
     #: Blocks to be removed: vbucket and ``upto``.
     removed: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-    #: Number and content of the new group. Whoever stores it may let go of the content, and must copy it to keep it:
-    #: when the commit is over its memory is used again.
+    #: Number and content of the new group. The storage may release the content, and must copy it to keep it: its memory
+    #: is reused after the commit.
     group: tuple[int, bytes | memoryview] | None = None
-    #: Groups up to this number go.
+    #: Groups up to this number are dropped.
     drop_groups_to: int = 0
     #: None removes a vbucket.
     descriptions: dict[int, dict[str, Any] | None] = field(default_factory=dict)
@@ -54,16 +54,16 @@ class WriteBatch:
         )
 
     def rewritten(self) -> set[int]:
-        """The vbuckets of which it changes blocks that were there before."""
+        """The vbuckets whose existing blocks it changes."""
         return {*self.trims, *(vbucket for vbucket, _ in self.removed)}
 
 
 class Storage(abc.ABC):
-    """One data directory, or the lack of one. Failures are raised as ``StorageError``."""
+    """One data directory, or memory. Failures are raised as ``StorageError``."""
 
     #: Whether records can be read back: only then may values be evicted.
     keeps_records: ClassVar[bool]
-    #: Where, for messages.
+    #: For messages.
     path: str
 
     @abc.abstractmethod
@@ -92,12 +92,12 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def backup(self, path: str) -> None:
-        """A consistent copy into an empty or new directory, while others read and write."""
+        """Write a consistent copy into an empty or new directory, while others read and write."""
 
     @abc.abstractmethod
     def size_bytes(self) -> int:
-        """How much of the disk is taken."""
+        """The disk space in use."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""

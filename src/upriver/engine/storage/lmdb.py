@@ -1,21 +1,19 @@
 """Storage on LMDB: crash-safe without a recovery step, and nothing to configure.
 
-Theory of operation. Four tables in one LMDB file: facts, descriptions, groups (by number), blocks (by
-vbucket and the seqno that they reach). LMDB never overwrites a page that the last commit
-can see, so a stop at any instant leaves that commit. Everything stored carries a checksum, of itself and of
-the key that it stands under, which is verified whenever it is read; and the pages between are looked at before
+Theory of operation. Four tables in one LMDB file: facts, descriptions, groups (by number), blocks (by vbucket and last
+seqno). LMDB never overwrites a page that the last commit can see, so a crash at any instant leaves that commit. Every
+value has a checksum of itself and of its key, which is verified on every read; the pages in between are checked before
 LMDB trusts them.
 
-The map is reserved large and sparse, because a full map would lose a transaction; a full disk then is an
-ordinary write error that ends the transaction and leaves the store as it was. Never WRITEMAP (a full disk
-would be a SIGBUS), never NOSYNC. Read transactions are short, because a long one keeps LMDB from reusing
-pages. Only the flusher writes. If it is the head of a commit that cannot be written, LMDB gives its environment
-up; the file is opened anew then, at a moment at which nobody reads.
+The map is reserved large and sparse, because a full map would lose a transaction; a full disk is then an ordinary write
+error that ends the transaction and leaves the store as it was. Never WRITEMAP (a full disk would be a SIGBUS), never
+NOSYNC. Read transactions are short, because a long one keeps LMDB from reusing pages. Only the flusher writes. If a
+meta page cannot be written, LMDB disables its environment; the file is then reopened at a moment without readers.
 
-A directory of ours holds ``upriver.lock``, whose lock keeps a second process out and whose presence tells a
-damaged store from somebody else's files. It is signed with the name of the store as soon as that is on disk, and never
-before: so a signed one without a store has lost it, while one without a signature may stand where a store was about to
-begin, or has been written to by older versions only.
+Our directories hold ``upriver.lock``: its lock keeps a second process out, and its presence tells a damaged store from
+the files of another program. It is signed with the name of the store once that is on disk, and never before. So a
+signed file without a store means that the store was lost. A file without a signature means that a store was about to
+begin, or that only older versions have written it.
 """
 
 import fcntl
@@ -44,10 +42,10 @@ FORMAT: Final = 3
 MAP_BYTES: Final = 2**40
 LOCK_FILE: Final = "upriver.lock"
 DATA_FILE: Final = "data.mdb"
-#: So much memory is kept for the next group or block.
+#: This much memory is kept for the next group or block.
 SEAL_BYTES_MAX: Final = 8 * 2**20
 
-#: Checksums of a value and of its key; the latter is 0 where nobody wrote it, in older formats.
+#: Checksums of a value and of its key; older formats have 0 for the key.
 _CHECKSUM: Final = struct.Struct("<II")
 _BLOCK_KEY: Final = struct.Struct(">HQ")
 _NUMBER: Final = struct.Struct(">Q")
@@ -60,7 +58,7 @@ _BARE_FORMAT: Final = 2
 _ADVICE: Final = "restore the directory from a backup"
 _SIGNATURE: Final = b"upriver store "
 _SIGNATURE_BYTES_MAX: Final = 256
-#: What LMDB raises on reading pages that are not what they should be.
+#: The errors that LMDB raises for damaged pages.
 _DAMAGE: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -82,12 +80,12 @@ class LmdbStorage(Storage):
     def __init__(self, path: str | os.PathLike[str], *, map_bytes: int = MAP_BYTES) -> None:
         self.path = os.fspath(path)
         self._map_bytes = map_bytes
-        #: How many read now. Whoever opens the file anew holds the lock, and nobody begins to read meanwhile.
+        #: The number of readers. Reopening the file holds the lock, so that no reader begins meanwhile.
         self._readers = 0
         self._readers_lock = threading.Lock()
-        self._dead = False
+        self._disabled = False
         self._closed = False
-        #: Where groups and blocks are sealed. To take memory anew for each, page by page, took longer than to write it.
+        #: The buffer in which groups and blocks get their checksum. New memory for each took longer than writing it.
         self._seal = bytearray()
         self._lock = self._occupy()
         try:
@@ -141,12 +139,12 @@ class LmdbStorage(Storage):
     def commit(self, batch: WriteBatch) -> None:
         self._check_open()
         try:
-            self._revive()
-            self._env.reader_check()  # somebody who was killed in a copy would keep pages from being used again
+            self._reopen_if_disabled()
+            self._env.reader_check()  # a process killed during a backup would keep pages from being reused
             with self._env.begin(write=True) as txn:
                 self._write(txn, batch)
         except (lmdb.Error, OSError) as error:
-            self._look_for_life()
+            self._check_environment()
             raise StorageError(self.path, f"cannot write: {error}") from error
         self._facts.update(batch.facts)
         self._sign()
@@ -157,7 +155,7 @@ class LmdbStorage(Storage):
         try:
             target.mkdir(parents=True, exist_ok=True)
             if _entries(target):
-                raise StorageError(path, "a backup goes to an empty directory")
+                raise StorageError(path, "the directory for the backup is not empty")
             with self._held():
                 self._env.copy(path, compact=True)
             self._mark_as_copy(path)
@@ -169,7 +167,7 @@ class LmdbStorage(Storage):
             raise StorageError(path, f"cannot write the backup: {error}") from error
 
     def _mark_as_copy(self, path: str) -> None:
-        """Whoever opens the copy must know that it is one, and is not its original."""
+        """Mark the backup, so that it opens as another store than the original."""
         with lmdb.open(path, map_size=self._map_bytes, max_dbs=8, lock=False) as env:
             meta = env.open_db(b"facts")
             with env.begin(write=True, db=meta) as txn:
@@ -187,7 +185,7 @@ class LmdbStorage(Storage):
             os.close(self._lock)
 
     def _check_open(self) -> None:
-        """The directory may be somebody else's by now: nothing is written to it, nor is it opened anew."""
+        """After closing, another process may use the directory: do not write or reopen it."""
         if self._closed:
             raise StorageError(self.path, "is closed")
 
@@ -199,7 +197,7 @@ class LmdbStorage(Storage):
             directory.mkdir(parents=True, exist_ok=True)
             entries = _entries(directory)
             if entries and LOCK_FILE not in entries:
-                raise ForeignData(self.path, "the directory holds files that are not ours")
+                raise ForeignData(self.path, "the directory holds files of another program")
             lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageError(self.path, f"cannot be used: {error.strerror}") from error
@@ -216,7 +214,7 @@ class LmdbStorage(Storage):
         if not size:
             self._check_unsigned(f"{DATA_FILE} is {'empty' if data.exists() else 'missing'}")
         elif size < _META_BYTES_MIN:
-            raise CorruptData(self.path, f"{DATA_FILE} is cut off: {_ADVICE}")
+            raise CorruptData(self.path, f"{DATA_FILE} is truncated: {_ADVICE}")
         try:
             if data.exists():
                 check_pages(data)
@@ -246,7 +244,7 @@ class LmdbStorage(Storage):
                 tables = txn.stat(self._main)["entries"] if stored is None else 0
             if stored is None:
                 if tables > _TABLES:
-                    raise ForeignData(self.path, f"{DATA_FILE} belongs to somebody else")
+                    raise ForeignData(self.path, f"{DATA_FILE} belongs to another program")
                 self._check_unsigned(f"{DATA_FILE} holds no store")
                 return {}
             facts = self._known_facts(stored)
@@ -259,7 +257,7 @@ class LmdbStorage(Storage):
 
     def _known_facts(self, stored: bytes) -> dict[str, Any]:
         """The facts, if this version knows their format."""
-        what = "what is known about the bucket"
+        what = "the facts about the bucket"
         bare = stored[4 : _CHECKSUM.size].strip(b"\0") != b""  # JSON has no zeroes, a checksum ends with them
         facts = self._json(stored, what) if bare else self._unsealed(b"", stored, what)
         found = facts.get("format")
@@ -267,17 +265,17 @@ class LmdbStorage(Storage):
             raise self._damaged(what)
         if found > FORMAT:
             raise NewerFormat(
-                self.path, f"written in format {found}, this version knows {FORMAT}: use the version that wrote it"
+                self.path, f"has format {found}, but this version knows only {FORMAT}: use the version that wrote it"
             )
         return facts
 
     def _upgrade(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """One format further, in one transaction."""
+        """Upgrade by one format, in one transaction."""
         facts = {**facts, "format": facts["format"] + 1}
         try:
             with self._reading(), self._env.begin(write=True) as txn:
                 if facts["format"] == 2:
-                    # Each store has a name of its own, by which statistics tell a copy from its original.
+                    # Each store has a name, which tells a copy from its original.
                     facts["store"] = secrets.token_hex(8)
                 if facts["format"] == 3:
                     # Descriptions and facts carry a checksum, and descriptions may have cuts.
@@ -293,12 +291,12 @@ class LmdbStorage(Storage):
     # The name in the lock file.
 
     def _signature(self) -> bytes:
-        """What the lock file of this store holds; nothing while there is no store."""
+        """The content of the lock file; empty while there is no store."""
         name = self._facts.get("store")
         return b"%b%b\n" % (_SIGNATURE, name.encode()) if name else b""
 
     def _sign(self) -> None:
-        """Say who is here, now that a commit has succeeded; data that a signed file speaks of must be found again."""
+        """Sign the lock file after a successful commit; from then on the store must exist."""
         signature = self._signature()
         if signature in (b"", self._signed):
             return
@@ -310,40 +308,40 @@ class LmdbStorage(Storage):
             self._signed = signature
 
     def _check_unsigned(self, why: str) -> None:
-        """Nothing is here: it may begin only where nothing was."""
+        """There is no store: raise if there was one."""
         if self._signed:
             name = self._signed.removeprefix(_SIGNATURE).strip().decode(errors="replace")
             lost = f"{why}, but {LOCK_FILE} says that store {name} was here"
             raise CorruptData(self.path, f"{lost}: {_ADVICE}, or empty it to begin a new store")
 
-    # Dying and coming back.
+    # Recovering from a disabled environment.
 
-    def _look_for_life(self) -> None:
-        """After a failed write: did LMDB give up its environment? Nobody could read or write it again."""
+    def _check_environment(self) -> None:
+        """After a failed write, find out whether LMDB has disabled its environment, for reading and writing."""
         try:
             with self._env.begin():
                 pass
         except lmdb.Error:
-            self._dead = True
-        with suppress(lmdb.Error, OSError, StorageError):  # then the next write tries
-            self._revive()
+            self._disabled = True
+        with suppress(lmdb.Error, OSError, StorageError):  # otherwise the next write tries
+            self._reopen_if_disabled()
 
-    def _revive(self) -> None:
-        """Open the file anew if the environment is dead; what it shows is the last commit that was whole."""
-        if not self._dead:
+    def _reopen_if_disabled(self) -> None:
+        """Reopen the file if the environment is disabled; it then shows the last complete commit."""
+        if not self._disabled:
             return
         with self._readers_lock:
-            if self._readers:  # what they read from must not go under their hands
-                raise StorageError(self.path, "cannot be opened anew while it is read: it is tried again")
+            if self._readers:  # closing would take the memory that they read from
+                raise StorageError(self.path, "cannot be reopened while it is read; the next write tries again")
             self._env.close()
             self._env = self._open_environment()
-            self._dead = False
-        log.warning("%s: opened anew after a write that failed", self.path)
+            self._disabled = False
+        log.warning("%s: reopened after a failed write", self.path)
 
     # Writing.
 
     def _sealed_in_place(self, key: bytes, value: bytes | memoryview) -> bytes | memoryview:
-        """With its checksum before it, in memory that the next call uses again."""
+        """The value after its checksum, in memory that the next call reuses."""
         size = _CHECKSUM.size + len(value)
         if size > SEAL_BYTES_MAX:
             return _sealed(key, value)
@@ -366,11 +364,8 @@ class LmdbStorage(Storage):
             number = batch.group[0]
             key = _NUMBER.pack(number)
             sealed = self._sealed_in_place(key, batch.group[1])
-            batch.group = (
-                number,
-                b"",
-            )  # what it was made of can go: LMDB is about to make another copy, and two are enough
-            if not txn.put(key, sealed, db=self._groups, append=True):  # it is not the last: no reason to lose it
+            batch.group = (number, b"")  # release the content: LMDB makes another copy, and two are enough
+            if not txn.put(key, sealed, db=self._groups, append=True):  # not the last number: store it anyway
                 txn.put(key, sealed, db=self._groups)
         if batch.drop_groups_to:
             cursor = txn.cursor(db=self._groups)
@@ -402,16 +397,16 @@ class LmdbStorage(Storage):
             txn.put(cut_key, straddling, db=self._blocks)
 
     def _cut_block(self, cut_key: bytes, cursor: lmdb.Cursor, seqno: int, name: str) -> bytes | None:
-        """What is stored in the place of a block that ends at ``seqno`` from now on; None for nothing.
+        """The value that replaces a block that is cut at ``seqno``; None for nothing.
 
-        A damaged one stays as it is, and as damaged as it is: it gets no fresh checksum, so everybody who reads it
-        notices. Only its own vbucket suffers from it, while a refused cut would stop the writes of all.
+        A damaged block stays as it is, without a new checksum, so that every reader notices. Only its own vbucket is
+        affected, while a refused cut would stop all writes.
         """
         value = bytes(cursor.value())
         try:
             records = cut(bytes(self._checked(cursor.key(), memoryview(value), name)), seqno)
         except CorruptData as error:
-            log.error("%s: what is left below %d stays damaged: %s", self.path, seqno, error.why)
+            log.error("%s: a damaged block below %d is kept: %s", self.path, seqno, error.why)
             return value
         return _sealed(cut_key, records) if records else None
 
@@ -419,7 +414,7 @@ class LmdbStorage(Storage):
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """The environment stays meanwhile."""
+        """Keep the environment open meanwhile."""
         with self._readers_lock:
             self._readers += 1
         try:
@@ -430,7 +425,7 @@ class LmdbStorage(Storage):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What LMDB says about a read, in our words."""
+        """Translate the errors of LMDB on reading."""
         try:
             with self._held():
                 yield
@@ -465,7 +460,7 @@ class LmdbStorage(Storage):
 
 
 def _entries(directory: Path) -> set[str]:
-    """What it holds, but for what a file system of its own has in its root."""
+    """The entries of a directory, without lost+found and the like."""
     return {entry.name for entry in directory.iterdir()} - {"lost+found"}
 
 

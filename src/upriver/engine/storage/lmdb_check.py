@@ -1,10 +1,9 @@
-"""Whether the pages of an LMDB file are what they should be, before LMDB is let near them.
+"""Checks the pages of an LMDB file before LMDB opens it.
 
-LMDB trusts its file: a branch page full of noise sends it anywhere, and what it notices it answers by ending
-the process. So each page of the trees that the last commit shows is looked at once: its number and kind, that
-its entries lie inside it, that no page is used twice, that the trees hold as many entries as they say. The
-values themselves lie mostly in overflow pages, of which only the head is looked at; they have checksums of
-their own.
+LMDB trusts its file: a damaged branch page makes it read anywhere, and where it notices damage it aborts the process.
+So each page of the last commit's trees is checked once: its number and kind, that its entries lie inside it, that no
+page is used twice, and that the trees hold as many entries as they claim. Values are mostly in overflow pages, of which
+only the header is checked; they have checksums of their own.
 """
 
 import mmap
@@ -28,12 +27,12 @@ _PAGE_BYTES_MAX: Final = 65536
 
 
 class Damaged(Exception):
-    """A page is not what it should be: which, and why."""
+    """A page is damaged: which one, and how."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What one commit shows: the last page that it counts, and its two trees."""
+class MetaPage:
+    """The meta page of a commit: its last page and its two trees."""
 
     transaction: int
     page_bytes: int
@@ -43,22 +42,22 @@ class Head:
     main: bytes
 
 
-def heads(file: Path) -> list[Head]:
-    """The heads of the last two commits, the newer one first; ``Damaged`` if there is none, none of an empty file."""
+def meta_pages(file: Path) -> list[MetaPage]:
+    """The meta pages of the last two commits, newest first; ``Damaged`` if none is valid, [] for an empty file."""
     with file.open("rb") as opened:
         start = opened.read(2 * _PAGE_BYTES_MAX)
     if not start:
         return []
-    # The size of a page stands in the padding of the first tree, in either head.
+    # The page size is in the padding of the first tree, in either meta page.
     first = _head(start, 0)
     second = _head(start, first.page_bytes if first is not None else mmap.PAGESIZE)
     found = [head for head in (first, second) if head is not None]
     if not found:
-        raise Damaged("neither of its two heads is one")
+        raise Damaged("neither LMDB meta page is valid")
     return sorted(found, key=lambda head: head.transaction, reverse=True)
 
 
-def _head(start: bytes, place: int) -> Head | None:
+def _head(start: bytes, place: int) -> MetaPage | None:
     if place + _HEADER.size + _META.size > len(start):
         return None
     magic, version, _, room, free, main, last, transaction = _META.unpack_from(start, place + _HEADER.size)
@@ -66,34 +65,34 @@ def _head(start: bytes, place: int) -> Head | None:
         return None
     page_bytes = _TREE.unpack(free)[0]
     if not 512 <= page_bytes <= _PAGE_BYTES_MAX or page_bytes & (page_bytes - 1):
-        raise Damaged(f"a head speaks of pages of {page_bytes} bytes")  # LMDB would take its word for it
-    return Head(transaction, page_bytes, room, last, free, main)
+        raise Damaged(f"an LMDB meta page claims pages of {page_bytes} bytes")  # LMDB would believe it
+    return MetaPage(transaction, page_bytes, room, last, free, main)
 
 
-def check_pages(file: Path, head: Head | None = None) -> None:
-    """Raise ``Damaged`` if the trees of a commit cannot be walked, by default of the last one; an empty file passes.
+def check_pages(file: Path, head: MetaPage | None = None) -> None:
+    """Raise ``Damaged`` if the trees of a commit, by default the last one, are damaged; an empty file passes.
 
-    While somebody writes, pages of a commit are used again as soon as a newer one has replaced them. Who looks at a
-    file that is in use therefore names a commit that a reading transaction of LMDB holds on to.
+    A writer reuses the pages of a commit as soon as newer commits have replaced them. For a file in use, name a commit
+    that a read transaction of LMDB keeps.
     """
     with file.open("rb") as opened:
         size = file.stat().st_size
         if size == 0:
             return
         with mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) as pages:
-            _Walk(pages, head or heads(file)[0]).check()
+            _Walk(pages, head or meta_pages(file)[0]).check()
 
 
 class _Walk:
-    """One look at a file."""
+    """One check of a file."""
 
-    def __init__(self, pages: mmap.mmap, head: Head) -> None:
+    def __init__(self, pages: mmap.mmap, head: MetaPage) -> None:
         self._pages = pages
         self._seen: set[int] = set()
-        # The file may end before the last page: those that are taken and freed in one transaction are never written.
+        # The file may end before the last page: pages allocated and freed in one transaction are never written.
         self._page_bytes, self._last, self._free, self._main = head.page_bytes, head.last, head.free, head.main
         if (head.last + 1) * head.page_bytes > head.room:
-            raise Damaged(f"a head counts {head.last + 1} pages where only {head.room} bytes were reserved")
+            raise Damaged(f"an LMDB meta page claims {head.last + 1} pages, but only {head.room} bytes are reserved")
 
     def check(self) -> None:
         trees = [("the free pages", self._free), ("the tables", self._main)]
@@ -102,7 +101,7 @@ class _Walk:
             trees += self._check_tree(name, tree)
 
     def _check_tree(self, name: str, tree: bytes) -> list[tuple[str, bytes]]:
-        """Walk one tree and return those that its leaves hold."""
+        """Check one tree and return the trees in its leaves."""
         _, _, depth, _, _, _, entries, root = _TREE.unpack(tree)
         if root == _NO_PAGE:
             if entries:
@@ -122,18 +121,18 @@ class _Walk:
             for low, high, flags, key_bytes, place in nodes:
                 found += self._check_leaf(name, low | high << 16, flags, key_bytes, place)
         if counted != entries:
-            raise Damaged(f"{name}: {counted} entries where there should be {entries}")
+            raise Damaged(f"{name}: {counted} entries instead of {entries}")
         return found
 
     def _nodes(self, name: str, number: int, kind: int) -> list[tuple[int, int, int, int, int]]:
-        """The entries of a page: their four fields, and where each stands in the file."""
+        """The entries of a page: their four fields, and the offset of each in the file."""
         start = self._page(name, number)
         _, _, flags, lower, upper = _HEADER.unpack_from(self._pages, start)
         if flags & ~_DIRTY != kind or lower % 2 or not _HEADER.size < lower <= upper <= self._page_bytes:
-            raise Damaged(f"{name}: page {number} is of another kind")
+            raise Damaged(f"{name}: page {number} has the wrong kind")
         pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", self._pages, start + _HEADER.size)
         if min(pointers) < upper or max(pointers) + _NODE.size > self._page_bytes:
-            raise Damaged(f"{name}: page {number} has an entry outside of itself")
+            raise Damaged(f"{name}: page {number} has an entry that starts outside of it")
         nodes = []
         for pointer in pointers:
             low, high, flags, key_bytes = _NODE.unpack_from(self._pages, start + pointer)
@@ -158,25 +157,25 @@ class _Walk:
             flags = _HEADER.unpack_from(self._pages, start)[2]
             (count,) = _COUNT.unpack_from(self._pages, start + _HEADER.size - _COUNT.size)
             if flags & ~_DIRTY != _OVERFLOW or count * self._page_bytes < _HEADER.size + size:
-                raise Damaged(f"{name}: page {number} does not hold what it should")
+                raise Damaged(f"{name}: page {number} is not an overflow page of the right size")
             self._check_end(name, number, count)
         return []
 
     def _page(self, name: str, number: int) -> int:
-        """Where a page begins; each is come to once."""
+        """The offset of a page; each page is visited once."""
         start = number * self._page_bytes
         if number < 2:
-            raise Damaged(f"{name}: page {number} is a head")
+            raise Damaged(f"{name}: page {number} is a meta page")
         self._check_end(name, number, 1)
         if number in self._seen:
             raise Damaged(f"{name}: page {number} is used twice")
         self._seen.add(number)
         if _NUMBER.unpack_from(self._pages, start)[0] != number:
-            raise Damaged(f"{name}: page {number} is another one")
+            raise Damaged(f"{name}: page {number} has the wrong number")
         return start
 
     def _check_end(self, name: str, number: int, count: int) -> None:
         if number + count > self._last + 1:
-            raise Damaged(f"{name}: page {number} is or reaches beyond the last one")
+            raise Damaged(f"{name}: page {number} reaches beyond the last page")
         if (number + count) * self._page_bytes > len(self._pages):
-            raise Damaged(f"{name}: the file is cut off before the end of page {number}")
+            raise Damaged(f"{name}: the file ends before the end of page {number}")

@@ -1,4 +1,4 @@
-"""Storage for buckets that live in memory only: batches succeed and nothing can be read back."""
+"""Storage for buckets in memory: commits succeed, and nothing can be read back."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from upriver.errors import StorageError
 
 
 class MemoryStorage(Storage):
-    """Remembers nothing: the tables in memory are all there is."""
+    """Stores nothing; the tables hold everything."""
 
     keeps_records = False
     path = ":memory:"
@@ -32,7 +32,7 @@ class MemoryStorage(Storage):
         pass
 
     def backup(self, path: str) -> None:
-        raise StorageError(path, "a bucket that lives in memory only cannot be backed up")
+        raise StorageError(path, "a bucket in memory cannot be backed up")
 
     def size_bytes(self) -> int:
         return 0

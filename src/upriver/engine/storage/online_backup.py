@@ -1,7 +1,7 @@
-"""A copy of a data directory while a node uses it.
+"""A backup of a data directory while a node uses it.
 
-LMDB lets other processes read while one writes. So a copy needs nothing from the node, not even that it runs: it holds
-what was on disk at the moment at which it began, as after a crash at that moment, and is marked as a copy.
+LMDB lets other processes read while one writes. So a backup needs nothing from the node, which need not even run. The
+backup holds what was on disk when it began, as after a crash at that moment, and is marked as a copy.
 """
 
 import os
@@ -11,15 +11,15 @@ from typing import Final
 import lmdb
 
 from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
-from upriver.engine.storage.lmdb_check import Damaged, check_pages, heads
+from upriver.engine.storage.lmdb_check import Damaged, check_pages, meta_pages
 from upriver.errors import CorruptData, ForeignData, StorageError
 
-#: How often the head of a commit may be overtaken by the next ones while it is read.
+#: How often newer commits may overwrite a meta page while we read it.
 ATTEMPTS: Final = 1000
 
 
-def hot_copy(path: str | os.PathLike[str], target: str | os.PathLike[str], *, check: bool = False) -> None:
-    """Copy a data directory to an empty one; ``check`` reads every block first, against its checksum."""
+def online_backup(path: str | os.PathLike[str], target: str | os.PathLike[str], *, check: bool = False) -> None:
+    """Copy a data directory to an empty one; with ``check``, verify every checksum first."""
     storage = _Reader(path)
     try:
         if check:
@@ -30,10 +30,10 @@ def hot_copy(path: str | os.PathLike[str], target: str | os.PathLike[str], *, ch
 
 
 class _Reader(LmdbStorage):
-    """A data directory that somebody else may hold: it is only read."""
+    """A data directory that a node may be using: it is only read."""
 
     def check(self) -> None:
-        """Read everything; ``CorruptData`` if something is not as it was written."""
+        """Read everything; raises ``CorruptData`` if a checksum is wrong."""
         self.descriptions()
         for _ in self.groups():
             pass
@@ -43,15 +43,15 @@ class _Reader(LmdbStorage):
     def _occupy(self) -> int:
         directory = Path(self.path)
         if not directory.is_dir():
-            raise StorageError(self.path, "there is no such directory")
+            raise StorageError(self.path, "the directory does not exist")
         if not (directory / LOCK_FILE).exists() or not (directory / DATA_FILE).exists():
-            raise ForeignData(self.path, "this is no data directory of a node")
+            raise ForeignData(self.path, "this is not a data directory of a node")
         return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
 
     def _open(self) -> lmdb.Environment:
         file = Path(self.path, DATA_FILE)
         try:
-            heads(file)
+            meta_pages(file)
             env = lmdb.open(self.path, map_size=self._map_bytes, max_dbs=8, readonly=True)
         except (Damaged, lmdb.Error) as error:
             raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}") from None
@@ -71,18 +71,18 @@ class _Reader(LmdbStorage):
         return env
 
     def _check_shown(self, env: lmdb.Environment, file: Path) -> None:
-        """Look at the pages of the last commit, of which none is used again while a transaction reads it.
+        """Check the pages of the last commit; LMDB does not reuse them while a transaction reads that commit.
 
-        Its head is overwritten by the next commit but one, so it counts only if no other has come by the time that it
-        was read. To begin a transaction LMDB needs nothing but the heads.
+        The commit after the next overwrites its meta page, so the page counts only if no other commit came while it was
+        read. LMDB needs only the meta pages to begin a transaction.
         """
         for _ in range(ATTEMPTS):
             with env.begin() as txn:
-                found = [head for head in heads(file) if head.transaction == txn.id()]
+                found = [page for page in meta_pages(file) if page.transaction == txn.id()]
                 if found and env.info()["last_txnid"] == txn.id():
                     check_pages(file, found[0])
                     return
-        raise StorageError(self.path, "changes too quickly to be looked at: try again")
+        raise StorageError(self.path, "the data changes too quickly to be checked: try again")
 
     def _upgrade(self, facts: dict[str, object]) -> dict[str, object]:
-        raise StorageError(self.path, f"is in the old format {facts['format']}: start a node with it once")
+        raise StorageError(self.path, f"has the old format {facts['format']}: start a node on it once to upgrade it")
