@@ -1,4 +1,4 @@
-"""What makes ``writeStream.format("upriver_pipeline")`` work without registration, as ``pyspark_upriver`` does."""
+"""Makes ``writeStream.format("upriver_pipeline")`` work without registration, as ``pyspark_upriver`` does."""
 
 from upriver.pipelines.core import PipelineSink as DefaultSource
 

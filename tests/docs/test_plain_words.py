@@ -52,7 +52,6 @@ EXCLUDED: tuple[str, ...] = (
     "src/upriver/engine/",
     "src/upriver/model/",
     "src/upriver/node/",
-    "src/upriver/pipelines/",
     "src/upriver/protocol/",
     "src/upriver/spark/",
     "src/upriver/testing/",

@@ -1,4 +1,4 @@
-"""What people do with a change stream, each a job on Spark: from the command line, a file, Python, and declared.
+"""Pipelines: jobs on a change stream. They run from the command line, a file, Python, or a declarative pipeline.
 
 ::
 

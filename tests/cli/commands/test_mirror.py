@@ -74,5 +74,5 @@ def test_filters_that_make_no_sense_are_one_line(run: Run, table: Path) -> None:
 def test_what_is_no_mirror_is_one_line(run: Run, tmp_path: Path) -> None:
     result = run("mirror", "verify", str(tmp_path))
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "there is no mirror" in result.stderr
+    assert "not a mirror" in result.stderr
     assert run("mirror", "verify", str(tmp_path / "nowhere")).exit_code == 2

@@ -43,7 +43,7 @@ def test_the_help_lists_every_pipeline_and_each_has_its_options(run: Run) -> Non
     [
         ((), "give a pipeline, or a file with -f"),
         (("replikate",), "replikate"),
-        (("replicate",), "option to = '': name the cluster"),
+        (("replicate",), "option to = '': give the cluster"),
         (("replicate", "--to", "nowhere:x"), "option to = 'nowhere:x': it must be HOST:PORT"),
         (("replicate", "--to", "a:1", "--once", "--forever"), "exclude each other"),
         (("replicate", "--to", "a:1", "--for", "soon"), "a time such as"),
@@ -65,7 +65,7 @@ def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], c
     ("text", "complaint"),
     [
         ('to = "a:1"', 'pipeline = "NAME" is missing'),
-        ('pipeline = "nothing"', "there is none of this name"),
+        ('pipeline = "nothing"', "unknown pipeline"),
         ('pipeline = "replicate"\nto = "a:1"\nkey_prefiks = "x"', "did you mean key-prefix"),
         ("pipeline = ", "file.toml"),
         ('pipeline = "mirror"\nonce = "perhaps"', "for '--once': 'perhaps' is not a valid boolean"),

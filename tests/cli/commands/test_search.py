@@ -48,7 +48,7 @@ def test_in_a_pipe_hits_are_json_lines(index: str) -> None:
 
 def test_nothing_found_and_nonsense(index: str, tmp_path: Path) -> None:
     assert (search(index, "green").exit_code, search(index, "green").output) == (1, "")
-    for arguments, words in (((index, '"half'), "invalid query"), ((str(tmp_path / "no"), "x"), "there is no index")):
+    for arguments, words in (((index, '"half'), "invalid query"), ((str(tmp_path / "no"), "x"), "no such index")):
         result = search(*arguments)
         assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
         assert words in result.stderr

@@ -64,5 +64,5 @@ def test_the_example_keeps_four_targets(upriver_node: EmbeddedNode, other: Embed
 
 
 def test_what_makes_no_sense_is_told_where_it_is_declared() -> None:
-    with pytest.raises(OptionError, match="name one of"):
+    with pytest.raises(OptionError, match="it must be one of"):
         declare("mirrow")

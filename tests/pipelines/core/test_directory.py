@@ -40,7 +40,7 @@ def test_only_one_runner_works_in_a_directory(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_no_pipeline_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    with RunDirectory(tmp_path) as directory, pytest.raises(CheckpointError, match="no pipeline made"):
+    with RunDirectory(tmp_path) as directory, pytest.raises(CheckpointError, match="not of a pipeline"):
         directory.claim(job())
 
 

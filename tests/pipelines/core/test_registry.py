@@ -13,5 +13,5 @@ def test_every_pipeline_bears_its_name() -> None:
 
 
 def test_a_name_that_nobody_has_is_a_clear_error() -> None:
-    with pytest.raises(OptionError, match="there is none of this name"):
+    with pytest.raises(OptionError, match="unknown pipeline"):
         find("replikate")

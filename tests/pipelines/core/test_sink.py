@@ -94,11 +94,11 @@ def test_what_the_tasks_do_is_done_there(spark: SparkSession, upriver_node: Embe
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "name one of index, invalidate, mirror"),
-        ({"pipeline": "mirrow"}, "name one of index"),
+        ({}, "it must be one of index, invalidate, mirror"),
+        ({"pipeline": "mirrow"}, "it must be one of index"),
         ({"pipeline": "transition", "to": "a:1", "vbuckets": "0"}, "use upriver run"),
-        ({"pipeline": "replicate", "from": "a:1", "to": "b:1", "both": "true"}, "a sink goes one way"),
-        ({"pipeline": "observe"}, "name a file or a directory"),
+        ({"pipeline": "replicate", "from": "a:1", "to": "b:1", "both": "true"}, "a sink has one direction"),
+        ({"pipeline": "observe"}, "give a file or a directory"),
         ({"pipeline": "mirror", "formt": "delta"}, "formt"),
         ({"pipeline": "mirror"}, "checkpointLocation"),
         ({"pipeline": "mirror", "checkpointLocation": "s3://bucket/x"}, "the driver's machine"),
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_told_before_anything_runs(options: dict[str, str], to
 
 def test_rows_must_be_changes() -> None:
     some = type(SCHEMA)([SCHEMA["key"], SCHEMA["value"]])
-    with pytest.raises(OptionError, match="there is no column vbucket, seqno"):
+    with pytest.raises(OptionError, match="the column vbucket, seqno, .* is missing"):
         PipelineSink({"pipeline": "mirror", "checkpointLocation": "/x"}).streamWriter(some, overwrite=False)
 
 

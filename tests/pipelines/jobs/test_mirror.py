@@ -110,12 +110,12 @@ def test_options_that_make_no_sense_are_refused() -> None:
         Mirror.of(start="latest")
     with pytest.raises(OptionError, match="one of delta, parquet"):
         Mirror.of(format="csv")
-    with pytest.raises(OptionError, match="name another directory"):
+    with pytest.raises(OptionError, match="choose another one"):
         Mirror.of(to="t", history="./t")
 
 
 def test_a_table_is_opened_by_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(ForeignData, match="there is no mirror"):
+    with pytest.raises(ForeignData, match="not a mirror"):
         open_table(tmp_path)
     Delta(tmp_path / "d")
     assert isinstance(open_table(tmp_path / "d"), Delta)

@@ -99,7 +99,7 @@ def test_a_window_has_whole_seconds() -> None:
 def test_a_file_has_a_directory_before_anything_runs(name: str, tmp_path: Path) -> None:
     ending = "png" if name == "plot" else "jsonl"
     assert ObserveOptions.read({name: tmp_path / f"x.{ending}"})
-    with pytest.raises(OptionError, match=f"option {name} = '.*/no/x.{ending}': there is no such directory"):
+    with pytest.raises(OptionError, match=f"option {name} = '.*/no/x.{ending}': the directory does not exist"):
         ObserveOptions.read({name: tmp_path / "no" / f"x.{ending}"})
     (tmp_path / f"x.{ending}").mkdir()
     with pytest.raises(OptionError, match="this is a directory"):

@@ -183,11 +183,11 @@ def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({}, "name the cluster that gets the changes"),
-        ({"to": "a:1"}, "cannot be copied onto itself"),
-        ({"to": "a:1", "rename": "x=xy"}, "cannot be copied onto itself"),
+        ({}, "give the cluster that gets the changes"),
+        ({"to": "a:1"}, "it is the source itself"),
+        ({"to": "a:1", "rename": "x=xy"}, "it is the source itself"),
         ({"to": "b:1", "rename": "x"}, "it must be OLD=NEW"),
-        ({"to": "b:1", "rename": "x=y", "key_prefix": "z"}, "only keys that begin with 'x'"),
+        ({"to": "b:1", "rename": "x=y", "key_prefix": "z"}, "only keys that start with 'x'"),
         ({"to": "b:1", "rename": "x=y", "key_filter": "z"}, "cannot be combined with rename"),
     ],
 )

@@ -152,9 +152,9 @@ def noted(*rows: tuple[bytes, int, int, int], high: int | None = None) -> pa.Tab
     [
         ([(b"a", 1, 1, 1), (b"b", 2, 1, 1), (b"c", 3, 2, 2)], ""),
         ([(b"b", 2, 1, 1), (b"a", 4, 2, 1), (b"d", 5, 1, 1)], ""),
-        ([(b"a", 1, 1, 1), (b"c", 3, 2, 2)], "key b'b', change 2, has not arrived"),
+        ([(b"a", 1, 1, 1), (b"c", 3, 2, 2)], "key b'b', change 2, is missing at the destination"),
         ([(b"a", 1, 9, 1), (b"b", 2, 1, 1)], "another version than change 1"),
-        ([(b"a", 1, 1, 1), (b"b", 2, 1, 1), (b"x", 3, 1, 1)], "key b'x', change 3, was not at the source"),
+        ([(b"a", 1, 1, 1), (b"b", 2, 1, 1), (b"x", 3, 1, 1)], "key b'x', change 3, did not exist at the source"),
     ],
 )
 def test_what_did_not_arrive_is_found(after: list[tuple[bytes, int, int, int]], complaint: str) -> None:
@@ -165,7 +165,7 @@ def test_what_did_not_arrive_is_found(after: list[tuple[bytes, int, int, int]], 
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(OptionError, match="name the node"):
+    with pytest.raises(OptionError, match="give the node"):
         TransitionOptions.read({"from": "a:1"})
     with pytest.raises(OptionError, match="the source itself"):
         TransitionOptions.read({"from": "a:1", "to": "a:1"})

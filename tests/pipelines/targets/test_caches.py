@@ -126,7 +126,7 @@ def test_somebody_else_at_the_port() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         cache = Memcached("127.0.0.1", listener.getsockname()[1])
-        with pytest.raises(ConnectionLost, match="no answer of memcached"):
+        with pytest.raises(ConnectionLost, match="not memcached's binary protocol"):
             cache.forget([b"a"])
         thread.join()
 

@@ -1,17 +1,17 @@
-"""How batches of changes become the state of a target: order, replays, and what is undone. One place for all targets.
+"""How batches of changes become the state of a target: order, repeated batches and rollbacks, for all targets.
 
-Theory of operation. A batch is applied in one transaction that also notes its number, so a batch that Spark runs again
-after a crash is known and left out. Of several rows of a key the last one counts, by (branch, arrival).
+Theory of operation. A batch is applied in one transaction that also stores its number, so a batch that Spark repeats
+after a crash is recognised and skipped. If a key has several rows, the last one wins, by (branch, arrival).
 
-A row *rollback*, *reset* or *flush* says that some of what the target holds may never have been, and that the right
-version will not be sent again. The target then drops the vbucket and takes what the node holds, in one transaction;
-no key needs a tombstone for that, however long ago it was deleted. What was read is further than the stream is: rows
-up to there are left out, and if the node changes its branch before the stream has come so far, which the stream does
-not tell when it had not come to the lost part itself, the vbucket is read again.
+A row *rollback*, *reset* or *flush* means that the target may hold changes that the source has lost, and that the right
+versions will not be sent again. The target then replaces the vbucket by the node's documents, in one transaction; this
+needs no tombstones. The documents are newer than the stream: the stream's rows up to that seqno are skipped. The node
+may change its branch before the stream gets there, and the stream does not report changes that were lost before it
+reached them. So the vbucket is then read again.
 
-A query that the target does not know begins from nothing: what an earlier query has left is dropped. But a query that
-has batches behind it does not bring them again, so a target without them (somebody removed it, or filled it anew, or
-put an old copy back) is refused as it is.
+A query that the target does not know starts from nothing, and the data of an earlier query is dropped. A query with
+completed batches will not repeat them, so a target without these batches (removed, refilled or restored from an old
+copy) is refused.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,19 +26,19 @@ from upriver.errors import TargetBehind
 from upriver.pipelines.targets.target import NodeSource, ReadAhead, Target, TargetProgress, Work
 from upriver.spark import ROWS, Offset, unsigned
 
-#: Events that concern a whole vbucket.
+#: Events of a whole vbucket.
 OF_VBUCKETS: Final = ("flush", "rollback", "reset")
-#: No row of Spark.
+#: An empty table of Spark rows.
 NOTHING: Final = ROWS.empty_table()
-#: No batch is done.
+#: Before the first batch.
 NOWHERE: Final = Offset(())
 
 
 @dataclass
 class Applied:
-    """What became of the batches so far."""
+    """Counts of the applied batches."""
 
-    #: Batches that the target had already.
+    #: Batches that the target already had.
     replayed: int = 0
     #: Rollbacks, resets and flushes in them.
     undone: int = 0
@@ -52,8 +52,8 @@ class Applier:
     def __init__(
         self, target: Target, source: NodeSource, query: str, reached: Callable[[], Offset] = lambda: NOWHERE
     ) -> None:
-        """``query`` is a name that no other query has, and that this one has after each restart; ``reached`` tells
-        where the batches that are done have ended."""
+        """``query`` is the unique name of the query, the same after each restart. ``reached`` returns the end of the
+        completed batches."""
         self._target = target
         self._reached = reached
         self._source = source
@@ -61,8 +61,8 @@ class Applier:
         self.counts = Applied()
 
     def begin(self, done: int = -1) -> TargetProgress:
-        """How far the target is with this query, which has the batches up to ``done`` behind it; what another query has
-        left there is dropped."""
+        """Prepare the target for this query, which has completed batches up to ``done``. Data of another query is
+        dropped."""
         progress = self._target.progress()
         is_known = progress.query == self._query
         held = progress.number if is_known else -1
@@ -74,7 +74,7 @@ class Applier:
         return TargetProgress(self._query)
 
     def apply(self, changes: pa.Table, number: int) -> None:
-        """One batch, whether it comes for the first time or again."""
+        """Apply one batch, for the first time or again."""
         progress = self.begin(done=number - 1)
         if number <= progress.number:
             self.counts.replayed += 1
@@ -95,18 +95,18 @@ class Applier:
         self.counts.undone += marks.num_rows
 
     def settle(self) -> None:
-        """Look whether what was read is still true; for times when no batch comes."""
+        """Check whether documents that were read are still valid; for times without batches."""
         kept = self.begin().ahead
         ahead, left, _ = self._look(kept)
-        if ahead != kept:  # noted, so that it is neither asked for nor read again when deletions are forgotten later
+        if ahead != kept:  # stored, so that it is not checked and read again when tombstones are purged later
             self._target.commit(Work(query=self._query, number=None, rows=NOTHING, ahead=ahead))
         self._read_again(left, ahead)
 
     def _look(self, ahead: Mapping[int, ReadAhead]) -> tuple[dict[int, ReadAhead], set[int], set[int]]:
-        """What is still ahead, the vbuckets whose reads stand on nothing any more, and those of which nobody can tell.
+        """The reads that are still ahead of the stream, the vbuckets whose reads are invalid, and the unknown ones.
 
-        What batches have passed, on the ground of the read, is not ahead any more. Rows alone do not tell that, because
-        filters leave some out; nor do places alone, because nobody could say whether the ground was the same.
+        A read is no longer ahead when batches have passed it on the same basis. Rows alone do not show this, because
+        filters leave some out; places alone do not either, because the basis may have changed.
         """
         if not ahead:
             return {}, set(), set()
@@ -126,7 +126,7 @@ class Applier:
         return still, left, unseen
 
     def _read_again(self, vbuckets: Collection[int], ahead: dict[int, ReadAhead]) -> None:
-        """Replace these vbuckets, some at a time: each of them is whole after its transaction."""
+        """Replace these vbuckets, a few per transaction."""
         for group in self._source.groups(vbuckets) if vbuckets else ():
             rows, read = self._source.read(group)
             ahead |= read
@@ -151,7 +151,7 @@ def latest(rows: pa.Table) -> pa.Table:
 
 
 def _unknown(rows: pa.Table, ahead: Mapping[int, ReadAhead], again: Collection[int]) -> pa.Table:
-    """The rows without those that the target has from the node itself."""
+    """The rows without those that a read has already covered."""
     if not ahead:
         return rows
     vbuckets = rows.column("vbucket").to_numpy()
@@ -166,7 +166,7 @@ def _unknown(rows: pa.Table, ahead: Mapping[int, ReadAhead], again: Collection[i
 
 
 def _still_ahead(ahead: Mapping[int, ReadAhead], rows: pa.Table) -> dict[int, ReadAhead]:
-    """What the stream has not come to yet."""
+    """The reads that the stream has not passed yet."""
     if not ahead:
         return {}
     of_read = rows.filter(pc.is_in(rows.column("vbucket"), pa.array(list(ahead), pa.int32())))

@@ -1,4 +1,4 @@
-"""A pipeline that keeps the latest state of every key somewhere: what mirror and index have in common."""
+"""Pipelines that keep the latest state of every key: what mirror and index have in common."""
 
 import uuid
 from abc import abstractmethod
@@ -31,7 +31,7 @@ class KeepingOptions(PipelineOptions):
 
 
 class Keeping(Pipeline):
-    """Applies batches to a target, and looks after what was read from the nodes themselves."""
+    """Applies batches to a target, and checks documents that were read from the nodes."""
 
     options: KeepingOptions
 
@@ -44,10 +44,10 @@ class Keeping(Pipeline):
 
     @abstractmethod
     def opened(self) -> Target:
-        """The target, as it is now."""
+        """Open the target."""
 
     def open(self, directory: Path) -> None:
-        """Open the target, as it is after whatever has happened; what another query has left there is dropped."""
+        """Open the target; data of another query is dropped."""
         super().open(directory)
         with self._working:
             self._let_go()
@@ -59,12 +59,12 @@ class Keeping(Pipeline):
             self._applier.begin(done=-1 if batch is None else batch.done)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:
-        """Bring one batch to the target."""
+        """Apply one batch to the target."""
         assert self._applier is not None, "the pipeline is not open"
         self._applier.apply(found, batch_number)
 
     def idle(self) -> None:
-        """Look whether what was read from the nodes is still true."""
+        """Check whether documents that were read from the nodes are still valid."""
         if self._applier is not None and self._working.acquire(blocking=False):
             try:
                 self._applier.settle()
@@ -72,11 +72,11 @@ class Keeping(Pipeline):
                 self._working.release()
 
     def counts(self) -> dict[str, int]:
-        """Changes, what was undone, and how often vbuckets were read again, since the first start."""
+        """Counts since the first start: changes, rollbacks and repeated reads."""
         return _sum(self._counted, self._applier)
 
     def close(self) -> None:
-        """Let go of the target."""
+        """Close the target."""
         with self._working:
             self._let_go()
 
@@ -94,7 +94,7 @@ def _sum(before: dict[str, int], applier: Applier | None) -> dict[str, int]:
 
 
 def query_of(directory: Path) -> str:
-    """The name of the query that has its checkpoint there: made once, the same after every restart."""
+    """The name of the query with its checkpoint there: created once, the same after every restart."""
     path = directory / _QUERY
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)

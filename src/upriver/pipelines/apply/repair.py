@@ -1,17 +1,17 @@
-"""Makes a copy of vbuckets in another cluster right again after their source has gone back.
+"""Repairs vbuckets in another cluster after their source has rolled back.
 
-A copy has seqnos of its own, so it cannot be rolled back: it is compared with the source and what differs is written,
-without conflict resolution, because what was lost at the source may be the newer one by its revision. Tombstones count:
-one that the source does not know would win against a key that is created there anew, so it is replaced by one that
-loses against everything.
+The copies have their own seqnos, so they cannot be rolled back. Instead they are compared with the source, and the
+differences are written without conflict resolution, because a lost change may have the higher revision. Tombstones are
+compared too: a tombstone that the source does not have would win against a key that is created again, so it is replaced
+by one that loses every conflict.
 
-Where changes go both ways the copy is a source as well. There nothing is forced: the newer version wins on both sides,
-so that what one side has lost comes back from the other.
+In both-way replication nothing is forced: the newer version wins on both sides, so that each side restores what the
+other has lost.
 
-What was read may itself be lost by another failover before the stream has passed it; or a key that it held is deleted
-and the deletion forgotten, of which a stream from the beginning says nothing. So each repair leaves a *mark*, the
-ground that it was read on and the source's high seqno, and is done again if the ground is another one when the stream
-is proven whole up to that seqno, or before. While nobody has the vbucket the mark stays.
+Documents that were read may be lost by another failover before the stream has passed them. Or a key is deleted and its
+tombstone purged, which a stream from the beginning does not report. So each repair leaves a *mark*: the basis of the
+read and the source's high seqno. The repair is repeated if the basis changes before the stream is consistent at that
+seqno. While the vbucket has no owner, the mark stays.
 """
 
 import time
@@ -28,17 +28,17 @@ from upriver.model import CHANGES, Event
 from upriver.pipelines.targets.target import ReadBasis
 from upriver.wire.dialects.memcached import MetaOption
 
-#: So many changes are compared at a time, and of one vbucket at least.
+#: Changes to compare at a time; at least those of one vbucket.
 CHANGES_MAX: Final = 256 * 1024
-#: How often a comparison is begun anew because the source fell over meanwhile.
+#: How often a comparison is repeated because the source failed over meanwhile.
 _ATTEMPTS_MAX: Final = 10
-#: The meta of a tombstone that loses against everything.
+#: The metadata of a tombstone that loses every conflict.
 _WEAKEST: Final = (1, 1)
 _SAMPLES_MAX: Final = 5
 
 
 class Mark(NamedTuple):
-    """On which ground a vbucket was repaired, and how far its source was then."""
+    """The basis of a repair, and the source's high seqno at that time."""
 
     vbucket_uuid: int
     high_seqno: int
@@ -46,25 +46,25 @@ class Mark(NamedTuple):
 
     @property
     def ground(self) -> ReadBasis:
-        """What the read stands on."""
+        """The basis of the read."""
         return ReadBasis(self.vbucket_uuid, self.purge_seqno)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which keys are copied, and what they are called there."""
+    """Which keys are copied, and their names at the target."""
 
     #: Whether a key of the source is copied.
     chosen: Callable[[bytes], bool]
-    #: The copy's name of a key, and the way back; None if no key of the source has that name there.
+    #: The name of a key at the target, and the reverse; None if the source has no such key.
     there: Callable[[bytes], bytes]
     back: Callable[[bytes], bytes | None]
-    #: Whether a key may change its name, and with it its vbucket.
+    #: Whether keys are renamed, and so may change their vbucket.
     renames: bool = False
 
 
 class Repair:
-    """Compares vbuckets of two clusters and writes what differs."""
+    """Compares vbuckets of two clusters and writes the differences."""
 
     def __init__(
         self, source: Address, target: Address, selection: Selection, filters: dict[str, Any], *, merge: bool = False
@@ -73,11 +73,11 @@ class Repair:
         self._selection = selection
         self._filters = filters
         self._merge = merge
-        #: How many keys were put right.
+        #: Number of repaired keys.
         self.keys = 0
 
     async def run(self, vbuckets: Iterable[int]) -> dict[int, Mark]:
-        """Put these vbuckets right; the marks that this leaves."""
+        """Repair these vbuckets; returns their marks."""
         marks: dict[int, Mark] = {}
         source, target = Cluster(self._addresses[0]), Cluster(self._addresses[1])
         try:
@@ -91,7 +91,7 @@ class Repair:
         return marks
 
     async def grounds(self, vbuckets: Iterable[int]) -> dict[int, ReadBasis]:
-        """What a read of these vbuckets would stand on now; without those that nobody has at the moment."""
+        """The current basis of these vbuckets, without those that have no owner now."""
         cluster = Cluster(self._addresses[0])
         try:
             states = await active_vbuckets(cluster, sorted(vbuckets))
@@ -124,7 +124,7 @@ class Repair:
             ):
                 break
         else:
-            raise NotMyVbucket("its source does not come to rest", vbucket=group[0])
+            raise NotMyVbucket("its source keeps changing its branch; try again later", vbucket=group[0])
         held = await self._read(self._addresses[1], group if narrow else None, {})
         wanted = frozenset(group)
         theirs: dict[bytes, _Version] = {}
@@ -172,7 +172,7 @@ class Repair:
 
 
 class _Version(NamedTuple):
-    """What is known of a key."""
+    """A version of a key."""
 
     key: bytes
     event: int
@@ -185,11 +185,11 @@ class _Version(NamedTuple):
 
     @property
     def meta(self) -> tuple[bool, int, int]:
-        """What tells versions apart: an expiration is a deletion elsewhere."""
+        """What identifies a version: an expiration becomes a deletion at the target."""
         return self.event == Event.MUTATION, self.rev_seqno, self.cas
 
     def is_over(self, now: int) -> bool:
-        """Whether it is a document whose time is up: each side finds that out by itself."""
+        """Whether it is an expired document, which each side removes by itself."""
         return self.event == Event.MUTATION and 0 < self.expiry <= now
 
 

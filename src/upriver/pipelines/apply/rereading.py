@@ -1,4 +1,4 @@
-"""Reading whole vbuckets from the nodes, with the same options as the query that a target belongs to."""
+"""Reads complete vbuckets from the nodes, with the options of the target's query."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -22,14 +22,14 @@ from upriver.spark import (
     VbucketOffset,
 )
 
-#: A vbucket that changes its branch while it is read is read again, so often at most.
+#: How often a vbucket is read if it changes its branch meanwhile.
 ATTEMPTS_MAX: Final = 5
-#: So many changes are held at a time, and those of one vbucket at least.
+#: Changes to hold in memory at a time; at least those of one vbucket.
 CHANGES_MAX: Final = 256 * 1024
 
 
 class NodeReader(NodeSource):
-    """Asks the nodes; connects when it is first asked."""
+    """Reads from the nodes; connects on first use."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -37,17 +37,17 @@ class NodeReader(NodeSource):
         self._reader: RangeReader | None = None
 
     def vbuckets(self) -> list[int]:
-        """Which vbuckets there are, or which were chosen."""
+        """All vbuckets, or the selected ones."""
         return self._view.vbuckets()
 
     def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, ReadBasis]:
-        """What a read of each of these vbuckets would stand on now."""
+        """The current basis of these vbuckets."""
         states = self._view.states()
         found = {number: states[number] for number in vbuckets if number in states}
         return {number: ReadBasis(state.vbucket_uuid, state.purge_seqno) for number, state in found.items()}
 
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
-        """The same vbuckets in groups that are small enough to be held."""
+        """The vbuckets in groups that fit into memory."""
         states = self._view.states()
         groups: list[list[int]] = []
         held = 0
@@ -61,7 +61,7 @@ class NodeReader(NodeSource):
         return groups
 
     def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, ReadAhead]]:
-        """All that these vbuckets hold now, and how far that is."""
+        """The documents of these vbuckets, and the seqno of the read."""
         left, tables, ahead = set(vbuckets), [NOTHING], dict[int, ReadAhead]()
         for _ in range(ATTEMPTS_MAX):
             before = self._states(left)
@@ -73,10 +73,10 @@ class NodeReader(NodeSource):
             left -= same
             if not left:
                 return pa.concat_tables(tables), ahead
-        raise DataLoss(min(left), f"it changed its branch {ATTEMPTS_MAX} times while it was read")
+        raise DataLoss(min(left), f"it changed its branch {ATTEMPTS_MAX} times during the read; try again later")
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._view.close()
         if self._reader is not None:
             self._reader.close()
@@ -110,7 +110,7 @@ def _of(rows: pa.Table, vbuckets: set[int]) -> pa.Table:
 
 
 def _ahead(before: SourceState, after: SourceState) -> ReadAhead:
-    """What was read is the state at the end of the range, if nothing moved meanwhile or the node keeps all versions."""
+    """Whether the read is the exact state at its end: nothing changed meanwhile, or the node keeps all versions."""
     end = before.high_seqno
     exact = after.exact_from is not None and after.exact_from <= end
     if exact or after.high_seqno == end:

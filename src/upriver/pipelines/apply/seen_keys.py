@@ -1,7 +1,7 @@
-"""Which keys a query has seen, and at which seqno: what a rollback concerns can be told from it alone.
+"""The keys that a query has seen, with their seqnos: they determine which keys a rollback concerns.
 
-A cache cannot be asked what it holds, and a key that only a lost branch had is known to no node any more. So whoever
-keeps caches right remembers every key that came by, in a file that lives with the checkpoint.
+A cache cannot list its keys, and no node knows a key that only a lost branch had. So the pipeline stores every key that
+it has seen, in a file that belongs to the checkpoint.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET seqno = max(seqno, e
 
 
 class SeenKeys:
-    """The file."""
+    """The file of seen keys."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ class SeenKeys:
         self._db.execute(_SCHEMA)
 
     def add(self, rows: pa.Table) -> None:
-        """Remember the keys of these rows; when it returns they are on disk."""
+        """Store the keys of these rows; they are on disk when it returns."""
         columns = (rows.column(name).to_pylist() for name in ("vbucket", "key", "seqno"))
         self._db.execute("BEGIN")
         try:

@@ -1,4 +1,4 @@
-"""What every pipeline shares: how it is declared, run, restarted, watched and reported."""
+"""What all pipelines share: options, the runner with its restarts, progress, failures and the Spark sink."""
 
 from typing import TYPE_CHECKING
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def declare(pipeline: str, options: Mapping[str, Any] | None = None, /, *, name: str | None = None) -> None:
-    """Add a pipeline to the declarative one that is being defined, under its own name or another."""
+    """Add a pipeline to the declarative pipeline that is being defined, under its own name or another."""
     from pyspark import pipelines as dp
     from pyspark.sql import SparkSession
 

@@ -1,8 +1,8 @@
-"""The directory in which a pipeline remembers how far it is: Spark's checkpoint, and what the pipeline keeps besides.
+"""The directory with the progress of a pipeline: Spark's checkpoint, and the pipeline's own files.
 
-A directory belongs to one pipeline from one source to one target. That stands in ``pipeline.json``, so that a directory
-of another one is refused, and a lock keeps two runners from working in it at once. Whatever fails, nothing in it is
-ever removed.
+A directory belongs to one pipeline, one source and one target. ``pipeline.json`` names them, and the directory of
+another pipeline is refused. A lock keeps two runners apart. Nothing in the directory is ever removed, even after a
+failure.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from upriver.spark import Offset, Range, ranges
 
 _IDENTITY: Final = "pipeline.json"
 _LOCK: Final = "lock"
-#: Options that say what is read: with another value the same checkpoint would mean something else.
+#: Options that select what is read: with other values, the same checkpoint would have another meaning.
 _SELECTING: Final = ("vbuckets", "key_prefix", "key_filter", "value_filter", "rename")
 
 
 class RunDirectory:
-    """The directory of one job, held while it runs."""
+    """The directory of one job, locked while it runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class RunDirectory:
 
     @classmethod
     def default(cls, job: Job) -> Self:
-        """Where a job is remembered if nobody says where: the same place for the same source and target."""
+        """The default directory of a job: the same for the same source and target."""
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         text = json.dumps(identity(job), sort_keys=True)
         return cls(Path(state) / "upriver" / f"{job.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
@@ -49,7 +49,7 @@ class RunDirectory:
             self.__exit__()
             raise CheckpointError(
                 str(self.path),
-                "another process runs a pipeline with this checkpoint: stop it, or name another --checkpoint",
+                "another process uses this checkpoint: stop it, or choose another --checkpoint",
             ) from None
         return self
 
@@ -59,47 +59,49 @@ class RunDirectory:
             self._lock = None
 
     def claim(self, job: Job) -> None:
-        """Make it this job's, or see that it is; refuse that of another."""
+        """Assign the directory to this job; refuse it if it belongs to another one."""
         mine = identity(job)
         theirs = self.read(_IDENTITY)
         if theirs is None:
             if (self.path / "offsets").exists() or (self.path / "metadata").exists():
-                raise CheckpointError(str(self.path), "it holds a checkpoint of Spark that no pipeline made")
+                raise CheckpointError(
+                    str(self.path), "it has a Spark checkpoint, but not of a pipeline: choose another one"
+                )
             self.write(_IDENTITY, mine)
             return
         wrong = [name for name in mine if theirs.get(name) != mine[name]]
         if wrong:
             told = "; ".join(f"{name} is {theirs.get(name)!r} there and {mine[name]!r} here" for name in wrong)
             raise CheckpointError(
-                str(self.path), f"it belongs to another pipeline ({told}): name another --checkpoint, or remove it"
+                str(self.path), f"it belongs to another pipeline ({told}): choose another --checkpoint, or remove it"
             )
 
     def leg(self, name: str) -> "RunDirectory":
-        """The directory of one leg of a job that has several."""
+        """The directory of one leg of a job with several."""
         path = self.path / name
         path.mkdir(exist_ok=True)
         return RunDirectory(path)
 
     @property
     def spark(self) -> Path:
-        """Where Spark keeps its checkpoint."""
+        """The directory of Spark's checkpoint."""
         return self.path / "spark"
 
     def read(self, name: str) -> Any:
-        """What ``write`` has kept under a name; None if nothing."""
+        """The value that ``write`` stored under a name, or None."""
         try:
             return json.loads((self.path / name).read_text())
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise CheckpointError(str(self.path / name), f"it is damaged ({error}): restore it") from None
+            raise CheckpointError(str(self.path / name), f"it is damaged ({error}): restore it from a backup") from None
 
     def write(self, name: str, value: Any) -> None:
-        """Keep something: after a crash it is there whole, or what was there before."""
+        """Store a value under a name, atomically."""
         write_atomically(self.path / name, json.dumps(value).encode())
 
     def batch(self) -> "LoggedBatch | None":
-        """The batch that was planned last; None before the first."""
+        """The last planned batch; None before the first."""
         logged = _numbers(self.spark / "offsets")
         if not logged:
             return None
@@ -110,7 +112,7 @@ class RunDirectory:
         return LoggedBatch(number, start, end, number in _numbers(self.spark / "commits"))
 
     def reached(self) -> Offset:
-        """Up to where all batches are done; without any place before the first is."""
+        """The end of the last completed batch; empty before the first."""
         batch = self.batch()
         if batch is None:
             return Offset(())
@@ -118,7 +120,7 @@ class RunDirectory:
 
 
 class LoggedBatch(NamedTuple):
-    """What Spark's log says of a batch."""
+    """A batch in Spark's log."""
 
     number: int
     start: Offset
@@ -127,17 +129,17 @@ class LoggedBatch(NamedTuple):
 
     @property
     def done(self) -> int:
-        """The last batch that is done; -1 before the first."""
+        """The last completed batch; -1 before the first."""
         return self.number if self.is_done else self.number - 1
 
     @property
     def ranges(self) -> dict[int, Range]:
-        """What it reads of which vbucket."""
+        """The range that it reads of each vbucket."""
         return {asked.place.vbucket: asked for asked in ranges(self.start, self.end)}
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """What makes a checkpoint this job's."""
+    """The facts by which a checkpoint belongs to a job."""
     options = job.options
     selecting = {
         shown_name(name): None if (value := getattr(options, name)) is None else str(value)

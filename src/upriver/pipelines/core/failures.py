@@ -1,7 +1,7 @@
-"""Why a query has ended: in which stage, where, and whether it is worth to try again.
+"""Why a query has ended: in which stage, where, and whether a retry may help.
 
-An error in ``apply`` is known as it is. What fails in Spark's processes, planning and reading and writing, comes as
-Spark's text about it, in which the last line of a Python traceback names the error; that is found and read here.
+An error in ``apply`` is available as an exception. An error in Spark's processes (planning, reading, writing) arrives
+as Spark's text; the last line of the Python traceback in it names the error.
 """
 
 import re
@@ -25,21 +25,21 @@ from upriver.errors import (
 )
 from upriver.pipelines.core.directory import LoggedBatch
 
-#: What may be over in a moment: a node that is gone, moved, full or busy.
+#: Temporary errors: a node is unreachable, full or busy, or a vbucket has moved.
 _TEMPORARY: Final = (
     NodeUnavailable, TemporaryFailure, Busy, OutOfMemory, NotMyVbucket, StreamRefused, ClusterMapError,
     ConnectionError, TimeoutError,
 )  # fmt: skip
 _OURS: Final = re.compile(r"upriver\.errors\.(\w+): (.*)")
 _VBUCKET: Final = re.compile(r"\bvbucket (\d+)")
-#: While a vbucket moves there may be nobody who has it, for a moment.
+#: While a vbucket moves, it may have no owner for a moment.
 _HOMELESS: Final = re.compile(r"no node (?:of the cluster )?has it")
-#: Somebody holds a lock on a key; locks end by themselves.
+#: A client holds a lock on a key; locks expire.
 _LOCKED: Final = f"status 0x{Locked.status:02x}"
-#: Spark's own trouble that may pass. The Spark of a runner that was killed may live for a moment, and be about to write
-#: its last word; an entry of the log whose checksum has outlived it is written and then taken for somebody else's, and
-#: the next start finds it; on a busy machine a worker comes too late, and where memory is short it is killed. Two
-#: queries of one Spark share maps, and one may change such a map while the other's tasks are packed.
+#: Temporary errors of Spark itself. The Spark of a killed runner may still be writing to the log. A leftover checksum
+#: makes Spark take its own log entry for a foreign one; the next start finds it. On a busy machine a worker connects
+#: too late, or is killed when memory is short. Two queries of one Spark share maps, and one may change a map while the
+#: other serializes its tasks.
 _OF_SPARK: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Multiple streaming queries are concurrently using",
@@ -51,17 +51,17 @@ _CHARACTERS_MAX: Final = 400
 
 
 class Trouble(NamedTuple):
-    """What went wrong."""
+    """A failure of a query."""
 
-    #: plan (what to read), read, apply or write.
+    #: plan, read, apply or write.
     stage: str
     why: str
     is_temporary: bool
-    #: The vbucket that it concerns, if it is one.
+    #: The vbucket, if the failure concerns one.
     vbucket: int | None = None
 
     def where(self, batch: LoggedBatch | None) -> str:
-        """The place in the source's history that was worked on."""
+        """The place in the source's history where it failed."""
         if batch is None:
             return (
                 "before the first batch" if self.vbucket is None else f"vbucket {self.vbucket}, before the first batch"
@@ -89,7 +89,7 @@ def _highest(batch: LoggedBatch) -> str:
 
 
 def trouble(error: BaseException | str, *, applying: bool) -> Trouble:
-    """What an error, or Spark's text about one, means. ``applying``: it came out of a pipeline's ``apply``."""
+    """The failure behind an error or Spark's text about one. ``applying``: it comes from a pipeline's ``apply``."""
     text = str(error)
     if isinstance(error, UpriverError) or (isinstance(error, Exception) and not _is_of_spark(error)):
         vbucket = getattr(error, "vbucket", None)
@@ -104,7 +104,7 @@ def trouble(error: BaseException | str, *, applying: bool) -> Trouble:
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Whether it may be over in a moment."""
+    """Whether a retry may help."""
     return _may_pass(type(error), str(error))
 
 
@@ -136,7 +136,7 @@ def _vbucket(text: str) -> int | None:
 
 
 def _last_words(text: str) -> str:
-    """The line that says most of a long text: the last of a Python traceback, else the first."""
+    """The most useful line of a long text: the last one of a Python traceback, else the first."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     python = [line for line in lines if re.match(r"[\w.]+(?:Error|Exception|Refused): ", line)]
-    return (python or lines or ["Spark ended the query without a word"])[-1 if python else 0][:_CHARACTERS_MAX]
+    return (python or lines or ["Spark ended the query without a message"])[-1 if python else 0][:_CHARACTERS_MAX]

@@ -1,13 +1,12 @@
-"""What a pipeline is: a job that a runner starts, watches, starts again and ends.
+"""The interface of a pipeline: a job that a runner starts, watches, restarts and ends.
 
-A *job* has a name, a table of options and counts for its summary. A *pipeline* is a job on a stream of changes: the
-runner reads the stream with ``reader_options``, hands it to ``start`` and looks after the query. Batches come at least
-once and in their order: after a crash the last one comes again, perhaps with fewer rows, because a key that changed
-meanwhile has moved on to the next batch. So ``apply`` must be idempotent, and order what it holds by (branch, seqno).
+A *job* has a name, options and counts for its summary. A *pipeline* is a job on a change stream: the runner reads the
+stream with ``reader_options``, passes it to ``start`` and watches the query. Batches arrive at least once and in order.
+After a crash the last one arrives again, perhaps with fewer rows, because keys that changed meanwhile belong to the
+next batch. So ``apply`` must be idempotent, and must order its data by (branch, seqno).
 
-A batch has two halves: what each task of Spark does with its rows (``in_task``; mostly nothing) and what is done once
-with all that the tasks have handed over (``apply``). That is all a pipeline is, so whoever can run the two halves can
-run the pipeline: the runner here, or a sink of Spark (``upriver.pipelines.core.sink``).
+A batch has two halves: each Spark task processes its rows (``in_task``; often not needed), and then ``apply`` gets the
+results of all tasks. The runner here can run the two halves, and so can a Spark sink (``upriver.pipelines.core.sink``).
 """
 
 import abc
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Job(abc.ABC):
-    """Something that the runner can carry out."""
+    """Work that the runner can run."""
 
-    #: What it is called on the command line.
+    #: The name on the command line.
     name: str
-    #: Whether standard output is the job's own, so that progress is told on standard error.
+    #: Whether the job writes to standard output, so that progress goes to standard error.
     owns_output: bool = False
-    #: The table of its options.
+    #: The class of its options.
     options_type: ClassVar[type[JobOptions]]
 
     def __init__(self, options: JobOptions) -> None:
@@ -41,65 +40,65 @@ class Job(abc.ABC):
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, **options: Any) -> Self:
-        """The job with these options, as text or as what the text means: ``Mirror.of(source="a:1", to="/tmp/t")``."""
+        """The job with these options, as texts or values: ``Mirror.of(source="a:1", to="/tmp/t")``."""
         return cls(cls.options_type.read({**(given or {}), **options}))
 
     @property
     def target(self) -> str:
-        """What it writes to, without secrets: a checkpoint belongs to one source and one target."""
+        """The target without secrets. A checkpoint belongs to one source and one target."""
         return str(getattr(self.options, "to", ""))
 
     def counts(self) -> dict[str, int]:
-        """What was done since the start, for the progress and the summary."""
+        """Counts since the start, for the progress and the summary."""
         return {}
 
     def table(self) -> tuple[Sequence[str], Sequence[Sequence[Any]]] | None:
-        """What is shown live on a terminal, if there is something: names of columns, and rows."""
+        """A table for a terminal: names of columns, and rows; or None."""
         return None
 
     def conclude(self) -> None:  # noqa: B027
-        """Tell what would have been told later: the run is over, for whatever reason, and nothing more comes."""
+        """Report pending results: the run has ended."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of everything; it is called once, whatever has happened."""
+        """Release all resources; called once at the end."""
 
 
 class Task(Job):
-    """A job that needs no Spark and comes to an end by itself."""
+    """A job that needs no Spark and ends by itself."""
 
     @abc.abstractmethod
     def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
-        """Do it, or go on with it, until it is done or ``stop`` is set; ``tell`` when the counts are new."""
+        """Run or resume the job until it is done or ``stop`` is set; call ``tell`` when the counts change."""
 
 
 class InTask(abc.ABC):
-    """What a task of Spark does with its rows. It goes to other processes, so it must be able to travel."""
+    """The work of a Spark task. It runs in other processes, so it must be serializable."""
 
-    #: What it wants to know of each row, as Spark's SQL says it.
+    #: The columns that it needs, as SQL expressions of Spark.
     columns: ClassVar[Sequence[str]]
-    #: What it hands over.
+    #: The schema of its results.
     schema: ClassVar[pa.Schema]
 
     @abc.abstractmethod
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows, as they come, and what of them ``apply`` gets."""
+        """Turn the rows into the results for ``apply``."""
 
 
 class Pipeline(Job):
-    """A job on a stream of changes."""
+    """A job on a change stream."""
 
     options: PipelineOptions
 
     def __init__(self, options: PipelineOptions) -> None:
         super().__init__(options)
-        #: The directory that is this pipeline's own: what it keeps there lives and dies with its checkpoint.
+        #: The pipeline's own directory, which belongs to its checkpoint.
         self.directory: Path | None = None
-        #: Why the last batch failed: an error in ``apply`` reaches the runner as it is, not as Spark's text about it.
+        #: Why the last batch failed: the runner gets the exception of ``apply``, not Spark's text about it.
         self.failure: BaseException | None = None
         self._working = threading.Lock()
 
     def legs(self) -> "list[Pipeline]":
-        """The streams of which the pipeline consists: mostly itself."""
+        """The streams of the pipeline: usually one, itself."""
         return [self]
 
     def reader_options(self) -> dict[str, str]:
@@ -107,30 +106,29 @@ class Pipeline(Job):
         return {**self.options.reader_options(), "onRollback": "emit"}
 
     def open(self, directory: Path) -> None:
-        """Get ready, each time the query is started: what is kept in the directory is there, temporary trouble is told
-        by the errors of ``apply`` alike."""
+        """Prepare each start of the query: read the files in the directory. Errors are those of ``apply``."""
         self.directory = directory
 
     def start(self, changes: "DataFrame", checkpoint: Path, *, once: bool = False) -> "StreamingQuery":
-        """Start the query: with ``once`` it ends with what is there now, otherwise it goes on."""
+        """Start the query: with ``once`` it stops at the changes that exist now."""
         writer = changes.writeStream.queryName(f"upriver-{self.name}-{id(self):x}").foreachBatch(self._applied)
         if once:
             writer = writer.trigger(availableNow=True)
         return writer.option("checkpointLocation", str(checkpoint)).start()
 
     def in_task(self) -> InTask | None:
-        """What the tasks do; None if they hand over the rows as they are."""
+        """The work of the tasks; None if ``apply`` gets the rows as they are."""
         return None
 
     @abc.abstractmethod
     def apply(self, found: pa.Table, batch_number: int) -> None:
-        """Bring to the target what the tasks have handed over. When it returns the batch is done for good."""
+        """Apply the results of the tasks to the target. When it returns, the batch is complete."""
 
     def idle(self) -> None:
-        """The runner calls it every second or so, between batches: for what has to be done though nothing comes."""
+        """Called about every second between batches, for work that does not depend on new changes."""
 
     def settle(self) -> None:
-        """Wait until no batch is at work."""
+        """Wait until no batch is running."""
         with self._working:
             pass
 
@@ -145,8 +143,7 @@ class Pipeline(Job):
 
 
 def handed_over(frame: "DataFrame", work: InTask | None) -> pa.Table:
-    """What the tasks hand over of a batch. The batch is read once: a second look at the frame would read it again, and
-    a key may have moved on in between."""
+    """The results of the tasks for a batch. The frame is read once: keys may change before a second read."""
     if work is None:
         return frame.select(*ROWS.names).toArrow().cast(ROWS)
     from pyspark.sql.pandas.types import from_arrow_schema

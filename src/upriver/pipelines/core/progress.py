@@ -1,4 +1,4 @@
-"""How far a pipeline is while it runs, and what became of it: rows/s, how far behind, batches, restarts."""
+"""The progress of a running pipeline and its summary: rows/s, lag, batches, restarts."""
 
 import time
 from collections import deque
@@ -6,32 +6,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-#: The rate is that of the last seconds.
+#: The period over which the rate is measured.
 RATE_S: Final = 10.0
-#: So many looks at the source are remembered; beyond that every second one is enough.
+#: Maximum number of remembered observations of the source; beyond that, every second one is dropped.
 _LOOKS_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """A look at a pipeline."""
+    """The progress of a pipeline at one moment."""
 
     pipeline: str
     seconds: float
     rows: int
     rows_per_s: float
-    #: How many changes of the source are not done yet; None before that is known.
+    #: Number of changes of the source that are not applied yet; None while unknown.
     lag_changes: int | None
-    #: For how long the oldest of them has been there, as far as was seen; None before that is known.
+    #: Age of the oldest of them, as far as observed; None while unknown.
     lag_s: float | None
     batches: int
     restarts: int
     counts: Mapping[str, int] = field(default_factory=dict)
-    #: What it waits for, if something is wrong at the moment.
+    #: The failure that it is waiting out, if any.
     waiting_for: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For a line of JSON: what is counted stands beside the rest."""
+        """For a line of JSON, with the counts at the top level."""
         said = {name: value for name, value in asdict(self).items() if name != "counts"}
         said |= {"seconds": round(self.seconds, 1), "rows_per_s": round(self.rows_per_s, 1)}
         if self.lag_s is not None:
@@ -41,12 +41,12 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run has done."""
+    """The summary of a run."""
 
     pipeline: str
     checkpoint: str
     last: RunProgress
-    #: Whether somebody ended it before it had what it wanted.
+    #: Whether it was stopped before it was complete.
     interrupted: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Summary:
 
 
 class Lag:
-    """How far behind: in changes, and in seconds since the source was seen to have more than is done."""
+    """The lag in changes, and in seconds since the source was first ahead."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -63,28 +63,28 @@ class Lag:
         self.changes: int | None = None
 
     def seen(self, done: Mapping[int, int], source: Mapping[int, int]) -> None:
-        """So far each vbucket is done, and so far the source has it."""
+        """Record the applied seqno and the source's seqno of each vbucket."""
         self.changes = sum(max(0, seqno - done.get(vbucket, 0)) for vbucket, seqno in source.items())
         there = sum(source.values())
         while self._looks and self._looks[-1][1] > there:
-            self._looks.pop()  # the source went back
+            self._looks.pop()  # the source rolled back
         if not self._looks or self._looks[-1][1] < there:
             self._looks.append((self._clock(), there))
         while self._looks and self._looks[0][1] <= there - self.changes:
             self._looks.popleft()
         if len(self._looks) > _LOOKS_MAX:
-            self._looks = deque(list(self._looks)[::2])  # the oldest stays
+            self._looks = deque(list(self._looks)[::2])  # keep the oldest
 
     @property
     def seconds(self) -> float | None:
-        """How long ago the source had more than is done now; 0 if nothing is missing."""
+        """The time since the source was first ahead of the applied changes; 0 if they are complete."""
         if self.changes is None:
             return None
         return self._clock() - self._looks[0][0] if self.changes and self._looks else 0.0
 
 
 class Meter:
-    """What one query tells in its progress events, added up over its restarts."""
+    """The progress events of one query, added up over its restarts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows = 0
@@ -96,7 +96,7 @@ class Meter:
         self._recent: deque[tuple[float, int]] = deque()
 
     def take(self, event: Mapping[str, Any]) -> bool:
-        """One progress event; whether it tells of a batch that was not known yet."""
+        """Take one progress event; returns whether it reports a new batch."""
         run, number = str(event.get("runId")), int(event.get("batchId", -1))
         rows = int(event.get("numInputRows") or 0)
         if run != self._run:

@@ -1,4 +1,4 @@
-"""The pipelines by name, each imported when it is asked for: Spark is large, and so are some of the targets."""
+"""The pipelines by name, each imported on first use: Spark and some targets are slow to import."""
 
 from importlib import import_module
 from typing import Final
@@ -6,11 +6,14 @@ from typing import Final
 from upriver.errors import OptionError
 from upriver.pipelines.core.pipeline import Job
 
-#: Where each pipeline is, and what the list of pipelines says about it.
+#: The module and class of each pipeline, and its summary.
 PIPELINES: Final[dict[str, tuple[str, str]]] = {
     "index": ("upriver.pipelines.jobs.index:Index", "Keep a full-text index: a file, OpenSearch or Solr."),
-    "invalidate": ("upriver.pipelines.jobs.invalidate:Invalidate", "Keep caches right: memcached and Redis."),
-    "mirror": ("upriver.pipelines.jobs.mirror:Mirror", "Keep the latest state, and the history, as Delta or Parquet."),
+    "invalidate": ("upriver.pipelines.jobs.invalidate:Invalidate", "Invalidate caches: memcached and Redis."),
+    "mirror": (
+        "upriver.pipelines.jobs.mirror:Mirror",
+        "Keep the latest state as a Delta or Parquet table, and the history if wanted.",
+    ),
     "observe": (
         "upriver.pipelines.jobs.observe:Observe",
         "Count changes over time, by event and prefix, with hot keys.",
@@ -29,7 +32,7 @@ PIPELINES: Final[dict[str, tuple[str, str]]] = {
 def find(name: str) -> type[Job]:
     """The pipeline of this name."""
     if name not in PIPELINES:
-        raise OptionError("pipeline", name, f"there is none of this name; known are {', '.join(sorted(PIPELINES))}")
+        raise OptionError("pipeline", name, f"unknown pipeline; choose from {', '.join(sorted(PIPELINES))}")
     module, _, attribute = PIPELINES[name][0].partition(":")
     found: type[Job] = getattr(import_module(module), attribute)
     return found

@@ -1,9 +1,9 @@
-"""Runs a job: starts it, watches it, starts it again after temporary trouble, and stops it cleanly.
+"""Runs a job: starts it, watches it, restarts it after temporary failures, and stops it cleanly.
 
-Each leg of a pipeline is a query of Spark with a checkpoint of its own. A query that ends with an error is looked at:
-if the trouble may pass, the leg is started again after a pause that grows, until a batch succeeds. If not, or if
-nothing succeeds for as long as the runner has patience, all legs are stopped and the failure is told with its place.
-Stopping interrupts the batch that is at work; it comes again with the next start.
+Each leg of a pipeline is a Spark query with its own checkpoint. After a temporary failure the leg is restarted, after
+pauses that grow until a batch succeeds. After any other failure, or when no batch succeeds within the runner's
+patience, all legs are stopped and the failure is raised with its place. Stopping interrupts the running batch, which is
+repeated at the next start.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: How long nothing may succeed before temporary trouble is none any more.
+#: After this long without a successful batch, a temporary failure counts as permanent.
 PATIENCE_S: Final = 600.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 15.0
@@ -44,13 +44,13 @@ Listener = Callable[[RunProgress], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a job is run."""
+    """How to run a job."""
 
-    #: End with what is there now.
+    #: Stop at the changes that exist now.
     once: bool = False
-    #: End after so long; None for never.
+    #: Stop after this many seconds; None for never.
     seconds: float | None = None
-    #: Another Spark than one of our own on this machine.
+    #: Another Spark than a local one.
     master: str | None = None
     patience_s: float = PATIENCE_S
 
@@ -66,10 +66,10 @@ def run(
     on_progress: Listener | None = None,
     stop: threading.Event | None = None,
 ) -> Summary:
-    """Run a job until it is done, its time is over, ``stop`` is set, or Ctrl-C; what it has done.
+    """Run a job until it is done, its time is over, ``stop`` is set, or Ctrl-C; returns the summary.
 
-    ``once`` ends with what the source holds now, ``seconds`` after so long, neither of them never. Without a
-    ``checkpoint`` the directory is found by source and target, under the user's state directory.
+    ``once`` stops at the changes that exist now, and ``seconds`` after this time; without both it runs on. The default
+    ``checkpoint`` depends on source and target, and is in the user's state directory.
     """
     directory = RunDirectory.default(job) if checkpoint is None else RunDirectory(Path(checkpoint).absolute())
     plan = Plan(once=once, seconds=seconds, master=master, patience_s=patience_s)
@@ -99,7 +99,7 @@ class _Runner:
         self._interrupted = False
 
     def run(self) -> Summary:
-        """To the end."""
+        """Run the job to its end."""
         if isinstance(self._job, Pipeline):
             self._run_pipeline(self._job)
         else:
@@ -122,7 +122,7 @@ class _Runner:
             self._watch()
 
     def _watch(self) -> None:
-        """Until all legs are done, the time is over or somebody says stop."""
+        """Wait until all legs are done, the time is over or the job is stopped."""
         told = 0.0
         while not self._stop.wait(_LOOK_S):
             for leg in self._legs:
@@ -137,7 +137,7 @@ class _Runner:
                 self._tell()
 
     def _tell(self) -> RunProgress:
-        """How far it is, to whoever listens."""
+        """Report the progress."""
         counts: Counter[str] = Counter(self._job.counts())
         for leg in self._legs:
             if leg.pipeline is not self._job:
@@ -163,7 +163,7 @@ class _Runner:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM stop; Spark's own handler would leave the query in its middle."""
+        """Stop cleanly on Ctrl-C and SIGTERM; Spark's own handler would not."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -181,7 +181,7 @@ class _Runner:
 
 
 class _Leg:
-    """One query, over all its lives."""
+    """One query with all its restarts."""
 
     def __init__(self, spark: "SparkSession", pipeline: Pipeline, directory: RunDirectory, plan: Plan) -> None:
         self._spark = spark
@@ -197,12 +197,12 @@ class _Leg:
         self.meter = Meter()
         self.lag = Lag()
         self.restarts = 0
-        #: What it waits to pass.
+        #: The failure that it is waiting out.
         self.trouble: Trouble | None = None
         self.is_done = False
 
     def look(self) -> None:
-        """See how it is, and do what is needed."""
+        """Check the query, and restart or end it."""
         if self.is_done:
             return
         if self._query is None:
@@ -223,16 +223,16 @@ class _Leg:
             self._failed(self.pipeline.failure or str(error), applying=self.pipeline.failure is not None)
 
     def weigh(self) -> None:
-        """How far is the source beyond what is done?"""
+        """Update the lag."""
         reached = self._directory.reached()
-        # Only Spark knows where a query began that shall not begin at the beginning, until its first batch is done.
+        # A query that starts at latest has no known start until its first batch is complete.
         if self.source.high_seqnos and (reached.places or self.pipeline.options.start == "earliest"):
             self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
 
     def end(self) -> None:
-        """Stop the query and wait until nothing is at work any more."""
+        """Stop the query and wait until nothing runs any more."""
         if self._query is not None:
-            with contextlib.suppress(Exception):  # it may have ended by itself, with whatever
+            with contextlib.suppress(Exception):  # it may have ended with an error
                 self._query.stop()
             self.pipeline.settle()
             self._measure(self._query)
@@ -253,7 +253,7 @@ class _Leg:
             self._failed(error, applying=False)
 
     def _failed(self, error: BaseException | str, *, applying: bool) -> None:
-        """Start again later, if that may help."""
+        """Schedule a restart, if that may help."""
         self._query = None
         WARM_UP.gave_up(self)
         found = trouble(error, applying=applying)
@@ -285,5 +285,5 @@ class _Leg:
 
 
 def all_known(values: list[Any]) -> bool:
-    """Whether there are some, and none is missing."""
+    """Whether there are any changes, and all are applied."""
     return bool(values) and None not in values

@@ -1,4 +1,4 @@
-"""A Spark of our own on this machine: quick to start, and quiet. What it has to say goes to a file."""
+"""A local Spark: quick to start, and quiet. Its messages go to a file."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local[*]"
 _STARTING: Final = threading.Lock()
-#: A small machine runs small batches: fewer partitions, no web pages, short pauses.
+#: For small batches on a small machine: few partitions, no web pages, short pauses.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -30,9 +30,9 @@ SETTINGS: Final = {
 
 
 def spark_session(log: Path, master: str | None = None) -> "SparkSession":
-    """The Spark that runs already in this process, or a new one whose messages go to ``log``.
+    """The running Spark of this process, or a new one whose messages go to ``log``.
 
-    There is one for each process; pipelines that are run in several threads share it.
+    There is one per process; pipelines in several threads share it.
     """
     with _STARTING:
         return _session(log, master)
@@ -52,6 +52,6 @@ def _session(log: Path, master: str | None) -> "SparkSession":
     conf = SparkConf().setMaster(master or LOCAL).setAppName("upriver").setAll(list(settings.items()))
     with open(log, "ab") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # All that the JVM prints, its workers included, comes out of its two streams.
+        # The JVM and its workers print to these two streams.
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
         return SparkSession(SparkContext(conf=conf, gateway=gateway))

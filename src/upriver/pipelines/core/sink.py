@@ -1,11 +1,11 @@
-"""A pipeline as a sink of Spark: ``writeStream.format("upriver_pipeline")``, and so a part of a declarative pipeline.
+"""A pipeline as a Spark sink: ``writeStream.format("upriver_pipeline")``, also for declarative pipelines.
 
-Theory of operation. Spark asks a sink for the same two halves that a pipeline has: its tasks take rows and answer with
-a message, and then one process gets all the messages of a micro-batch. What a task hands over travels in its message,
-so the processes share no disk.
+Theory of operation. A Spark sink has the same two halves as a pipeline: its tasks take rows and return a message, and
+then one process gets all messages of a micro-batch. The results of a task are in its message, so the processes need no
+shared disk.
 
-Batches are numbered by Spark's checkpoint, and targets know batches by their numbers. So what the pipeline remembers
-stands inside that checkpoint: who throws it away begins anew in both.
+Spark's checkpoint numbers the batches, and targets identify batches by their numbers. So the pipeline's files are
+inside that checkpoint, and removing it resets both.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from upriver.spark import ROWS
 
 FORMAT: Final = "upriver_pipeline"
 _PIPELINE, _CHECKPOINT = "pipeline", "checkpointlocation"
-#: What Spark tells every sink.
+#: Options that Spark passes to every sink.
 _OF_SPARK: Final = (_PIPELINE, _CHECKPOINT, "path", "queryname")
 
 
 class PipelineSink(DataSource):
-    """The option ``pipeline`` says which one it is; the others are that pipeline's own."""
+    """A sink that runs a pipeline. The option ``pipeline`` names it; the others are the pipeline's own."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format``."""
+        """The name for ``format``."""
         return FORMAT
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "PipelineWriter":  # noqa: N802, ARG002
@@ -43,13 +43,13 @@ class PipelineSink(DataSource):
         options = {name.lower(): value for name, value in self.options.items()}
         missing = [name for name in ROWS.names if name not in schema.fieldNames()]
         if missing:
-            raise OptionError("schema", ", ".join(schema.fieldNames()), f"there is no column {', '.join(missing)}")
-        pipeline_of(options)  # what is wrong is told before anything runs
+            raise OptionError("schema", ", ".join(schema.fieldNames()), f"the column {', '.join(missing)} is missing")
+        pipeline_of(options)  # check the options before anything runs
         return PipelineWriter(options, _local(options.get(_CHECKPOINT)) / "upriver")
 
 
 class Part(WriterCommitMessage):
-    """What one task hands over."""
+    """The results of one task."""
 
     def __init__(self, found: pa.Table) -> None:
         with pa.BufferOutputStream() as sink:
@@ -64,7 +64,7 @@ class Part(WriterCommitMessage):
 
 
 class PipelineWriter(DataSourceStreamArrowWriter):
-    """One query's writes."""
+    """The writes of one query."""
 
     def __init__(self, options: Mapping[str, str], directory: Path) -> None:
         self._options = dict(options)
@@ -78,10 +78,10 @@ class PipelineWriter(DataSourceStreamArrowWriter):
         return Part(pa.Table.from_batches(rows if work is None else work(rows), _handed_over(pipeline)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """All tasks of a micro-batch are done: bring it to the target. If that fails, Spark runs the batch again."""
+        """Apply a micro-batch whose tasks are done. If that fails, Spark runs the batch again."""
         pipeline = pipeline_of(self._options)
         parts = [message.found for message in messages if isinstance(message, Part)]
-        # A batch may have no rows, and so no tasks: where a source changed its branch and lost nothing.
+        # A batch without rows has no tasks: the source changed its branch and lost nothing.
         found = pa.concat_tables([_handed_over(pipeline).empty_table(), *parts])
         with contextlib.closing(pipeline), RunDirectory(self._directory) as directory:
             directory.claim(pipeline)
@@ -89,35 +89,35 @@ class PipelineWriter(DataSourceStreamArrowWriter):
             pipeline.apply(found, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A task has failed; the micro-batch will be run again."""
+        """A task failed; Spark runs the micro-batch again."""
 
 
 def _handed_over(pipeline: Pipeline) -> pa.Schema:
-    """What the tasks of the pipeline hand over."""
+    """The columns of the tasks' results."""
     work = pipeline.in_task()
     return ROWS if work is None else work.schema
 
 
 def pipeline_of(options: Mapping[str, Any]) -> Pipeline:
-    """The pipeline that these options of a sink mean, if it can be one."""
+    """The pipeline for the options of a sink."""
     name = str(options.get(_PIPELINE, ""))
     if name not in PIPELINES:
-        raise OptionError(_PIPELINE, name, f"name one of {', '.join(sorted(PIPELINES))}")
+        raise OptionError(_PIPELINE, name, f"it must be one of {', '.join(sorted(PIPELINES))}")
     job = find(name).of({name.replace("-", "_"): value for name, value in options.items() if name not in _OF_SPARK})
     if not isinstance(job, Pipeline):
-        raise OptionError(_PIPELINE, name, "it is no stream, and cannot be a sink: use upriver run")
+        raise OptionError(_PIPELINE, name, "it does not read a stream, so it cannot be a sink: use upriver run")
     if len(job.legs()) > 1:
-        raise OptionError("both", "true", "a sink goes one way: make two, or use upriver run")
+        raise OptionError("both", "true", "a sink has one direction: use two sinks, or upriver run")
     if job.owns_output:
-        raise OptionError("to", "-", "a sink has no standard output: name a file or a directory")
+        raise OptionError("to", "-", "a sink has no standard output: give a file or a directory")
     return job
 
 
 def _local(checkpoint: str | None) -> Path:
-    """The checkpoint's directory on the machine of Spark's driver."""
+    """The directory of the checkpoint on the machine of Spark's driver."""
     if not checkpoint:
-        raise OptionError("checkpointLocation", "", "name a directory: what the pipeline remembers stands there too")
+        raise OptionError("checkpointLocation", "", "give a directory: the pipeline stores its progress there too")
     parts = urlsplit(checkpoint)
     if parts.scheme not in ("", "file"):
-        raise OptionError("checkpointLocation", checkpoint, "it must be a directory of the driver's machine")
+        raise OptionError("checkpointLocation", checkpoint, "it must be a directory on the driver's machine")
     return Path(unquote(parts.path) if parts.scheme else checkpoint).absolute()

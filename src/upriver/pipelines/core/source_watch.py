@@ -1,7 +1,7 @@
-"""Where the source of a pipeline stands, looked up while Spark is at work.
+"""The high seqnos of a pipeline's source, looked up while Spark works.
 
-Spark tells how far the source is only when it plans a batch; while a long one runs, the source is further every second.
-So somebody else asks the nodes, beside everything: who cannot be asked keeps the place where it was seen last.
+Spark looks at the source only when it plans a batch, but the source advances while a long batch runs. So a thread asks
+the nodes. A vbucket of an unreachable node keeps its last known seqno.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from upriver.client.transport import Address, Endpoint, LoopThread
 from upriver.errors import UpriverError
 from upriver.model import VbucketState
 
-#: How often the nodes are asked.
+#: Time between two requests to the nodes.
 LOOK_S: Final = 1.0
 
 
 class SourceWatch:
-    """Looks at the vbuckets of a cluster, in a thread of its own, while it is entered."""
+    """Watches the vbuckets of a cluster in a thread, while it is entered."""
 
     def __init__(self, address: Address, vbuckets: tuple[int, ...] | None = None) -> None:
         self._cluster = Cluster(address)
         self._vbuckets = vbuckets
-        #: The high seqno of each vbucket. Each look puts another dictionary here; it is empty before the first.
+        #: The high seqno of each vbucket, replaced after each request; empty before the first.
         self.high_seqnos: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class SourceWatch:
 
     async def _watch(self) -> None:
         while True:
-            with contextlib.suppress(UpriverError, OSError):  # the query tells it, if it stays so
+            with contextlib.suppress(UpriverError, OSError):  # if it persists, the query reports it
                 await self._look()
             await asyncio.sleep(LOOK_S)
 
@@ -51,11 +51,11 @@ class SourceWatch:
         looks = await asyncio.gather(*(self._look_at(endpoint, set(by_owner[endpoint])) for endpoint in by_owner))
         found = {number: seqno for look in looks for number, seqno in look.items()}
         self.high_seqnos = self.high_seqnos | found
-        if len(found) < len(wanted):  # somebody is gone or has moved: a newer map may say whither
+        if len(found) < len(wanted):  # a node is unreachable or a vbucket has moved: get a newer map
             await self._cluster.refresh(known)
 
     async def _look_at(self, endpoint: Endpoint, wanted: set[int]) -> dict[int, int]:
-        """How far the node's active copies of these are; nothing if it cannot be asked."""
+        """The high seqnos of a node's active copies; empty if the node does not answer."""
         with contextlib.suppress(UpriverError, OSError):
             told = await vbuckets_of(await self._cluster.connection(endpoint))
             active = [each for each in told.values() if each.state is VbucketState.ACTIVE]

@@ -1,4 +1,4 @@
-"""The pipeline index: a full-text index of what the nodes hold, always up to date."""
+"""The pipeline index: a full-text index of all documents."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from upriver.pipelines.targets.search.solr import Solr
 from upriver.pipelines.targets.search.sqlite_index import Hit, SqliteIndex, search
 from upriver.pipelines.targets.target import Target
 
-#: How a URL says which product it is, before the scheme of HTTP itself.
+#: The product names in URLs, before the scheme of HTTP.
 SCHEMES: Final[dict[str, type[OpenSearch] | type[Solr]]] = {
     "opensearch": OpenSearch,
     "elasticsearch": OpenSearch,
@@ -37,11 +37,11 @@ class IndexOptions(KeepingOptions):
     def __post_init__(self) -> None:
         super(IndexOptions, self).__post_init__()
         if is_file(self.to) and Path(self.to).is_dir():
-            raise OptionError("to", self.to, "this is a directory: name a file")
+            raise OptionError("to", self.to, "this is a directory: give a file")
 
 
 class Index(Keeping):
-    """Keeps an index of the texts in documents."""
+    """Keeps a full-text index of the documents current."""
 
     name = "index"
     options_type = IndexOptions
@@ -49,14 +49,14 @@ class Index(Keeping):
 
     @property
     def target(self) -> str:
-        """The file, wherever it is named from, or the index without the password for it."""
+        """The absolute path of the file, or the URL without its password."""
         if is_file(self.options.to):
             return str(Path(self.options.to).absolute())
         parts = urlsplit(self.options.to)
         return self.options.to if parts.password is None else urlunsplit(parts._replace(netloc=_without_login(parts)))
 
     def opened(self) -> Target:
-        """The index, made if there is none."""
+        """Open the index, and create it if necessary."""
         if is_file(self.options.to):
             return SqliteIndex(Path(self.options.to))
         return served(self.options.to, self.options.wait)
@@ -67,24 +67,24 @@ def _without_login(parts: object) -> str:
 
 
 def is_file(to: str) -> bool:
-    """Whether the index is a file, and not at a server."""
+    """Whether the index is a file."""
     if "://" not in to:
         return True
     product, plus, transport = to.partition("://")[0].partition("+")
     if product not in SCHEMES or not plus or transport not in ("http", "https"):
         known = ", ".join(f"{name}+http://HOST:PORT/NAME" for name in SCHEMES)
-        raise OptionError("to", to, f"write a file or one of {known} (or https)")
+        raise OptionError("to", to, f"it must be a file or one of {known} (or https)")
     return False
 
 
 def served(to: str, patience_s: float) -> OpenSearch | Solr:
-    """The index at a server."""
+    """The index on a server."""
     product, _, rest = to.partition("+")
     return SCHEMES[product](HttpRequests(rest, patience_s=patience_s))
 
 
 def search_index(to: str, query: str, limit: int, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
-    """The best hits in an index, wherever it is."""
+    """The best hits in an index."""
     if is_file(to):
         return search(Path(to), query, limit, marks)
     target = served(to, 10.0)

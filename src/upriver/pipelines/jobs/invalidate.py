@@ -1,9 +1,9 @@
-"""The pipeline invalidate: caches in front of the nodes hold nothing that is no longer true.
+"""The pipeline invalidate: removes outdated values from caches in front of the nodes.
 
-A batch is done when every cache has it. While one is down the batch waits, and then fails: the checkpoint does not
-advance, and after a restart the batch comes again. So nothing is forgotten, and nothing has to be remembered for a
-cache that is away. A rollback concerns the keys that were seen above its seqno: they are deleted, in either mode, and
-whoever asks for them next finds what the nodes hold.
+A batch is complete when every cache has it. While a cache is down the batch waits, and then fails: the checkpoint does
+not advance, and the batch is repeated after a restart. So no invalidation is lost, and none has to be stored for a
+cache that is down. A rollback deletes the keys that were seen above its seqno, in either mode, so that clients fetch
+them from the nodes again.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class InvalidateOptions(PipelineOptions):
 
 
 class Invalidate(Pipeline):
-    """Tells caches what has changed."""
+    """Deletes or refreshes changed keys in caches."""
 
     name = "invalidate"
     options_type = InvalidateOptions
@@ -62,18 +62,18 @@ class Invalidate(Pipeline):
         return ",".join(cache.shown for cache in self._caches)
 
     def reader_options(self) -> dict[str, str]:
-        """Values are fetched only to refresh."""
+        """Values are read only to refresh caches."""
         return {**super().reader_options(), **({"keysOnly": "true"} if self.options.mode == "delete" else {})}
 
     def open(self, directory: Path) -> None:
-        """Open the file of keys."""
+        """Open the file of seen keys."""
         super().open(directory)
         if self._seen is not None:
             self._seen.close()
         self._seen = SeenKeys(directory / "seen.db")
 
     def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
-        """Bring one batch to all caches."""
+        """Apply one batch to all caches."""
         assert self._seen is not None, "the pipeline is not open"
         is_mark = pc.is_in(found.column("event"), pa.array(OF_VBUCKETS))
         marks, rows = found.filter(is_mark), latest(found.filter(pc.invert(is_mark)))
@@ -88,11 +88,11 @@ class Invalidate(Pipeline):
             self._counts[name] += count
 
     def counts(self) -> dict[str, int]:
-        """What was done since the first start."""
+        """Counts since the first start."""
         return dict(self._counts)
 
     def close(self) -> None:
-        """Let go of caches and file."""
+        """Close the caches and the file."""
         for cache in self._caches:
             cache.close()
         if self._seen is not None:
@@ -113,7 +113,7 @@ class Invalidate(Pipeline):
         return forgotten, fresh
 
     def _of_marks(self, marks: pa.Table) -> list[bytes]:
-        """What was undone: every key that was seen above where the vbucket went back to."""
+        """The keys of a rollback: those that were seen above its seqno."""
         assert self._seen is not None
         back: dict[int, int] = {}
         columns = (marks.column(name).to_pylist() for name in ("vbucket", "event", "seqno"))
@@ -124,7 +124,7 @@ class Invalidate(Pipeline):
         return [self._prefix + key for key in keys]
 
     def _tell(self, cache: Cache, forgotten: list[bytes], fresh: list[Fresh]) -> None:
-        """Bring everything to one cache, again and again while it is down."""
+        """Apply a batch to one cache, with retries while it is down."""
         backoff, deadline = Backoff(), time.monotonic() + self.options.wait
         for attempt in itertools.count():
             try:
@@ -135,7 +135,7 @@ class Invalidate(Pipeline):
                 pause_s = backoff.pause_s()
                 if time.monotonic() + pause_s >= deadline:
                     raise
-                if not attempt:  # the count of retries tells of the others
-                    LOG.warning("%s; it is tried again for %g s", error, self.options.wait)
+                if not attempt:  # log only the first; the count of retries shows the others
+                    LOG.warning("%s; retrying for %g s", error, self.options.wait)
                 self._counts["retries"] += 1
                 time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""The pipeline mirror: the latest state of every key, and if wanted the history, as tables."""
+"""The pipeline mirror: tables with the latest state of every key, and optionally the history."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,17 +36,17 @@ class MirrorOptions(KeepingOptions):
     def __post_init__(self) -> None:
         super(MirrorOptions, self).__post_init__()
         if self.history is not None and Path(self.history).absolute() == Path(self.to).absolute():
-            raise OptionError("history", self.history, "this is the table of the latest state: name another directory")
+            raise OptionError("history", self.history, "this is the directory of the latest state: choose another one")
 
 
 class ParquetHistory:
-    """Every change as it came, one file for each batch."""
+    """Every change, one file per batch."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def append(self, changes: pa.Table, query: str, number: int) -> bool:
-        """Add a batch, unless it is there already."""
+        """Add a batch, unless the table has it already."""
         self._path.mkdir(parents=True, exist_ok=True)
         path = self._path / f"{query}-{number:012}.parquet"
         if path.exists():
@@ -60,7 +60,7 @@ class ParquetHistory:
 
 
 class Mirror(Keeping):
-    """Keeps a table that holds what the nodes hold."""
+    """Keeps a table of all documents current."""
 
     name = "mirror"
     options_type = MirrorOptions
@@ -68,15 +68,15 @@ class Mirror(Keeping):
 
     @property
     def target(self) -> str:
-        """The directory, wherever it is named from."""
+        """The absolute path of the directory."""
         return str(Path(self.options.to).absolute())
 
     def opened(self) -> TableTarget:
-        """The table, made if there is none."""
+        """Open the table, and create it if necessary."""
         return (Delta if self.options.format == "delta" else ParquetTable)(Path(self.options.to))
 
     def apply(self, found: pa.Table, batch_number: int) -> None:
-        """The history first: a batch is done when the table has it."""
+        """Write the history first: a batch is complete when the table has it."""
         if self.options.history is not None:
             assert self.directory is not None
             kind = DeltaHistory if self.options.format == "delta" else ParquetHistory
@@ -85,12 +85,12 @@ class Mirror(Keeping):
 
 
 def open_table(path: Path) -> TableTarget:
-    """The mirror that is there already, of whichever kind."""
+    """Open an existing mirror of either format."""
     if (path / "_delta_log").is_dir():
         return Delta(path)
     if (path / "current").is_symlink():
         return ParquetTable(path)
-    raise ForeignData(str(path), "there is no mirror")
+    raise ForeignData(str(path), "not a mirror: give the directory of upriver run mirror")
 
 
 def table_differences(

@@ -1,8 +1,8 @@
-"""Watches a change stream: rates by event and key prefix over windows of time, hot keys, value sizes, what expires.
+"""Watches a change stream: rates by event and key prefix over time windows, hot keys, value sizes, expirations.
 
-A window is told when it is over: as a line of JSON, or as a Parquet file of its own. What was counted is kept beside
-the checkpoint, together with the number of the batch, so that a batch that comes again is not counted again. A change's
-time is that of its CAS.
+A complete window is written as a line of JSON or as a Parquet file. The counts are stored beside the checkpoint,
+together with the number of the batch, so that a repeated batch is not counted twice. The CAS of a change gives its
+time.
 """
 
 import dataclasses
@@ -46,17 +46,17 @@ class ObserveOptions(PipelineOptions):
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.window != int(self.window):
-            raise OptionError("window", f"{self.window:g}s", "write a time of whole seconds")
-        # Files are written when a window is over, the picture at the end: too late to learn that there is no place.
+            raise OptionError("window", f"{self.window:g}s", "it must be a time in whole seconds")
+        # Files are written late: check now that their directory exists.
         for name, file in (("to", self.to if self.to.endswith(".jsonl") else None), ("plot", self.plot)):
             if file is not None and not Path(file).absolute().parent.is_dir():
-                raise OptionError(name, file, "there is no such directory")
+                raise OptionError(name, file, "the directory does not exist: create it")
             if file is not None and Path(file).is_dir():
-                raise OptionError(name, file, "this is a directory: name a file")
+                raise OptionError(name, file, "this is a directory: give a file")
 
 
 class Observe(Pipeline):
-    """Rates by event and key prefix, hot keys, value sizes, expiry against deletion."""
+    """Counts changes by event and key prefix, with hot keys, value sizes, expirations and deletions."""
 
     name = "observe"
     options_type = ObserveOptions
@@ -70,11 +70,11 @@ class Observe(Pipeline):
 
     @property
     def target(self) -> str:
-        """The file or directory, wherever it is named from."""
+        """The absolute path of the file or directory."""
         return self.options.to if self.owns_output else str(Path(self.options.to).absolute())
 
     def open(self, directory: Path) -> None:
-        """Go on with what was counted."""
+        """Load the stored counts."""
         super().open(directory)
         kept = RunDirectory(directory).read(_STATE)
         self.windows = Windows(int(self.options.window), self.options.keep, self.options.late)
@@ -86,7 +86,7 @@ class Observe(Pipeline):
         return _Counting(self.windows.seconds, self.options.delimiter)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:
-        """Add the counts of a batch up."""
+        """Add the counts of a batch."""
         assert self.directory is not None
         if batch_number > self.windows.batch:
             rows = found.to_pylist()
@@ -98,16 +98,16 @@ class Observe(Pipeline):
         RunDirectory(self.directory).write(_STATE, self.windows.as_json())
 
     def counts(self) -> dict[str, int]:
-        """How many of which event."""
+        """The number of changes by event."""
         return {f"{event}s": count for event, count in self._changes.items()}
 
     def table(self) -> tuple[Sequence[str], Sequence[Sequence[Any]]] | None:
-        """The window in which the last changes came."""
+        """The window of the last changes."""
         window = self.windows.newest
         return None if window is None else (TABLE_COLUMNS, list(table_rows(window, self.options.top)))
 
     def conclude(self) -> None:
-        """Tell also the windows that are not over, and draw the picture."""
+        """Write the incomplete windows too, and draw the picture."""
         if self.directory is not None:
             self._tell(self.windows.over(all_of_them=True))
             RunDirectory(self.directory).write(_STATE, self.windows.as_json())
@@ -127,13 +127,13 @@ class Observe(Pipeline):
         if place != "-":
             with open(place, "a") as file:
                 file.write(lines)
-        elif not sys.stdout.isatty():  # there the table is shown
+        elif not sys.stdout.isatty():  # a terminal shows the table
             sys.stdout.write(lines)
             sys.stdout.flush()
 
 
 class _Counting(InTask):
-    """What a task of Spark does with its rows."""
+    """The work of a Spark task."""
 
     columns = ("event", "key", "cas", "expiry", "length(value) AS size")
     schema = COUNTS
@@ -152,7 +152,7 @@ TABLE_COLUMNS: Final = ("prefix or key", "stored/s", "deleted/s", "expired/s", "
 
 
 def table_rows(window: Window, top: int) -> Iterator[Sequence[Any]]:
-    """What is shown of a window: everything together, the busiest prefixes, the hottest keys."""
+    """The rows that show a window: the total, the busiest prefixes and the hottest keys."""
 
     def rate(changes: int) -> float:
         return round(changes / window.seconds, 1)
@@ -174,7 +174,7 @@ def _sizes(count: Any) -> tuple[int, int, int]:
 
 
 def _write_parquet(directory: Path, windows: Sequence[Window], top: int) -> None:
-    """A file for each window: one that is told again takes the place of what was told before."""
+    """One file per window; a window that changes later replaces its file."""
     directory.mkdir(parents=True, exist_ok=True)
     for window in windows:
         table = pa.Table.from_pylist(list(window.rows(top)), schema=COUNTS)

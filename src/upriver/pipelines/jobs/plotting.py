@@ -1,4 +1,4 @@
-"""A picture of what was observed: rates over time, the busiest prefixes, expiry against deletion, hot keys."""
+"""A picture of observed windows: rates over time, the busiest prefixes, expirations and deletions, hot keys."""
 
 import datetime
 from collections import Counter
@@ -14,7 +14,7 @@ _NAME_MAX: Final = 32
 
 
 def plot(windows: Sequence[Window], path: Path, top: int) -> None:
-    """Draw it; a stretch without changes is drawn as such."""
+    """Draw the windows, and gaps where there were no changes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -64,8 +64,8 @@ def _finish(axes: Any, title: str, unit: str) -> None:
 
 
 def _without_gaps(windows: Sequence[Window]) -> list[Window]:
-    """All windows from the first to the last, as far as that can be seen in a picture; the last one also where it
-    ends, so that it has a width."""
+    """All windows from the first to the last, up to what a picture can show. The last one is added again at its end, so
+    that it has a width."""
     known = {window.start: window for window in windows}
     if not known:
         return []
@@ -83,4 +83,4 @@ def _rate(window: Window, event: str) -> float:
 
 def _short(name: str) -> str:
     shown = name if len(name) <= _NAME_MAX else name[: _NAME_MAX - 1] + "…"
-    return shown.replace("$", r"\$")  # a dollar would begin a formula
+    return shown.replace("$", r"\$")  # a dollar would start a formula

@@ -1,8 +1,8 @@
-"""Copies changes from cluster to cluster, with their meta: one way, or both ways without loops.
+"""Copies changes from cluster to cluster with their metadata: one way, or both ways without loops.
 
-Each change is written with the revision and CAS that it has at its source, and the newer version wins. So a change that
-comes back to where it was made is known there already and changes nothing: an echo ends after one round. A source that
-has gone back is followed by a repair (``apply.repair``), after the batch is written and before it is done.
+Each change is written with the revision and CAS of its source, and the newer version wins. A change that returns to its
+origin is not newer there, so an echo ends after one round. When the source has rolled back, a repair follows
+(``apply.repair``), after the batch is written and before it is complete.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ _MARKS: Final = "repairs.json"
 
 
 def as_rename(value: str) -> tuple[str, str]:
-    """``OLD=NEW``: keys that begin with OLD begin with NEW there; one of them may be empty."""
+    """``OLD=NEW``: replace the prefix OLD by NEW; one of them may be empty."""
     old, equals, new = value.partition("=")
     if not equals or old == new:
-        raise ValueError("OLD=NEW, two beginnings of keys that differ")
+        raise ValueError("OLD=NEW, two different key prefixes")
     return old, new
 
 
@@ -48,23 +48,25 @@ class ReplicateOptions(PipelineOptions):
 
     def __post_init__(self) -> None:
         if self.to is None:
-            raise OptionError("to", "", "name the cluster that gets the changes")
+            raise OptionError("to", "", "give the cluster that gets the changes")
         if self.rename is not None and self.key_filter is not None:
             raise OptionError("key-filter", self.key_filter, "it cannot be combined with rename: use key-prefix")
         old, new = self.rename or ("", "")
         if not (self.key_prefix or old).startswith(old):
-            raise OptionError("key-prefix", self.key_prefix or "", f"rename takes only keys that begin with {old!r}")
+            raise OptionError("key-prefix", self.key_prefix or "", f"rename copies only keys that start with {old!r}")
         same = self.source.endpoints == self.to.endpoints and self.source.bucket == self.to.bucket
         if same and (self.rename is None or new.startswith(old) or self.both):
-            raise OptionError("to", str(self.to), "a cluster cannot be copied onto itself, except by rename, one way")
+            raise OptionError(
+                "to", str(self.to), "it is the source itself: choose another cluster, or rename keys one way"
+            )
 
     @property
     def prefix(self) -> str:
-        """What the keys that are copied begin with at the source."""
+        """The prefix of copied keys at the source."""
         return self.key_prefix or (self.rename or ("", ""))[0]
 
     def reversed(self) -> "ReplicateOptions":
-        """The way back."""
+        """The options of the reverse direction."""
         assert self.to is not None
         old, new = self.rename or ("", "")
         prefix = new + self.prefix[len(old) :]
@@ -73,7 +75,7 @@ class ReplicateOptions(PipelineOptions):
 
 
 class Replicate(Pipeline):
-    """Changes of one cluster, written to another."""
+    """Writes the changes of one cluster to another."""
 
     name = "replicate"
     options_type = ReplicateOptions
@@ -82,7 +84,7 @@ class Replicate(Pipeline):
     def __init__(self, options: ReplicateOptions, *, back: bool = False) -> None:
         super().__init__(options)
         if back:
-            self.name = "replicate-back"  # it has a checkpoint of its own
+            self.name = "replicate-back"  # it has its own checkpoint
         assert options.to is not None
         self._to = options.to
         self._written = WriteOutcome()
@@ -93,16 +95,16 @@ class Replicate(Pipeline):
         )
 
     def legs(self) -> list[Pipeline]:
-        """The way there and, if wanted, the way back."""
+        """This direction and, if wanted, the reverse one."""
         return [self, Replicate(self.options.reversed(), back=True)] if self.options.both else [self]
 
     def reader_options(self) -> dict[str, str]:
-        """Only keys that are copied come at all."""
+        """The stream contains only copied keys."""
         prefix = {"keyPrefix": self.options.prefix} if self.options.prefix else {}
         return {**super().reader_options(), **prefix}
 
     def open(self, directory: Path) -> None:
-        """Find the marks of repairs that may have to be done again."""
+        """Load the marks of repairs that may have to be repeated."""
         super().open(directory)
         kept = RunDirectory(directory).read(_MARKS) or {}
         self._marks = {int(number): Mark(*mark) for number, mark in kept.items()}
@@ -112,7 +114,7 @@ class Replicate(Pipeline):
         return _Writing(self._to, self.options.rename)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
-        """The changes are written: put right what the source has lost."""
+        """The changes are written: repair what the source has lost."""
         written, known = (pc.sum(found.column(name)).as_py() or 0 for name in ("written", "known"))
         self._written += WriteOutcome(written, known)
         rolled_back = set(found.column("vbucket").drop_null().to_pylist())
@@ -121,7 +123,7 @@ class Replicate(Pipeline):
             asyncio.run(self._put_right(rolled_back))
 
     def idle(self) -> None:
-        """A source that falls over while nothing comes may have lost what a repair has read."""
+        """Check the marks: a failover without new changes may have lost documents that a repair has read."""
         if self._marks and self._working.acquire(blocking=False):
             try:
                 asyncio.run(self._put_right(set()))
@@ -129,7 +131,7 @@ class Replicate(Pipeline):
                 self._working.release()
 
     def counts(self) -> dict[str, int]:
-        """What was written, what was there already, and what had to be put right."""
+        """Counts of written, known and repaired changes."""
         return {
             "written": self._written.written,
             "known": self._written.known,
@@ -142,7 +144,7 @@ class Replicate(Pipeline):
         directory = RunDirectory(self.directory)
         done = directory.reached().places
         before, due = dict(self._marks), set(rolled_back)
-        # Asked for after it is known how far the stream is: what it has read stood on this ground, or one before it.
+        # Ask after reading the stream's seqno: the stream has read on this basis or an earlier one.
         for number, ground in (await self._repair.grounds(before) if before else {}).items():
             mark, place = before[number], done.get(number)
             if ground != mark.ground:
@@ -160,7 +162,7 @@ class Replicate(Pipeline):
 
 
 class _Writing(InTask):
-    """What a task of Spark does with its rows: write them, and hand back which vbuckets have gone back."""
+    """The work of a Spark task: write the rows, and return the vbuckets that have rolled back."""
 
     columns = ("*",)
     schema = _OUTCOMES
@@ -188,7 +190,7 @@ class _Writing(InTask):
 
 
 def renamed(batch: pa.RecordBatch, rename: tuple[str, str] | None) -> pa.RecordBatch:
-    """The rows with their keys as they are called at the target."""
+    """The rows with the keys of the target."""
     if rename is None:
         return batch
     old, new = rename[0].encode(), rename[1].encode()
@@ -198,7 +200,7 @@ def renamed(batch: pa.RecordBatch, rename: tuple[str, str] | None) -> pa.RecordB
 
 
 def selection(options: ReplicateOptions) -> Selection:
-    """Which keys are copied, and their names there."""
+    """Which keys are copied, and their names at the target."""
     old, new = (part.encode() for part in options.rename or ("", ""))
     prefix = options.prefix.encode()
     pattern = None if options.key_filter is None else re2.compile(options.key_filter.encode())

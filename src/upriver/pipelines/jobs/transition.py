@@ -1,10 +1,9 @@
-"""Moves vbuckets from node to node, verifies what has arrived, and takes it back if wanted.
+"""Moves vbuckets from node to node, verifies the result, and undoes it if wanted.
 
-A few vbuckets go at a time. Before they move, what the source holds of them is written down: every key with its place
-in history and its version, but no values. After the move everything that was written down must be at the destination,
-unchanged or changed since, and nothing else may be there from that time. What was written down stays on disk until it
-is verified, so that a transition that was interrupted goes on, verification included. The moves themselves are the
-client's ``Mover``.
+A few vbuckets move at a time. Before a move, a record of the source is written: every key with its seqno and version,
+but no values. After the move, the destination must have all these keys, unchanged or changed since, and no others from
+that time. The records stay on disk until they are verified, so that an interrupted transition can resume. The client's
+``Mover`` moves the vbuckets.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from upriver.pipelines.core.pipeline import Task
 from upriver.protocol.move import Goal, Phase
 from upriver.spark import as_address
 
-#: So many changes are written down at a time, and of one vbucket at least.
+#: Changes to record at a time; at least those of one vbucket.
 CHANGES_MAX: Final = 512 * 1024
 _STATE: Final = "transition.json"
 _COLUMNS: Final = ("vbucket", "seqno", "rev_seqno", "cas", "event", "key")
@@ -55,13 +54,13 @@ class TransitionOptions(JobOptions):
 
     def __post_init__(self) -> None:
         if self.to is None:
-            raise OptionError("to", "", "name the node that gets the vbuckets")
+            raise OptionError("to", "", "give the node that gets the vbuckets")
         if self.to.endpoints[0] == self.source.endpoints[0]:
-            raise OptionError("to", str(self.to), "that is the source itself")
+            raise OptionError("to", str(self.to), "it is the source itself: choose another node")
 
 
 class Transition(Task):
-    """Vbuckets that move from one node to another, each of them verified."""
+    """Moves vbuckets from one node to another, and verifies each."""
 
     name = "transition"
     options_type = TransitionOptions
@@ -75,11 +74,11 @@ class Transition(Task):
         self._tell: Callable[[], object] = lambda: None
 
     def counts(self) -> dict[str, int]:
-        """How many vbuckets there are to move, and how far they are."""
+        """Counts of vbuckets by progress."""
         return dict(self._counts)
 
     def carry_out(self, directory: Path, tell: Callable[[], object], stop: threading.Event) -> None:
-        """Move them all, or take them back."""
+        """Move all vbuckets, or move them back."""
         self._tell = tell
         asyncio.run(self._carry_out(RunDirectory(directory), stop))
 
@@ -98,7 +97,7 @@ class Transition(Task):
             await self._go(directory, known, _Way(source, destination, Goal.TAKE_OVER), wanted, stop)
 
     def _wanted(self, here: dict[int, VbucketStatus], known: dict[str, str]) -> list[int]:
-        """Which vbuckets: those that are named; else those that are known from before and those of the source."""
+        """The vbuckets: those in the options, else those of an earlier run and those of the source."""
         if self.options.vbuckets is not None:
             return list(self.options.vbuckets)
         mine = set() if self.options.undo else {number for number in here if _is_active(here, number)}
@@ -107,7 +106,7 @@ class Transition(Task):
     async def _go(
         self, directory: RunDirectory, known: dict[str, str], way: "_Way", numbers: list[int], stop: threading.Event
     ) -> None:
-        # What was done may have been taken back since, by whomever: it counts only where it is still so.
+        # A completed move counts only while it is still in effect.
         there = await _held(way.home)
         for group in await _groups(way.source, numbers):
             if stop.is_set():
@@ -134,7 +133,7 @@ class Transition(Task):
                 self._counts["moved" if step.phase is Phase.MOVED and not self.options.undo else "undone"] += 1
             self._counts["bytes"] = passed_before + mover.bytes_passed_on
             self._tell()
-            if stop.is_set():  # perhaps by whoever was told: not one step more
+            if stop.is_set():  # on_step may have set it: take no further step
                 mover.stop()
 
         passed_before = self._counts["bytes"]
@@ -162,7 +161,7 @@ class Transition(Task):
                 raise PipelineFailed(self.name, step.phase.name.lower(), where, why, str(directory.path))
 
     async def _write_down(self, directory: RunDirectory, way: "_Way", numbers: list[int]) -> None:
-        """Note what the source holds; what was noted before an interruption counts on."""
+        """Record what the source holds; records from before an interruption stay valid."""
         fresh = [number for number in numbers if not way.paper(directory, number).exists()]
         held = await _held(way.source)
         ready = [number for number in fresh if _is_active(held, number)]
@@ -194,7 +193,7 @@ class Transition(Task):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Way:
-    """From where to where, and what for."""
+    """Source, destination and goal."""
 
     source: Address
     destination: Address
@@ -205,39 +204,39 @@ class _Way:
 
     @property
     def home(self) -> Address:
-        """Who has a vbucket active when it is done."""
+        """The node with the active copy at the end."""
         return self.source if self.goal is Goal.UNDO else self.destination
 
     @property
     def doing(self) -> str:
-        """What stands of a vbucket while it is on its way."""
+        """The entry of a vbucket that is being moved."""
         return "undoing" if self.goal is Goal.UNDO else f"to {self.destination}"
 
     @property
     def done(self) -> str:
-        """What stands of it when it has arrived."""
+        """The entry of a vbucket that has moved."""
         return "undone" if self.goal is Goal.UNDO else f"at {self.destination}"
 
     def paper(self, directory: RunDirectory, number: int) -> Path:
-        """Where it is written down what the source held."""
+        """The file with the record of a vbucket."""
         endpoint = str(self.destination.endpoints[0]).replace(":", "-")
         return directory.path / f"vbucket-{number}-to-{endpoint}.arrow"
 
 
 def difference(before: pa.Table, after: pa.Table) -> str:
-    """What of a vbucket did not arrive as it was; empty if everything did."""
+    """The first difference between a record and the destination; empty if there is none."""
     high = int((before.schema.metadata or {}).get(b"high", b"0"))
     noted, arrived = dict(_rows(before)), dict(_rows(after))
     for key, (seqno, version, is_document) in noted.items():
         found = arrived.get(key)
         if found is None:
-            if is_document:  # a tombstone may have been purged meanwhile
-                return f"key {key!r}, change {seqno}, has not arrived"
+            if is_document:  # a tombstone may have been purged since
+                return f"key {key!r}, change {seqno}, is missing at the destination"
         elif found[0] <= high and found[:2] != (seqno, version):
-            return f"key {key!r} has arrived as change {found[0]}, another version than change {seqno}"
+            return f"key {key!r} is change {found[0]} at the destination, another version than change {seqno}"
     for key, (seqno, _, _) in arrived.items():
         if seqno <= high and key not in noted:
-            return f"key {key!r}, change {seqno}, was not at the source"
+            return f"key {key!r}, change {seqno}, did not exist at the source"
     return ""
 
 

@@ -1,8 +1,8 @@
-"""Counts of changes by window of time, key prefix and event, with the hot keys: small, however many changes there are.
+"""Counts of changes by time window, key prefix and event, with hot keys, in bounded memory.
 
-Each task of Spark counts its own rows (``counted``), the driver adds the counts up (``Windows``). Only the newest
-windows are kept, the largest prefixes of each and its hottest keys; what does not fit is added up under the name ``…``.
-A key that is rare in some batches may have been counted too low there, never too high.
+Each Spark task counts its rows (``counted``), and the driver adds the counts (``Windows``). Only the newest windows are
+kept, each with its largest prefixes and hottest keys; the rest is added up under the name ``…``. The count of a key
+that is rare in some batches may be too low, but never too high.
 """
 
 import time
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: What a task hands to the driver: a count of a prefix and event, or (without an event) of a key.
+#: A count from a task: of a prefix and event, or (without an event) of a key.
 COUNTS: Final = pa.schema(
     [
         ("window", pa.int64()),
@@ -27,21 +27,21 @@ COUNTS: Final = pa.schema(
         ("expiring", pa.int64()),
     ]
 )
-#: How many prefixes a window has, and of how many keys it is known how hot they are.
+#: Maximum number of prefixes and of hot keys of a window.
 PREFIXES_MAX: Final = 500
 KEYS_MAX: Final = 500
 OTHERS: Final = "…"
-#: A CAS that is less than this many nanoseconds (of 2001) does not tell a time.
+#: A CAS below this (nanoseconds, in 2001) is not a time.
 _TIME_MIN: Final = 10**18
 
 
 class Count(NamedTuple):
-    """What happened to the keys of a prefix in a window."""
+    """Counts for one prefix and event in a window."""
 
     changes: int = 0
     bytes: int = 0
     largest: int = 0
-    #: So many of the values will expire.
+    #: Number of values with an expiry.
     expiring: int = 0
 
     def __add__(self, other: tuple[Any, ...]) -> "Count":
@@ -50,7 +50,7 @@ class Count(NamedTuple):
 
 
 def counted(batch: pa.RecordBatch, seconds: int, delimiter: str, now: float | None = None) -> pa.RecordBatch:
-    """The counts of some rows: each with event, key, CAS, expiry, and its value or the size of it."""
+    """The counts of rows that have an event, key, CAS, expiry, and the value or its size."""
     size = batch.column("size") if "size" in batch.schema.names else pc.binary_length(batch.column("value"))
     keys = pc.fill_null(batch.column("key"), b"")
     columns = {
@@ -79,14 +79,14 @@ def counted(batch: pa.RecordBatch, seconds: int, delimiter: str, now: float | No
 
 
 def _windows(cas: pa.Array, seconds: int, now: float) -> pa.Array:
-    """The second at which each change's window begins; a change that tells no time happened now."""
+    """The second at which the window of each change starts; a change without a time happened now."""
     stamps = pc.fill_null(cas, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     times = np.where(stamps >= _TIME_MIN, stamps // 10**9, int(now))
     return pa.array(times // seconds * seconds)
 
 
 def _prefixes(keys: pa.Array, delimiter: str) -> pa.Array:
-    """What stands before the delimiter; a key without one has no prefix."""
+    """The text before the delimiter; empty for a key without one."""
     text = _text(keys)
     place = pc.find_substring(text, delimiter)
     first = pc.list_element(pc.split_pattern(text, delimiter, max_splits=1), 0)
@@ -94,7 +94,7 @@ def _prefixes(keys: pa.Array, delimiter: str) -> pa.Array:
 
 
 def _text(keys: pa.Array) -> pa.Array:
-    """Keys as text; what is not UTF-8 is escaped."""
+    """Keys as text; invalid UTF-8 is escaped."""
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid:
@@ -103,7 +103,7 @@ def _text(keys: pa.Array) -> pa.Array:
 
 @dataclass
 class Window:
-    """What happened in one stretch of time."""
+    """The counts of one time window."""
 
     start: int
     seconds: int
@@ -111,7 +111,7 @@ class Window:
     keys: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, event: str | None, count: tuple[Any, ...]) -> None:
-        """Take a count of a task's."""
+        """Add a count from a task."""
         if event is None:
             self.keys[name] += count[0]
             return
@@ -120,7 +120,7 @@ class Window:
         self.groups[place] = self.groups.get(place, Count()) + count
 
     def trim(self) -> None:
-        """Forget the keys that are not hot."""
+        """Drop the keys that are not hot."""
         if len(self.keys) > KEYS_MAX:
             self.keys = Counter(dict(self.keys.most_common(KEYS_MAX)))
 
@@ -178,20 +178,20 @@ class Window:
 
 
 class Windows:
-    """The newest windows; a window is over when changes have come that are later by more than ``late_s``."""
+    """The newest windows. A window is complete when changes arrive that are more than ``late_s`` later."""
 
     def __init__(self, seconds: int, keep: int, late_s: float) -> None:
         self.seconds = seconds
         self._keep = keep
         self._late_s = late_s
         self.windows: dict[int, Window] = {}
-        #: The batch that was counted last, so that none is counted twice.
+        #: The last counted batch, so that none is counted twice.
         self.batch = -1
-        #: Windows that were told since they last changed.
+        #: Windows that were written since their last change.
         self._told: set[int] = set()
 
     def add(self, rows: Iterable[Mapping[str, Any]], batch: int) -> None:
-        """Take the counts of a batch, unless it has been counted."""
+        """Add the counts of a batch, unless it was counted before."""
         if batch <= self.batch:
             return
         self.batch = batch
@@ -210,7 +210,7 @@ class Windows:
                 del self.windows[start]
 
     def over(self, *, all_of_them: bool = False) -> list[Window]:
-        """The windows that are over and were not told yet; they count as told then."""
+        """The complete windows that were not written yet; marks them as written."""
         newest = max(self.windows, default=0)
         found = [
             self.windows[start]
@@ -222,11 +222,11 @@ class Windows:
 
     @property
     def newest(self) -> Window | None:
-        """The window in which the last changes came."""
+        """The window of the last changes."""
         return self.windows[max(self.windows)] if self.windows else None
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, to be gone on with."""
+        """All counts, to resume from."""
         return {
             "batch": self.batch,
             "seconds": self.seconds,
@@ -242,7 +242,7 @@ class Windows:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """What ``as_json`` gave; windows of another length are left behind."""
+        """The counts from ``as_json``; windows of another length are dropped."""
         self.batch = int(kept["batch"])
         if kept["seconds"] != self.seconds:
             return

@@ -1,7 +1,7 @@
-"""Second-layer caches: memcached by its binary protocol, Redis by its own client.
+"""Caches: memcached over its binary protocol, and Redis through its client.
 
-A cache is told which keys to forget and which to hold with another value; only what it holds already is refreshed, so
-that it stays the cache that its users made of it. Everything may be said twice.
+Keys are deleted or get new values. Only keys that the cache holds already are refreshed, so that its users decide what
+it caches. All requests can be repeated.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ from upriver.errors import ConnectionLost, OptionError, TargetRefused, Unreachab
 from upriver.wire.dialects.memcached import DeleteQ, Noop, ReplaceQ
 
 TIMEOUT_S: Final = 10.0
-#: So many requests are on their way at once.
+#: Number of requests in flight.
 SLICE: Final = 1000
-#: Longer keys cannot be in memcached.
+#: The longest key of memcached.
 KEY_BYTES_MAX: Final = 250
 _HEADER: Final = struct.Struct(">BBHBBHIIQ")
 _NOOP: Final = 0x0A
-#: What says that a key is not there, or not in this cache: nothing has to be done.
+#: The key is not in the cache: nothing to do.
 _NOT_THERE: Final = (0x01, 0x05)
-#: A value that is too large, or for which the cache has no memory, must not be left there in its older version.
+#: The value is too large or the cache is full: the old value must be deleted.
 _NO_ROOM: Final = (0x03, 0x82)
-#: From here on memcached takes a number for a time, not for seconds from now.
+#: From here on, memcached takes an expiry for a Unix time, not for seconds from now.
 _ABSOLUTE_S: Final = 60 * 60 * 24 * 30
 
 
 class Fresh(NamedTuple):
-    """What a key holds now."""
+    """The new value of a key."""
 
     key: bytes
     value: bytes
@@ -41,9 +41,9 @@ class Fresh(NamedTuple):
 
 
 class Cache(ABC):
-    """One cache; it connects when it is needed."""
+    """One cache; it connects on first use."""
 
-    #: Where it is, without secrets.
+    #: The address without secrets.
     shown: str
 
     @abstractmethod
@@ -52,11 +52,11 @@ class Cache(ABC):
 
     @abstractmethod
     def refresh(self, items: Sequence[Fresh]) -> None:
-        """Give the keys that are there these values."""
+        """Replace the values of keys that the cache holds."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class Memcached(Cache):
@@ -73,12 +73,12 @@ class Memcached(Cache):
         self._send([DeleteQ(key=key, opaque=n).encode() for n, key in enumerate(possible)], possible)
 
     def refresh(self, items: Sequence[Fresh]) -> None:
-        """Replace the values that are there; what there is no room for goes."""
+        """Replace the values of keys that the cache holds; delete keys whose values do not fit."""
         now = time.time()
         possible = [item for item in items if len(item.key) <= KEY_BYTES_MAX]
         requests = []
         for n, (key, value, flags, expiry) in enumerate(possible):
-            # A time in the first month of the epoch would be taken for seconds from now.
+            # A Unix time in the first month of the epoch would mean seconds from now.
             if expiry and expiry <= max(now, _ABSOLUTE_S):
                 requests.append(DeleteQ(key=key, opaque=n).encode())
             else:
@@ -89,13 +89,13 @@ class Memcached(Cache):
             self.forget(no_room)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _send(self, requests: Sequence[bytes], keys: Sequence[bytes]) -> list[bytes]:
-        """Send everything; the keys for whose values there was no room."""
+        """Send all requests; returns the keys whose values did not fit."""
         no_room: list[bytes] = []
         try:
             for at in range(0, len(requests), SLICE):
@@ -109,7 +109,7 @@ class Memcached(Cache):
             self.close()
             raise ConnectionLost(self.shown, str(error)) from None
         except BaseException:
-            self.close()  # answers may still be on their way
+            self.close()  # responses may still arrive
             raise
         return no_room
 
@@ -122,11 +122,11 @@ class Memcached(Cache):
         return self._socket
 
     def _refused(self) -> Iterator[tuple[int, int, str]]:
-        """Opaque, status and text of what was not done, up to the answer that ends the slice."""
+        """Opaque, status and text of the refused requests, up to the response that ends the slice."""
         while True:
             magic, opcode, _, _, _, status, length, opaque, _ = _HEADER.unpack(self._exactly(_HEADER.size))
             if magic != 0x81 or length > 1 << 20:
-                raise ConnectionLost(self.shown, "this is no answer of memcached's binary protocol")
+                raise ConnectionLost(self.shown, "invalid response: not memcached's binary protocol")
             body = self._exactly(length)
             if opcode == _NOOP:
                 return
@@ -145,10 +145,10 @@ class Memcached(Cache):
 
 
 class Redis(Cache):
-    """A Redis server, or one that speaks as it does."""
+    """A Redis server, or a compatible one."""
 
     def __init__(self, url: str) -> None:
-        import redis  # here, because only this cache needs it
+        import redis  # here: only this cache needs it
 
         parts = urlsplit(url)
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -164,7 +164,7 @@ class Redis(Cache):
                 self._redis.delete(*keys[at : at + SLICE])
 
     def refresh(self, items: Sequence[Fresh]) -> None:
-        """Replace the values that are there; what there is no room for goes."""
+        """Replace the values of keys that the cache holds; delete keys whose values do not fit."""
         now = time.time()
         with self._told():
             for at in range(0, len(items), SLICE):
@@ -178,7 +178,7 @@ class Redis(Cache):
                 self._drop_refused(part, pipeline.execute(raise_on_error=False))
 
     def _drop_refused(self, items: Sequence[Fresh], answers: Sequence[Any]) -> None:
-        """Deleting is possible also where nothing more can be stored."""
+        """Delete keys; this works even when the cache is full."""
         refused = [(item.key, answer) for item, answer in zip(items, answers, strict=True) if _is_error(answer)]
         for _, error in refused:
             if not isinstance(error, self._errors.OutOfMemoryError):
@@ -186,12 +186,12 @@ class Redis(Cache):
         self.forget([key for key, _ in refused])
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._redis.close()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Redis' errors as ours: down and busy come again, the others do not."""
+        """Turn errors of Redis into ours: down and busy are temporary, the others are not."""
         try:
             yield
         except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
@@ -205,7 +205,7 @@ def _is_error(answer: Any) -> bool:
 
 
 def cache_at(url: str) -> Cache:
-    """The cache that a URL names."""
+    """The cache of a URL."""
     parts = urlsplit(url)
     if parts.scheme == "memcached" and parts.hostname and not parts.path.strip("/"):
         return Memcached(parts.hostname, parts.port or 11211)
@@ -214,4 +214,4 @@ def cache_at(url: str) -> Cache:
             return Redis(url)
         except ImportError:
             raise OptionError("to", url, 'redis is missing: pip install "upriver[pipelines]"') from None
-    raise OptionError("to", url, "write memcached://HOST:PORT or redis://HOST:PORT/0, several with commas")
+    raise OptionError("to", url, "it must be memcached://HOST:PORT or redis://HOST:PORT/0, several with commas")

@@ -1,4 +1,4 @@
-"""What a pipeline keeps up to date, whatever it is: it takes work, a transaction each, and knows how far it is."""
+"""The interface of a target: it applies work in transactions, and stores its progress."""
 
 import json
 from abc import ABC, abstractmethod
@@ -10,10 +10,10 @@ import pyarrow as pa
 
 
 class ReadBasis(NamedTuple):
-    """What a read of a vbucket stands on: while neither changes, the stream tells all that happens after the read.
+    """The basis of a read of a vbucket: while neither field changes, the stream reports all changes after the read.
 
-    It would not say that the node has left the branch. Nor would it tell a deletion that the node has forgotten since:
-    a stream from the beginning supposes that nothing is held yet.
+    The stream would not report that the node has left the branch. Nor would it report a deletion whose tombstone was
+    purged: a stream from the beginning assumes an empty consumer.
     """
 
     vbucket_uuid: int
@@ -21,48 +21,49 @@ class ReadBasis(NamedTuple):
 
 
 class ReadAhead(NamedTuple):
-    """A vbucket was read from the node itself, and its content is further than the stream is.
+    """A vbucket that was read from the node, so that the target is ahead of the stream.
 
-    Until the stream has passed ``until_seqno`` the ground is looked at before every batch.
+    Until the stream has passed ``until_seqno``, the basis is checked before every batch.
     """
 
     vbucket_uuid: int
-    #: The content is exactly the node's state here, so that the stream's changes up to it are known already; else 0.
+    #: The seqno at which the content is exactly the node's state, so that the stream's changes up to it are known; else
+    #: 0.
     consistent_seqno: int
-    #: The stream knows everything that was read once it has come here.
+    #: The seqno at which the stream has caught up with the read.
     until_seqno: int
     purge_seqno: int = 0
 
     @property
     def ground(self) -> ReadBasis:
-        """What the read stands on."""
+        """The basis of the read."""
         return ReadBasis(self.vbucket_uuid, self.purge_seqno)
 
 
 class TargetProgress(NamedTuple):
-    """How far a target is."""
+    """The progress of a target."""
 
-    #: The query whose batches it holds; None if nothing was ever written.
+    #: The query whose batches it holds; None before the first write.
     query: str | None = None
-    #: The last batch that it holds.
+    #: The last batch in the target.
     number: int = -1
     ahead: Mapping[int, ReadAhead] = {}
 
     def after(self, work: "Work") -> "TargetProgress":
-        """How far it is when the work is done."""
+        """The progress after the work."""
         number = work.number
         if number is None:
             number = self.number if self.query == work.query else -1
         return TargetProgress(work.query, number, dict(work.ahead))
 
     def as_text(self) -> str:
-        """In a form that every target can hold."""
+        """The progress as text."""
         ahead = {str(number): list(read) for number, read in self.ahead.items()}
         return json.dumps({"version": 1, "query": self.query, "number": self.number, "ahead": ahead})
 
     @classmethod
     def of_text(cls, text: str) -> "TargetProgress":
-        """What ``as_text`` gave."""
+        """The progress from ``as_text``."""
         told: Mapping[str, Any] = json.loads(text)
         ahead = {int(number): ReadAhead(*read) for number, read in told["ahead"].items()}
         return cls(told["query"], told["number"], ahead)
@@ -70,48 +71,48 @@ class TargetProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a target does in one transaction."""
+    """The work of one transaction."""
 
     query: str
-    #: The batch that is complete with it; None if more work belongs to the batch.
+    #: The batch that this work completes; None if more work follows.
     number: int | None
-    #: The rows of Spark that count, each key of a vbucket once: mutations are stored, the others remove.
+    #: The Spark rows, each key of a vbucket once: mutations are stored, deletions remove.
     rows: pa.Table
-    #: Vbuckets whose content is dropped before the rows are stored.
+    #: Vbuckets to clear before the rows are stored.
     cleared: frozenset[int] = frozenset()
-    #: Everything is dropped before.
+    #: Whether to clear the whole target first.
     clear_all: bool = False
-    #: What is true of read vbuckets when it is done.
+    #: The reads that are ahead of the stream after the work.
     ahead: Mapping[int, ReadAhead] = field(default_factory=dict)
 
 
 class Target(ABC):
-    """Something that holds the latest state of every key."""
+    """A store of the latest state of every key."""
 
     @abstractmethod
     def progress(self) -> TargetProgress:
-        """How far it is, as the last transaction has left it."""
+        """The progress after the last transaction."""
 
     @abstractmethod
     def commit(self, work: Work) -> None:
-        """Do the work completely or not at all; where that is impossible, so that doing it again completes it."""
+        """Do the work atomically; where that is impossible, so that a repetition completes it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class NodeSource(ABC):
-    """The node, asked directly: what the stream alone cannot tell."""
+    """Direct access to the nodes."""
 
     @abstractmethod
     def grounds(self, vbuckets: Iterable[int]) -> Mapping[int, ReadBasis]:
-        """What a read of each of these vbuckets would stand on now."""
+        """The current basis of these vbuckets."""
 
     @abstractmethod
     def groups(self, vbuckets: Iterable[int]) -> list[list[int]]:
-        """The same vbuckets in groups that are small enough to be held."""
+        """The vbuckets in groups that fit into memory."""
 
     @abstractmethod
     def read(self, vbuckets: Iterable[int]) -> tuple[pa.Table, dict[int, ReadAhead]]:
-        """All that these vbuckets hold, as rows of Spark, and how far that is."""
+        """The documents of these vbuckets as Spark rows, and the seqno of the read."""

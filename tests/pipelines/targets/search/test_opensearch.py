@@ -108,7 +108,7 @@ def test_parts_of_a_bulk_that_are_refused_for_good_are_named_and_the_batch_is_no
     opened(server).commit(batch)
     assert server.documents.keys() == {"0:a", "0:b"}
     server.refused = {"0:b": [429] * 100}
-    with pytest.raises(Unreachable, match="no room for 1 documents"):
+    with pytest.raises(Unreachable, match="too busy for 1 documents"):
         opened(server).commit(batch)
     index.close()
 

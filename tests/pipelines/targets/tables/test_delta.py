@@ -40,7 +40,7 @@ def test_files_of_progress_do_not_pile_up(tmp_path: Path) -> None:
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ForeignData, match="no Delta table, and not empty"):
+    with pytest.raises(ForeignData, match="not a Delta table, and not empty"):
         Delta(tmp_path)
     write_deltalake(str(tmp_path / "other"), table([row(0, 1, "mutation", b"k", b"v")]))
     with pytest.raises(ForeignData, match="no mirror"):

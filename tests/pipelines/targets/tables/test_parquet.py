@@ -49,7 +49,7 @@ def test_what_an_unfinished_attempt_has_left_does_not_count(tmp_path: Path, monk
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ForeignData, match="no mirror, and not empty"):
+    with pytest.raises(ForeignData, match="not an Upriver mirror, and not empty"):
         ParquetTable(tmp_path)
 
 
@@ -58,7 +58,7 @@ def test_two_who_write_to_one_table_do_not_undo_each_other(tmp_path: Path) -> No
     first.commit(batch(0))
     second = ParquetTable(tmp_path)
     second.commit(batch(1, b"theirs"))
-    with pytest.raises(ForeignData, match="somebody else writes to it"):
+    with pytest.raises(ForeignData, match="another process writes to it"):
         first.commit(batch(1, b"mine"))
     assert set(second.read().column("_key").to_pylist()) == {"theirs", "k"}
     second.commit(batch(2))

@@ -1,1 +1,1 @@
-"""Full-text indexes: a file of SQLite, OpenSearch and Solr, and what of a document they hold."""
+"""Full-text indexes: a SQLite file, OpenSearch and Solr, and the text that they index."""

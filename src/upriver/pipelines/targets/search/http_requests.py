@@ -1,7 +1,7 @@
-"""JSON over HTTP to one server: one connection that is kept, and what is refused for now is asked again.
+"""JSON over HTTP to one server: one persistent connection, with retries.
 
-A server that is busy (429), not there yet (502, 503, 504) or cut off is asked again, with growing pauses, until the
-time is up; ``Retry-After`` is heeded. So whatever is sent must be harmless when it is done twice.
+If the server is busy (429), not ready (502, 503, 504) or disconnects, the request is retried with growing pauses until
+the time is up; ``Retry-After`` is respected. So all requests must be idempotent.
 """
 
 import http.client
@@ -20,21 +20,21 @@ TIMEOUT_S: Final = 30.0
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
-#: What is read of an answer, at most.
+#: The largest response.
 ANSWER_MAX: Final = 64 * 1024 * 1024
 
 
 class HttpRequests:
-    """The server that a URL names; its path comes before every other."""
+    """The server of a URL, whose path is the prefix of all paths."""
 
     def __init__(
         self, url: str, *, patience_s: float = PATIENCE_S, timeout_s: float = TIMEOUT_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        """``timeout_s`` is for one answer, ``patience_s`` for all attempts of a request together."""
+        """``timeout_s`` limits one response, ``patience_s`` all attempts of a request together."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError("to", url, "write http://HOST:PORT/NAME or https://HOST:PORT/NAME")
+            raise OptionError("to", url, "it must be http://HOST:PORT/NAME or https://HOST:PORT/NAME")
         self.path = parts.path.rstrip("/")
         self.shown = f"{parts.scheme}://{parts.hostname}{'' if parts.port is None else f':{parts.port}'}{self.path}"
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -51,7 +51,7 @@ class HttpRequests:
     def ask(
         self, method: str, path: str, body: Any = None, *, accept: tuple[int, ...] = (), lines: bytes | None = None
     ) -> tuple[int, Any]:
-        """Status and JSON of the answer; statuses of errors are raised unless they are accepted."""
+        """The status and JSON of the response; an error status raises unless it is accepted."""
         data, kind = (lines, "application/x-ndjson") if lines is not None else (None, "application/json")
         if body is not None:
             data = json.dumps(body, ensure_ascii=False).encode()
@@ -69,7 +69,7 @@ class HttpRequests:
                 refused = HttpRefused(self.shown, method, path, status, answer[:500].decode(errors="replace"))
                 if status not in FOR_NOW:
                     raise refused
-                failure = Unreachable(self.shown, f"it answers with {status}: {refused.answer}")
+                failure = Unreachable(self.shown, f"it returned status {status}: {refused.answer}")
                 wait_s = max(pause_s, _seconds(headers.get("Retry-After", "")))
             if time.monotonic() + wait_s >= deadline:
                 raise failure
@@ -77,11 +77,11 @@ class HttpRequests:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def pause(self) -> None:
-        """Wait a little before parts of an answer are asked for again."""
+        """Pause before a retry."""
         self._sleep(10 * PAUSE_S)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -99,7 +99,7 @@ class HttpRequests:
         response = self._connection.getresponse()
         answer = response.read(ANSWER_MAX)
         if response.read(1):
-            raise http.client.HTTPException(f"an answer of more than {ANSWER_MAX} bytes")
+            raise http.client.HTTPException(f"a response of more than {ANSWER_MAX} bytes")
         return response.status, response.headers, answer
 
 
@@ -109,7 +109,7 @@ def _parsed(answer: bytes) -> Any:
     try:
         return json.loads(answer)
     except ValueError:
-        raise http.client.HTTPException(f"the answer is no JSON: {answer[:100]!r}") from None
+        raise http.client.HTTPException(f"the response is not JSON: {answer[:100]!r}") from None
 
 
 def _seconds(text: str) -> float:

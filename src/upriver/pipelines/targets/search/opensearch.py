@@ -1,9 +1,9 @@
 """OpenSearch and Elasticsearch as the index: the bulk API with external versions.
 
-A document's id is its vbucket and key, its version (generation, seqno): a request that arrives late, or again, cannot
-overwrite what is newer. The generation of a vbucket grows whenever its content is read from the node anew, so that
-what comes then wins over everything before. Generations and progress stand in the ``_meta`` of the index's mapping.
-There are no transactions: the documents are written first and the progress last, so what was cut off is done again.
+The id of a document is its vbucket and key, and its version is (generation, seqno): a late or repeated request cannot
+overwrite a newer version. The generation of a vbucket grows when it is read from the node again, so that these
+documents win over all earlier ones. Generations and progress are in the ``_meta`` of the index's mapping. There are no
+transactions: the documents are written first and the progress last, so interrupted work is repeated.
 """
 
 import json
@@ -18,13 +18,13 @@ from upriver.pipelines.targets.search.sqlite_index import Hit
 from upriver.pipelines.targets.search.texts import document_of, text_of
 from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
-#: One bulk request has no more than this.
+#: Limits of one bulk request.
 BULK_BYTES_MAX: Final = 5 * 1024 * 1024
 BULK_ROWS_MAX: Final = 5000
-#: So many refused documents are told by name.
+#: Number of refused documents in an error.
 SAMPLES_MAX: Final = 5
 ATTEMPTS_MAX: Final = 8
-#: Ids are no longer than this at the server.
+#: The longest id that servers accept.
 ID_BYTES_MAX: Final = 512
 _SEQNO_BITS: Final = 46
 _MAPPING: Final = {
@@ -40,21 +40,21 @@ _MAPPING: Final = {
 
 
 class _Action(NamedTuple):
-    """One line of a bulk request, and the document after it."""
+    """One action of a bulk request, with its document."""
 
     id: str
     data: bytes
 
 
 class OpenSearch(Target):
-    """The index that a URL names: ``http://host:9200/name``."""
+    """The index of a URL: ``http://host:9200/name``."""
 
     def __init__(self, requests: HttpRequests) -> None:
         self._requests = requests
         self._meta: dict[str, Any] | None = None
 
     def progress(self) -> TargetProgress:
-        """How far it is."""
+        """The progress of the index."""
         meta = self._known()
         return TargetProgress.of_text(meta["progress"]) if "progress" in meta else TargetProgress()
 
@@ -67,7 +67,7 @@ class OpenSearch(Target):
         for number in work.cleared:
             generations[str(number)] = generations.get(str(number), 0) + 1
         if work.cleared:
-            # Before the documents: if this attempt is cut off, the next one must have higher versions.
+            # Before the documents: if this attempt is interrupted, the next one needs higher versions.
             self._remember({**self._known(), "generations": generations})
         self._bulk(_actions(work, generations))
         for number in work.cleared:
@@ -75,7 +75,7 @@ class OpenSearch(Target):
         self._remember({"progress": progress.as_text(), "generations": generations})
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._requests.close()
 
     def search(self, query: str, limit: int, marks: tuple[str, str]) -> list[Hit]:
@@ -91,7 +91,7 @@ class OpenSearch(Target):
         _, answer = self._requests.ask("POST", "/_search", asked)
         return [_hit(each) for each in answer["hits"]["hits"]]
 
-    # What the index says of itself
+    # Metadata of the index
 
     def _known(self) -> dict[str, Any]:
         if self._meta is None:
@@ -130,10 +130,10 @@ class OpenSearch(Target):
                     break
                 self._requests.pause()
             else:
-                raise Unreachable(self._requests.shown, f"it has no room for {len(left)} documents now")
+                raise Unreachable(self._requests.shown, f"it is too busy for {len(left)} documents")
 
     def _drop(self, vbucket: int, generation: int) -> None:
-        """Drop what a vbucket held before it was read anew."""
+        """Delete the documents of earlier generations of a vbucket."""
         self._requests.ask("POST", "/_refresh")
         older = [{"term": {"vbucket": vbucket}}, {"range": {"generation": {"lt": generation}}}]
         path = "/_delete_by_query?conflicts=proceed&refresh=true"
@@ -171,7 +171,7 @@ def _actions(work: Work, generations: dict[str, int]) -> Iterator[_Action]:
 
 
 def id_of(vbucket: int, key: bytes) -> str:
-    """The id of a document: readable where the key is, and never longer than a server takes."""
+    """The id of a document: readable if the key is, and never too long for a server."""
     name = f"{vbucket}:{quote(key, safe='')}"
     if len(name) <= ID_BYTES_MAX:
         return name
@@ -196,7 +196,7 @@ def _groups(actions: Iterable[_Action]) -> Iterator[list[_Action]]:
 
 
 def _unfinished(left: dict[str, _Action], answer: Any) -> tuple[dict[str, _Action], list[str]]:
-    """Which actions have to be sent again, and what was refused for good."""
+    """The actions to send again, and the permanently refused ones."""
     again: dict[str, _Action] = {}
     failed: list[str] = []
     if not answer["errors"]:
@@ -204,7 +204,7 @@ def _unfinished(left: dict[str, _Action], answer: Any) -> tuple[dict[str, _Actio
     for item in answer["items"]:
         ((kind, told),) = item.items()
         status = told["status"]
-        # A version conflict says that the index has this or something newer; a missing document is gone already.
+        # After a version conflict the index has this version or a newer one; a missing document is deleted already.
         if status < 300 or status == 409 or (kind == "delete" and status == 404):
             continue
         if status in (429, 502, 503, 504):

@@ -1,7 +1,7 @@
-"""Solr as the index: JSON updates that become visible together, with the commit that ends a batch.
+"""Solr as the index: JSON updates that become visible together, with the commit at the end of a batch.
 
-Solr knows no versions from outside, so requests follow each other; the progress is a document of its own that goes in
-with the last of them. Everything may be sent twice. Field names end as Solr's default schema wants them.
+Solr has no external versions, so requests are sent one after the other; the last one contains the progress as a
+separate document. All requests can be repeated. Field names have the endings of Solr's default schema.
 """
 
 import json
@@ -17,21 +17,21 @@ from upriver.pipelines.targets.search.sqlite_index import Hit
 from upriver.pipelines.targets.search.texts import text_of
 from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
-#: The id of the document that holds the progress.
+#: The id of the progress document.
 PROGRESS: Final = "upriver!progress"
-#: One request has no more documents than this.
+#: Maximum number of documents in a request.
 ROWS_MAX: Final = 1000
 
 
 class Solr(Target):
-    """The collection that a URL names: ``http://host:8983/solr/name``."""
+    """The collection of a URL: ``http://host:8983/solr/name``."""
 
     def __init__(self, requests: HttpRequests) -> None:
         self._requests = requests
         self._progress: TargetProgress | None = None
 
     def progress(self) -> TargetProgress:
-        """How far it is."""
+        """The progress of the index."""
         if self._progress is None:
             found = self._select({"q": f'id:"{PROGRESS}"', "fl": "progress_s", "rows": "1"})["docs"]
             self._progress = TargetProgress.of_text(_one(found[0]["progress_s"])) if found else TargetProgress()
@@ -53,11 +53,11 @@ class Solr(Target):
         self._progress = progress
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._requests.close()
 
     def search(self, query: str, limit: int, marks: tuple[str, str]) -> list[Hit]:
-        """The best hits for a query of the parser edismax."""
+        """The best hits for a query in the syntax of edismax."""
         before, behind = marks
         asked = {"q": query, "defType": "edismax", "qf": "text_txt key_txt", "rows": str(limit), "fl": "*,score"}
         asked |= {"q.op": "AND", "fq": "vbucket_i:[* TO *]"}
@@ -116,5 +116,5 @@ def _message(error: HttpRefused) -> str:
 
 
 def _one(value: Any) -> str:
-    """A field that may be told as a list of one."""
+    """A field that may be a list of one."""
     return str(value[0] if isinstance(value, list) else value)

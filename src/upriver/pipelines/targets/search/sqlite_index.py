@@ -1,7 +1,7 @@
-"""A full-text index in a file: SQLite with FTS5. Nothing else has to be installed.
+"""A full-text index in a file: SQLite with FTS5, without further dependencies.
 
-The texts stand in an FTS5 table without a copy of their own, beside the table of documents; triggers keep the two
-together, so that one transaction of a batch is one of both.
+The FTS5 table indexes the table of documents without a copy of the texts. Triggers keep both in step, so that one
+transaction changes both.
 """
 
 import sqlite3
@@ -13,7 +13,7 @@ from upriver.errors import ForeignData, SearchError, StorageError
 from upriver.pipelines.targets.search.texts import text_of
 from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
-#: What the file says of itself ("upri"), so that no other file is taken for one.
+#: The application id of the file ("upri"), which identifies an index.
 APPLICATION: Final = 0x75707269
 VERSION: Final = 1
 _SCHEMA: Final = """
@@ -45,22 +45,22 @@ WHERE texts MATCH ? ORDER BY bm25(texts), documents.name LIMIT ?
 
 
 class Hit(NamedTuple):
-    """A document that was found."""
+    """A found document."""
 
     key: bytes
-    #: The place of the words in the text, marked.
+    #: The found words in context, marked.
     snippet: str
     score: float
 
 
 class SqliteIndex(Target):
-    """The file; it may be searched by others while batches come."""
+    """An index file; other processes can search it while batches are applied."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         fresh = not path.exists() or not path.stat().st_size
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Batches come in one thread and what is idle in another, never at once.
+        # Batches and idle work come from two threads, but never at the same time.
         self._db = _connected(path, isolation_level=None, check_same_thread=False)
         try:
             if fresh:
@@ -74,7 +74,7 @@ class SqliteIndex(Target):
             raise
 
     def progress(self) -> TargetProgress:
-        """How far it is."""
+        """The progress of the index."""
         row = self._db.execute("SELECT progress FROM state").fetchone()
         return TargetProgress() if row is None else TargetProgress.of_text(row[0])
 
@@ -115,7 +115,7 @@ class SqliteIndex(Target):
 
 
 def _connected(path: Path, parameters: str = "", **settings: Any) -> sqlite3.Connection:
-    # As a URI, in which signs of the name that mean something there are escaped.
+    # A URI, in which special characters of the name are escaped.
     try:
         db: sqlite3.Connection = sqlite3.connect(
             f"{path.absolute().as_uri()}{parameters}", uri=True, timeout=60, **settings
@@ -126,27 +126,27 @@ def _connected(path: Path, parameters: str = "", **settings: Any) -> sqlite3.Con
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file of something else."""
+    """Refuse a file that is not an index."""
     try:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:
-        raise ForeignData(str(path), f"it is no index ({error})") from None
+        raise ForeignData(str(path), f"not an Upriver index ({error}); choose another file") from None
     if application != APPLICATION:
-        raise ForeignData(str(path), "it is a database, but no index of ours: name another file")
+        raise ForeignData(str(path), "a database, but not an Upriver index; choose another file")
     if version != VERSION:
-        raise ForeignData(str(path), f"it has the version {version}, and this release knows {VERSION}")
+        raise ForeignData(str(path), f"it has version {version}, but this release supports only version {VERSION}")
 
 
 def search(path: Path, query: str, limit: int, marks: tuple[str, str]) -> list[Hit]:
     """The best hits for a query of FTS5: words, "phrases", prefix*, AND, OR, NOT."""
     if not path.exists():
-        raise ForeignData(str(path), "there is no index")
+        raise ForeignData(str(path), "no such index; create it with upriver run index")
     db = _connected(path, "?mode=ro")
     try:
         check(db, path)
         return [Hit(*row) for row in db.execute(_SEARCH, (*marks, query, limit))]
     except sqlite3.OperationalError as error:
-        raise SearchError(query, f'{error} (words with signs stand in quotes: "user:1")') from None
+        raise SearchError(query, f'{error} (put words with punctuation in quotes: "user:1")') from None
     finally:
         db.close()

@@ -1,16 +1,16 @@
-"""What of a document is searched: the texts in it, as words that an index can hold."""
+"""The searchable text of a document."""
 
 import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-#: A text longer than this is cut: an index is for finding, the node has the document.
+#: A longer text is cut: the index only finds documents, and the node has them.
 TEXT_MAX: Final = 1024 * 1024
 
 
 def text_of(value: bytes) -> str:
-    """The words of a value: the texts and numbers of a JSON document, else the value itself if it is text."""
+    """The text of a value: the texts and numbers of a JSON document, else the value itself if it is text."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -35,7 +35,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def document_of(value: bytes) -> dict[str, Any] | None:
-    """The JSON object that a value is, or None."""
+    """The JSON object of a value, or None."""
     try:
         document = json.loads(value)
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""JSON values as columns of a table: which columns there are, and how rows of Spark become rows of them.
+"""JSON values as columns of a table: which columns exist, and how Spark rows become table rows.
 
-A field becomes a column when it is first seen, of the kind that most of its values have then: boolean, whole number,
-number, text, or for objects and arrays JSON as text. A column never changes its kind, because tables cannot. A value
-that its columns do not tell wholly (another kind, a null, no JSON object at all) is kept as it came in ``_raw``, beside
-the fields that do fit: nothing is lost. Our own columns begin with an underscore.
+A field becomes a column when it is first seen, with the type of most of its values: boolean, integer, number, text, or
+JSON text for objects and arrays. The type of a column never changes. If the columns cannot represent a value completely
+(another type, a null, not a JSON object), the original value is stored in ``_raw`` as well, so that nothing is lost.
+Our own columns start with an underscore.
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: What stands in every table, before the fields.
+#: The columns of every table, before the fields.
 OWN: Final = pa.schema(
     [
         pa.field("_key", pa.string()),
-        #: A key that is no UTF-8, as it is; then ``_key`` is null.
+        #: A key that is not UTF-8; then ``_key`` is null.
         pa.field("_raw_key", pa.binary()),
-        #: A value that the columns do not tell wholly, as it is.
+        #: The original value, if the columns do not represent it completely.
         pa.field("_raw", pa.binary()),
         pa.field("_vbucket", pa.int32()),
         pa.field("_seqno", pa.int64()),
@@ -32,9 +32,9 @@ OWN: Final = pa.schema(
         pa.field("_datatype", pa.int32()),
     ]
 )
-#: The column by which a Delta table is partitioned.
+#: The partition column of a Delta table.
 PART: Final = "upriver_part"
-#: No more fields than this become columns; others stay in ``_raw``.
+#: Maximum number of fields with a column; others are only in ``_raw``.
 COLUMNS_MAX: Final = 500
 _NUMBERS: Final = ("vbucket", "seqno", "rev_seqno", "cas", "flags", "expiry", "datatype")
 _KINDS: Final[dict[type, str]] = {bool: "bool", int: "int", float: "float", str: "text", dict: "json", list: "json"}
@@ -45,7 +45,7 @@ _TYPES: Final = {
     "text": pa.string(),
     "json": pa.string(),
 }
-#: What tells a column of JSON from one of text.
+#: The metadata of a column with JSON text.
 _MARK: Final = {b"upriver": b"json"}
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 _EXACT: Final = 2**53
@@ -53,7 +53,7 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Columns:
-    """The columns of a table, which grow with the values."""
+    """The columns of a table; new fields add columns."""
 
     def __init__(self, schema: pa.Schema | None = None) -> None:
         self._kinds: dict[str, str] = {}
@@ -68,7 +68,7 @@ class Columns:
         return pa.schema([*OWN, *(_field(name, kind) for name, kind in self._kinds.items())])
 
     def table(self, rows: pa.Table, *, grow: bool = True) -> pa.Table:
-        """Mutations as rows of the table; new fields become columns, unless they shall not."""
+        """Mutations as rows of the table; new fields become columns if wanted."""
         values = rows.column("value").to_pylist()
         documents = [_document(value) for value in values]
         if grow:
@@ -83,7 +83,7 @@ class Columns:
         return pa.table([{**own, **fields}[name] for name in self.schema.names], schema=self.schema)
 
     def _place(self, document: Mapping[str, Any], place: int, cells: Mapping[str, list[Any]]) -> bool:
-        """Put the fields that fit into their cells; whether all did."""
+        """Fill the cells of the fields that fit; returns whether all did."""
         whole = True
         for name, value in document.items():
             kind = self._kinds.get(name)
@@ -118,7 +118,7 @@ class Columns:
 
 
 def compact(value: Any) -> str:
-    """JSON in the fewest characters."""
+    """Compact JSON."""
     return _ENCODER.encode(value)
 
 
@@ -149,32 +149,32 @@ def _is_text(key: bytes) -> bool:
 
 
 def _refuse(_: str) -> NoReturn:
-    raise ValueError("no number of JSON")
+    raise ValueError("not a JSON number")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
-        raise ValueError("a field stands there twice")
+        raise ValueError("a duplicate field")
     return document
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_pairs)
-#: Only with an exponent, or with hundreds of digits, a number can be beyond all numbers.
+#: Only a number with an exponent or hundreds of digits can overflow a float.
 _EXPONENT: Final = re.compile(r"[0-9][eE]|[0-9]{300}")
 
 
 def _document(value: bytes | None) -> dict[str, Any] | None:
-    """The object that a value is; None if it is none, or one that would not be the same after it was read."""
+    """The JSON object of a value; None if it is not one, or would not survive a round trip."""
     if not value or value[:1] not in (b"{", b" ", b"\n", b"\r", b"\t"):
         return None
     try:
         text = value.decode()
         document = _DECODER.decode(text)
         if "\\u" in text:
-            compact(document).encode()  # half a character cannot be stored as text
+            compact(document).encode()  # an unpaired surrogate cannot be stored as text
         if _EXPONENT.search(text):
-            json.dumps(document, allow_nan=False)  # nor a number beyond all numbers
+            json.dumps(document, allow_nan=False)  # nor can an infinite number
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None

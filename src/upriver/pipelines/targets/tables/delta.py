@@ -1,7 +1,7 @@
-"""The latest state, and the history, as Delta tables: one transaction of delta-rs for each batch.
+"""The latest state and the history as Delta tables: one transaction of delta-rs per batch.
 
-The progress stands in a small file beside the log, and the transaction names it by the version of the application
-``upriver``: both count from the same moment. A second one, the query's own, has the number of its last batch.
+The progress is in a small file beside the log. The transaction names the file by the version of the application
+``upriver``, so both take effect together. The version of a second application, the query, is its last batch.
 """
 
 import time
@@ -20,16 +20,16 @@ from upriver.pipelines.targets.tables.columns import PART, Columns
 from upriver.pipelines.targets.tables.table import DataFile, TableTarget
 from upriver.pipelines.targets.target import TargetProgress
 
-#: The application whose version names the file of progress.
+#: The application whose version names the progress file.
 APPLICATION: Final = "upriver"
-#: So many files of progress are kept.
+#: Number of progress files to keep.
 KEPT: Final = 16
-#: After so many transactions files that are too old even for time travel are deleted.
+#: Vacuum after this many transactions: delete files that are too old for time travel.
 VACUUM_EVERY: Final = 200
 
 
 class Delta(TableTarget):
-    """A Delta table in a directory of this machine."""
+    """A Delta table in a local directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,20 +37,20 @@ class Delta(TableTarget):
         if DeltaTable.is_deltatable(str(path)):
             self._table = DeltaTable(str(path))
             if self._table.transaction_version(APPLICATION) is None and PART not in _names(self._table):
-                raise ForeignData(str(path), "this Delta table is no mirror: name another directory")
+                raise ForeignData(str(path), "not an Upriver mirror; choose another directory")
         elif any(path.iterdir()):
-            raise ForeignData(str(path), "it is no Delta table, and not empty: name another directory")
+            raise ForeignData(str(path), "not a Delta table, and not empty; choose another directory")
         else:
             fields = pa.schema([*Columns().schema, pa.field(PART, pa.int32())])
             self._table = DeltaTable.create(str(path), fields, partition_by=[PART])
         super().__init__()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
     @property
     def version(self) -> int:
-        """How many transactions there were."""
+        """The number of transactions."""
         return self._table.version()
 
     def _schema(self) -> pa.Schema | None:
@@ -64,7 +64,7 @@ class Delta(TableTarget):
             return TargetProgress.of_text(self._state(state).read_text())
         except FileNotFoundError:
             raise ForeignData(
-                str(self.path), f"the file {self._state(state).name} is missing: write to a new directory"
+                str(self.path), f"the file {self._state(state).name} is missing; choose a new directory"
             ) from None
 
     def _stored_files(self) -> Iterable[DataFile]:
@@ -108,7 +108,7 @@ class Delta(TableTarget):
         for old in sorted(self._state(0).parent.glob("*.json"))[:-KEPT]:
             old.unlink()
         if number % VACUUM_EVERY == 0:
-            self._table.vacuum(dry_run=False)  # by the table's own retention, seven days unless it says otherwise
+            self._table.vacuum(dry_run=False)  # keeps the files of the table's retention, by default seven days
 
     def _added(self, file: DataFile, now: int) -> AddAction:
         stats = f'{{"numRecords":{file.rows}}}'
@@ -122,13 +122,13 @@ class Delta(TableTarget):
 
 
 class DeltaHistory:
-    """Every change as it came, one transaction for each batch, in a Delta table of its own."""
+    """Every change in a separate Delta table, one transaction per batch."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def append(self, changes: pa.Table, query: str, number: int) -> bool:
-        """Add a batch, unless it is there already."""
+        """Add a batch, unless the table has it already."""
         application = f"{APPLICATION}:{query}"
         if DeltaTable.is_deltatable(str(self._path)):
             done = DeltaTable(str(self._path)).transaction_version(application)

@@ -1,7 +1,7 @@
-"""The latest state as Parquet files: a directory ``current`` that is exchanged in one step.
+"""The latest state as Parquet files: a link ``current`` to a directory, replaced atomically.
 
-A batch makes a new directory of links to the files that stay and of those that are new; then the link ``current`` is
-pointed to it. Whoever has begun to read finds the directory before still there.
+A batch makes a new directory with links to the unchanged files and with the new files; then ``current`` is pointed to
+it. The previous directory stays for a while, for its readers.
 """
 
 import os
@@ -20,20 +20,20 @@ from upriver.pipelines.targets.target import TargetProgress
 
 _STATE: Final = "_upriver.json"
 _SCHEMA: Final = "_schema"
-#: So many directories before the current one are kept for their readers.
+#: Number of earlier directories to keep for their readers.
 KEPT: Final = 2
 
 
 class ParquetTable(TableTarget):
-    """A directory with a link ``current``."""
+    """A Parquet table in a directory with a link ``current``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         if not self._link.is_symlink() and any(path.iterdir()):
-            raise ForeignData(str(path), "it is no mirror, and not empty: name another directory")
+            raise ForeignData(str(path), "not an Upriver mirror, and not empty; choose another directory")
         self._fresh: Path | None = None
-        #: What was current when the files were looked at.
+        #: The directory that was current when the files were listed.
         self._known = self._version
         super().__init__()
 
@@ -46,7 +46,7 @@ class ParquetTable(TableTarget):
         return int(os.readlink(self._link).removeprefix("v")) if self._link.is_symlink() else 0
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
     def _discard(self) -> None:
         self._fresh = None
@@ -69,12 +69,12 @@ class ParquetTable(TableTarget):
         return self._next() / f"p{part:04}-{name}"
 
     def _next(self) -> Path:
-        """The directory that will be the current one."""
+        """The next current directory."""
         if self._fresh is None:
             if self._version != self._known:
-                raise ForeignData(str(self.path), "somebody else writes to it: stop one of the two, and start anew")
+                raise ForeignData(str(self.path), "another process writes to it: stop one of the two, and start again")
             self._fresh = self.path / f"v{self._known + 1:012}"
-            shutil.rmtree(self._fresh, ignore_errors=True)  # of an attempt that was not finished
+            shutil.rmtree(self._fresh, ignore_errors=True)  # from an unfinished attempt
             self._fresh.mkdir()
         return self._fresh
 
@@ -100,7 +100,7 @@ class ParquetTable(TableTarget):
         sync(self.path)
         self._fresh = None
         self._known += 1
-        # From now on the files are known by their names in the new directory.
+        # The files now have names in the new directory.
         self._files = [*removed, *staying]
         for old in sorted(self.path.glob("v*"))[: -KEPT - 1]:
             shutil.rmtree(old)

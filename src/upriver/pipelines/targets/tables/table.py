@@ -1,9 +1,9 @@
-"""Tables of the latest state in Parquet files: which files a batch touches, and what stands in them afterwards.
+"""Tables of the latest state in Parquet files: which files a batch changes, and how.
 
-Theory of operation. Rows lie in *parts*, one for sixteen vbuckets. Of the files of a part only the keys are read to see
-which of them a batch touches; only those are written anew without the touched rows, and what is new goes into a file of
-its own. So a batch of new keys rewrites nothing. A part with too many files is put together into one. The storage then
-exchanges old files for new ones, together with the progress, in one step.
+Theory of operation. Rows are in *parts*, one for sixteen vbuckets. Only the keys of a part's files are read to find the
+files that a batch changes. These are rewritten without the changed rows, and the new rows go into a separate file. So a
+batch of new keys rewrites nothing. A part with too many files is merged into one. The storage then replaces the old
+files, together with the progress, atomically.
 """
 
 import uuid
@@ -23,11 +23,11 @@ from upriver.files import sync
 from upriver.pipelines.targets.tables.columns import OWN, Columns, keys_of
 from upriver.pipelines.targets.target import Target, TargetProgress, Work
 
-#: So many vbuckets share their files.
+#: Number of vbuckets that share files.
 PART_VBUCKETS: Final = 16
-#: A part with more files than this is put together.
+#: A part with more files than this is merged.
 FILES_MAX: Final = 8
-#: So many files are flushed at once.
+#: Number of files to sync in parallel.
 SYNCS_MAX: Final = 16
 _NAMES: Final = ("_key", "_raw_key", "_vbucket")
 
@@ -42,7 +42,7 @@ class DataFile:
 
 
 class TableTarget(Target):
-    """A table of the latest state; where its files are is the storage's business."""
+    """A table of the latest state; a subclass stores its files."""
 
     def __init__(self) -> None:
         self._columns = Columns(self._schema())
@@ -50,11 +50,11 @@ class TableTarget(Target):
         self._files = list(self._stored_files())
 
     def progress(self) -> TargetProgress:
-        """How far it is."""
+        """The progress of the table."""
         return self._progress
 
     def commit(self, work: Work) -> None:
-        """Exchange the files that the work touches."""
+        """Replace the files that the work changes."""
         try:
             self._commit(work)
         except BaseException:
@@ -78,7 +78,7 @@ class TableTarget(Target):
         self._files = [file for file in self._files if file not in removed] + added
 
     def read(self, vbuckets: Collection[int] | None = None) -> pa.Table:
-        """All rows, or those of these vbuckets."""
+        """All rows, or the rows of these vbuckets."""
         parts = None if vbuckets is None else {number // PART_VBUCKETS for number in vbuckets}
         tables = [self._load(file) for file in self._files if parts is None or file.part in parts]
         rows = pa.concat_tables([self._columns.schema.empty_table(), *tables])
@@ -87,7 +87,7 @@ class TableTarget(Target):
         return rows.filter(pc.is_in(rows.column("_vbucket"), pa.array(sorted(vbuckets), pa.int32())))
 
     def documents(self, rows: pa.Table) -> pa.Table:
-        """What these rows of Spark are in the table as it is now; fields without a column stay raw."""
+        """These Spark rows as rows of the table; fields without a column are only in ``_raw``."""
         return self._columns.table(rows, grow=False)
 
     def _touched(self, work: Work) -> list[int]:
@@ -97,7 +97,7 @@ class TableTarget(Target):
     def _exchange(
         self, part: int, files: Sequence[DataFile], work: Work, new: pa.Table
     ) -> tuple[list[DataFile], list[DataFile]]:
-        """The files of a part that go, and those that come."""
+        """The old and the new files of a part."""
         names = _of_part(work.rows, part, "vbucket")
         kept: dict[DataFile, Any] = {file: self._kept(file, names, work.cleared) for file in files}
         whole = len(files) - sum(mask is not None for mask in kept.values()) + 2 > FILES_MAX
@@ -111,12 +111,12 @@ class TableTarget(Target):
         return gone, [self._write(part, left)] if left.num_rows else []
 
     def _kept(self, file: DataFile, names: pa.Table, cleared: Iterable[int]) -> Any:
-        """Which rows of the file stay; None if all do."""
+        """The mask of rows to keep; None if all stay."""
         held = pq.read_table(file.path, columns=list(_NAMES), partitioning=None)
         hit = pc.is_in(held.column("_vbucket"), pa.array(list(cleared), pa.int32())).to_numpy(zero_copy_only=False)
         same = pc.is_in(keys_of(held), names.column("key")).to_numpy(zero_copy_only=False)
         if same.any():
-            # The same key may stand in several vbuckets, by whoever chose them; so rows of equal keys are compared.
+            # Clients choose vbuckets, so the same key may be in several: compare the vbuckets of equal keys too.
             places = np.flatnonzero(same)
             wanted = set(zip(names.column("vbucket").to_pylist(), names.column("key").to_pylist(), strict=True))
             few = held.take(pa.array(places))
@@ -126,7 +126,7 @@ class TableTarget(Target):
         return pa.array(~hit) if hit.any() else None
 
     def _load(self, file: DataFile) -> pa.Table:
-        """The rows of a file in today's columns."""
+        """The rows of a file with the current columns."""
         table = pq.read_table(file.path, partitioning=None)
         columns = [
             table.column(field.name).cast(field.type)
@@ -144,31 +144,31 @@ class TableTarget(Target):
         return DataFile(part, path, table.num_rows)
 
     def _discard(self) -> None:
-        """An exchange was not finished: forget what was prepared for it."""
+        """Discard the files of an unfinished replacement."""
 
-    # What a storage does
+    # For subclasses
 
     @abstractmethod
     def _schema(self) -> pa.Schema | None:
-        """The columns that there are; None if the table is new."""
+        """The schema; None if the table is new."""
 
     @abstractmethod
     def _stored_progress(self) -> TargetProgress:
-        """How far the last exchange came."""
+        """The progress of the last replacement."""
 
     @abstractmethod
     def _stored_files(self) -> Iterable[DataFile]:
-        """The files that there are."""
+        """The current files."""
 
     @abstractmethod
     def _new_path(self, part: int, name: str) -> Path:
-        """Where a new file is written."""
+        """The path of a new file."""
 
     @abstractmethod
     def _exchange_files(
         self, added: Sequence[DataFile], removed: Sequence[DataFile], schema: pa.Schema, progress: TargetProgress
     ) -> None:
-        """Let the table consist of other files, and remember the progress: both or neither."""
+        """Replace files of the table and store the progress, atomically."""
 
 
 def sync_all(paths: Iterable[Path]) -> None:
