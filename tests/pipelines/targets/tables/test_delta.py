@@ -43,7 +43,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForeignData, match="not a Delta table, and not empty"):
         Delta(tmp_path)
     write_deltalake(str(tmp_path / "other"), table([row(0, 1, "mutation", b"k", b"v")]))
-    with pytest.raises(ForeignData, match="no mirror"):
+    with pytest.raises(ForeignData, match="not an Upriver mirror"):
         Delta(tmp_path / "other")
 
 
