@@ -13,7 +13,7 @@ def test_not_over_what_is_there(tmp_path: Path) -> None:
         pass
     result = CliRunner().invoke(main, ["restore", str(tmp_path / "data"), str(tmp_path / "data")], prog_name="upriver")
     assert result.exit_code == 1
-    assert "empty directory" in result.stderr
+    assert "the target directory is not empty" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

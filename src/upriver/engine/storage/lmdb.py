@@ -155,7 +155,7 @@ class LmdbStorage(Storage):
         try:
             target.mkdir(parents=True, exist_ok=True)
             if _entries(target):
-                raise StorageError(path, "the directory for the backup is not empty")
+                raise StorageError(path, "the target directory is not empty")
             with self._held():
                 self._env.copy(path, compact=True)
             self._mark_as_copy(path)
