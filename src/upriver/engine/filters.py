@@ -63,7 +63,7 @@ class KeyPattern:
 
     @property
     def may_take_long(self) -> bool:
-        """Whether matching a key may take so long that the time must be limited."""
+        """Whether matching a key may be slow, so that its time must be limited."""
         return int(self._compiled.programsize) > PROGRAM_SIZE_SMALL
 
     def passes(self, key: bytes) -> bool:
