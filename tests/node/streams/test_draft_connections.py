@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.node.streams.test_statistics import group
 from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode, Peer
+from tests.support.stat_groups import stat_group
 from tests.support.stream_client import StreamClient
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
@@ -354,7 +354,7 @@ def test_nobody_else_can_take_the_name_that_is_made_up(name: str) -> None:
 def test_statistics_show_the_group_id(name: str) -> None:
     node, peer = node_with_peer(name, b"a", b"b")
     peer.send(request(name, group_id=b"replication_12"))
-    numbers = group(node, b"upr")
+    numbers = stat_group(node, b"upr")
     assert numbers["ep_upr_count"] == "1"
     prefix = f"eq_uprq:\\{name}:peer"
     assert numbers[f"{prefix}:stream_0_group_id"] == "replication_12"

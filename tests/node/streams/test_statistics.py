@@ -5,21 +5,16 @@ from hypothesis import given, settings
 
 from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode, Peer, node_with_peer
+from tests.support.stat_groups import stat_group
 from tests.support.stream_requests import ask, ask_upr, control
 from upriver.node.streams.statistics import stream_statistics
-from upriver.wire import Response, dcp, memcached, upr
-
-
-def group(node: InMemoryNode, name: bytes) -> dict[str, str]:
-    answers = node.connect().send(memcached.Stat(key=name))
-    assert all(isinstance(answer, memcached.StatResponse) for answer in answers)
-    return {answer.key.decode(): answer.value.decode() for answer in answers[:-1]}  # type: ignore[attr-defined]
+from upriver.wire import Response, dcp, upr
 
 
 def test_nothing_streams() -> None:
     node = InMemoryNode()
-    assert group(node, b"dcp") == {"ep_dcp_count": "0"}
-    assert group(node, b"upr") == {"ep_upr_count": "0"}
+    assert stat_group(node, b"dcp") == {"ep_dcp_count": "0"}
+    assert stat_group(node, b"upr") == {"ep_upr_count": "0"}
     assert dict(stream_statistics(None, "dcp")) == {"ep_dcp_count": 0}
 
 
@@ -32,7 +27,7 @@ def test_a_stream_and_its_connection() -> None:
     peer.send(dcp.BufferAck(bytes_processed=100))
     changes = 4 * (24 + 31 + 2) + 2 * 44
     answers = 24 + 24 + 40  # open, control, stream request
-    assert group(node, b"dcp") == {
+    assert stat_group(node, b"dcp") == {
         "ep_dcp_count": "1",
         "eq_dcpq:reader:type": "producer",
         "eq_dcpq:reader:created": str(int(node.clock())),
@@ -52,7 +47,7 @@ def test_a_stream_and_its_connection() -> None:
         "eq_dcpq:reader:stream_0_last_sent_seqno": "4",
         "eq_dcpq:reader:stream_0_flags": "16",
     }
-    assert group(node, b"upr") == {"ep_upr_count": "0"}
+    assert stat_group(node, b"upr") == {"ep_upr_count": "0"}
 
 
 def opened(node: InMemoryNode, name: bytes, flags: int = 1) -> Peer:
@@ -66,7 +61,7 @@ def test_each_connection_belongs_to_one_group() -> None:
     opened(node, b"idle")
     opened(node, b"taker", flags=0)
     opened(node, b"bell", flags=2)
-    upr_group, dcp_group = group(node, b"upr"), group(node, b"dcp")
+    upr_group, dcp_group = stat_group(node, b"upr"), stat_group(node, b"dcp")
     assert (upr_group["ep_upr_count"], dcp_group["ep_dcp_count"]) == ("1", "4")
     assert upr_group["eq_uprq:old:num_streams"] == "1"
     assert [dcp_group[f"eq_dcpq:{name}:type"] for name in ("new", "taker", "bell")] == [
@@ -81,7 +76,7 @@ def test_what_ended_streams_sent_still_counts() -> None:
     ask(peer)
     peer.send(upr.CloseStream())
     ask(peer, end=2)
-    numbers = group(node, b"dcp")
+    numbers = stat_group(node, b"dcp")
     assert (numbers["eq_dcpq:x:items_sent"], numbers["eq_dcpq:x:num_streams"]) == ("4", "0")
 
 
@@ -114,7 +109,7 @@ def test_they_add_up(
         received += peer.send(upr.CloseStream(vbucket=vbucket))
     acked = sum(len(message.encode()) for message in received) // 2
     received += peer.send(dcp.BufferAck(bytes_processed=acked))
-    old_group, new_group = group(node, b"upr"), group(node, b"dcp")
+    old_group, new_group = stat_group(node, b"upr"), stat_group(node, b"dcp")
     assert int(old_group["ep_upr_count"]) + int(new_group["ep_dcp_count"]) == 2
     name, numbers = ("upr", old_group) if asked[0][1] else ("dcp", new_group)
     mine = {key.removeprefix(f"eq_{name}q:x:"): value for key, value in numbers.items() if "q:x:" in key}

@@ -2,8 +2,8 @@
 
 import socket
 
-from tests.node.streams.test_streaming_session import PieceStream
 from tests.support.in_memory_node import InMemoryNode
+from tests.support.piece_stream import PieceStream
 from upriver.node.streams.streaming_session import StreamingSession
 from upriver.node.streams.turn_writer import UNSENT_BYTES, prepare_for_streams, write_turn
 from upriver.protocol.producer.send_buffer import COPIED_BYTES

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.node.streams.test_streaming_session import PieceStream
 from tests.support.in_memory_node import InMemoryNode
+from tests.support.piece_stream import PieceStream
 from upriver.wire import Buffer
 from upriver.wire.dialects.memcached import Noop, Set
 

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.node.tap.test_converges import AT_THE_NODE, KEYS, SETTINGS, VBUCKETS, VERDICTS, Consumer, take
 from tests.support.depth import examples
 from tests.support.in_memory_node import InMemoryNode
+from tests.support.tap_consumer_model import (
+    AT_THE_NODE,
+    KEYS,
+    SETTINGS,
+    VBUCKETS,
+    VERDICTS,
+    TapConsumerModel,
+    take_step,
+)
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, KEYS_ONLY, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
 from upriver.wire import Message, tap
@@ -25,7 +33,7 @@ _NAMING = (Control.INITIAL_VBUCKET_STREAM, Control.CLOSE_BACKFILL, Control.OPEN_
 
 
 @dataclass
-class Wishing(Consumer):
+class Wishing(TapConsumerModel):
     """A consumer that asks for something else each time, and remembers what it may count on."""
 
     #: By vbucket: the seqno from which on it was promised everything, and the second.
@@ -158,7 +166,7 @@ def test_who_asks_for_something_else_gets_what_it_was_promised(
                 consumer.ask(date, flags, vbuckets)
                 consumer.connect()
             case _:
-                take(node, consumer, step, number)
+                take_step(node, consumer, step, number)
     consumer.cut(100)
     consumer.ask(*last)
     for _ in range(4):

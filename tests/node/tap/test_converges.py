@@ -4,7 +4,6 @@ The consumer here is a dictionary for each vbucket that follows the messages to 
 will, acknowledges late or not at all, loses its connection with messages on the way, and comes back under its name.
 """
 
-import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 
@@ -12,86 +11,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.depth import examples
-from tests.support.in_memory_node import InMemoryNode, Peer
+from tests.support.in_memory_node import InMemoryNode
+from tests.support.tap_consumer_model import (
+    AT_THE_NODE,
+    KEYS,
+    SETTINGS,
+    VBUCKETS,
+    VERDICTS,
+    TapConsumerModel,
+    take_step,
+)
 from tests.support.tap_peer import ACK, BACKFILL, CHECKPOINT, DUMP, LIST, REGISTERED, connect
 from upriver.engine.maintenance import Retention
-from upriver.errors import KeyNotFound
-from upriver.model import VbucketState
-from upriver.protocol.tap.connect_plan import TapSettings
-from upriver.wire import AnyResponse, Message, Request, memcached, tap
+from upriver.wire import AnyResponse, Message, Request
 from upriver.wire.codes import Status
-from upriver.wire.dialects.tap import Control, TapFlag
-
-VBUCKETS = (1, 2)
-KEYS = [b"a", b"b", b"c", b"d"]
-SETTINGS = TapSettings(ack_interval=2, window_messages_max=5, backoff_s=5, keep_alive_s=30, noop_interval_s=0)
-
-
-@dataclass
-class Consumer:
-    """Follows the messages; what it refuses it does not do."""
-
-    node: InMemoryNode
-    request: tap.Connect
-    acks: bool
-    #: It has been told that nothing more comes.
-    finished: bool = False
-    held: dict[int, dict[bytes, bytes]] = field(default_factory=lambda: {vbucket: {} for vbucket in VBUCKETS})
-    peer: Peer | None = None
-
-    def connect(self) -> None:
-        self.peer = self.node.connect()
-        self.peer.put(self.request)
-
-    def cut(self, kept: int) -> None:
-        """The connection breaks; only so many of the messages on the way still arrive."""
-        if self.peer is None:
-            return
-        self.node.settle()
-        for message in self.peer.take()[:kept]:
-            self._apply(message)
-        self.peer.session.closing = True
-        if self.peer.session.stream is not None:
-            self.peer.session.stream.lose()
-        self.peer = None
-
-    def read(self, verdicts: list[Status | None]) -> None:
-        """Take what comes, and answer with these verdicts, then with success."""
-        if self.peer is None or self.peer.closed:
-            self.connect()
-        assert self.peer is not None
-        self.node.settle()
-        while messages := self.peer.take():
-            for message in messages:
-                self._judge(message, verdicts.pop(0) if verdicts and self.acks else Status.SUCCESS)
-            self.node.settle()
-
-    def _judge(self, message: Message, verdict: Status | None) -> None:
-        assert self.peer is not None
-        if isinstance(message, memcached.Noop):
-            verdict = Status.SUCCESS
-        if verdict is None or verdict is Status.SUCCESS:
-            self._apply(message)
-        asked = isinstance(message, memcached.Noop) or TapFlag.ACK in getattr(message, "tap_flags", TapFlag(0))
-        if verdict is not None and (asked or verdict is not Status.SUCCESS):
-            assert isinstance(message, Request)
-            answer = AnyResponse(opcode=message.code, opaque=message.opaque, status=verdict).encode()
-            self.peer.put(answer if verdict is Status.SUCCESS else answer * 2)  # it insists
-
-    def _apply(self, message: Message) -> None:
-        assert not self.finished
-        match message:
-            case tap.Opaque() if message.control is Control.CLOSE_TAP_STREAM:
-                self.finished = True
-            case tap.Mutation():
-                self.held[message.vbucket][message.key] = message.value
-            case tap.Delete():
-                self.held[message.vbucket].pop(message.key, None)
-            case tap.Flush():
-                for held in self.held.values():
-                    held.clear()
-            case tap.Opaque() if message.control is Control.INITIAL_VBUCKET_STREAM:
-                self.held[message.vbucket].clear()
+from upriver.wire.dialects.tap import TapFlag
 
 
 def contents(node: InMemoryNode) -> dict[int, dict[bytes, bytes]]:
@@ -103,19 +37,6 @@ def contents(node: InMemoryNode) -> dict[int, dict[bytes, bytes]]:
     return out
 
 
-VERDICTS = st.lists(
-    st.sampled_from([Status.SUCCESS, Status.SUCCESS, Status.ETMPFAIL, Status.EBUSY, Status.NOT_MY_VBUCKET, None]),
-    max_size=8,
-)
-#: What may happen to the node itself.
-AT_THE_NODE = (
-    st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-    st.tuples(st.just("set"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-    st.tuples(st.just("delete"), st.sampled_from(VBUCKETS), st.sampled_from(KEYS)),
-    st.tuples(st.just("flush"), st.sampled_from([0, *VBUCKETS])),
-    st.tuples(st.just("checkpoint"), st.sampled_from(VBUCKETS)),
-    st.tuples(st.just("role"), st.sampled_from(VBUCKETS)),
-)
 STEPS = st.lists(
     st.one_of(
         *AT_THE_NODE,
@@ -144,38 +65,6 @@ FLAGS = st.sampled_from(
 )
 
 
-def take(node: InMemoryNode, consumer: Consumer, step: tuple[object, ...], number: int) -> None:
-    """Do one step."""
-    match step:
-        case ("set", int(vbucket), bytes(key)):
-            node.bucket.vbucket(vbucket).set(key, b"%d" % number)
-        case ("delete", int(vbucket), bytes(key)):
-            with contextlib.suppress(KeyNotFound):
-                node.bucket.vbucket(vbucket).delete(key)
-        case ("flush", 0):
-            node.bucket.flush()
-        case ("flush", int(vbucket)):
-            node.bucket.vbucket(vbucket).flush()
-        case ("checkpoint", int(vbucket)):
-            node.bucket.vbucket(vbucket).checkpoints.create()
-        case ("role", int(vbucket)):
-            node.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
-            node.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
-        case ("roll back", int(vbucket), int(seqno)):
-            node.bucket.vbucket(vbucket).set_state(VbucketState.REPLICA)
-            node.bucket.vbucket(vbucket).roll_back(seqno)
-            node.bucket.vbucket(vbucket).set_state(VbucketState.ACTIVE)
-        case ("read", list(verdicts)):
-            consumer.read(list(verdicts))
-        case ("cut", int(kept)):
-            consumer.cut(kept)
-        case ("time", float(seconds)):
-            node.pass_by(seconds)
-        case ("purge",):
-            node.pass_by(3)
-            node.bucket.maintenance.run_all()
-
-
 @settings(max_examples=examples(300), deadline=None)
 @example(  # a deletion that was sent and never arrived is purged; the client has acknowledged nothing, and stands at 0
     steps=[
@@ -198,10 +87,10 @@ def test_in_the_end_the_consumer_holds_what_the_node_holds(
     for vbucket in VBUCKETS:
         node.bucket.create_vbucket(vbucket)
     request = connect(b"client", flags | (LIST if listed else 0), vbuckets=VBUCKETS)
-    consumer = Consumer(node, request, bool(flags & ACK))
+    consumer = TapConsumerModel(node, request, bool(flags & ACK))
     consumer.connect()
     for number, step in enumerate(steps):
-        take(node, consumer, step, number)
+        take_step(node, consumer, step, number)
     for _ in range(4):  # what was refused is tried again, and what was not answered is sent again after a reconnect
         consumer.read([])
         node.pass_by(6)
@@ -213,7 +102,7 @@ def test_in_the_end_the_consumer_holds_what_the_node_holds(
 
 
 @dataclass
-class LateConsumer(Consumer):
+class LateConsumer(TapConsumerModel):
     """Takes everything that it does not refuse for the moment, and answers in the end, though late: never losing its
     connection it must get everything too."""
 
@@ -283,7 +172,7 @@ def test_who_answers_late_gets_everything_without_another_connection(
     consumer = LateConsumer(node, connect(b"client", flags), bool(flags & ACK))
     consumer.connect()
     for number, step in enumerate(steps):
-        take(node, consumer, step, number)
+        take_step(node, consumer, step, number)
     for _ in range(6):
         consumer.read([])
         node.pass_by(6)
@@ -307,7 +196,7 @@ def test_who_is_told_that_nothing_more_comes_holds_all_of_a_dump(
         node.bucket.create_vbucket(vbucket)
     for number, (vbucket, key) in enumerate(written):
         node.bucket.vbucket(vbucket).set(key, b"%d" % number)
-    consumer = Consumer(node, connect(b"client", DUMP | ACK), acks=True)
+    consumer = TapConsumerModel(node, connect(b"client", DUMP | ACK), acks=True)
     consumer.connect()
     for verdicts in refused:
         if not consumer.finished:

@@ -1,11 +1,10 @@
 """The streams of one connection: settings, questions, answers, acknowledgements, silence."""
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.consumer_messages import QUIET, messages, status_of
 from tests.support.packet_feeder import PacketFeeder
 from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.errors import (
@@ -22,12 +21,10 @@ from upriver.model import VbucketState
 from upriver.model.position import SEQNO_MAX
 from upriver.protocol.consumer.consumer import ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
-from upriver.wire import AnyResponse, Framer, Message, Request, Response, dcp, memcached, upr
+from upriver.wire import AnyResponse, Message, Request, dcp, memcached, upr
 from upriver.wire.codes import Status
-from upriver.wire.framing import MEMCACHED
 
 LOG = (memcached.FailoverEntry(vbucket_uuid=7, seqno=0),)
-QUIET = ConsumerOptions(window_bytes=0, noop_interval_s=0, expirations=False)
 
 
 class ConsumerUnderTest:
@@ -59,19 +56,6 @@ class ConsumerUnderTest:
     def tell(self, message: Message, now: float = 0.0) -> list[Message]:
         assert self.consumer.receive(message, now)
         return self.sent()
-
-
-def messages(data: bytes) -> Iterator[Message]:
-    framer = Framer(MEMCACHED)
-    framer.feed(data)
-    while packet := framer.next_packet():
-        yield dcp.dcp.decode(packet)
-
-
-def status_of(sent: list[Message]) -> Status:
-    (answer,) = sent
-    assert isinstance(answer, Response)
-    return answer.status
 
 
 def of(stream: ConsumerStream, message: Request) -> Request:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.protocol.consumer.test_consumer import QUIET, messages, status_of
+from tests.support.consumer_messages import QUIET, messages, status_of
 from tests.support.recording_sink import RecordingCopy, RecordingSink
 from upriver.protocol.consumer.replica import Replica
 from upriver.wire import AnyResponse, Message, dcp, memcached, upr
