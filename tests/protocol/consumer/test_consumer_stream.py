@@ -14,16 +14,16 @@ LOG = FailoverLog((FailoverEntry(7, 3), FailoverEntry(6, 0)))
 
 
 def opened(
-    position: StreamPosition | None = None, *, modern: bool = True, starts_inclusive: bool = False
+    position: StreamPosition | None = None, *, speaks_dcp: bool = True, starts_inclusive: bool = False
 ) -> tuple[ConsumerStream, RecordingCopy]:
     copy = RecordingCopy(0, position)
     stream = ConsumerStream(copy, 9, starts_inclusive=starts_inclusive)
-    stream.accept(LOG, modern=modern)
+    stream.accept(LOG, speaks_dcp=speaks_dcp)
     return stream, copy
 
 
-def changes(*seqnos: int, modern: bool = True) -> bytes:
-    mutation = dcp.Mutation if modern else upr.Mutation
+def changes(*seqnos: int, speaks_dcp: bool = True) -> bytes:
+    mutation = dcp.Mutation if speaks_dcp else upr.Mutation
     return b"".join(mutation(by_seqno=seqno, key=b"k%d" % seqno, opaque=9).encode() for seqno in seqnos)
 
 
@@ -40,15 +40,15 @@ def test_a_snapshot_and_its_changes() -> None:
 
 def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
     """Whoever is cut off there need not go back behind it; and nothing comes before the next snapshot begins."""
-    stream, copy = opened(StreamPosition(7, 4, Snapshot(2, 8)), modern=False)  # resumed inside a snapshot
+    stream, copy = opened(StreamPosition(7, 4, Snapshot(2, 8)), speaks_dcp=False)  # resumed inside a snapshot
     stream.unbounded_marker()
-    data = changes(5, 8, modern=False)
+    data = changes(5, 8, speaks_dcp=False)
     assert stream.run(data, 0) == len(data)
     assert copy.position.consistent_seqno == 2
     stream.snapshot_end()
     assert copy.position == StreamPosition.at(7, 8)
     assert stream.position == StreamPosition.at(7, 8)
-    assert stream.run(changes(9, modern=False), 0) == 0
+    assert stream.run(changes(9, speaks_dcp=False), 0) == 0
     assert isinstance(stream.refuse(9), InvalidArguments)
     assert stream.life.ended
 
@@ -58,9 +58,9 @@ def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
     """The change at the end may be a deletion that is purged: at the last change before it the key was still there."""
     copy = RecordingCopy()
     stream = ConsumerStream(copy, 9)
-    stream.accept(LOG, modern=False, end_seqno=3)
+    stream.accept(LOG, speaks_dcp=False, end_seqno=3)
     stream.unbounded_marker()
-    stream.run(changes(2, modern=False), 0)
+    stream.run(changes(2, speaks_dcp=False), 0)
     if draft:
         stream.snapshot_end()
     assert copy.position.consistent_seqno == 0
@@ -71,7 +71,7 @@ def test_a_stream_that_was_cut_at_its_end_stands_there(draft: bool) -> None:
 def test_a_stream_without_anything_before_its_end_stands_there_too() -> None:
     copy = RecordingCopy(0, StreamPosition.at(7, 5))
     stream = ConsumerStream(copy, 9)
-    stream.accept(LOG, modern=False, end_seqno=8)
+    stream.accept(LOG, speaks_dcp=False, end_seqno=8)
     stream.end(upr.EndReason.OK)
     assert copy.position == StreamPosition.at(7, 8)
 
@@ -81,14 +81,14 @@ def test_an_end_that_proves_nothing_leaves_the_place(reason: upr.EndReason) -> N
     torn = StreamPosition(7, 4, Snapshot(2, 8))
     copy = RecordingCopy(0, torn if reason is upr.EndReason.OK else StreamPosition.at(7, 4))
     stream = ConsumerStream(copy, 9)
-    stream.accept(LOG, modern=False, end_seqno=6)
+    stream.accept(LOG, speaks_dcp=False, end_seqno=6)
     before = copy.position
     stream.end(reason)
     assert copy.position == before
 
 
 def test_a_snapshot_that_has_not_begun_cannot_end() -> None:
-    stream, _ = opened(modern=False)
+    stream, _ = opened(speaks_dcp=False)
     with pytest.raises(ProtocolViolation):
         stream.snapshot_end()
 
@@ -163,7 +163,7 @@ def test_a_copy_that_refuses_the_log_has_no_stream() -> None:
 
     stream = ConsumerStream(Active(), 9)
     with pytest.raises(KeyExists):
-        stream.accept(LOG, modern=True)
+        stream.accept(LOG, speaks_dcp=True)
     stream.refused(KeyExists("active"))
     assert stream.life.ended
 
@@ -223,7 +223,7 @@ def test_advance_stays_inside_its_snapshot() -> None:
 
 def test_upr_does_not_say_how_far_it_is() -> None:
     """Its snapshots have no end that would bound it."""
-    stream, copy = opened(modern=False)
+    stream, copy = opened(speaks_dcp=False)
     stream.unbounded_marker()
     for seqno in (5, SEQNO_MAX, 2**64 - 1):
         with pytest.raises(InvalidArguments):
@@ -241,49 +241,49 @@ def test_a_flush_empties_the_copy() -> None:
 
 
 def test_upr_is_whole_at_the_next_marker() -> None:
-    stream, copy = opened(modern=False)
+    stream, copy = opened(speaks_dcp=False)
     stream.unbounded_marker()
-    stream.run(changes(2, 5, modern=False), 0)
+    stream.run(changes(2, 5, speaks_dcp=False), 0)
     assert copy.position.consistent_seqno == 0
     stream.unbounded_marker()
     assert copy.told == [f"(0,{NO_END}] 0x0", "k2 k5", "whole at 5", f"(5,{NO_END}] 0x0"]
-    stream.run(changes(6, modern=False), 0)
+    stream.run(changes(6, speaks_dcp=False), 0)
     assert copy.position.consistent_seqno == 5
     stream.end(upr.EndReason.OK)
     assert copy.position.consistent_seqno == 6
 
 
 def test_upr_resumed_inside_a_snapshot_is_not_whole_at_its_first_marker() -> None:
-    stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)), modern=False)
+    stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)), speaks_dcp=False)
     stream.unbounded_marker()
     assert copy.position.consistent_seqno == stream.position.consistent_seqno == 2
-    stream.run(changes(6, modern=False), 0)
+    stream.run(changes(6, speaks_dcp=False), 0)
     stream.unbounded_marker()
     assert copy.position.consistent_seqno == stream.position.consistent_seqno == 6
 
 
 @pytest.mark.parametrize("reason", [upr.EndReason.STATE_CHANGED, upr.EndReason.STATE_CHANGED_EARLY])
 def test_upr_that_ends_otherwise_is_not_whole(reason: upr.EndReason) -> None:
-    stream, copy = opened(modern=False)
+    stream, copy = opened(speaks_dcp=False)
     stream.unbounded_marker()
-    stream.run(changes(2, modern=False), 0)
+    stream.run(changes(2, speaks_dcp=False), 0)
     stream.end(reason)
     assert copy.position.consistent_seqno == 0
 
 
 def test_upr_that_ends_ok_where_it_was_resumed_is_not_whole() -> None:
-    stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)), modern=False)
+    stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)), speaks_dcp=False)
     stream.end(upr.EndReason.OK)
     assert copy.position.consistent_seqno == 2
 
 
-@pytest.mark.parametrize("modern", [True, False])
-def test_a_takeover(modern: bool) -> None:
-    stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)) if not modern else None, modern=modern)
+@pytest.mark.parametrize("speaks_dcp", [True, False])
+def test_a_takeover(speaks_dcp: bool) -> None:
+    stream, copy = opened(StreamPosition(7, 5, Snapshot(2, NO_END)) if not speaks_dcp else None, speaks_dcp=speaks_dcp)
     stream.handed_over(VbucketState.PENDING)
     copy.state = VbucketState.PENDING
     assert stream.life.state.value == StreamState.PENDING.value
-    if not modern:
+    if not speaks_dcp:
         assert copy.position.consistent_seqno == 5  # there was nothing more to send
     with pytest.raises(ProtocolViolation):
         stream.handed_over(VbucketState.ACTIVE)
@@ -350,23 +350,23 @@ ROADS = {
 }
 
 
-def happen(stream: ConsumerStream, copy: RecordingCopy, event: StreamEvent, *, modern: bool) -> None:
+def happen(stream: ConsumerStream, copy: RecordingCopy, event: StreamEvent, *, speaks_dcp: bool) -> None:
     """Let a stream hear what the event stands for."""
     match event:
         case StreamEvent.ACCEPT:
-            stream.accept(LOG, modern=modern)
+            stream.accept(LOG, speaks_dcp=speaks_dcp)
         case StreamEvent.REFUSE:
             stream.refused(OutOfRange("too far"))
         case StreamEvent.MARKER:
-            stream.marker(0, 50, 1) if modern else stream.unbounded_marker()
+            stream.marker(0, 50, 1) if speaks_dcp else stream.unbounded_marker()
         case StreamEvent.CHANGE:
             if stream.life.state is StreamState.DRAINING:
-                happen(stream, copy, StreamEvent.MARKER, modern=modern)
-            data = changes(stream.position.seqno + 1, modern=modern)
+                happen(stream, copy, StreamEvent.MARKER, speaks_dcp=speaks_dcp)
+            data = changes(stream.position.seqno + 1, speaks_dcp=speaks_dcp)
             assert stream.run(data, 0) == len(data)
         case StreamEvent.ADVANCE:
             if stream.life.state is StreamState.DRAINING:
-                happen(stream, copy, StreamEvent.MARKER, modern=modern)
+                happen(stream, copy, StreamEvent.MARKER, speaks_dcp=speaks_dcp)
             stream.advance(stream.position.seqno + 1)
         case StreamEvent.FLUSH:
             stream.flush()
@@ -379,7 +379,7 @@ def happen(stream: ConsumerStream, copy: RecordingCopy, event: StreamEvent, *, m
             stream.handed_over(VbucketState.ACTIVE)
             copy.state = VbucketState.ACTIVE
         case StreamEvent.END:
-            stream.end(dcp.EndReason.OK if modern else upr.EndReason.OK)
+            stream.end(dcp.EndReason.OK if speaks_dcp else upr.EndReason.OK)
         case StreamEvent.CLOSE:
             stream.close()
         case _:
@@ -387,20 +387,20 @@ def happen(stream: ConsumerStream, copy: RecordingCopy, event: StreamEvent, *, m
             stream.lose()
 
 
-@pytest.mark.parametrize("modern", [True, False], ids=["dcp", "upr"])
+@pytest.mark.parametrize("speaks_dcp", [True, False], ids=["dcp", "upr"])
 @pytest.mark.parametrize(
     ("state", "event"),
     [(state, event) for state in TRANSITIONS for event in TRANSITIONS[state] if event not in NOT_RECEIVED],
     ids=str,
 )
-def test_each_transition_of_the_table(state: StreamState, event: StreamEvent, modern: bool) -> None:
+def test_each_transition_of_the_table(state: StreamState, event: StreamEvent, speaks_dcp: bool) -> None:
     copy = RecordingCopy()
     stream = ConsumerStream(copy, 9)
     for step in ROADS[state]:
-        happen(stream, copy, step, modern=modern)
+        happen(stream, copy, step, speaks_dcp=speaks_dcp)
     assert stream.life.state is state
-    if not modern and event in NOT_IN_UPR:
+    if not speaks_dcp and event in NOT_IN_UPR:
         return
-    happen(stream, copy, event, modern=modern)
+    happen(stream, copy, event, speaks_dcp=speaks_dcp)
     assert stream.life.state is TRANSITIONS[state][event]
     assert copy.closed is stream.life.ended

@@ -50,13 +50,13 @@ def test_dcp_asks_with_the_bounds_of_its_snapshot() -> None:
     assert way.answered(accepted((8, 4), (7, 0))) == log((8, 4), (7, 0))
 
 
-@pytest.mark.parametrize("modern", [True, False])
-def test_an_answer_to_another_question_is_refused(modern: bool) -> None:
+@pytest.mark.parametrize("speaks_dcp", [True, False])
+def test_an_answer_to_another_question_is_refused(speaks_dcp: bool) -> None:
     copy = RecordingCopy(0, StreamPosition.at(7, 5))
-    way = Negotiation(copy, 1, dialects=("dcp" if modern else "upr",))
+    way = Negotiation(copy, 1, dialects=("dcp" if speaks_dcp else "upr",))
     way.first()
     with pytest.raises(InvalidArguments):
-        way.answered(told((9, 0)) if modern else accepted((9, 0)))
+        way.answered(told((9, 0)) if speaks_dcp else accepted((9, 0)))
     assert copy.told == []
 
 
@@ -86,7 +86,7 @@ def test_who_does_not_understand_48_bytes_is_asked_with_40() -> None:
     way.first()
     assert isinstance(way.answered(refused(Status.EINVAL)), upr.FailoverLogRequest)
     assert asked(way.answered(told((5, 0)))) == (0, 5, 0)
-    assert not way.modern
+    assert not way.speaks_dcp
     with pytest.raises(StatusError):
         way.answered(refused(Status.EINVAL))
 

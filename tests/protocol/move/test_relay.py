@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import WireError
-from upriver.protocol.move.relay import Cutter, decoded, is_for_mover
+from upriver.protocol.move.relay import PacketSplitter, decoded, is_for_mover
 from upriver.wire import AnyResponse, dcp, memcached, upr
 
 PACKETS = [
@@ -24,10 +24,10 @@ PACKETS = [
     cuts=st.lists(st.integers(1, 150), max_size=40),
 )
 def test_every_byte_passes_in_its_order_however_it_comes(packets: list[bytes], cuts: list[int]) -> None:
-    data, at, cutter = b"".join(packets), 0, Cutter()
+    data, at, splitter = b"".join(packets), 0, PacketSplitter()
     out, seen = bytearray(), []
     for cut in [*cuts, len(data)]:
-        for piece, is_packet in cutter.cut(memoryview(data)[at : at + cut]):
+        for piece, is_packet in splitter.split(memoryview(data)[at : at + cut]):
             out += piece
             if is_packet:
                 seen.append(bytes(piece))
@@ -37,10 +37,10 @@ def test_every_byte_passes_in_its_order_however_it_comes(packets: list[bytes], c
 
 
 def test_a_change_does_not_wait_for_its_end() -> None:
-    cutter = Cutter()
-    (piece,) = cutter.cut(PACKETS[1][:30])
+    splitter = PacketSplitter()
+    (piece,) = splitter.split(PACKETS[1][:30])
     assert len(piece[0]) == 30
-    (piece,) = cutter.cut(PACKETS[1][30:])
+    (piece,) = splitter.split(PACKETS[1][30:])
     assert not piece[1]
 
 
@@ -59,4 +59,4 @@ def test_whose_answer_it_is() -> None:
 
 def test_what_makes_no_sense_is_an_error() -> None:
     with pytest.raises(WireError):
-        list(Cutter().cut(b"hello, is anybody there?"))
+        list(PacketSplitter().split(b"hello, is anybody there?"))

@@ -16,14 +16,14 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
     source_vbucket = source.vbucket(3)
     assert source_vbucket is not None
     called: list[bool] = []
-    handover = SourceTakeover(source, source_vbucket, "successor", lambda: called.append(handover.durable))
-    assert (handover.dead, handover.durable) == (False, False)
+    takeover = SourceTakeover(source, source_vbucket, "successor", lambda: called.append(takeover.durable))
+    assert (takeover.dead, takeover.durable) == (False, False)
 
     node.disk_works = False
-    handover.die()
+    takeover.make_dead()
     node.settle()
     assert node.vbucket(3).state is VbucketState.DEAD
-    assert (handover.dead, handover.durable, called) == (True, False, [])
+    assert (takeover.dead, takeover.durable, called) == (True, False, [])
 
     node.disk_works = True
     node.settle()
@@ -35,26 +35,26 @@ def test_the_source_is_dead_first_and_knows_when_that_is_on_disk() -> None:
 def test_writers_are_waited_for_while_each_round_leaves_less_than_half_of_the_last() -> None:
     node = FakeNode()
     vbucket = node.create_vbucket(3)
-    handover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
+    takeover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
     sent = 0
     for written in (9000, 4000, 1900):
         node.write(3, *(b"%d" % number for number in range(written)))
-        assert not handover.is_near(sent)
-        assert not handover.is_near(vbucket.high_seqno - 1), "the round is not over"
+        assert not takeover.is_near(sent)
+        assert not takeover.is_near(vbucket.high_seqno - 1), "the round is not over"
         sent = vbucket.high_seqno
     node.write(3, *(b"%d" % number for number in range(1800)))
-    assert handover.is_near(sent)
+    assert takeover.is_near(sent)
 
 
 def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> None:
     node = FakeNode()
     vbucket = node.create_vbucket(3)
     node.write(3, b"a", b"b")
-    handover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
-    assert not handover.is_near(1)
-    assert handover.is_near(2)
+    takeover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
+    assert not takeover.is_near(1)
+    assert takeover.is_near(2)
     node.write(3, *(b"%d" % number for number in range(1000)))
-    assert handover.is_near(2)
+    assert takeover.is_near(2)
 
 
 def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
@@ -64,11 +64,11 @@ def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
     source = node.source
     first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
     node.disk_works = False
-    first.die()
+    first.make_dead()
     node.settle()
     assert (vbucket.successor, first.durable) == ("first", False), "it is not on disk yet"
     with pytest.raises(NotMyVbucket, match="handed over to 'first'"):
-        second.die()
+        second.make_dead()
     assert (vbucket.successor, second.dead) == ("first", False)
     node.disk_works = True
     node.settle()
@@ -80,7 +80,7 @@ def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
     vbucket = node.create_vbucket(3)
     source = node.source
     first, second = (SourceTakeover(source, vbucket, name, lambda: None) for name in ("first", "second"))
-    first.die()
+    first.make_dead()
     node.settle()
     second.confirm_takeover()
     assert vbucket.may_hand_over_to("first"), "that another is active has nothing to do with it"
@@ -92,15 +92,15 @@ def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
     node.settle()
     assert first.over
     with pytest.raises(NotMyVbucket, match="handed over to 'first'"):
-        SourceTakeover(source, vbucket, "first", lambda: None).die()
+        SourceTakeover(source, vbucket, "first", lambda: None).make_dead()
 
 
 def test_of_a_copy_that_is_gone_nobody_needs_to_know_who_has_it() -> None:
     node = FakeNode()
     vbucket = node.create_vbucket(3)
-    handover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
-    handover.die()
+    takeover = SourceTakeover(node.source, vbucket, "successor", lambda: None)
+    takeover.make_dead()
     node.delete_vbucket(3)
-    handover.confirm_takeover()
+    takeover.confirm_takeover()
     node.settle()
-    assert handover.over
+    assert takeover.over

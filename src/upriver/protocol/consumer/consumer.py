@@ -304,10 +304,10 @@ class ConsumerConnection:
 
     def _move(self, stream: ConsumerStream, message: StreamMessage) -> None:
         match message:
-            case dcp.SnapshotMarker() if stream.modern:
+            case dcp.SnapshotMarker() if stream.speaks_dcp:
                 stream.marker(message.start_seqno, message.end_seqno, int(message.flags))
                 self._answer_marker(stream)
-            case upr.SnapshotMarker() if not stream.modern:
+            case upr.SnapshotMarker() if not stream.speaks_dcp:
                 stream.unbounded_marker()
             case upr_draft3.StreamStart():
                 stream.life.move(StreamEvent.START)
@@ -321,7 +321,7 @@ class ConsumerConnection:
             case upr.SetVbucketState():
                 self._hand_over(stream, message)
             case dcp.StreamEnd() | upr.StreamEnd():
-                reason = message.reason if stream.modern else upr.EndReason(int(message.reason))
+                reason = message.reason if stream.speaks_dcp else upr.EndReason(int(message.reason))
                 self._close(stream, lambda: stream.end(reason))
                 self._left.discard(stream.vbucket)
             case dcp.SnapshotMarker() | upr.SnapshotMarker():
@@ -389,7 +389,7 @@ class ConsumerConnection:
             if not isinstance(following, FailoverLog):
                 self._send(following)
                 return
-            stream.accept(following, modern=negotiation.modern, end_seqno=negotiation.end_seqno)
+            stream.accept(following, speaks_dcp=negotiation.speaks_dcp, end_seqno=negotiation.end_seqno)
         except (StatusError, PositionError) as error:
             del self._asking[answer.opaque]
             if answer.status is Status.SUCCESS and answer.code == dcp.StreamRequest.declaration.opcode:

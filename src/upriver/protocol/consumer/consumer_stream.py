@@ -56,7 +56,7 @@ class ConsumerStream:
         self.position = copy.position
         self.start_seqno = self.position.seqno
         #: It speaks `dcp`, not `upr`.
-        self.modern = True
+        self.speaks_dcp = True
         #: Where it was asked to end.
         self.end_seqno = NO_END
         self.changes_received = 0
@@ -73,19 +73,19 @@ class ConsumerStream:
     @property
     def dialect(self) -> Dialect:
         """What its messages speak."""
-        return dcp.dcp if self.modern else upr.upr
+        return dcp.dcp if self.speaks_dcp else upr.upr
 
     # Beginning
 
-    def accept(self, log: FailoverLog, *, modern: bool, end_seqno: int = NO_END) -> None:
+    def accept(self, log: FailoverLog, *, speaks_dcp: bool, end_seqno: int = NO_END) -> None:
         """The producer has accepted the request, up to this end: its log is ours from now on."""
         self.copy.replace_failover_log(log)  # refused if somebody has made the copy active meanwhile
         self.life.move(StreamEvent.ACCEPT)
-        self.modern = modern
+        self.speaks_dcp = speaks_dcp
         self.end_seqno = end_seqno
         position = self.copy.position
         self.start_seqno = position.seqno
-        self._resumed_inside = not modern and position.consistent_seqno != position.seqno
+        self._resumed_inside = not speaks_dcp and position.consistent_seqno != position.seqno
         self.position = StreamPosition(log.newest.vbucket_uuid, position.seqno, position.snapshot)
 
     # Going on
@@ -158,7 +158,7 @@ class ConsumerStream:
         if self.life.state not in _STATES or not self._is_ours:
             return at
         position = self.position
-        end, last, count = change_run(data, at, position.seqno, min(position.snapshot.end, SEQNO_MAX), self.modern)
+        end, last, count = change_run(data, at, position.seqno, min(position.snapshot.end, SEQNO_MAX), self.speaks_dcp)
         if not count:
             return at
         try:
@@ -166,7 +166,7 @@ class ConsumerStream:
         except (TemporaryFailure, OutOfMemory):
             # No room, which is nobody's fault: what is left comes again, once there is.
             self.full = True
-            end, last, count = change_run(data, at, position.seqno, self.copy.position.seqno, self.modern)
+            end, last, count = change_run(data, at, position.seqno, self.copy.position.seqno, self.speaks_dcp)
         self.position = StreamPosition(position.vbucket_uuid, last, position.snapshot)
         self.changes_received += count
         return end
@@ -190,7 +190,7 @@ class ConsumerStream:
     def advance(self, seqno: int) -> None:
         """What stood up to here did not pass a filter."""
         self._check_ours()
-        if not self.modern:
+        if not self.speaks_dcp:
             raise InvalidArguments("no stream of this dialect says how far it is", vbucket=self.vbucket)
         if seqno > SEQNO_MAX:
             raise OutOfRange(f"no history reaches {seqno}", vbucket=self.vbucket)
@@ -233,14 +233,14 @@ class ConsumerStream:
             raise InvalidArguments(f"this copy is {now.value}: it cannot become {state.value}", vbucket=self.vbucket)
         else:
             raise InvalidArguments(f"no takeover makes a vbucket {state.value}", vbucket=self.vbucket)
-        if not self.modern:
+        if not self.speaks_dcp:
             self._resumed_inside = False
             self._complete()
 
     def _check_consistent(self) -> None:
         """Whose snapshots have bounds must have kept them: an active copy that is a mixture would be everybody's."""
         position = self.position
-        if self.modern and position.consistent_seqno != position.seqno:
+        if self.speaks_dcp and position.consistent_seqno != position.seqno:
             raise OutOfRange(
                 f"the vbucket is handed over at {position.seqno}, in the middle of a snapshot that ends at"
                 f" {position.snapshot.end}",
@@ -257,7 +257,7 @@ class ConsumerStream:
     def end(self, reason: "dcp.EndReason | upr.EndReason") -> None:
         """The producer has ended it."""
         self.life.move(StreamEvent.END)
-        if not self.modern and not int(reason) and self._is_ours:
+        if not self.speaks_dcp and not int(reason) and self._is_ours:
             self._reach_end()
             self._complete()
         self._leave(reason.label)

@@ -38,8 +38,8 @@ class Negotiation:
         self.flags = flags
         self.end_seqno = end_seqno
         #: It speaks `dcp`, not `upr`.
-        self.modern = dialects[0] == "dcp"
-        self._may_fall_back = self.modern and "upr" in dialects
+        self.speaks_dcp = dialects[0] == "dcp"
+        self._may_fall_back = self.speaks_dcp and "upr" in dialects
         self._entry = FailoverEntry(0, 0)
         #: The producer's newest entry when the logs were compared.
         self._compared: FailoverEntry | None = None
@@ -50,7 +50,7 @@ class Negotiation:
 
     def first(self) -> Request:
         """The first request."""
-        return self._ask() if self.modern else self._ask_for_log()
+        return self._ask() if self.speaks_dcp else self._ask_for_log()
 
     def answered(self, answer: Response) -> Request | FailoverLog:
         """The next request, or the producer's log if it has accepted; raises its refusal if nothing is left to try."""
@@ -64,14 +64,14 @@ class Negotiation:
                 return self._accepted(failover_log(answer.log))
             case upr.RollbackRequired() | dcp.RollbackRequired():
                 return self._back(answer.seqno)
-        if self.modern and self._may_fall_back and answer.status is Status.EINVAL:
-            self.modern = False
+        if self.speaks_dcp and self._may_fall_back and answer.status is Status.EINVAL:
+            self.speaks_dcp = False
             return self._ask_for_log()
-        if not self.modern and answer.status is Status.ERANGE and self.end_seqno != NO_END:
+        if not self.speaks_dcp and answer.status is Status.ERANGE and self.end_seqno != NO_END:
             # Perhaps only the state at the end is gone: who asks without one gets more, and stops by himself.
             self.end_seqno = NO_END
             return self._ask()
-        unknown_here = not self.modern and answer.status in (Status.KEY_ENOENT, Status.ERANGE)
+        unknown_here = not self.speaks_dcp and answer.status in (Status.KEY_ENOENT, Status.ERANGE)
         if unknown_here and answer.code == upr.StreamRequest.declaration.opcode:
             return self._back(0)
         text = getattr(answer, "text", "")
@@ -88,7 +88,7 @@ class Negotiation:
     def _accepted(self, theirs: FailoverLog) -> FailoverLog:
         """A place inside a snapshot is not safe under a log that was not compared: there may have been a failover."""
         position = self.copy.position
-        if not self.modern and theirs.newest != self._compared and position.consistent_seqno != position.seqno:
+        if not self.speaks_dcp and theirs.newest != self._compared and position.consistent_seqno != position.seqno:
             raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
         return theirs
 
@@ -99,7 +99,7 @@ class Negotiation:
     def _ask(self) -> Request:
         self._asked = upr.StreamRequest.declaration.opcode  # and that of `dcp`
         position = self._asked_at = self.copy.position
-        if not self.modern:
+        if not self.speaks_dcp:
             return upr.StreamRequest(
                 flags=upr.StreamFlag(self.flags & upr.StreamFlag.TAKEOVER),
                 start_seqno=position.seqno,

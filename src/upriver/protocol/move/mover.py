@@ -53,7 +53,7 @@ from typing import Any, Final
 
 from upriver.errors import WireError
 from upriver.model import VbucketState
-from upriver.protocol.move.relay import Cutter, decoded, is_for_mover
+from upriver.protocol.move.relay import PacketSplitter, decoded, is_for_mover
 from upriver.wire import Buffer, Request, Response, Status, dcp, memcached, upr
 
 #: A takeover that breaks off for a reason other than a lost connection is begun so often.
@@ -198,7 +198,7 @@ class MoverSteps:
         self.bytes_passed_on = 0
         self._actions: deque[Action] = deque()
         self._open: set[Link] = set()
-        self._cutters: dict[Link, Cutter] = {}
+        self._splitters: dict[Link, PacketSplitter] = {}
         #: Questions by link and opaque: what to do with the answer.
         self._questions: dict[tuple[Link, int], Callable[[Response], object]] = {}
         self._opaque = 0
@@ -233,7 +233,7 @@ class MoverSteps:
 
     def connected(self, link: Link) -> None:
         """A connection stands: take the name, and with it end whatever an earlier connection had begun."""
-        self._cutters[link] = Cutter()
+        self._splitters[link] = PacketSplitter()
         flags = dcp.OpenFlag.PRODUCER if link is Link.SOURCE else dcp.OpenFlag.CONSUMER
         self._ask(link, dcp.Open(name=self.name.encode(), flags=flags), lambda answer: self._opened(link, answer))
 
@@ -242,7 +242,7 @@ class MoverSteps:
         if self.over:
             return
         other = Link.DESTINATION if link is Link.SOURCE else Link.SOURCE
-        if self._begun and other in self._cutters:
+        if self._begun and other in self._splitters:
             self._actions.append(Disconnect(other))
         lost = set(Link) if self._begun else {link}
         self._forget(lost)
@@ -259,7 +259,7 @@ class MoverSteps:
         if move.phase.over:
             return
         move.goal = Goal.UNDO
-        for link in list(self._cutters):
+        for link in list(self._splitters):
             self._actions.append(Disconnect(link))
         self._forget(set(Link))
         for each in self._unfinished():
@@ -270,7 +270,7 @@ class MoverSteps:
         """These connections are no more; nothing that was asked on either counts."""
         self._open -= links
         for link in links:
-            self._cutters.pop(link, None)
+            self._splitters.pop(link, None)
         self._questions = {
             question: then
             for question, then in self._questions.items()
@@ -289,16 +289,16 @@ class MoverSteps:
 
     def received(self, link: Link, data: Buffer) -> None:
         """Bytes came: pass them on, except what is for the mover. They are only lent until the actions are taken."""
-        cutter = self._cutters.get(link)
-        if cutter is None:
+        splitter = self._splitters.get(link)
+        if splitter is None:
             return
         other = Link.DESTINATION if link is Link.SOURCE else Link.SOURCE
         try:
-            for piece, is_packet in cutter.cut(data):
+            for piece, is_packet in splitter.split(data):
                 if not is_packet or self._look_at(link, bytes(piece)):
                     self.bytes_passed_on += len(piece)
                     self._actions.append(Send(other, piece))
-                if self._behind and link is Link.SOURCE and not cutter.in_change:
+                if self._behind and link is Link.SOURCE and not splitter.in_change:
                     self._actions += (Send(other, question) for question in self._behind)
                     self._behind.clear()
         except WireError as error:
@@ -349,7 +349,7 @@ class MoverSteps:
 
     def _ask(self, link: Link, request: Request, then: Callable[[Response], object]) -> None:
         question = self._question(link, request, then)
-        passing = self._cutters.get(Link.SOURCE)
+        passing = self._splitters.get(Link.SOURCE)
         if link is Link.DESTINATION and passing is not None and passing.in_change:
             self._behind.append(question)
         else:

@@ -27,7 +27,7 @@ ASKED: Final = frozenset(
 )
 
 
-class Cutter:
+class PacketSplitter:
     """One direction: pieces that are passed on as they are, and packets that somebody may want to see."""
 
     __slots__ = ("_partial", "_rest")
@@ -42,7 +42,7 @@ class Cutter:
         """Part of a change was passed on, and the rest is still to come: nothing else may go between."""
         return self._rest > 0
 
-    def cut(self, data: Buffer) -> Iterator[tuple[Buffer, bool]]:
+    def split(self, data: Buffer) -> Iterator[tuple[Buffer, bool]]:
         """The pieces in their order, and whether each is a packet. What is not whole waits, unless it is a change."""
         if self._partial:
             data, self._partial = self._partial + bytes(data), b""

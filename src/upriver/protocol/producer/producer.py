@@ -114,7 +114,7 @@ class Producer:
         #: Changes that were sent by streams which have ended since.
         self._changes_of_ended = 0
         self._answers: deque[bytes] = deque()
-        self._turns: StreamScheduler[ProducerStream] = StreamScheduler()
+        self._scheduler: StreamScheduler[ProducerStream] = StreamScheduler()
         self._noop_opaque = 0
 
     @property
@@ -243,7 +243,7 @@ class Producer:
             self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
         if takeover:
-            self._check_heir(vbucket)
+            self._check_successor(vbucket)
         if dialect.by_snapshot and not (
             request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
         ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
@@ -272,7 +272,7 @@ class Producer:
         self.ready(stream)
         return None
 
-    def _check_heir(self, vbucket: SourceVbucket) -> None:
+    def _check_successor(self, vbucket: SourceVbucket) -> None:
         if not vbucket.may_hand_over_to(self.successor):
             raise NotMyVbucket(
                 f"this copy died for {vbucket.successor!r}: whoever that was may own it", vbucket=vbucket.number
@@ -285,9 +285,9 @@ class Producer:
         if dialect.by_request_id and any(stream.opaque == request.request_id for stream in self.streams.values()):
             raise KeyExists(f"there is a stream with the request id {request.request_id} already")
         if takeover:
-            self._check_hands_over(request)
+            self._check_whole_takeover(request)
 
-    def _check_hands_over(self, request: _StreamRequest) -> None:
+    def _check_whole_takeover(self, request: _StreamRequest) -> None:
         """The successor gets all of it, or nothing; and its answers must tell which takeover they belong to."""
         if any(stream.takeover and stream.opaque == request.opaque for stream in self.streams.values()):
             raise KeyExists(f"there is a takeover with the opaque {request.opaque} already", vbucket=request.vbucket)
@@ -334,7 +334,7 @@ class Producer:
         """The stream may have something to send. In sequential order a backfill waits for those before it."""
         if stream.queued or self.streams.get(stream.vbucket.number) is not stream:
             return
-        self._turns.wake(stream, last=self.sequential and stream.backfilling)
+        self._scheduler.wake(stream, last=self.sequential and stream.backfilling)
         if self.on_ready is not None:
             self.on_ready()
 
@@ -359,33 +359,33 @@ class Producer:
     @property
     def has_output(self) -> bool:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
-        return bool(self._answers) or (bool(self._turns) and self.window.room_bytes != 0)
+        return bool(self._answers) or (bool(self._scheduler) and self.window.room_bytes != 0)
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """The next bytes to send, about as many as asked for.
 
         Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
         """
-        outbox = SendBuffer(min(max_bytes, PIECE_BYTES))
-        self.put(max_bytes, outbox)
-        return bytes(outbox.take())
+        send_buffer = SendBuffer(min(max_bytes, PIECE_BYTES))
+        self.put(max_bytes, send_buffer)
+        return bytes(send_buffer.take())
 
-    def put(self, max_bytes: int, outbox: SendBuffer) -> None:
-        """The same for those who send a lot: into an outbox, which was empty."""
+    def put(self, max_bytes: int, send_buffer: SendBuffer) -> None:
+        """The same for those who send a lot: into an send_buffer, which was empty."""
         if self._answers:
-            outbox.put(self.answers())
-        size = outbox.size
-        window, turns = self.window, self._turns
+            send_buffer.put(self.answers())
+        size = send_buffer.size
+        window, scheduler = self.window, self._scheduler
         # Half of it is enough: to put another large piece behind the first would cost more than it brings.
         enough = max_bytes // 2 or 1
         filtered = 0
         while size < enough and filtered < FILTERED_BYTES_MAX:
             room = window.room_bytes
-            stream = None if room == 0 else turns.next()
+            stream = None if room == 0 else scheduler.next()
             if stream is None:
                 break
-            share = turns.share(max_bytes - size)
-            sent = stream.turn(share if room is None or room > share else room, outbox)
+            share = scheduler.share(max_bytes - size)
+            sent = stream.turn(share if room is None or room > share else room, send_buffer)
             if room is not None:
                 window.sent(sent)
             self.bytes_sent_total += sent
@@ -395,13 +395,13 @@ class Producer:
             if stream.finished:
                 self._forget(stream)
             elif stream.has_more:
-                turns.again(stream, first=self.sequential and stream.backfilling)
-            if not turns:
+                scheduler.again(stream, first=self.sequential and stream.backfilling)
+            if not scheduler:
                 break
         self.filtered_bytes = filtered
 
     def _forget(self, stream: ProducerStream) -> None:
-        self._turns.remove(stream)
+        self._scheduler.remove(stream)
         if self.streams.get(stream.vbucket.number) is stream:
             del self.streams[stream.vbucket.number]
             self._changes_of_ended += stream.changes_sent
@@ -418,7 +418,7 @@ class Producer:
         for stream in list(self.streams.values()):
             stream.lose()
             self._forget(stream)
-        self._turns.clear()
+        self._scheduler.clear()
 
 
 def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -> None:

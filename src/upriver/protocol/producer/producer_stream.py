@@ -89,7 +89,7 @@ class ProducerStream:
         self.has_more = True
         self._subscribed_to: History | None = None
         #: It is called back for what is new only, not for what was there.
-        self._deaf = False
+        self._fresh_only = False
         self._snapshots = 0
         #: Who had everything when it asked has no backfill: whatever comes is live.
         self._was_behind = self.start_seqno < vbucket.high_seqno
@@ -104,7 +104,9 @@ class ProducerStream:
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
         successor = connection.successor
-        self._handover = SourceTakeover(connection.source, vbucket, successor, self._wake) if self.takeover else None
+        self._source_takeover = (
+            SourceTakeover(connection.source, vbucket, successor, self._wake) if self.takeover else None
+        )
         self._expirations = dialect.always_expires or connection.controls["enable_expiry_opcode"]
         self._marker = dialect.marker(vbucket.number, self.opaque)
         self._encoder = None if self._sends_frames else self._new_encoder()
@@ -126,14 +128,14 @@ class ProducerStream:
         """It has ended, and its last message is sent."""
         return self.life.state is StreamState.ENDED and not self._control
 
-    def turn(self, max_bytes: int, outbox: SendBuffer) -> int:
+    def turn(self, max_bytes: int, send_buffer: SendBuffer) -> int:
         """Send messages and changes, about so many bytes, and at least one packet if there is one; how many they are.
 
         If filters let little pass it ends before, maybe with nothing: there is more then.
         """
         self.has_more = True
         filtered_before = self.history.bytes_filtered if self.filters else 0
-        before, size = outbox.size, 0
+        before, size = send_buffer.size, 0
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
         enough = max_bytes // 2 or 1
         while size < enough:
@@ -141,9 +143,9 @@ class ProducerStream:
                 if not self._control and self.history.snapshot is None:
                     self._go_on()
                 if self._control:
-                    self._put_control(max_bytes - size, outbox)
+                    self._put_control(max_bytes - size, send_buffer)
                 elif self.history.snapshot is not None:
-                    self._put_changes(max_bytes - size, outbox)
+                    self._put_changes(max_bytes - size, send_buffer)
                 else:
                     self._wait()
                     break
@@ -151,7 +153,7 @@ class ProducerStream:
                 self.failure = str(error)
                 self._end(FAILED)
                 continue
-            size = outbox.size - before
+            size = send_buffer.size - before
             if self._just_goes_on and self.history.snapshot is None and not self._control:
                 # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
                 self._wait()
@@ -203,12 +205,12 @@ class ProducerStream:
             return
         if state is StreamState.PENDING:
             return
-        handover = self._handover
+        takeover = self._source_takeover
         if state is StreamState.ACTIVATING:
-            if handover is not None and handover.over:
+            if takeover is not None and takeover.over:
                 self._end("ok")
             return
-        self._holds_back = handover is not None and not handover.dead and self._nears_its_end(handover)
+        self._holds_back = takeover is not None and not takeover.dead and self._nears_its_end(takeover)
         if self._holds_back:
             return
         snapshot = self.history.next_snapshot()
@@ -216,8 +218,8 @@ class ProducerStream:
             self._end("ok")
         elif snapshot is not None:
             self._announce(snapshot)
-        elif handover is not None:
-            self._hand_over(handover)
+        elif takeover is not None:
+            self._hand_over(takeover)
 
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)
@@ -235,16 +237,16 @@ class ProducerStream:
             flags = _MEMORY | (_CHECKPOINT if self.history.begins_checkpoint else 0)
         return flags | self._flags_of_all
 
-    def _put_changes(self, max_bytes: int, outbox: SendBuffer) -> None:
+    def _put_changes(self, max_bytes: int, send_buffer: SendBuffer) -> None:
         """The next changes of the announced snapshot; none if a filter let nothing pass."""
         history = self.history
         snapshot = history.snapshot
         assert snapshot is not None
         before = history.changes_read
         if self._encoder is not None:
-            self._put_encoded(self._encoder, max_bytes, outbox)
+            self._put_encoded(self._encoder, max_bytes, send_buffer)
         else:
-            self._put_frames(max_bytes, outbox)
+            self._put_frames(max_bytes, send_buffer)
         count = history.changes_read - before
         if count:
             self.life.move(StreamEvent.CHANGE)
@@ -267,29 +269,29 @@ class ProducerStream:
             self.life.move(StreamEvent.SNAPSHOT_END)
             self._queue(dialect.snapshot_end())
 
-    def _put_frames(self, max_bytes: int, outbox: SendBuffer) -> None:
+    def _put_frames(self, max_bytes: int, send_buffer: SendBuffer) -> None:
         """The store's own records are what the stream sends, or nearly so."""
         history = self.history
         expirations = history.expirations_read
-        room = outbox.room[:max_bytes]
+        room = send_buffer.room[:max_bytes]
         count = 0 if self.filters else history.read_into(room, self.opaque)
         # What has no room, or must be looked at first, is made by itself.
         apart = history.read(max_bytes, self.opaque) if not count and history.snapshot is not None else b""
         self._last_change_seqno = history.last_read_seqno
         if history.expirations_read != expirations and not self._expirations:
             apart, count = expired_as_deleted(apart or bytes(room[:count])), 0
-        outbox.filled(count)
+        send_buffer.filled(count)
         if apart:
-            outbox.put(apart)
+            send_buffer.put(apart)
 
-    def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, outbox: SendBuffer) -> None:
+    def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, send_buffer: SendBuffer) -> None:
         tells = self.dialect.tells_datatype
         batch = self.history.read_columns(max_bytes if tells else max_bytes // INFLATION_MAX or 1)
         if batch.num_rows:
             if not tells:
                 batch = inflated_batch(batch, plain)
             self._last_change_seqno = batch["seqno"][-1].as_py()
-            outbox.put(memoryview(encoder.encode(batch)).cast("B"))
+            send_buffer.put(memoryview(encoder.encode(batch)).cast("B"))
 
     @property
     def _sends_frames(self) -> bool:
@@ -320,14 +322,14 @@ class ProducerStream:
 
     # Takeover
 
-    def _hand_over(self, handover: SourceTakeover) -> None:
+    def _hand_over(self, takeover: SourceTakeover) -> None:
         """Everything is sent: the next step, once what was sent is acknowledged."""
         if self._markers_unacked:
             return
         if self.life.state in (StreamState.OPEN, StreamState.SNAPSHOT):
             self.life.move(StreamEvent.SET_PENDING)
             self._ask_for(VbucketState.PENDING)
-        elif self.life.state is StreamState.DRAINING and handover.durable:
+        elif self.life.state is StreamState.DRAINING and takeover.durable:
             self.life.move(StreamEvent.SET_ACTIVE)
             self._ask_for(VbucketState.ACTIVE)
 
@@ -343,20 +345,20 @@ class ProducerStream:
             self._end("state changed")
         elif self.life.state is StreamState.PENDING:
             self.life.move(StreamEvent.PENDING_ANSWERED)
-        elif self._handover is not None and self.life.state is StreamState.ACTIVATING:
-            self._handover.confirm_takeover()
+        elif self._source_takeover is not None and self.life.state is StreamState.ACTIVATING:
+            self._source_takeover.confirm_takeover()
 
-    def _nears_its_end(self, handover: SourceTakeover) -> bool:
+    def _nears_its_end(self, takeover: SourceTakeover) -> bool:
         """While writes go on: near the end of them take the next step; True if nothing else is sent before that."""
         seqno = self.history.seqno
-        if not handover.is_near(seqno):
+        if not takeover.is_near(seqno):
             return False
         if self.life.state is not StreamState.DRAINING:
-            self._hand_over(handover)
+            self._hand_over(takeover)
             holds = self._holds_back or self._markers_unacked >= MARKERS_AHEAD
             return self.life.state is StreamState.PENDING or holds
         self.history.close()
-        handover.die()
+        takeover.make_dead()
         # What had come in between is read from a place of its own.
         self.history = self.connection.open_history(self.vbucket, seqno, NO_END, self.options)
         return False
@@ -366,12 +368,12 @@ class ProducerStream:
     def _queue(self, message: Message) -> None:
         self._control.append(self.dialect.addressed(message, self.vbucket.number, self.opaque))
 
-    def _put_control(self, max_bytes: int, outbox: SendBuffer) -> None:
+    def _put_control(self, max_bytes: int, send_buffer: SendBuffer) -> None:
         control = self._control
-        limit = outbox.size + max_bytes
-        outbox.put(control.pop(0))
-        while control and outbox.size + len(control[0]) <= limit:
-            outbox.put(control.pop(0))
+        limit = send_buffer.size + max_bytes
+        send_buffer.put(control.pop(0))
+        while control and send_buffer.size + len(control[0]) <= limit:
+            send_buffer.put(control.pop(0))
 
     def _wait(self) -> None:
         """Nothing to send: wake up when the history goes on."""
@@ -379,11 +381,13 @@ class ProducerStream:
         if self.life.state is StreamState.ENDED:
             return
         # While an answer is awaited new changes are no news; that the history has ended is.
-        deaf = self.takeover and (self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING))
-        if self._subscribed_to is self.history and (deaf or not self._deaf):
-            return  # but who was deaf may have missed what was there meanwhile
-        self._subscribed_to, self._deaf = self.history, deaf
-        self.history.subscribe(self._called, fresh=deaf)
+        fresh_only = self.takeover and (
+            self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
+        )
+        if self._subscribed_to is self.history and (fresh_only or not self._fresh_only):
+            return  # but who was fresh_only may have missed what was there meanwhile
+        self._subscribed_to, self._fresh_only = self.history, fresh_only
+        self.history.subscribe(self._called, fresh=fresh_only)
 
     def _called(self) -> None:
         self._subscribed_to = None

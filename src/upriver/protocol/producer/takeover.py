@@ -72,21 +72,21 @@ class SourceTakeover:
         self._round_end, self._backlog = high_seqno, backlog
         return not shrinks
 
-    def die(self) -> None:
+    def make_dead(self) -> None:
         """Stop writes. What had come in between is still to be read, from a place of its own."""
         self._source.set_state(self._vbucket.number, VbucketState.DEAD, successor=self._successor)
         self.dead = True
-        self._source.when_durable(self._died)
+        self._source.when_durable(self._dead_on_disk)
 
-    def _died(self) -> None:
+    def _dead_on_disk(self) -> None:
         self.durable = True
         self._on_durable()
 
     def confirm_takeover(self) -> None:
         """The destination has answered that it is active."""
         self._source.confirm_takeover(self._vbucket.number, self._successor)
-        self._source.when_durable(self._inherited)
+        self._source.when_durable(self._confirmed_on_disk)
 
-    def _inherited(self) -> None:
+    def _confirmed_on_disk(self) -> None:
         self.over = True
         self._on_durable()

@@ -97,7 +97,7 @@ class TapProducer:
         self.size = 0
         self._out: list[bytes] = []
         self._retries = RetryQueue()
-        self._turns: StreamScheduler[TapProducerStream] = StreamScheduler()
+        self._scheduler: StreamScheduler[TapProducerStream] = StreamScheduler()
         self._changes_of_ended = 0
         self._noop_opaque = 0
         self._now = now
@@ -135,7 +135,7 @@ class TapProducer:
 
     def _begin_some(self) -> None:
         """Follow some more. A thousand streams take their time and memory, so each turn begins a few of them."""
-        for _ in range(min(BEGIN_MAX - len(self._turns), len(self._unbegun))):
+        for _ in range(min(BEGIN_MAX - len(self._scheduler), len(self._unbegun))):
             number = self._unbegun.popleft()
             if number not in self.streams:
                 self._follow(number)
@@ -362,7 +362,7 @@ class TapProducer:
 
     def ready(self, stream: TapProducerStream) -> None:
         """The stream may have something to send."""
-        if self.streams.get(stream.number) is stream and self._turns.wake(stream) and self.on_ready is not None:
+        if self.streams.get(stream.number) is stream and self._scheduler.wake(stream) and self.on_ready is not None:
             self.on_ready()
 
     @property
@@ -370,7 +370,7 @@ class TapProducer:
         """Would ``produce`` hand out something, as far as one can know before trying?"""
         if self._out or self._unbegun:
             return True
-        return (bool(self._turns) and self.room > 0) or self._has_due or self._finishing
+        return (bool(self._scheduler) and self.room > 0) or self._has_due or self._finishing
 
     @property
     def _has_due(self) -> bool:
@@ -388,14 +388,14 @@ class TapProducer:
         # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
         enough = max_bytes // 2 or 1
         while self.size < enough and self.room:
-            stream = self._turns.next()
+            stream = self._scheduler.next()
             if stream is None:
                 break
-            stream.turn(self._turns.share(max_bytes - self.size))
+            stream.turn(self._scheduler.share(max_bytes - self.size))
             if stream.stopped:
                 self._drop_retries(stream)
             elif stream.has_more and not stream.ended:
-                self._turns.again(stream)
+                self._scheduler.again(stream)
         if self._finishing:
             self._finish()
         return self._take()
@@ -481,7 +481,7 @@ class TapProducer:
     @property
     def _finishing(self) -> bool:
         """Everything that was asked for is sent and taken: there is a step to take, to say so or to go."""
-        if not self.plan.ends or self.done or self._turns or self._unbegun:
+        if not self.plan.ends or self.done or self._scheduler or self._unbegun:
             return False
         if not all(stream.ended for stream in self.streams.values()):
             return False
@@ -527,7 +527,7 @@ class TapProducer:
         """The connection is gone."""
         for stream in self.streams.values():
             stream.history.close()
-        self._turns.clear()
+        self._scheduler.clear()
 
 
 def packed(message: Request) -> bytes:

@@ -9,7 +9,7 @@ went on elsewhere, or if a client comes back to a place that is no more, a strea
 with *initial vbucket stream*, whatever it was asked for: anything less might leave out what the consumer must know.
 
 A *takeover* makes the consumer's copy pending first, sends everything, and then follows the rules of every takeover
-(see ``handover``): its own copy is dead, on disk, before the consumer's is told to be active.
+(see ``source_takeover``): its own copy is dead, on disk, before the consumer's is told to be active.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class TapProducerStream:
         self._checkpoint = 0
         self._subscribed_to: History | None = None
         #: It is called back for what is new only, not for what was there.
-        self._deaf = False
+        self._fresh_only = False
         #: What comes is sent already, and something of the backfill waits for its second try.
         self._backfill_open = False
         #: The next step waits for answers; new changes are no news until then.
@@ -104,7 +104,7 @@ class TapProducerStream:
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
         self._said_pending = False
-        self.handover = (
+        self.source_takeover = (
             SourceTakeover(connection.source, vbucket, connection.successor, self.wake) if self.plan.takeover else None
         )
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
@@ -234,7 +234,7 @@ class TapProducerStream:
             self.phase is TapPhase.LIVE
             and self.history.snapshot is None
             and self._at >= len(self._records)
-            and self.handover is None
+            and self.source_takeover is None
             and not self._control
         )
 
@@ -302,9 +302,9 @@ class TapProducerStream:
         if self.phase is TapPhase.BACKFILL and history.seqno >= self.backfill_end:
             return self._end_backfill()
         if self.phase is TapPhase.ACTIVATING:
-            return self._finish_handover()
-        if self._may_die():
-            self._die()
+            return self._finish_takeover()
+        if self._may_make_dead():
+            self._make_dead()
             return True
         snapshot = history.next_snapshot()
         if snapshot is None:
@@ -368,12 +368,12 @@ class TapProducerStream:
             self.connection.flushed()
         elif self.connection.source.vbucket(self.number) is not self.vbucket:
             self.stop("the vbucket was removed")
-        elif self.handover is not None and not self.handover.dead:
+        elif self.source_takeover is not None and not self.source_takeover.dead:
             self.stop(f"the vbucket became {self.vbucket.state.value} before it was handed over")
         elif reason == "state changed" and self._leads_on(self._place_at(self.seqno)):
             self.uuid = self.vbucket.failover_log.newest.vbucket_uuid
             self.history = self._open(self.seqno)
-        elif self.handover is not None:
+        elif self.source_takeover is not None:
             self.stop(f"it was handed over and its history was {reason}")
         else:
             self.connection.warn(f"vbucket {self.number} is sent anew: its history was {reason}")
@@ -411,24 +411,24 @@ class TapProducerStream:
 
         Who repeats a takeover from a dead copy has missed that it was done: there is nothing more to hand over.
         """
-        if self.handover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
+        if self.source_takeover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
             return False
         if self.vbucket.state is VbucketState.DEAD:
-            self.handover.confirm_takeover()
+            self.source_takeover.confirm_takeover()
             self.connection.warn(f"vbucket {self.number} was handed over before: the consumer's copy is active")
             self.end()
         else:
             self.stop("the consumer's copy is active too")
         return True
 
-    def _may_die(self) -> bool:
+    def _may_make_dead(self) -> bool:
         """Everything but a little is sent, and the consumer's copy is pending as far as one can know."""
         return (
-            self.handover is not None
-            and not self.handover.dead
+            self.source_takeover is not None
+            and not self.source_takeover.dead
             and self.phase is TapPhase.LIVE
             and (not self.plan.acks or self._is_pending)
-            and self.handover.is_near(self.seqno)
+            and self.source_takeover.is_near(self.seqno)
         )
 
     def answered(self, piece: Piece) -> None:
@@ -459,34 +459,34 @@ class TapProducerStream:
         if self.stopped:
             return
         self.answered(piece)
-        if self.handover is not None and piece.data[1] == tap.SetVbucket.declaration.opcode:
+        if self.source_takeover is not None and piece.data[1] == tap.SetVbucket.declaration.opcode:
             self._is_pending = True
             if self.phase is TapPhase.ACTIVATING:
-                self.handover.confirm_takeover()
-        if self.handover is not None:
+                self.source_takeover.confirm_takeover()
+        if self.source_takeover is not None:
             self.wake()
 
     @property
     def _awaits_answers(self) -> bool:
         return self.plan.acks and self.connection.awaits_answers(self)
 
-    def _die(self) -> None:
-        assert self.handover is not None
+    def _make_dead(self) -> None:
+        assert self.source_takeover is not None
         self.history.close()
-        self.handover.die()
+        self.source_takeover.make_dead()
         self.history = self._open(self.seqno)
 
     def _activate(self) -> bool:
         """Everything is sent: make the consumer's copy active, once it holds it all and ours is dead on disk."""
-        handover = self.handover
-        if handover is None or not handover.durable or self._awaits_answers:
+        source_takeover = self.source_takeover
+        if source_takeover is None or not source_takeover.durable or self._awaits_answers:
             return False
         self._queue(tap.SetVbucket(state=memcached.VbucketState.ACTIVE))
         self.phase = TapPhase.ACTIVATING
         return True
 
-    def _finish_handover(self) -> bool:
-        if self.plan.acks and not (self.handover is not None and self.handover.over):
+    def _finish_takeover(self) -> bool:
+        if self.plan.acks and not (self.source_takeover is not None and self.source_takeover.over):
             return False
         self.end()
         return True
@@ -510,11 +510,11 @@ class TapProducerStream:
         if self.ended:
             return
         # While an answer is awaited new changes are no news; that the history has ended is.
-        deaf = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
-        if self._subscribed_to is self.history and (deaf or not self._deaf):
-            return  # but who was deaf may have missed what was there meanwhile
-        self._subscribed_to, self._deaf = self.history, deaf
-        self.history.subscribe(self._called, fresh=deaf)
+        fresh_only = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
+        if self._subscribed_to is self.history and (fresh_only or not self._fresh_only):
+            return  # but who was fresh_only may have missed what was there meanwhile
+        self._subscribed_to, self._fresh_only = self.history, fresh_only
+        self.history.subscribe(self._called, fresh=fresh_only)
 
     def _called(self) -> None:
         self._subscribed_to = None
