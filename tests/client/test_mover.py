@@ -411,7 +411,7 @@ def test_a_stream_that_is_refused_for_now(refusals: int, monkeypatch: pytest.Mon
             assert step.phase is Phase.MOVED
         else:
             assert not step.phase.over
-            assert step.reason.startswith("no progress for 0.5 s: no stream: ")
+            assert step.reason.startswith("no progress for 0.5 s: the stream was refused: ")
             assert step.reason.endswith("not yet")
             assert states(nodes, 1) == [VbucketState.ACTIVE, VbucketState.REPLICA]
 

@@ -1,17 +1,17 @@
-"""Flow control: how much a producer may have on its way, and when a consumer says that it has coped.
+"""Flow control: how many bytes a producer may have in flight, and when a consumer acknowledges them.
 
-Whole packets count. A producer may send while anything is left of the window, so the last packet may exceed it; an
-acknowledgement of more than is on its way is worth just that.
+Whole packets count. A producer may send while any of the window is left, so the last packet may exceed it. An
+acknowledgement of more bytes than are in flight counts as all of them.
 """
 
 from typing import Final
 
-#: A consumer acknowledges when so much of its window is used up.
+#: A consumer acknowledges when this share of its window is used up.
 ACK_SHARE: Final = 0.2
 
 
 class SendWindow:
-    """The producer's side. A size of 0 means: no limit."""
+    """The producer's side. A size of 0 means no limit."""
 
     __slots__ = ("acked_bytes_total", "size_bytes", "unacked_bytes")
 
@@ -22,11 +22,11 @@ class SendWindow:
 
     @property
     def room_bytes(self) -> int | None:
-        """How many bytes may be sent now; None for as many as you like."""
+        """How many bytes may be sent now; None for no limit."""
         return max(0, self.size_bytes - self.unacked_bytes) if self.size_bytes else None
 
     def resize(self, size_bytes: int) -> None:
-        """Another size. Without a limit nothing is on its way that counts, also if there is one again later."""
+        """Change the size. Without a limit nothing counts as in flight, also when a limit is set again later."""
         self.size_bytes = size_bytes
         if not size_bytes:
             self.unacked_bytes = 0
@@ -57,7 +57,7 @@ class ReceiveWindow:
         return self._pending_bytes
 
     def processed(self, size_bytes: int) -> int:
-        """Count processed bytes; how many to acknowledge now, 0 for none yet."""
+        """Count processed bytes; return how many to acknowledge now, 0 for none yet."""
         if not self.size_bytes:
             return 0
         self._pending_bytes += size_bytes
@@ -66,7 +66,7 @@ class ReceiveWindow:
         return self.flush()
 
     def flush(self) -> int:
-        """Acknowledge all that was processed, for instance because the stream has gone quiet."""
+        """Return all processed bytes to acknowledge, for instance because the stream has gone quiet."""
         due, self._pending_bytes = self._pending_bytes, 0
         self.acked_bytes_total += due
         return due

@@ -1,19 +1,19 @@
-"""Is the other side still there? Noops, and what their absence means.
+"""Noops: how each side notices that the other is gone.
 
-A producer asks at regular intervals, whatever else it sends, because consumers count on it. Whatever comes back proves
-life, not only the answer: a consumer that works through a full socket buffer acknowledges bytes long before it reads
-the noop that stands behind them.
+A producer sends a noop at regular intervals, whatever else it sends, because consumers count on it. Anything that comes
+back counts as an answer: a consumer that works through a full socket buffer acknowledges bytes long before it reads the
+noop behind them.
 """
 
 import enum
 from typing import Final
 
-#: What deployed servers use unless told otherwise.
+#: The default of deployed servers.
 NOOP_INTERVAL_S: Final = 180.0
 
 
 class Verdict(enum.Enum):
-    """What is to be done at a point in time."""
+    """What to do at a point in time."""
 
     NOTHING = "nothing"
     ASK = "ask"
@@ -21,7 +21,8 @@ class Verdict(enum.Enum):
 
 
 class NoopSender:
-    """The producer's side: asks once in an interval; if nothing at all is heard until the next, the peer is dead."""
+    """The producer's side: sends one noop per interval; if nothing is heard until the next one is due, the peer is
+    gone."""
 
     __slots__ = ("_asked_at", "_unheard", "enabled", "interval_s")
 
@@ -33,19 +34,19 @@ class NoopSender:
 
     @property
     def deadline(self) -> float | None:
-        """When to look again; None for never."""
+        """When to call ``check`` again; None for never."""
         return self._asked_at + self.interval_s if self.enabled else None
 
     def restart(self, now: float) -> None:
-        """The settings have changed: count from now."""
+        """Count from now, because the settings have changed."""
         self._asked_at, self._unheard = now, False
 
     def heard(self) -> None:
-        """Something came from the other side."""
+        """Something came from the peer."""
         self._unheard = False
 
     def check(self, now: float) -> Verdict:
-        """What is to be done now."""
+        """What to do now."""
         deadline = self.deadline
         if deadline is None or now < deadline:
             return Verdict.NOTHING
@@ -56,7 +57,7 @@ class NoopSender:
 
 
 class SilenceWatch:
-    """The consumer's side: whoever promised noops and sends nothing for two intervals is gone."""
+    """The consumer's side: a producer that promised noops and sends nothing for two intervals is gone."""
 
     __slots__ = ("_last_at", "interval_s")
 
@@ -66,13 +67,13 @@ class SilenceWatch:
 
     @property
     def deadline(self) -> float | None:
-        """When the silence becomes death; None for never."""
+        """When the silence has lasted too long; None for never."""
         return self._last_at + 2 * self.interval_s if self.interval_s else None
 
     def heard(self, now: float) -> None:
-        """Something came."""
+        """Something came from the peer."""
         self._last_at = now
 
     def is_dead(self, now: float) -> bool:
-        """Has it been silent for too long?"""
+        """Whether the peer has been silent for too long."""
         return self.deadline is not None and now >= self.deadline

@@ -1,7 +1,7 @@
-"""The life of one stream, as one table for both sides.
+"""The states of one stream, as one table for both sides.
 
-The producer moves through it by what it sends, the consumer by what it receives; a message that the table does not
-allow in the present state is a violation, whoever caused it. The diagram in the documentation is drawn from this table.
+The producer moves through the table by what it sends, the consumer by what it receives. A message that the table does
+not allow in the present state is a protocol violation. The diagram in the documentation is drawn from this table.
 """
 
 import enum
@@ -13,21 +13,21 @@ from upriver.errors import ProtocolViolation
 
 
 class StreamState(enum.Enum):
-    """Where a stream stands."""
+    """The state of a stream."""
 
-    __hash__ = object.__hash__  # an enumeration's own is slow, and each change looks into the table
+    __hash__ = object.__hash__  # the hash of Enum is slow, and each change looks into the table
 
-    REQUESTED = "requested"  #: asked for, not answered yet
+    REQUESTED = "requested"  #: requested, not answered yet
     OPEN = "open"  #: accepted; between two snapshots
-    SNAPSHOT = "in a snapshot"  #: a marker came; changes follow
-    PENDING = "handing over: pending"  #: the consumer was told to be pending and has not answered yet
-    DRAINING = "handing over: draining"  #: it is pending; the rest is on its way, and the source dies
-    ACTIVATING = "handing over: active"  #: the consumer was told to be active and has not answered yet
+    SNAPSHOT = "in a snapshot"  #: after a marker; changes follow
+    PENDING = "handing over: pending"  #: the consumer was told to become pending and has not answered yet
+    DRAINING = "handing over: draining"  #: it is pending; the rest is sent, and the source becomes dead
+    ACTIVATING = "handing over: active"  #: the consumer was told to become active and has not answered yet
     ENDED = "ended"
 
 
 class StreamEvent(enum.Enum):
-    """What moves a stream on."""
+    """What moves a stream to its next state."""
 
     __hash__ = object.__hash__
 
@@ -86,7 +86,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = Ma
 
 
 class StreamLife:
-    """The state of one stream; refuses what the table does not allow."""
+    """The state of one stream; refuses events that the table does not allow."""
 
     __slots__ = ("state", "vbucket")
 
@@ -95,7 +95,7 @@ class StreamLife:
         self.state = StreamState.REQUESTED
 
     def move(self, event: StreamEvent) -> None:
-        """Go on to the next state."""
+        """Move to the next state."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:
             raise ProtocolViolation(self.vbucket, event.value, self.state.value)
@@ -103,7 +103,7 @@ class StreamLife:
 
     @property
     def ended(self) -> bool:
-        """Nothing more happens to it."""
+        """Whether the stream has ended."""
         return self.state is StreamState.ENDED
 
 

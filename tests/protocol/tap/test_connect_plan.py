@@ -56,7 +56,7 @@ def test_an_empty_list_means_all() -> None:
     ("connect", "why"),
     [
         (request(b"n", TAKEOVER), "needs a list"),
-        (request(b"n", TAKEOVER | LIST | KEYS_ONLY), "lose"),
+        (request(b"n", TAKEOVER | LIST | KEYS_ONLY), "lost"),
         (request(b"", REGISTERED | ACK), "name"),
         (tap.Connect(name=b"n", flags=ConnectFlag(0x200)), "0x200"),
     ],

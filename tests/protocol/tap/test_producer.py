@@ -206,7 +206,7 @@ def test_not_my_vbucket_stops_that_vbucket_with_a_log_line() -> None:
     peer.judge = lambda m: Status.NOT_MY_VBUCKET if getattr(m, "vbucket", 0) == 1 else Status.SUCCESS
     node.write(1, b"c")
     peer.run()
-    assert node.warnings == ["vbucket 1 is not sent any more: the consumer says that it does not own it"]
+    assert node.warnings == ["vbucket 1 is no longer sent: the consumer answered NOT_MY_VBUCKET"]
     node.write(1, b"d")
     node.write(2, b"e")
     assert keys(peer.run()) == ["e"]
@@ -371,7 +371,7 @@ def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer() -> No
     node.pass_by(101)
     peer.run()
     assert peer.closed
-    assert peer.peer.close_reason.startswith("nothing was heard since a noop")
+    assert peer.peer.close_reason.startswith("the peer did not answer a noop")
 
 
 def test_who_acknowledges_nothing_need_not_answer_noops() -> None:

@@ -1,4 +1,4 @@
-"""The receiving side of UPR and DCP: negotiates, asks for streams, follows rollbacks, hands changes to a sink."""
+"""The receiving side of UPR and DCP: negotiates streams, follows rollbacks and passes changes to a sink."""
 
 from upriver.protocol.consumer.consumer import Answered, ConsumerConnection, ConsumerOptions
 from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run

@@ -1,14 +1,13 @@
 """The consumer's side of a connection: streams come in and go to a sink.
 
-Theory of operation. Changes never become objects: a run of them that belongs to one stream goes to the sink as the
-bytes that came. Everything else is a message and comes one by one. What is not expected is answered, so that the
-producer knows, and costs at most its stream.
+Theory of operation. Changes do not become objects: a run of changes of one stream goes to the sink as received bytes.
+All other messages are handled one by one. An unexpected message is answered with an error, so that the producer knows,
+and ends at most its stream.
 
-Before its first stream a consumer sends its settings: how much may be on its way, and that it wants noops. It
-acknowledges bytes when a part of the window was processed, or when it has been quiet for some seconds.
+Before its first stream a consumer sends its settings: the size of the window, and that it wants noops. It acknowledges
+bytes when a part of the window was processed, or after some quiet seconds.
 
-This class knows nothing of who wants the streams: the node's replicas are told so by a mover on the same connection
-(``replica``), a client asks on its own.
+The caller decides which streams to add: a mover does so for the node's replicas (``replica``), a client for itself.
 """
 
 from collections import deque
@@ -46,9 +45,9 @@ from upriver.wire import (
     upr_draft3,
 )
 
-#: What deployed consumers grant.
+#: The default of deployed consumers.
 WINDOW_BYTES: Final = 10 * 1024 * 1024
-#: Processed bytes are acknowledged after so long, however few they are.
+#: Processed bytes are acknowledged after this time, however few they are.
 ACK_INTERVAL_S: Final = 5.0
 
 _HEADER_BYTES: Final = MEMCACHED.header_size
@@ -58,8 +57,8 @@ _MARKER: Final = upr.SnapshotMarker.declaration.opcode
 _ASKED: Final = frozenset((dcp.StreamRequest.declaration.opcode, upr.FailoverLogRequest.declaration.opcode))
 _CONTROL: Final = dcp.Control.declaration.opcode
 
-#: Messages of a producer that belong to a stream. All of them count for flow control. The drafts say where a stream
-#: begins and a snapshot ends, for which the others have no words; everything else of theirs comes in `upr`.
+#: A producer's messages that belong to a stream. All of them count for flow control. The drafts have messages for the
+#: start of a stream and the end of a snapshot; their other messages are translated to `upr`.
 StreamMessage = (
     dcp.SnapshotMarker
     | upr.SnapshotMarker
@@ -77,25 +76,25 @@ StreamMessage = (
     | upr.StreamEnd
 )
 
-#: What is called when a request for a stream is answered: the stream, and why not if it was refused.
+#: Called when a stream request is answered: with the stream, and with the refusal if there is one.
 Answered = Callable[[ConsumerStream, StatusError | None], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """What a consumer wants of its producer."""
+    """What a consumer asks of its producer."""
 
-    #: How much may be on its way; 0 for as much as the socket takes.
+    #: The size of the window; 0 for no limit.
     window_bytes: int = WINDOW_BYTES
-    #: How often the producer shall say that it is there; 0 for never.
+    #: The interval of noops; 0 for none.
     noop_interval_s: float = NOOP_INTERVAL_S
-    #: Be told expirations as such.
+    #: Receive expirations as such, not as deletions.
     expirations: bool = True
-    #: Which dialects are asked for, in this order.
+    #: The dialects to try, in this order.
     dialects: Sequence[str] = DIALECTS
-    #: Marker starts are the first seqno of the snapshot, as deployed servers print them.
+    #: The start of a marker is the first seqno of the snapshot, as on deployed servers.
     starts_inclusive: bool = False
-    #: Changes are acknowledged when whoever uses them says so (``processed``), not when they have come.
+    #: Changes are acknowledged when the caller says so (``processed``), not when they are received.
     acks_late: bool = False
     #: Further settings for the producer.
     controls: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class ConsumerOptions:
 
 
 class ConsumerConnection:
-    """The streams that come over one connection."""
+    """The streams of one connection."""
 
     def __init__(
         self,
@@ -127,25 +126,25 @@ class ConsumerConnection:
     ) -> None:
         self.sink = sink
         self.options = options or ConsumerOptions()
-        #: Called when there is something to send that no message caused.
+        #: Called when there is something to send that no received message caused.
         self.on_output = on_output
-        #: Called when a stream that was accepted is over, whatever ended it.
+        #: Called when an accepted stream ends, for any reason.
         self.on_end = on_end
-        #: Streams by vbucket, those that have ended included until they are closed or replaced.
+        #: Streams by vbucket, including ended ones until they are closed or replaced.
         self.streams: dict[int, ConsumerStream] = {}
         self.window = ReceiveWindow()
         self.silence = SilenceWatch(0.0, now)
-        #: There was no room for the last run: whoever feeds it waits, says ``go_on`` and gives the rest again.
+        #: There was no room for the last run: the caller waits, calls ``go_on`` and gives the rest again.
         self.full = False
-        #: The connection is to be closed; why, for the log.
+        #: Why the connection is to be closed, for the log; empty if it is not.
         self.closing = ""
-        #: What its first stream speaks.
+        #: The dialect of its first stream.
         self.dialect = ""
         self.bytes_received_total = 0
-        #: Changes that came on streams which were replaced or closed since.
+        #: Changes of streams that were replaced or closed since.
         self._changes_of_ended = 0
         self._out: deque[bytes] = deque()
-        #: Vbuckets whose stream we left, while it still stands at the producer as far as we know.
+        #: Vbuckets whose stream we left while the producer may still have it open.
         self._left: set[int] = set()
         self._opaque = 0
         self._settings_sent = False
@@ -155,23 +154,23 @@ class ConsumerConnection:
 
     @property
     def changes_received(self) -> int:
-        """How many changes came, on all streams."""
+        """How many changes all streams have received."""
         return self._changes_of_ended + sum(stream.changes_received for stream in self.streams.values())
 
     # Asking
 
     def add_stream(self, vbucket: int, done: Answered, *, flags: int = 0, end_seqno: int = NO_END) -> ConsumerStream:
-        """Ask for a stream; raises a StatusError if that makes no sense here."""
+        """Request a stream; raises a StatusError if that is impossible."""
         old = self.streams.get(vbucket)
         if old is not None and not old.life.ended:
-            raise KeyExists("there is a stream for this vbucket already", vbucket=vbucket)
+            raise KeyExists("the vbucket has a stream on this connection already", vbucket=vbucket)
         copy = self.sink.open(vbucket)
         self.forget(vbucket)
         opaque = self._next_opaque()
         stream = ConsumerStream(copy, opaque, flags=flags, starts_inclusive=self.options.starts_inclusive)
         self.streams[vbucket] = stream
         self._send_settings()
-        if vbucket in self._left:  # as long as the old one stands over there no other is accepted
+        if vbucket in self._left:  # the producer accepts no second stream before this
             self._left.discard(vbucket)
             self._send(upr.CloseStream(vbucket=vbucket, opaque=self._next_opaque()))
         negotiation = Negotiation(copy, opaque, flags=flags, end_seqno=end_seqno, dialects=self.options.dialects)
@@ -180,13 +179,13 @@ class ConsumerConnection:
         return stream
 
     def close_stream(self, vbucket: int, *, told: bool = False) -> None:
-        """Take no more of a stream; raises a StatusError if there is none.
+        """Leave a stream; raises a StatusError if there is none.
 
-        ``told`` is for who closes it at the producer too; otherwise that is done before the next one is asked for.
+        Pass ``told`` if the caller closes it at the producer too; otherwise that is done before the next request.
         """
         stream = self.streams.get(vbucket)
         if stream is None:
-            raise KeyNotFound("there is no stream for this vbucket", vbucket=vbucket)
+            raise KeyNotFound("the vbucket has no stream on this connection", vbucket=vbucket)
         asking = self._asking.pop(stream.opaque, None)
         self.forget(vbucket)
         if told:
@@ -195,24 +194,24 @@ class ConsumerConnection:
             asking[2](stream, KeyNotFound("the stream was closed before its producer answered", vbucket=vbucket))
 
     def role_changed(self, vbucket: int) -> None:
-        """Somebody gave a copy another role: if it receives no more, its producer is told, which may be idle."""
+        """A copy changed role: if it no longer accepts the stream, close it at the producer, which may be idle."""
         stream = self.streams.get(vbucket)
         if stream is None:
             return
         try:
             stream.check_role()
         except StatusError as error:
-            if stream.opaque in self._asking:  # whoever asks again may find it in a role in which it receives
+            if stream.opaque in self._asking:  # the next attempt may find it in a role in which it receives
                 self._abandon(stream, TemporaryFailure(error.detail, vbucket=vbucket))
             else:
                 self._abandon(stream, error)
-                # Under the stream's own opaque, by which a mover knows that it is not closed for the sake of another.
+                # The stream's own opaque tells a mover that it is not closed to make room for another.
                 self._send(upr.CloseStream(vbucket=vbucket, opaque=stream.opaque))
                 self._left.discard(vbucket)
             self._tell_output()
 
     def forget(self, vbucket: int) -> None:
-        """Drop a stream; what still comes for it is refused."""
+        """Drop a stream; later messages for it are refused."""
         stream = self.streams.pop(vbucket, None)
         if stream is not None:
             self._changes_of_ended += stream.changes_received
@@ -226,7 +225,7 @@ class ConsumerConnection:
             opaque = self._next_opaque()
             self._controls[opaque] = name
             self._send(dcp.Control(key=name.encode(), value=value.encode(), opaque=opaque))
-        # The producer counts from the moment at which it has read the setting; who counts too early counts too much.
+        # The producer counts from when it has read the setting.
         self.window.size_bytes = self.options.window_bytes
 
     def _next_opaque(self) -> int:
@@ -269,9 +268,9 @@ class ConsumerConnection:
         self.full = False
 
     def receive(self, message: Message, now: float, size_bytes: int = 0) -> bool:
-        """Take a message; False if it is none of a stream's, so that somebody else may answer it.
+        """Take a message; False if it does not belong to streams, so that the caller may answer it.
 
-        Who knows how many bytes it took says so, which saves counting them.
+        Pass the size in bytes if it is known, which saves encoding the message again.
         """
         self.silence.heard(now)
         match message:
@@ -289,11 +288,13 @@ class ConsumerConnection:
     def _receive_of_stream(self, message: StreamMessage) -> None:
         stream = self.streams.get(message.vbucket)
         if stream is None or stream.life.ended or stream.opaque != message.opaque:
-            self._refuse(message, KeyNotFound("there is no such stream here", vbucket=message.vbucket))
+            self._refuse(message, KeyNotFound("there is no such stream on this connection", vbucket=message.vbucket))
             return
         try:
             if stream.opaque in self._asking:
-                raise InvalidArguments(f"{message.title()} before the request was answered", vbucket=stream.vbucket)
+                raise InvalidArguments(
+                    f"{message.title()} came before the answer to the request", vbucket=stream.vbucket
+                )
             self._move(stream, message)
         except ProtocolViolation as error:
             self._refuse(message, InvalidArguments(str(error), vbucket=stream.vbucket))
@@ -325,12 +326,12 @@ class ConsumerConnection:
                 self._close(stream, lambda: stream.end(reason))
                 self._left.discard(stream.vbucket)
             case dcp.SnapshotMarker() | upr.SnapshotMarker():
-                raise InvalidArguments("a marker of another dialect than the stream's", vbucket=stream.vbucket)
+                raise InvalidArguments("the marker is in another dialect than the stream", vbucket=stream.vbucket)
             case _:
                 self._change(stream, message)
 
     def _change(self, stream: ConsumerStream, message: Request) -> None:
-        """A change that came alone, or that no run has taken."""
+        """A change that was not applied as part of a run."""
         packet = message.encode()
         if stream.run(packet, 0) == len(packet):
             self._answer_marker(stream)
@@ -344,7 +345,7 @@ class ConsumerConnection:
 
     def _hand_over(self, stream: ConsumerStream, message: upr.SetVbucketState) -> None:
         if not message.state.known:
-            raise InvalidArguments(f"there is no vbucket state {int(message.state)}", vbucket=stream.vbucket)
+            raise InvalidArguments(f"unknown vbucket state {int(message.state)}", vbucket=stream.vbucket)
         state = VbucketState[message.state.name]
         stream.handed_over(state)
 
@@ -352,8 +353,8 @@ class ConsumerConnection:
             if stream.life.ended:
                 return
             now = stream.copy.state
-            if now is not state:  # somebody has decided otherwise meanwhile, and the source must not rely on it
-                error = InvalidArguments(f"this copy is {now.value} by now, not {state.value}", vbucket=stream.vbucket)
+            if now is not state:  # the role was changed meanwhile, and the source must not rely on it
+                error = InvalidArguments(f"the copy became {now.value}, not {state.value}", vbucket=stream.vbucket)
                 self._refuse(message, error)
                 self._abandon(stream, error)
                 self._tell_output()
@@ -393,7 +394,7 @@ class ConsumerConnection:
         except (StatusError, PositionError) as error:
             del self._asking[answer.opaque]
             if answer.status is Status.SUCCESS and answer.code == dcp.StreamRequest.declaration.opcode:
-                self._left.add(stream.vbucket)  # it stands over there, and we do not want it
+                self._left.add(stream.vbucket)  # the producer has it open, and we do not want it
             refusal = error if isinstance(error, StatusError) else InvalidArguments(str(error), vbucket=stream.vbucket)
             self._drop(stream, refusal)
             done(stream, refusal)
@@ -403,7 +404,7 @@ class ConsumerConnection:
         done(stream, None)
 
     def _drop(self, stream: ConsumerStream, error: StatusError) -> None:
-        """The stream did not come about."""
+        """The stream was not opened."""
         if self.streams.get(stream.vbucket) is stream:
             del self.streams[stream.vbucket]
         if not stream.life.ended:
@@ -423,7 +424,7 @@ class ConsumerConnection:
         self.processed(size_bytes, now)
 
     def processed(self, size_bytes: int, now: float) -> None:
-        """So many bytes take no room any more; only with ``acks_late`` there is somebody who must say so."""
+        """This many bytes are processed; to be called only with ``acks_late``."""
         due = self.window.processed(size_bytes)
         if due:
             self._acknowledge(due, now)
@@ -434,14 +435,14 @@ class ConsumerConnection:
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` has something to do; None for never."""
+        """When to call ``tick``; None for never."""
         acks = self._acked_at + ACK_INTERVAL_S if self.window.unacked_bytes else None
         return min((at for at in (acks, self.silence.deadline) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Time has passed: acknowledge what is left, or give up on the producer."""
         if self.silence.is_dead(now):
-            self.closing = f"nothing was heard for {2 * self.silence.interval_s:g} s"
+            self.closing = f"the producer sent nothing for {2 * self.silence.interval_s:g} s"
         elif self.window.unacked_bytes and now >= self._acked_at + ACK_INTERVAL_S:
             self._acknowledge(self.window.flush(), now)
 
@@ -455,7 +456,7 @@ class ConsumerConnection:
             self.on_output()
 
     def data_to_send(self) -> bytes:
-        """What is to be sent; each byte is given once."""
+        """The bytes to send; each is returned once."""
         out = b"".join(self._out)
         self._out.clear()
         return out
@@ -467,7 +468,7 @@ class ConsumerConnection:
         if asking is None:
             self._close(stream, lambda: stream.abandon(error))
             return
-        self._left.add(stream.vbucket)  # whatever the producer says to it now, nobody waits for that
+        self._left.add(stream.vbucket)  # the answer of the producer is not awaited any more
         self._drop(stream, error)
         asking[2](stream, error)
 
@@ -483,7 +484,7 @@ class ConsumerConnection:
             self.on_end(stream)
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         for _, stream, done in self._asking.values():
             done(stream, KeyNotFound("the connection was lost before the producer answered", vbucket=stream.vbucket))
         self._asking.clear()

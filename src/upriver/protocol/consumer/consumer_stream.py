@@ -1,14 +1,13 @@
 """One stream, as its consumer receives it.
 
-Theory of operation. What comes moves the stream through the same table that its producer moved through by sending it,
-and moves the position on: a marker sets the bounds of the snapshot, a change lies inside them and above the last one.
-Whatever does not fit is refused. A change that is there already harms nobody and the stream goes on; after anything
-else that does not fit something may be missing, so the stream is over: the position stands, and whoever asks again goes
-on from there.
+Theory of operation. Messages move the stream through the same table as its producer, and move the position: a marker
+sets the bounds of the snapshot, a change lies inside them and above the last one. Anything else is refused. A change
+that was received before does no harm, and the stream goes on. After any other refusal something may be missing, so the
+stream ends; the position stays, and the next request resumes there.
 
-`upr` tells no bounds. A marker says that everything before it is whole, unless the stream was resumed inside a
-snapshot, whose rest comes first; so do an end with *ok* and a change of state in a takeover. The drafts, which are
-heard in `upr`, say that a snapshot ends.
+`upr` markers have no bounds. A marker means that everything before it is consistent, unless the stream was resumed
+inside a snapshot, whose rest comes first. So do an end with *ok* and a change of role in a takeover. The drafts, which
+are translated to `upr`, also say where a snapshot ends.
 """
 
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from upriver.wire import Buffer, Dialect, dcp, upr
 from upriver.wire.codec import change_run
 
 _STATES = (StreamState.SNAPSHOT, StreamState.DRAINING)
-#: Before a takeover gives the copy roles of its own.
+#: The states before a takeover changes the role of the copy.
 _PLAIN = (StreamState.REQUESTED, StreamState.OPEN, StreamState.SNAPSHOT)
 
 
@@ -55,31 +54,31 @@ class ConsumerStream:
         self.life = StreamLife(copy.number)
         self.position = copy.position
         self.start_seqno = self.position.seqno
-        #: It speaks `dcp`, not `upr`.
+        #: Whether it speaks `dcp`, not `upr`.
         self.speaks_dcp = True
-        #: Where it was asked to end.
+        #: The end seqno of the request.
         self.end_seqno = NO_END
         self.changes_received = 0
         self.markers_received = 0
-        #: The last run was not taken whole, because there was no room for it.
+        #: The last run was not applied completely, because there was no room.
         self.full = False
-        #: Why it is over, in words; empty before.
+        #: Why it ended; empty before.
         self.end_reason = ""
-        #: A marker that wants an answer when everything up to here has come.
+        #: A marker is answered when everything up to this seqno has come.
         self.marker_answer_at: int | None = None
         self._starts_inclusive = starts_inclusive
         self._resumed_inside = False
 
     @property
     def dialect(self) -> Dialect:
-        """What its messages speak."""
+        """The dialect of its messages."""
         return dcp.dcp if self.speaks_dcp else upr.upr
 
     # Beginning
 
     def accept(self, log: FailoverLog, *, speaks_dcp: bool, end_seqno: int = NO_END) -> None:
-        """The producer has accepted the request, up to this end: its log is ours from now on."""
-        self.copy.replace_failover_log(log)  # refused if somebody has made the copy active meanwhile
+        """The producer has accepted the request, up to this end: take its failover log."""
+        self.copy.replace_failover_log(log)  # refused if the copy became active meanwhile
         self.life.move(StreamEvent.ACCEPT)
         self.speaks_dcp = speaks_dcp
         self.end_seqno = end_seqno
@@ -92,18 +91,18 @@ class ConsumerStream:
 
     @property
     def _is_ours(self) -> bool:
-        """Nobody has made the copy active since: what it wrote then lies in the way, and no seqno need show it. Nor is
-        it dead, as is one that somebody has deleted."""
+        """Whether the copy may still receive. A copy that was active since has a branch of its own, even if no seqno
+        shows it. A deleted copy counts as dead."""
         copy = self.copy
         on_our_branch = copy.failover_log.newest.vbucket_uuid == self.position.vbucket_uuid
         return on_our_branch and copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
 
     def _check_ours(self) -> None:
         if not self._is_ours:
-            raise KeyNotFound("this copy is or was active, or dead, and receives no more here", vbucket=self.vbucket)
+            raise KeyNotFound("the copy changed role and no longer accepts this stream", vbucket=self.vbucket)
 
     def check_role(self) -> None:
-        """Somebody gave the copy another role; in a takeover each message asks for itself who the copy is."""
+        """The copy changed role. In a takeover each message checks the role itself."""
         if self.life.state in _PLAIN:
             self._check_ours()
 
@@ -111,9 +110,9 @@ class ConsumerStream:
         """A `dcp` marker."""
         self._check_ours()
         if end > SEQNO_MAX:
-            raise OutOfRange(f"no snapshot ends at {end}", vbucket=self.vbucket)
-        if start > end + 1:  # one beyond it is how an empty one is printed by those whose starts are inclusive
-            raise OutOfRange(f"no snapshot reaches from {start} to {end}", vbucket=self.vbucket)
+            raise OutOfRange(f"the snapshot end {end} is too large", vbucket=self.vbucket)
+        if start > end + 1:  # servers with inclusive starts send end + 1 for an empty snapshot
+            raise OutOfRange(f"the snapshot start {start} is greater than its end {end}", vbucket=self.vbucket)
         if self._starts_inclusive and start:
             start -= 1
         try:
@@ -133,7 +132,7 @@ class ConsumerStream:
         self.life.move(StreamEvent.MARKER)
         self.markers_received += 1
         if self._resumed_inside:
-            self._resumed_inside = False  # what was missing of the old snapshot follows
+            self._resumed_inside = False  # the rest of the old snapshot follows
             snapshot = Snapshot(self.position.snapshot.start, NO_END)
         else:
             self._complete()
@@ -142,10 +141,10 @@ class ConsumerStream:
         self.position = StreamPosition(self.position.vbucket_uuid, self.position.seqno, snapshot)
 
     def snapshot_end(self) -> None:
-        """The drafts say that a snapshot is sent: whatever was missing before has come with it.
+        """The drafts say that a snapshot is complete; a snapshot that was resumed is complete too.
 
-        Where it ends they do not say. It is the last change, unless the stream was cut at its end seqno, whose change
-        may be a deletion that was purged: there only the end of the stream is a proof.
+        They do not say where it ends. It is the last change, unless the stream ends at its end seqno, whose change may
+        be a purged deletion: then only the end of the stream proves it.
         """
         self._check_ours()
         self.life.move(StreamEvent.SNAPSHOT_END)
@@ -154,7 +153,7 @@ class ConsumerStream:
             self._complete()
 
     def run(self, data: Buffer, at: int) -> int:
-        """Take the changes that stand next, as many as fit in here; where they end, ``at`` if the first does not."""
+        """Apply the changes at ``at``, as many as fit; return where they end, ``at`` if the first does not fit."""
         if self.life.state not in _STATES or not self._is_ours:
             return at
         position = self.position
@@ -164,7 +163,7 @@ class ConsumerStream:
         try:
             self.copy.apply(memoryview(data)[at:end], self.dialect, last, count)
         except (TemporaryFailure, OutOfMemory):
-            # No room, which is nobody's fault: what is left comes again, once there is.
+            # No room: the rest is applied again once there is.
             self.full = True
             end, last, count = change_run(data, at, position.seqno, self.copy.position.seqno, self.speaks_dcp)
         self.position = StreamPosition(position.vbucket_uuid, last, position.snapshot)
@@ -172,7 +171,7 @@ class ConsumerStream:
         return end
 
     def refuse(self, seqno: int) -> StatusError:
-        """Why the change with this seqno was not taken. Unless it was old, the stream is over."""
+        """The reason why the change with this seqno was not applied. Unless it was received before, the stream ends."""
         try:
             self._check_ours()
             self.life.move(StreamEvent.CHANGE)
@@ -185,15 +184,15 @@ class ConsumerStream:
         if seqno > min(self.position.snapshot.end, SEQNO_MAX):
             text = f"change {seqno} lies beyond its snapshot, which ends at {self.position.snapshot.end}"
             return self.abandon(OutOfRange(text, vbucket=self.vbucket))
-        return self.abandon(InvalidArguments("the change has no key or a layout of another dialect"))
+        return self.abandon(InvalidArguments("the change has no key, or is in another dialect"))
 
     def advance(self, seqno: int) -> None:
-        """What stood up to here did not pass a filter."""
+        """A filter left out everything up to here."""
         self._check_ours()
         if not self.speaks_dcp:
-            raise InvalidArguments("no stream of this dialect says how far it is", vbucket=self.vbucket)
+            raise InvalidArguments("seqno-advanced does not exist in this stream's dialect", vbucket=self.vbucket)
         if seqno > SEQNO_MAX:
-            raise OutOfRange(f"no history reaches {seqno}", vbucket=self.vbucket)
+            raise OutOfRange(f"the seqno {seqno} is too large", vbucket=self.vbucket)
         try:
             position = self.position.advanced(seqno)
         except PositionError as error:
@@ -203,7 +202,7 @@ class ConsumerStream:
         self.position = position
 
     def flush(self) -> None:
-        """The producer was flushed, and so are we; whoever asks again starts at 0."""
+        """The producer was flushed: clear the copy. The next request starts at 0."""
         self._check_ours()
         self.life.move(StreamEvent.FLUSH)
         self.copy.clear()
@@ -212,14 +211,14 @@ class ConsumerStream:
         self._resumed_inside = False
 
     def take_marker_answer(self) -> bool:
-        """Is the answer to a marker due? Once."""
+        """Whether the answer to a marker is due; True once."""
         due = self.marker_answer_at is not None and self.position.seqno >= self.marker_answer_at
         if due:
             self.marker_answer_at = None
         return due
 
     def handed_over(self, state: VbucketState) -> None:
-        """The producer hands its vbucket over: everything that it had announced has come."""
+        """The producer hands its vbucket over; everything that it announced has come."""
         now = self.copy.state
         if now is not VbucketState.ACTIVE:
             self._check_ours()
@@ -229,33 +228,32 @@ class ConsumerStream:
             self._check_consistent()
             self.life.move(StreamEvent.SET_ACTIVE)
         elif state in (VbucketState.PENDING, VbucketState.ACTIVE):
-            # Somebody has decided otherwise meanwhile, and the source may be active again because of that.
-            raise InvalidArguments(f"this copy is {now.value}: it cannot become {state.value}", vbucket=self.vbucket)
+            # Another client changed the role meanwhile, and the source may be active again.
+            raise InvalidArguments(f"the copy is {now.value} and cannot become {state.value}", vbucket=self.vbucket)
         else:
-            raise InvalidArguments(f"no takeover makes a vbucket {state.value}", vbucket=self.vbucket)
+            raise InvalidArguments(f"a takeover cannot make a vbucket {state.value}", vbucket=self.vbucket)
         if not self.speaks_dcp:
             self._resumed_inside = False
             self._complete()
 
     def _check_consistent(self) -> None:
-        """Whose snapshots have bounds must have kept them: an active copy that is a mixture would be everybody's."""
+        """On `dcp` an active copy must be at a consistent point."""
         position = self.position
         if self.speaks_dcp and position.consistent_seqno != position.seqno:
             raise OutOfRange(
-                f"the vbucket is handed over at {position.seqno}, in the middle of a snapshot that ends at"
-                f" {position.snapshot.end}",
+                f"the takeover ends at {position.seqno}, inside a snapshot that ends at {position.snapshot.end}",
                 vbucket=self.vbucket,
             )
 
     def pending_answered(self) -> None:
-        """The producer knows that we are pending."""
+        """The producer was told that the copy is pending."""
         if self.life.state is StreamState.PENDING:
             self.life.move(StreamEvent.PENDING_ANSWERED)
 
     # The end
 
     def end(self, reason: "dcp.EndReason | upr.EndReason") -> None:
-        """The producer has ended it."""
+        """The producer has ended the stream."""
         self.life.move(StreamEvent.END)
         if not self.speaks_dcp and not int(reason) and self._is_ours:
             self._reach_end()
@@ -263,24 +261,24 @@ class ConsumerStream:
         self._leave(reason.label)
 
     def close(self) -> None:
-        """It was closed by whoever asked for it."""
+        """The consumer closes the stream."""
         if not self.life.ended:
             self.life.move(StreamEvent.CLOSE)
             self._leave("closed")
 
     def refused(self, error: StatusError) -> None:
-        """The producer does not give it."""
+        """The producer refuses the stream."""
         self.life.move(StreamEvent.REFUSE)
         self._leave(str(error))
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         if not self.life.ended:
             self.life.move(StreamEvent.LOSE)
             self._leave("disconnected")
 
     def abandon(self, error: StatusError) -> StatusError:
-        """Something is wrong with it, and something may be missing: it is over."""
+        """End the stream after an error: something may be missing."""
         self.close()
         self.end_reason = str(error)
         return error
@@ -290,7 +288,7 @@ class ConsumerStream:
         self.copy.close()
 
     def _reach_end(self) -> None:
-        """It was cut where we asked for it: that is where we stand, though the last change may lie before it."""
+        """The stream ended at the requested seqno, so the position is there, even if the last change lies before it."""
         position, end = self.position, self.end_seqno
         if self._resumed_inside or end == NO_END or position.seqno >= end:
             return

@@ -1,16 +1,16 @@
-"""The three drafts for a consumer that speaks `upr`: each message in the words of the other text.
+"""Translates the three drafts for a consumer that speaks `upr`.
 
-The drafts frame a snapshot with a start and an end where `upr` sends a marker, answer an accepted request without the
-failover log, and know no settings. What a consumer has to say and to hear is otherwise the same, so one consumer serves
-all of them. For the start of a stream and the end of a snapshot `upr` has no message: they are told in the third
-draft's. Without the end a consumer would not know that it is whole before the next snapshot begins, and would go back
+Theory of operation. The drafts frame a snapshot with a start and an end where `upr` sends a marker, accept a request
+without sending the failover log, and have no settings. Otherwise the messages mean the same, so one consumer serves all
+of them. `upr` has no message for the start of a stream and the end of a snapshot; the third draft's messages are used.
+Without the end, a consumer would not know that it is consistent before the next snapshot begins, and would roll back
 further than it must. A draft's deletion carries flags, an expiration and a lock time, for which `upr` has no room; they
-are kept beside it, for whoever decodes the deletion.
+are kept beside it for the code that decodes the deletion.
 
-A consumer decides by the producer's log where it may go on. That log may change before the request arrives, and the
-answer to it does not show that. So the log is asked for once more, right behind each request, and nothing of the stream
-is told before it is here. If it is another one, nobody knows under which of the two the stream was accepted; and since
-the drafts cannot close a stream the connection is given up.
+A consumer compares failover logs to decide where it may resume. The producer's log may change before the request
+arrives, and the answer does not show that. So the translator requests the log again right behind each stream request,
+and holds the stream back until it is here. If the log has changed, it is unknown under which of the two the stream was
+accepted; and since the drafts cannot close a stream, the connection is given up.
 """
 
 from typing import Any, Final
@@ -31,9 +31,9 @@ from upriver.wire import (
 
 _ASKED_FOR_LOG = upr.FailoverLogRequest.declaration.opcode
 _ASKED_FOR_STREAM = upr.StreamRequest.declaration.opcode
-#: Set in the opaque of the second request for a log; a consumer does not get there by counting.
+#: Set in the opaque of the second request for a log; a consumer never counts that far.
 _AGAIN: Final = 0x8000_0000
-#: What may come of a stream before the log that was asked for together with it.
+#: The maximum size of held-back messages.
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -41,18 +41,18 @@ class DraftTranslator:
     """One connection to a producer of a draft."""
 
     def __init__(self, dialect: str) -> None:
-        #: The first two drafts have the 12-byte header, which names a request but no vbucket.
+        #: The first two drafts have the 12-byte header, with a request id and without a vbucket.
         self.short = dialect in ("upr_draft1", "upr_draft2")
         self._vbuckets: dict[int, int] = {}
         self._logs: dict[int, tuple[memcached.FailoverEntry, ...]] = {}
         self._asked: dict[int, int] = {}
-        #: Streams that were accepted, until their log is confirmed: what has come of them.
+        #: Messages of accepted streams whose log is not confirmed yet.
         self._held: dict[int, list[tuple[Message, int]]] = {}
         self._held_bytes = 0
         self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def outgoing(self, message: Message) -> bytes:
-        """What is to be sent for a message of an `upr` consumer; nothing for what the draft does not know."""
+        """The bytes to send for a message of an `upr` consumer; empty if the draft has no such message."""
         match message:
             case upr.FailoverLogRequest():
                 self._note(message, _ASKED_FOR_LOG)
@@ -84,9 +84,9 @@ class DraftTranslator:
         self._asked[message.opaque] = asked
 
     def incoming(self, message: Message, size_bytes: int = 0) -> list[Message]:
-        """The same in `upr`, as far as it has words for it: nothing for what a consumer need not know, or not yet.
+        """The messages for the `upr` consumer; none if there is nothing to tell, or not yet.
 
-        A WireError is the end of the connection.
+        A WireError ends the connection.
         """
         given: Any = message
         opaque = int(given.request_id if isinstance(message, DraftMessage) else given.opaque)
@@ -106,10 +106,10 @@ class DraftTranslator:
         held.append((message, size_bytes))
         self._held_bytes += size_bytes
         if self._held_bytes > HELD_BYTES_MAX:
-            raise WireError(0, "the failover log that was asked for", f"{self._held_bytes} bytes without it")
+            raise WireError(0, "the failover log that was requested", f"{self._held_bytes} bytes without it")
 
     def _confirmed(self, answer: Message, opaque: int) -> list[Message]:
-        """The log that was asked for together with a stream is here, if the stream was accepted."""
+        """The second answer with the log is here. Pass on what was held, if the stream was accepted."""
         held = self._held.pop(opaque, None)
         if held is None:
             return []
@@ -153,7 +153,7 @@ class DraftTranslator:
         return self._answer(message, opaque)
 
     def take_left_over(self) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """Flags, expiration and lock time of deletions since the last time, by vbucket and seqno; once."""
+        """Flags, expiration and lock time of deletions since the last call, by vbucket and seqno."""
         taken, self._left_over = self._left_over, {}
         return taken
 
@@ -186,7 +186,7 @@ class DraftTranslator:
             case AnyResponse() if message.status:
                 return AnyResponse(opcode=asked, opaque=opaque, status=message.status, value=message.value)
             case upr_draft1.Ok() | AnyResponse():
-                # The log that it was asked for a moment ago: the answer itself carries none.
+                # The log of the answer before: this answer carries none.
                 return upr.StreamRequestResponse(opaque=opaque, log=self._logs.get(opaque, ()))
         return None
 

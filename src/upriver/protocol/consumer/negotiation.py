@@ -1,12 +1,12 @@
-"""How a consumer gets a stream: which request comes first, and which one after each answer.
+"""How a consumer gets a stream: its first request, and the next one after each answer.
 
-`dcp` requests carry the bounds of the snapshot that the consumer is in, so the producer can tell whether it may go on;
-the consumer rolls back whither it is told and asks again. Who does not understand 48 bytes of extras (EINVAL) is asked
-in `upr`, with 40.
+Theory of operation. `dcp` requests carry the bounds of the consumer's snapshot, so the producer decides where it may
+resume. The consumer rolls back as it is told and asks again. A producer that refuses 48 bytes of extras (EINVAL) is
+asked in `upr`, with 40.
 
-`upr` requests carry no bounds. No producer's rule can make a resume inside a snapshot safe after a failover, so the
-consumer compares the failover logs itself before it asks (docs/semantics.md): where it stands it goes on only if its
-branch is still the producer's newest, otherwise from where it was last whole.
+`upr` requests carry no bounds. The producer alone cannot make a resume inside a snapshot safe after a failover, so the
+consumer compares the failover logs before it asks (docs/semantics.md). It resumes at its position only if its branch is
+still the producer's newest, otherwise at its last consistent point.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from upriver.model import NO_END, FailoverEntry, FailoverLog, VbucketState, resu
 from upriver.protocol.consumer.sink import SinkVbucket
 from upriver.wire import Request, Response, Status, dcp, memcached, upr
 
-#: What a consumer tries, in this order, unless it was told otherwise.
+#: The dialects that a consumer tries, in this order, by default.
 DIALECTS: Final = ("dcp", "upr")
 
 
 class Negotiation:
-    """The way to one stream."""
+    """The negotiation of one stream."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Negotiation:
         self.opaque = opaque
         self.flags = flags
         self.end_seqno = end_seqno
-        #: It speaks `dcp`, not `upr`.
+        #: Whether it speaks `dcp` now, not `upr`.
         self.speaks_dcp = dialects[0] == "dcp"
         self._may_fall_back = self.speaks_dcp and "upr" in dialects
         self._entry = FailoverEntry(0, 0)
@@ -45,7 +45,7 @@ class Negotiation:
         self._compared: FailoverEntry | None = None
         #: The opcode of the last request.
         self._asked = upr.FailoverLogRequest.declaration.opcode
-        #: Where the copy stood when it was asked for.
+        #: The position of the copy at the last request.
         self._asked_at = copy.position
 
     def first(self) -> Request:
@@ -53,10 +53,10 @@ class Negotiation:
         return self._ask() if self.speaks_dcp else self._ask_for_log()
 
     def answered(self, answer: Response) -> Request | FailoverLog:
-        """The next request, or the producer's log if it has accepted; raises its refusal if nothing is left to try."""
+        """The next request, or the producer's log if it has accepted. Raises the refusal if nothing is left to try."""
         self._check_unmoved()
         if answer.code != self._asked:
-            raise InvalidArguments("the producer has answered what nobody asked", vbucket=self.copy.number)
+            raise InvalidArguments("the answer does not match the last request", vbucket=self.copy.number)
         match answer:
             case upr.FailoverLogResponse():
                 return self._compare(failover_log(answer.log))
@@ -68,7 +68,7 @@ class Negotiation:
             self.speaks_dcp = False
             return self._ask_for_log()
         if not self.speaks_dcp and answer.status is Status.ERANGE and self.end_seqno != NO_END:
-            # Perhaps only the state at the end is gone: who asks without one gets more, and stops by himself.
+            # Perhaps only the state at the end seqno is gone. Ask without an end; the consumer stops by itself.
             self.end_seqno = NO_END
             return self._ask()
         unknown_here = not self.speaks_dcp and answer.status in (Status.KEY_ENOENT, Status.ERANGE)
@@ -78,18 +78,22 @@ class Negotiation:
         raise StatusError.of(int(answer.status), text, vbucket=self.copy.number)
 
     def _check_unmoved(self) -> None:
-        """Whoever made the copy active for a while began a branch, and no answer to an earlier request is about that:
-        not even a rollback, below which its own writes may lie if it was flushed. And a dead copy keeps what it has."""
+        """A copy that was active meanwhile has begun a branch. No answer to an earlier request applies to it, not even
+        a rollback: if it was flushed, its own writes may lie below. A dead copy keeps what it has."""
         if self.copy.state is VbucketState.DEAD:
-            raise TemporaryFailure("this copy is dead by now and receives nothing", vbucket=self.copy.number)
+            raise TemporaryFailure("the copy became dead and receives nothing", vbucket=self.copy.number)
         if self.copy.position != self._asked_at:
-            raise TemporaryFailure("this copy has written a history of its own meanwhile", vbucket=self.copy.number)
+            raise TemporaryFailure(
+                "the copy was active meanwhile and has a branch of its own: ask again", vbucket=self.copy.number
+            )
 
     def _accepted(self, theirs: FailoverLog) -> FailoverLog:
-        """A place inside a snapshot is not safe under a log that was not compared: there may have been a failover."""
+        """A position inside a snapshot is safe only under the log that was compared: there may have been a failover."""
         position = self.copy.position
         if not self.speaks_dcp and theirs.newest != self._compared and position.consistent_seqno != position.seqno:
-            raise TemporaryFailure("the failover log has changed meanwhile: ask again", vbucket=self.copy.number)
+            raise TemporaryFailure(
+                "the failover log has changed since it was compared: ask again", vbucket=self.copy.number
+            )
         return theirs
 
     def _ask_for_log(self) -> Request:
@@ -121,16 +125,16 @@ class Negotiation:
         )
 
     def _back(self, seqno: int) -> Request:
-        """Roll back as told and ask again. Each time we stand lower, so it ends."""
+        """Roll back as told and ask again. Each round ends at a lower seqno, so this terminates."""
         before = self.copy.position.seqno
         if before == 0:
-            raise RollbackRequired("there is nothing left to roll back", vbucket=self.copy.number)
+            raise RollbackRequired("the producer asks for a rollback below 0", vbucket=self.copy.number)
         if self.copy.roll_back(min(seqno, before)) >= before:
             self.copy.roll_back(0)
         return self._ask()
 
     def _compare(self, theirs: FailoverLog) -> Request:
-        """Choose where to go on, and the entry of our log to name."""
+        """Choose where to resume, and the entry of our log to send."""
         self._compared = theirs.newest
         self._entry, seqno = resume_by_entry(self.copy.position, self.copy.failover_log, theirs)
         if seqno < self.copy.position.seqno:
@@ -139,5 +143,5 @@ class Negotiation:
 
 
 def failover_log(entries: Sequence[memcached.FailoverEntry]) -> FailoverLog:
-    """The log that a producer has told; raises a PositionError if it can be none."""
+    """The log that a producer has sent; raises a PositionError if it is invalid."""
     return FailoverLog.received(FailoverEntry(entry.vbucket_uuid, entry.seqno) for entry in entries)

@@ -1,7 +1,7 @@
-"""A connection of the consumer type: a node's replicas, fed by whoever opened it.
+"""A connection of the consumer type: feeds a node's replicas.
 
-The mover at the other end says which streams to add and to close, and passes on what the producer says. *Add stream* is
-answered when the producer has answered, with its status; so the mover learns of everything from one side.
+The mover at the other end says which streams to add and to close, and relays what the producer sends. *Add stream* is
+answered when the producer has answered, with its status, so the mover learns everything from one side.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run
 from upriver.protocol.consumer.sink import Sink
 from upriver.wire import AnyResponse, Buffer, Message, Request, Status, dcp, upr
 
-#: What only a producer is asked, or told: it ends the connection.
+#: Messages for producers only: they end the connection.
 _OF_PRODUCERS: Final = (dcp.StreamRequest, upr.StreamRequest, upr.FailoverLogRequest, dcp.Control, dcp.BufferAck)
 
 
@@ -40,7 +40,7 @@ class Replica:
 
     @property
     def full(self) -> bool:
-        """There was no room for the last run: wait, say ``go_on`` and give the rest again."""
+        """There was no room for the last run: wait, call ``go_on`` and give the rest again."""
         return self.consumer.full
 
     def go_on(self) -> None:
@@ -48,7 +48,7 @@ class Replica:
         self.consumer.go_on()
 
     def role_changed(self, vbucket: int) -> None:
-        """Somebody gave a copy another role."""
+        """A copy changed role."""
         self.consumer.role_changed(vbucket)
 
     # Coming in
@@ -58,16 +58,16 @@ class Replica:
         return self.consumer.receive_runs(data, at, now)
 
     def receive(self, message: Message, now: float) -> bool:
-        """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
+        """Take a message; False if it does not belong to streams, so that the caller may answer it."""
         match message:
             case upr.AddStream():
                 self._add_stream(message)
             case upr.CloseStream():
                 self._close_stream(message)
             case dcp.Open() | upr.Open():
-                self._closing = "a second open on the same connection"
+                self._closing = "the connection was opened twice"
             case _ if type(message) in _OF_PRODUCERS:
-                self._closing = f"{message.title()} on a connection of the consumer type"
+                self._closing = f"a consumer does not accept {message.title()}"
             case _:
                 return self.consumer.receive(message, now)
         return True
@@ -102,7 +102,7 @@ class Replica:
         self._answers.append(message.encode())
 
     def data_to_send(self) -> bytes:
-        """What is to be sent; each byte is given once."""
+        """The bytes to send; each is returned once."""
         out = b"".join((*self._answers, self.consumer.data_to_send()))
         self._answers.clear()
         self.bytes_sent_total += len(out)
@@ -110,7 +110,7 @@ class Replica:
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` has something to do; None for never."""
+        """When to call ``tick``; None for never."""
         return self.consumer.deadline
 
     def tick(self, now: float) -> None:
@@ -118,5 +118,5 @@ class Replica:
         self.consumer.tick(now)
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.consumer.lose()

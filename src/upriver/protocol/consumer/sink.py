@@ -1,4 +1,4 @@
-"""What a consumer needs of whoever keeps the data. The node fits the engine to this; a client its batches."""
+"""What a consumer needs of its store. The node implements this with the engine, a client with its batches."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,57 +8,57 @@ from upriver.wire import Buffer, Dialect
 
 
 class SinkVbucket(Protocol):
-    """A copy of a vbucket that receives history. Nobody else feeds it until it is closed."""
+    """A copy of a vbucket that receives a stream. No other stream may feed it until it is closed."""
 
     @property
     def number(self) -> int:
-        """Which one it is."""
+        """Its number."""
 
     @property
     def state(self) -> VbucketState:
-        """The role of this copy. Who becomes active writes a history of its own and receives no more."""
+        """The role of this copy. An active copy writes its own history and receives nothing."""
 
     @property
     def position(self) -> StreamPosition:
-        """Where this copy stands; asked for before a request, and after a rollback."""
+        """The position of this copy; read before a request, and after a rollback."""
 
     @property
     def failover_log(self) -> FailoverLog:
-        """The branches that the history of this copy has lived on."""
+        """The branches of this copy, newest first."""
 
     def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:
-        """A marker came, with the flags of `dcp`. On `upr` nobody knows the end: it is ``NO_END`` then."""
+        """A marker came, with the flags of `dcp`. On `upr` the end is unknown and is ``NO_END``."""
 
     def complete_snapshot(self) -> None:
-        """The copy is whole where it stands; told on `upr` only, where the bounds of a snapshot do not show it."""
+        """The copy is at a consistent point; called on `upr` only, where markers have no bounds."""
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:
-        """Changes that follow, in their order: whole packets of this vbucket. They are only lent.
+        """Apply the next changes: whole packets of this vbucket. The buffer is reused after the call.
 
-        A TemporaryFailure or OutOfMemory says that there is no room now; ``position`` tells how far it came.
+        A TemporaryFailure or OutOfMemory means that there is no room now; ``position`` says how far it got.
         """
 
     def advance(self, seqno: int) -> None:
-        """Nothing more comes up to here: what stood there did not pass a filter."""
+        """Nothing more comes up to this seqno: a filter left it out."""
 
     def roll_back(self, seqno: int) -> int:
-        """Go back to a whole state at or below the seqno; where that is."""
+        """Roll back to a consistent point at or below the seqno; return that seqno."""
 
     def replace_failover_log(self, log: FailoverLog) -> None:
-        """Take over the producer's log, which has accepted the request."""
+        """Take the producer's log after it has accepted the request."""
 
     def clear(self) -> None:
         """Drop everything: the producer was flushed."""
 
     def close(self) -> None:
-        """The stream is over; somebody else may feed it."""
+        """The stream is over; another one may feed the copy."""
 
 
 class Sink(Protocol):
-    """The store that streams go into."""
+    """The store that streams go to."""
 
     def open(self, number: int) -> SinkVbucket:
-        """The copy that a stream shall feed; raises a StatusError if that cannot be."""
+        """The copy that a stream feeds; raises a StatusError if that is impossible."""
 
     def set_state(self, number: int, state: VbucketState, done: Callable[[], object]) -> None:
-        """Give a vbucket another role; call back when that, and all received before, is on disk."""
+        """Change the role of a vbucket; call back when that, and everything received before, is on disk."""

@@ -1,47 +1,47 @@
-"""Moving vbuckets from one node to another: the steps, without I/O.
+"""Moves vbuckets from one node to another: the steps, without I/O.
 
 Theory of operation. A mover holds two connections, one of the producer type to the source and one of the consumer type
-to the destination, and passes on what the two say to each other (``relay``). It tells the destination which streams to
-add; the takeover itself is a matter between the two (docs/semantics.md). What is left to the mover is to know how it
-ended, whatever fails.
+to the destination, and relays what the two send each other (``relay``). It tells the destination which streams to add;
+the takeover itself happens between the two nodes (docs/semantics.md). The mover must find out how it ended, whatever
+fails.
 
-Nothing is remembered across a cut. Whenever both connections stand, every vbucket that is not done begins with the same
-question to both sides: who is what? To open a connection closes the one that had its name before, together with all
-that was on its way there; so the answer stands, and nobody but this mover can change it. (Movers between the same two
-nodes must therefore bear the same name; and those between others another, because a source that dies remembers under
-which name, and lets no other mover go on with the takeover or undo it.) Then follows:
+The mover keeps no state across a lost connection. Whenever both connections are open, it asks both nodes for the role
+of every unfinished vbucket. Opening a connection closes the one that had its name before, with everything that was in
+flight there; so the answers stay true until this mover changes them. (Movers between the same two nodes must therefore
+have the same name, and movers between other nodes another one: a source stores the name of its successor and lets no
+other mover continue the takeover or undo it.) Then follows:
 
 ============  ===========  =============================================================
-source        destination  what is done
+source        destination  next step
 ============  ===========  =============================================================
-whatever      active       it is taken over: have that confirmed from disk, push the map,
-                           tell a source that died for it
-active        not active   take over; or, if it shall be undone, nothing is left to do. A
-                           dead destination may be all that another takeover has left: it
-                           is fed only if the source holds everything that it does
-dead          pending      a takeover was interrupted: go on with it, or undo it, first
-                           active here, then replica there
-dead          another, or  failed: it may have been taken over and handed on, and nobody
-              no copy      knows to whom
-other         not active   the source does not own the vbucket: failed
-active        active       somebody else has meddled: failed, and nothing is touched
+any           active       the takeover is complete: have the destination confirm that
+                           from disk, push the map, tell a dead source
+active        not active   take over; or, to undo, confirm that the source is active. A
+                           dead destination may hold the only copy of some writes: it is
+                           fed only if the source holds everything that it does
+dead          pending      a takeover was interrupted: continue it, or undo it by making
+                           the source active and then the destination a replica
+dead          any other,   fail: another node may have taken it over, and be the owner
+              or no copy   now
+other         not active   fail: the source does not own the vbucket
+active        active       fail, and change nothing
 ============  ===========  =============================================================
 
-What a source died for is gone on with, or undone, only if the destination was never active since. It was not if it is
-pending, under a branch that the source knows: a copy is pending on disk before the source dies, and no longer once it
-has another role, or is fed by somebody on another branch. (The failover logs of two copies alone do not tell: one that
-was active, and is a replica again, may be fed by one that knows nothing of it.) And a source that has heard how it
-ended refuses.
-If the destination cannot be reached a dead source stays dead: the other side may be active. A source that is still
-active has sent nothing that could make the destination active, so there nothing needs to be undone.
+An interrupted takeover is continued or undone only if the destination was never active since. It was not if it is
+pending and on a branch that the source knows: a copy is pending on disk before the source becomes dead, and no longer
+pending once its role changes or a stream feeds it from another branch. (The failover logs of two copies alone are not
+enough: a copy that was active, and is a replica again, may be fed by a node that knows nothing of it.) A source that
+knows that the takeover was completed refuses both. While the destination cannot be reached, a dead source stays dead:
+the destination may be active. A source that is still active has sent nothing that could make the destination active, so
+nothing there needs to be undone.
 
-Replication goes on until it is stopped. A stream that ends, because the source was flushed or somebody meddled with
-either copy, is asked for again after a while, and again both sides are asked first. So is one that is refused for now,
-whatever the goal; how often is up to whoever runs the mover.
+Replication continues until it is stopped. When a stream ends, because the source was flushed or the role of a copy was
+changed, the mover waits a while, asks both nodes again, and adds the stream again. It does the same for a stream that
+is refused temporarily, with any goal. The caller decides how often.
 
-When the destination has answered *active* the mover pushes the new map to both before it passes the answer on, which
-ends the stream: who looks for the new owner then finds it. So it is with a source that has to be told because that
-answer was lost: the map waits for no disk of an owner that was.
+When the destination has answered *active*, the mover pushes the new map to both nodes before it relays the answer,
+which ends the stream: clients that look for the new owner then find it. It does so too when that answer was lost and
+the source has to be told: the map does not wait for the disk of the old owner.
 """
 
 import copy
@@ -56,12 +56,12 @@ from upriver.model import VbucketState
 from upriver.protocol.move.relay import PacketSplitter, decoded, is_for_mover
 from upriver.wire import Buffer, Request, Response, Status, dcp, memcached, upr
 
-#: A takeover that breaks off for a reason other than a lost connection is begun so often.
+#: How often a takeover is started that breaks off for another reason than a lost connection.
 ATTEMPTS_MAX: Final = 3
 
 _CLOSE_STREAM: Final = upr.CloseStream.declaration.opcode
 _SET_STATE: Final = upr.SetVbucketState.declaration.opcode
-#: What belongs to a stream; refused with KEY_ENOENT if the destination has left it.
+#: Messages of a stream; the destination answers KEY_ENOENT if it has left the stream.
 _OF_STREAM: Final = frozenset(
     message.declaration.opcode
     for message in (dcp.SnapshotMarker, dcp.Mutation, dcp.Deletion, dcp.Expiration, dcp.SeqnoAdvanced, upr.Flush)
@@ -76,7 +76,7 @@ class Link(enum.Enum):
 
 
 class Goal(enum.Enum):
-    """What shall become of a vbucket."""
+    """What the mover does with a vbucket."""
 
     REPLICATE = "replicate"
     TAKE_OVER = "take over"
@@ -84,16 +84,16 @@ class Goal(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """How far a vbucket is."""
+    """The progress of a vbucket."""
 
     WAITING = "waiting for the connections"
-    ASKING = "asking both sides who they are"
+    ASKING = "asking both nodes for their roles"
     PREPARING = "preparing the destination"
     STREAMING = "streaming"
-    RESTING = "resting before the stream is asked for again"
+    RESTING = "waiting before the stream is added again"
     ANNOUNCING = "pushing the new map"
-    ENDING = "waiting for the source to remember that it is over"
-    CONFIRMING = "having the destination's state confirmed"
+    ENDING = "waiting for the source to store that the takeover is complete"
+    CONFIRMING = "having the destination confirm its role"
     UNDOING = "making the source active again"
     MOVED = "moved"
     UNDONE = "undone"
@@ -101,20 +101,20 @@ class Phase(enum.Enum):
 
     @property
     def over(self) -> bool:
-        """Nothing more happens."""
+        """Whether nothing more happens."""
         return self in (Phase.MOVED, Phase.UNDONE, Phase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Connect to this side and say ``connected``, or ``lost`` if that fails; not before some time after a loss."""
+    """Connect to this node and call ``connected``, or ``lost`` if that fails; after a loss, wait a while first."""
 
     link: Link
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection to this side; it is not ``lost`` then."""
+    """Close the connection to this node; do not call ``lost``."""
 
     link: Link
 
@@ -129,7 +129,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Push this map to all other nodes and say ``announced``, whether or not they took it."""
+    """Push this map to all other nodes and call ``announced``, whether or not they accepted it."""
 
     vbucket: int
     encoded: bytes
@@ -137,37 +137,39 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Wait a while, longer each time, and say ``rested``: a stream that shall go on has ended or was refused."""
+    """Wait a while, longer each time, and call ``rested``: a stream has ended or was refused, and is to be added
+    again."""
 
     vbucket: int
 
 
 Action = Connect | Disconnect | Send | Announce | Rest
-#: Refusals of a stream that may be another answer in a while.
+#: Temporary refusals of a stream.
 _FOR_NOW: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
-#: Refusals of an open that would be the same next time.
+#: Permanent refusals of an open.
 _FINAL: Final = frozenset({Status.AUTH_ERROR, Status.EACCESS, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 
 
 class Move:
-    """One vbucket on its way."""
+    """One vbucket that is being moved."""
 
     def __init__(self, vbucket: int, goal: Goal) -> None:
         self.vbucket = vbucket
         self.goal = goal
         self.phase = Phase.WAITING
-        #: Why it failed, or what it is waiting for.
+        #: Why it failed, or what it waits for.
         self.reason = ""
-        #: Why its stream is refused for now; empty once one is accepted.
+        #: Why its stream is refused temporarily; empty once one is accepted.
         self.refusal = ""
         self.attempts = 0
-        #: Who is what, as far as was answered since the connections stand; None for no such vbucket.
+        #: The roles that the nodes have answered since both connections are open; None for no such vbucket.
         self.states: dict[Link, VbucketState | None] = {}
-        #: What the source hears when the map is pushed: the answer to *active*, or that it shall stay dead.
+        #: The packet for the source that waits until the map is pushed: the answer to *active*, or a request to stay
+        #: dead.
         self.held: bytes = b""
-        #: The state that the source has told the destination to take on, until that is answered.
+        #: The role that the source has told the destination to take, until that is answered.
         self.told: upr.VbucketState | None = None
-        #: The map that is being pushed, and where it has not arrived yet: None stands for all other nodes.
+        #: The map that is being pushed, and the nodes that have not answered yet; None stands for all others.
         self.announcement: bytes = b""
         self.unannounced: set[Link | None] = set()
 
@@ -189,7 +191,8 @@ class MoverSteps:
         has_others: bool = False,
         on_phase: Callable[[Move], object] | None = None,
     ) -> None:
-        """``new_map`` gives the cluster map to push once a vbucket is taken over; to others too if there are any."""
+        """``new_map`` returns the cluster map to push once a vbucket is taken over; ``has_others`` pushes it to other
+        nodes too."""
         self.name = name
         self.moves = {vbucket: Move(vbucket, goal) for vbucket in vbuckets}
         self.new_map = new_map
@@ -199,46 +202,46 @@ class MoverSteps:
         self._actions: deque[Action] = deque()
         self._open: set[Link] = set()
         self._splitters: dict[Link, PacketSplitter] = {}
-        #: Questions by link and opaque: what to do with the answer.
+        #: What to do with each answer, by link and opaque.
         self._questions: dict[tuple[Link, int], Callable[[Response], object]] = {}
         self._opaque = 0
-        #: Questions to the destination that came up in the middle of a change: they go behind it.
+        #: Requests to the destination that wait for the end of a relayed change.
         self._behind: list[bytes] = []
-        #: Who waits for the answer that tells how far the dead copies are.
+        #: Moves that wait for the answer with the seqnos of dead copies.
         self._dead_asked: list[tuple[Move, Callable[[int], object]]] = []
         #: Takeovers by the opaque of their stream.
         self._by_opaque: dict[int, Move] = {}
-        #: The opaques of streams that the destination has left: what the source says of them is no news.
+        #: The opaques of streams that the destination has left: messages of the source for them are ignored.
         self._left: set[int] = set()
         #: Streams were added on these connections.
         self._begun = False
 
-    # What the shell does and tells
+    # Called by the shell, which does the I/O
 
     def start(self) -> None:
-        """Begin: connect to both sides."""
+        """Connect to both nodes."""
         for link in Link:
             self._actions.append(Connect(link))
 
     def actions(self) -> list[Action]:
-        """What is to be done now, in this order; each is given once."""
+        """What to do now, in this order; each action is returned once."""
         actions = list(self._actions)
         self._actions.clear()
         return actions
 
     @property
     def over(self) -> bool:
-        """Nothing is left to do. Replication goes on until it is stopped."""
+        """Whether nothing is left to do. Replication continues until it is stopped."""
         return all(move.phase.over for move in self.moves.values())
 
     def connected(self, link: Link) -> None:
-        """A connection stands: take the name, and with it end whatever an earlier connection had begun."""
+        """A connection is made: open it under our name, which ends an earlier connection of that name."""
         self._splitters[link] = PacketSplitter()
         flags = dcp.OpenFlag.PRODUCER if link is Link.SOURCE else dcp.OpenFlag.CONSUMER
         self._ask(link, dcp.Open(name=self.name.encode(), flags=flags), lambda answer: self._opened(link, answer))
 
     def lost(self, link: Link, why: str = "") -> None:
-        """A connection is gone, or did not come about. If streams had begun on the two, both begin again."""
+        """A connection was lost, or could not be made. If streams had begun, both connections start again."""
         if self.over:
             return
         other = Link.DESTINATION if link is Link.SOURCE else Link.SOURCE
@@ -254,7 +257,7 @@ class MoverSteps:
         self._ask_source_alone()
 
     def undo(self, vbucket: int) -> None:
-        """Take a takeover back, as far as that is still possible: everything begins again, under that goal."""
+        """Undo a takeover, as far as that is still possible: everything starts again with that goal."""
         move = self.moves[vbucket]
         if move.phase.over:
             return
@@ -267,14 +270,14 @@ class MoverSteps:
         self.start()
 
     def _forget(self, links: set[Link]) -> None:
-        """These connections are no more; nothing that was asked on either counts."""
+        """These connections are gone; requests on either no longer count."""
         self._open -= links
         for link in links:
             self._splitters.pop(link, None)
         self._questions = {
             question: then
             for question, then in self._questions.items()
-            if question[0] not in links and question[0] not in self._open  # its open is still awaited
+            if question[0] not in links and question[0] not in self._open  # the answer to its open is still awaited
         }
         self._behind.clear()
         self._by_opaque.clear()
@@ -288,7 +291,8 @@ class MoverSteps:
             move.refusal = ""
 
     def received(self, link: Link, data: Buffer) -> None:
-        """Bytes came: pass them on, except what is for the mover. They are only lent until the actions are taken."""
+        """Relay received bytes, except what is for the mover. The buffer must stay valid until the actions are
+        taken."""
         splitter = self._splitters.get(link)
         if splitter is None:
             return
@@ -306,7 +310,7 @@ class MoverSteps:
             self.lost(link, str(error))
 
     def _look_at(self, link: Link, packet: bytes) -> bool:
-        """Look at a packet; whether it is to be passed on."""
+        """Handle a packet; return whether to relay it."""
         if is_for_mover(packet):
             answer = decoded(packet)
             assert isinstance(answer, Response)
@@ -323,7 +327,7 @@ class MoverSteps:
     def _opened(self, link: Link, answer: Response) -> None:
         if answer.status in _FINAL:
             for move in self._unfinished():
-                self._fail(move, f"the {link.value} refuses the connection: {answer.status.label}")
+                self._fail(move, f"the {link.value} refused the connection: {answer.status.label}")
         elif answer.status is not Status.SUCCESS:
             self._actions.append(Disconnect(link))
             self.lost(link, f"the open was refused: {answer.status.label}")
@@ -332,13 +336,13 @@ class MoverSteps:
         self._open.add(link)
         if self._open == set(Link):
             for move in self._unfinished():
-                if move.phase is not Phase.UNDOING:  # what the source alone can do is as good as done
+                if move.phase is not Phase.UNDOING:  # the source alone completes it
                     self._ask_states(move)
         else:
             self._ask_source_alone()
 
     def _ask_source_alone(self) -> None:
-        """A source that is still active has sent nothing that would have to be undone on the other side."""
+        """A source that is still active has sent nothing that the destination would have to undo."""
         if self._open == {Link.SOURCE}:
             for move in self._unfinished():
                 if move.goal is Goal.UNDO:
@@ -373,7 +377,7 @@ class MoverSteps:
             elif answer.status is Status.NOT_MY_VBUCKET:
                 move.states[link] = None
             else:
-                self._fail(move, f"the {link.value} does not say who it is: {answer.status.label}")
+                self._fail(move, f"the {link.value} refused to tell its role: {answer.status.label}")
                 return
             if len(move.states) == len(Link):
                 self._decide(move, move.states[Link.SOURCE], move.states[Link.DESTINATION])
@@ -387,12 +391,12 @@ class MoverSteps:
     def _decide(self, move: Move, source: VbucketState | None, destination: VbucketState | None) -> None:
         move.states.clear()
         taken = destination is VbucketState.ACTIVE
-        # The destination is pending, on disk, before the source dies: who is not has nothing to do with its death.
+        # The destination is pending on disk before the source becomes dead.
         interrupted = source is VbucketState.DEAD and destination is VbucketState.PENDING
         if taken and source is VbucketState.ACTIVE:
-            self._fail(move, "both nodes are active: make one of them a replica, whichever has no newer writes")
+            self._fail(move, "both nodes are active: make the one without newer writes a replica")
         elif taken and move.goal is Goal.REPLICATE:
-            self._fail(move, "the destination is active: it does not receive")
+            self._fail(move, "the destination is active and cannot receive")
         elif taken:
             self._confirm(move, source)
         elif source is VbucketState.ACTIVE and move.goal is Goal.UNDO:
@@ -404,11 +408,13 @@ class MoverSteps:
         elif interrupted and move.goal is Goal.TAKE_OVER:
             self._when_never_active(move, lambda: self._add_stream(move))
         elif source is VbucketState.DEAD:
-            why = f"the source is dead and the destination {destination.value if destination else 'not there'}"
-            why = f"{why}, not pending: whoever took it over may be active"
-            self._fail(move, f"{why}; if nobody is, make the source active")
+            found = f"is {destination.value}" if destination else "has no copy"
+            why = f"the source is dead and the destination {found}, not pending: another node may be active"
+            self._fail(move, f"{why}. If no other copy is active, make the source active")
         else:
-            self._fail(move, f"the source does not own the vbucket: it is {source.value if source else 'not there'}")
+            self._fail(
+                move, f"the source does not own the vbucket: it {f'is {source.value}' if source else 'has no copy'}"
+            )
 
     def _set_state(self, move: Move, link: Link, state: VbucketState, then: Callable[[], object]) -> None:
         def answered(answer: Response) -> None:
@@ -416,19 +422,20 @@ class MoverSteps:
                 then()
             else:
                 why = f"{answer.status.label} {getattr(answer, 'text', '')}".rstrip()
-                self._fail(move, f"the {link.value} does not become {state.value}: {why}")
+                self._fail(move, f"the {link.value} refused to become {state.value}: {why}")
 
         self._ask(link, _set_vbucket(move, state), answered)
 
     def _when_never_active(self, move: Move, then: Callable[[], object]) -> None:
-        """Who becomes active begins a branch: one that the source does not know means that there were writes behind it,
-        which the destination may have handed on to a third. That third may be moving it back right now."""
+        """Becoming active begins a branch. If the destination is on a branch that the source does not know, there may
+        be newer writes, which it may have handed over to a third node. That node may be moving the vbucket back right
+        now."""
         logs: dict[Link, list[int]] = {}
 
         def heard(link: Link) -> Callable[[Response], object]:
             def take(answer: Response) -> None:
                 if not isinstance(answer, memcached.GetFailoverLogResponse):
-                    self._fail(move, f"the {link.value} does not tell its failover log: {answer.status.label}")
+                    self._fail(move, f"the {link.value} refused to tell its failover log: {answer.status.label}")
                     return
                 logs[link] = [entry.vbucket_uuid for entry in answer.log]
                 if len(logs) < len(Link):
@@ -436,8 +443,8 @@ class MoverSteps:
                 if logs[Link.DESTINATION] and logs[Link.DESTINATION][0] in logs[Link.SOURCE]:
                     then()
                 else:
-                    why = "the destination was active since, or fed by somebody who was"
-                    self._fail(move, f"{why}: find out who is, and move the vbucket from there")
+                    why = "the destination was active since, or was fed by a node that was"
+                    self._fail(move, f"{why}. Find the owner and move the vbucket from there")
 
             return take
 
@@ -445,15 +452,15 @@ class MoverSteps:
             self._ask(link, memcached.GetFailoverLog(vbucket=move.vbucket), heard(link))
 
     def _when_nothing_is_lost(self, move: Move, then: Callable[[], object]) -> None:
-        """A dead destination may be all that is left of what was written, and a source that is active need not know
-        that it was given up long ago: it must share everything that the dead copy holds."""
+        """A dead destination may hold the only copy of some writes, and an active source may not know that it was
+        replaced long ago. So the source must hold everything that the dead copy does."""
 
         def heard_log(answer: Response) -> None:
             if isinstance(answer, memcached.GetFailoverLogResponse) and answer.log:
                 newest = answer.log[0].vbucket_uuid
                 self._ask_dead(move, lambda held: ask_source(newest, held) if held else then())
             else:
-                self._fail(move, f"the destination does not tell its failover log: {answer.status.label}")
+                self._fail(move, f"the destination refused to tell its failover log: {answer.status.label}")
 
         def ask_source(vbucket_uuid: int, held: int) -> None:
             request = memcached.ObserveSeqno(vbucket=move.vbucket, vbucket_uuid=vbucket_uuid)
@@ -463,19 +470,19 @@ class MoverSteps:
             shared = 0
             if isinstance(answer, memcached.ObserveSeqnoResponse):
                 shared = answer.current_seqno if answer.last_seqno is None else answer.last_seqno
-            elif answer.status is not Status.KEY_ENOENT:  # which says that it does not know that branch
-                self._fail(move, f"the source does not tell its high seqno: {answer.status.label}")
+            elif answer.status is not Status.KEY_ENOENT:  # the source does not know that branch
+                self._fail(move, f"the source refused to tell its high seqno: {answer.status.label}")
                 return
             if shared >= held:
                 then()
             else:
-                why = "the destination is dead and holds what the source does not, perhaps all that a takeover has left"
-                self._fail(move, f"{why}: find out who owns the vbucket; make the copy a replica if nobody needs it")
+                why = "the destination is dead and holds what the source does not"
+                self._fail(move, f"{why}. Find the owner of the vbucket; make the copy a replica if it is not needed")
 
         self._ask(Link.DESTINATION, memcached.GetFailoverLog(vbucket=move.vbucket), heard_log)
 
     def _ask_dead(self, move: Move, then: Callable[[int], object]) -> None:
-        """How far a dead copy is. One answer tells it of all of them: who asks meanwhile waits for the same."""
+        """Ask how far a dead copy is. One answer covers all dead copies, so concurrent requests share it."""
         self._dead_asked.append((move, then))
         if len(self._dead_asked) == 1:
             request = memcached.GetAllVbucketSeqnos(state=memcached.VbucketState.DEAD)
@@ -489,11 +496,11 @@ class MoverSteps:
             if move.vbucket in found:
                 then(found[move.vbucket])
             else:
-                self._fail(move, f"the destination does not tell its high seqno: {answer.status.label}")
+                self._fail(move, f"the destination refused to tell its high seqno: {answer.status.label}")
 
     def _revive(self, move: Move, destination: VbucketState | None) -> None:
-        """Make the source active, also one that says it is: this is answered only when it is on disk. Until then the
-        destination waits on: should this be cut, it still tells that nobody has taken over."""
+        """Make the source active, even if it says so already: this request is answered only when it is on disk. The
+        destination stays pending until then, so that an interrupted undo can be recognized."""
 
         def undone() -> None:
             self._set(move, Phase.UNDONE)
@@ -520,8 +527,8 @@ class MoverSteps:
         self._set_state(move, Link.DESTINATION, VbucketState.REPLICA, lambda: self._add_stream(move))
 
     def _confirm(self, move: Move, source: VbucketState | None) -> None:
-        """Active it says. Once more, because this is answered only when it is on disk. A source that is dead may have
-        died for this and never heard how it ended: it remembers that it shall stay so, whatever it answers."""
+        """The destination says that it is active. Request that again, because this request is answered only when it is
+        on disk. A dead source may not know that the takeover is complete: tell it to stay dead, whatever it answers."""
 
         def announce() -> None:
             if source is VbucketState.DEAD:
@@ -545,7 +552,7 @@ class MoverSteps:
                 move.refusal = ""
                 self._by_opaque[answer.stream_opaque] = move
             elif not move.phase.over:
-                why = f"no stream: {answer.status.label} {getattr(answer, 'text', '')}".rstrip()
+                why = f"the stream was refused: {answer.status.label} {getattr(answer, 'text', '')}".rstrip()
                 if answer.status in _FOR_NOW:
                     move.refusal = why
                     self._rest(move, why)
@@ -555,7 +562,7 @@ class MoverSteps:
         self._ask(Link.DESTINATION, upr.AddStream(vbucket=move.vbucket, flags=flags), answered)
 
     def _look_at_producer(self, packet: bytes) -> bool:
-        """What the source tells the destination, as far as it concerns the mover."""
+        """Handle a packet from the source."""
         if packet[0] == 0x80 and packet[1] == _SET_STATE:
             message = decoded(packet)
             assert isinstance(message, upr.SetVbucketState)
@@ -569,14 +576,14 @@ class MoverSteps:
             assert isinstance(message, dcp.StreamEnd | upr.StreamEnd)
             move = self.moves.get(message.vbucket)
             self._by_opaque.pop(message.opaque, None)
-            # Whoever stops says so, and then closes the connection, behind which everything begins again.
+            # A node that stops says so and closes the connection, and then everything starts again.
             known = message.opaque in self._left or message.reason is dcp.EndReason.DISCONNECTED
             if move is not None and not move.phase.over and not known:
                 self._ended(move, message.reason.label)
         return True
 
     def _look_at_consumer(self, packet: bytes) -> bool:
-        """What the destination answers: *active* is kept back until the map is pushed."""
+        """Handle a packet from the destination: the answer to *active* is held until the map is pushed."""
         if packet[0] == 0x80 and packet[1] == _CLOSE_STREAM:
             closed = decoded(packet)
             assert isinstance(closed, upr.CloseStream)
@@ -604,14 +611,14 @@ class MoverSteps:
             self._left_by_destination(answer.opaque)
 
     def _left_by_destination(self, opaque: int) -> None:
-        """The destination has left a stream, as when somebody made its copy active: the source goes on in vain."""
+        """The destination has left a stream, for instance because its copy became active; the source does not know."""
         move = self._by_opaque.pop(opaque, None)
         if move is not None and move.phase is Phase.STREAMING:
             self._left.add(opaque)
-            self._ended(move, "the destination has left it")
+            self._ended(move, "the destination left it")
 
     def _announce(self, move: Move) -> None:
-        """Push the new map to both and to all others, then let the stream end."""
+        """Push the new map to both nodes and to all others, then let the stream end."""
         self._set(move, Phase.ANNOUNCING)
         if self.new_map is None:
             self._announced(move)
@@ -623,14 +630,14 @@ class MoverSteps:
             self._actions.append(Announce(move.vbucket, encoded))
 
         def pushed(link: Link) -> Callable[[Response], object]:
-            # A node that knows a newer map already refuses ours, and is right.
+            # A node with a newer map refuses ours, which is fine.
             return lambda _: self._announced_to(move, link)
 
         for link in Link:
             self._ask(link, memcached.SetClusterConfig(config=encoded), pushed(link))
 
     def announced(self, vbucket: int, encoded: bytes) -> None:
-        """All other nodes that could be reached were told this map."""
+        """All other nodes that could be reached were sent this map."""
         move = self.moves[vbucket]
         if move.phase is Phase.ANNOUNCING and move.announcement == encoded:
             self._announced_to(move, None)
@@ -652,9 +659,9 @@ class MoverSteps:
         if move.phase is Phase.ENDING:
             self._set(move, Phase.MOVED)
         elif move.goal is Goal.REPLICATE:
-            self._rest(move, f"the stream has ended: {reason}")
+            self._rest(move, f"the stream ended: {reason}")
         elif move.attempts >= ATTEMPTS_MAX:
-            self._fail(move, f"the stream has ended: {reason}")
+            self._fail(move, f"the stream ended: {reason}")
         else:
             self._ask_states(move)
 
@@ -663,7 +670,7 @@ class MoverSteps:
         self._actions.append(Rest(move.vbucket))
 
     def rested(self, vbucket: int) -> None:
-        """A while has passed: go on, unless the connections were lost meanwhile, for then all begins again anyway."""
+        """The wait is over: ask again, unless the connections were lost meanwhile."""
         move = self.moves[vbucket]
         if move.phase is Phase.RESTING:
             self._ask_states(move)
@@ -681,14 +688,15 @@ class MoverSteps:
 
 
 def moved_map(config: Mapping[str, Any], vbucket: int, server: int) -> dict[str, Any]:
-    """A cluster map in which the vbucket belongs to another server, by its place in the map's list: one revision on."""
+    """A cluster map, one revision newer, in which the vbucket belongs to another server, given by its index in the
+    map's list."""
     moved = copy.deepcopy(dict(config))
     servers = moved["vBucketServerMap"]
     old = servers["vBucketMap"][vbucket]
-    # Who held a copy there holds the active one now; the old owner is left out, for it is dead.
+    # The server that had a replica has the active copy now; the old owner is left out, because it is dead.
     servers["vBucketMap"][vbucket] = [server, *(-1 if place == server else place for place in old[1:])]
     moved["rev"] = int(moved["rev"]) + 1
-    # Maps that nodes made up for themselves have the epoch 1: a pushed one is newer than all of them.
+    # Maps that nodes make for themselves have epoch 1; a pushed map is newer than all of them.
     moved["revEpoch"] = max(2, int(moved.get("revEpoch", 0)))
     return moved
 

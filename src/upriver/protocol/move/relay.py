@@ -1,8 +1,8 @@
-"""Between a producer and a consumer: passing on what the one says to the other, at the price of looking at headers.
+"""Relays what a producer and a consumer send each other, reading only headers.
 
-Changes, nearly all of the bytes, are passed on as they came, without being cut into packets. Everything else is looked
-at, because some of it is for the mover itself: answers to what it asked on either connection. The two sets of questions
-do not overlap, so the opcode tells whose an answer is.
+Changes, nearly all of the bytes, are relayed as they came, without being split into packets. All other packets are
+read, because some of them are for the mover: the answers to its own requests. The mover's requests and those of the two
+nodes have different opcodes, so the opcode tells whose an answer is.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Final
 from upriver.wire import Buffer, Magic, Message, dcp, memcached, packet_size, upr
 from upriver.wire.codec import changes_end
 
-#: What a mover asks on either connection: nobody else gets these answers.
+#: The requests of the mover: answers to them are not relayed.
 ASKED: Final = frozenset(
     message.declaration.opcode
     for message in (
@@ -28,22 +28,23 @@ ASKED: Final = frozenset(
 
 
 class PacketSplitter:
-    """One direction: pieces that are passed on as they are, and packets that somebody may want to see."""
+    """Splits the bytes of one direction into runs of changes and single packets."""
 
     __slots__ = ("_partial", "_rest")
 
     def __init__(self) -> None:
         self._partial = b""
-        #: How much is still to come of a change that was passed on already.
+        #: How many bytes of a relayed change are still to come.
         self._rest = 0
 
     @property
     def in_change(self) -> bool:
-        """Part of a change was passed on, and the rest is still to come: nothing else may go between."""
+        """Whether only a part of a change was relayed: nothing may be sent before its rest."""
         return self._rest > 0
 
     def split(self, data: Buffer) -> Iterator[tuple[Buffer, bool]]:
-        """The pieces in their order, and whether each is a packet. What is not whole waits, unless it is a change."""
+        """The pieces in their order, and whether each is a packet. An incomplete packet waits, unless it is a
+        change."""
         if self._partial:
             data, self._partial = self._partial + bytes(data), b""
         at = min(self._rest, len(data))
@@ -66,7 +67,7 @@ class PacketSplitter:
 
 
 def is_for_mover(packet: bytes) -> bool:
-    """An answer to what the mover asked?"""
+    """Whether the packet answers a request of the mover."""
     return packet[0] == Magic.RESPONSE and packet[1] in ASKED
 
 

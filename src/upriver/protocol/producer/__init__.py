@@ -1,6 +1,6 @@
 """The sending side of UPR and DCP: answers stream requests and schedules what goes out on one connection.
 
-`Producer` is the connection, `ProducerStream` one vbucket's stream, `dialects` what each text calls its messages.
+`Producer` is the connection, `ProducerStream` one vbucket's stream, `dialects` the messages of each dialect.
 """
 
 from upriver.protocol.producer.dialects import OPENED, STREAM_DIALECTS, StreamDialect, text_of

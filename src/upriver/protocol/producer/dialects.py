@@ -1,8 +1,8 @@
-"""How each dialect says what happens to a stream: five descriptions for one producer.
+"""The messages of each dialect: five descriptions for one producer.
 
-A description holds the message for each thing that a producer has to say, or None where the text has none: the drafts
-frame a snapshot with a start and an end where `upr` and `dcp` send one marker, the first draft knows no flush, and only
-the memcached header carries a vbucket's change of state. What the texts leave open is filled as the errata say.
+A description holds the message for each thing that a producer says, or None where the dialect has none: the drafts
+frame a snapshot with a start and an end where `upr` and `dcp` send one marker, the first draft has no flush, and only
+the memcached header can change a vbucket's role. Gaps in the texts are filled as the errata say.
 """
 
 import struct
@@ -29,11 +29,11 @@ from upriver.wire import (
     upr_draft3,
 )
 
-#: A stream that failed because its history could not be read.
+#: The end reason of a stream whose history could not be read.
 FAILED: Final = "failed"
 
 _WireLog = tuple[memcached.FailoverEntry, ...]
-#: The packet that announces a snapshot; the second argument tells the flags, if the message has room for them.
+#: Returns the packet that announces a snapshot; the second argument returns the flags, for messages that have some.
 MarkerWriter = Callable[[Snapshot, Callable[[], int]], bytes]
 
 _DCP_REASONS: Final[Mapping[str, int]] = MappingProxyType(
@@ -48,7 +48,7 @@ _DCP_REASONS: Final[Mapping[str, int]] = MappingProxyType(
         FAILED: dcp.EndReason.BACKFILL_FAILED,
     }
 )
-#: The texts know only two.
+#: The texts have only two.
 _UPR_REASONS: Final[Mapping[str, int]] = MappingProxyType(
     {reason: upr.EndReason.OK if reason == "ok" else upr.EndReason.STATE_CHANGED for reason in _DCP_REASONS}
 )
@@ -56,59 +56,59 @@ _UPR_REASONS: Final[Mapping[str, int]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDialect:
-    """What a producer says in one dialect."""
+    """The messages of a producer in one dialect."""
 
     wire: Dialect
-    #: What a consumer asks with.
+    #: The request for a stream.
     request: type[Message]
     failover_log_request: type[Message]
-    #: The answers: accepted (a whole packet), the log that was asked for, roll back to this seqno, and everything else
-    #: (see ``refusal``).
+    #: The answers: accepted (a whole packet), the failover log, roll back to this seqno, and any other refusal (see
+    #: ``refusal``).
     accepted: Callable[[FailoverLog, int], bytes]
     failover_log: Callable[[_WireLog], Message]
     rollback: Callable[[int], Message]
     refused: Callable[[Message, StatusError], Message]
     #: The first message of a stream.
     start: Callable[[], Message] | None = None
-    #: A snapshot begins: what writes that for the stream of a vbucket with an opaque.
+    #: A snapshot begins: returns the writer of markers for the stream of a vbucket with an opaque.
     marker: Callable[[int, int], MarkerWriter]
     snapshot_end: Callable[[], Message] | None = None
-    #: The end of a snapshot did not pass a filter.
+    #: The last changes of a snapshot did not pass a filter.
     advanced: Callable[[int], Message] | None = None
     flush: Callable[[], Message] | None
     end: Callable[[int], Message]
     end_reasons: Mapping[str, int]
-    #: Change the state of the consumer's copy; without it nothing can be handed over.
+    #: Change the role of the consumer's copy; without it there are no takeovers.
     set_state: Callable[[VbucketState], Message] | None
-    #: The request carries the bounds of the consumer's snapshot; elsewhere an entry of the failover log.
+    #: The request carries the bounds of the consumer's snapshot; in other dialects an entry of the failover log.
     by_snapshot: bool = False
     unknown_uuid_is_error: bool = False
-    #: It sends what the store holds, byte for byte.
+    #: Changes are sent byte for byte as the store holds them.
     sends_records: bool = False
-    #: A change tells its data type; elsewhere nobody could know that a value is compressed.
+    #: A change carries its data type; without it, compressed values are inflated.
     tells_datatype: bool = True
-    #: Expirations are sent as such whether the consumer has asked for them or not.
+    #: Expirations are sent as such even if the consumer has not asked for them.
     always_expires: bool = True
-    #: The stream ends after its end seqno, not with the snapshot that holds it.
+    #: The stream ends after its end seqno, not with the snapshot that contains it.
     exact_end: bool = True
     #: In a takeover each marker is answered, with this opcode.
     marker_answer: int | None = None
-    #: It can be agreed that a stream which the consumer closes ends with a message.
+    #: A consumer can ask for a stream end when it closes a stream.
     tells_close: bool = False
-    #: The request id alone tells whose message it is.
+    #: Only the request id says which stream a message belongs to.
     by_request_id: bool = False
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the dialect."""
         return self.wire.name
 
     def refusal(self, request: Message, error: StatusError) -> Message:
-        """The answer to a request that failed; whoever must go back is told whither, whoever has noticed it."""
+        """The answer to a request that failed: a rollback with its seqno, or a status."""
         return self.rollback(error.seqno) if isinstance(error, RollbackRequired) else self.refused(request, error)
 
     def addressed(self, message: Message, vbucket: int, opaque: int) -> bytes:
-        """The message as one of this stream's."""
+        """The packet of a message of this stream."""
         return _addressed(message, vbucket, opaque)
 
 
@@ -120,13 +120,13 @@ def _addressed(message: Message, vbucket: int, opaque: int) -> bytes:
 
 
 def opaque_of(message: Message) -> int:
-    """What a request calls itself: its answers bear the same."""
+    """The opaque or request id of a message."""
     given: Any = message
     return int(given.request_id if isinstance(message, DraftMessage) else given.opaque)
 
 
 def put_opaque(message: Message, opaque: int) -> None:
-    """Make the message an answer to the request that calls itself so, or one of its stream."""
+    """Set the opaque or request id of a message."""
     if isinstance(message, DraftMessage):
         message.request_id = opaque
     else:
@@ -139,7 +139,7 @@ def wire_log(log: FailoverLog) -> _WireLog:
 
 
 def text_of(error: StatusError) -> bytes:
-    """What a refusal says to people."""
+    """The text of a refusal."""
     return (error.detail or error.text).encode()
 
 
@@ -148,14 +148,14 @@ def _memcached_refusal(request: Message, error: StatusError) -> Message:
 
 
 def _draft_refusal(_: Message, error: StatusError) -> Message:
-    """The two drafts have an answer for one refusal and an error for all others."""
+    """The two drafts have an answer of its own for one refusal, and an error for all others."""
     if isinstance(error, NotMyVbucket):
         return upr_draft1.NotMyVbucket()
     return upr_draft1.RequestError(status=Status(error.status), text=text_of(error))
 
 
-# A connection may ask for a thousand streams at once, and live changes come one to a snapshot: what is sent for each of
-# them is packed here; a test holds it against the declared messages.
+# A connection may request a thousand streams at once, and each live change may be a snapshot of its own. So these two
+# packets are packed here; a test compares them with the declared messages.
 
 _MARKER_BODY: Final = dcp.SnapshotMarker.layout.parts[20].struct
 _DRAFT3_REQUEST: Final = upr_draft3.StreamRequest.declaration.opcode
@@ -169,7 +169,7 @@ def _dcp_marker(vbucket: int, opaque: int) -> MarkerWriter:
 
 
 def _always(make: Callable[[], Message]) -> Callable[[int, int], MarkerWriter]:
-    """A marker that says nothing but that a snapshot begins."""
+    """A marker without bounds."""
 
     def marker(vbucket: int, opaque: int) -> MarkerWriter:
         packet = _addressed(make(), vbucket, opaque)
@@ -230,7 +230,7 @@ DRAFT3: Final = StreamDialect(
     wire=upr_draft3.upr_draft3,
     request=upr_draft3.StreamRequest,
     failover_log_request=upr_draft3.FailoverLogRequest,
-    # As drawn: nothing but the status. Who wants the log asks for it.
+    # As drawn in the text: only the status. The log has a request of its own.
     accepted=lambda _, opaque: AnyResponse(opcode=_DRAFT3_REQUEST, opaque=opaque).encode(),
     failover_log=lambda log: upr_draft3.FailoverLogResponse(log=log),
     rollback=lambda seqno: upr_draft3.RollbackRequired(seqno=seqno),
@@ -286,5 +286,5 @@ DRAFT2: Final = StreamDialect(
 STREAM_DIALECTS: Final[Mapping[str, StreamDialect]] = MappingProxyType(
     {dialect.name: dialect for dialect in (DRAFT1, DRAFT2, DRAFT3, UPR, DCP)}
 )
-#: What a connection speaks after an open: which of the two, each stream request says.
+#: The dialects of an opened connection; each stream request decides between them.
 OPENED: Final = (UPR, DCP)

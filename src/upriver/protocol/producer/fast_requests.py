@@ -1,8 +1,8 @@
-"""Stream requests that stand in a row, read without a message for each.
+"""Runs of stream requests, read without making a message of each.
 
-A consumer asks for all its vbuckets at once, a thousand requests of the same form: what the general decoder does for
-each of them would cost more than the stream behind it. So runs of `dcp` requests are read here, whole packets with
-nothing unusual in them; a test holds this against the declared message, and whatever is different goes the general way.
+A consumer requests all its vbuckets at once, a thousand requests of the same form; decoding each of them would cost
+more than its stream. So runs of complete `dcp` requests are read here. A test compares this with the declared message.
+A request with anything unusual ends the run and goes through the general decoder.
 """
 
 import struct
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from upriver.wire import MEMCACHED, Buffer, Magic, dcp
 
-#: So many are taken at once, so that others have their turn.
+#: At most this many are read at once, so that other connections get their turn.
 RUN_REQUESTS_MAX: Final = 64
 
 _OPCODE: Final = dcp.StreamRequest.declaration.opcode
@@ -23,7 +23,7 @@ assert _PACKET.size == MEMCACHED.header_size + _BODY_SIZE
 
 
 class PlainRequest(NamedTuple):
-    """What a `dcp` stream request asks for, under the names of its message."""
+    """The fields of a `dcp` stream request, under the names of its message."""
 
     vbucket: int
     opaque: int
@@ -53,5 +53,5 @@ def plain_requests(data: Buffer, at: int) -> Iterator[PlainRequest]:
         at += _PACKET.size
 
 
-#: How long each of them is.
+#: The size of one request.
 REQUEST_BYTES: Final = _PACKET.size

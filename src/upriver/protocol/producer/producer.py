@@ -1,14 +1,14 @@
 """The producer's side of a connection: requests come in, streams go out.
 
-Theory of operation. Answers to requests stand in a queue of their own and go out first. Streams that have something to
-send take turns: each turn sends at most one piece of a snapshot, so a backfill of millions of changes does not hold up
-a live change on another stream. The settings of the consumer may bend that: a higher priority sends larger pieces, and
-with a sequential order one backfill is finished before the next begins; live changes go before both. Nothing is read
-from the history before there is room for it, in the window that the consumer granted and in the buffer that the shell
-hands out, so a consumer that does not read costs nothing but its place in the history.
+Theory of operation. Answers to requests have a queue of their own and go out first. Streams that have something to send
+take turns: each turn sends at most one piece of a snapshot, so a backfill of millions of changes does not delay a live
+change on another stream. Settings of the consumer change that: a higher priority sends larger pieces, and in sequential
+order one backfill is finished before the next begins; live changes go before both. Nothing is read from the history
+before there is room for it, in the consumer's window and in the send buffer. So a consumer that does not read costs
+nothing but its position in the history.
 
-What is said in which words a stream's dialect knows. After an open a connection speaks `upr` and `dcp`, each stream as
-its request does; a connection of a draft speaks nothing else.
+The dialect of a stream supplies the messages. An opened connection speaks `upr` and `dcp`, according to each stream
+request; a connection of a draft speaks only that draft.
 """
 
 from collections import deque
@@ -45,12 +45,12 @@ from upriver.protocol.producer.source import History, Source, SourceVbucket, Str
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, StreamScheduler
 from upriver.wire import AnyResponse, Buffer, Message, Response, dcp, upr
 
-#: How much of a piece each priority gets.
+#: The share of a turn that each priority gets.
 SHARES: Final = {"low": 0.25, "medium": 1.0, "high": 2.0}
-#: The drafts' name for a stream may be as long as a key.
+#: A group id may be as long as a key.
 GROUP_ID_BYTES_MAX: Final = 250
 
-# Plain numbers: combinations of flags are slow to make, and a connection may ask for a thousand streams at once.
+# Plain integers: combining flags is slow, and a connection may request a thousand streams at once.
 _NO_VALUE: Final = int(dcp.OpenFlag.NO_VALUE)
 _NOTIFIER: Final = int(dcp.OpenFlag.NOTIFIER)
 _DISK_ONLY: Final = int(dcp.StreamFlag.DISK_ONLY)
@@ -58,10 +58,10 @@ _TO_LATEST: Final = int(dcp.StreamFlag.TO_LATEST)
 _ACTIVE_ONLY: Final = int(dcp.StreamFlag.ACTIVE_ONLY)
 _STRICT_UUID: Final = int(dcp.StreamFlag.STRICT_UUID)
 
-#: The settings of a stream that leave something out.
+#: Settings that leave changes or values out.
 _LEAVING_OUT: Final = ("key_filter", "value_filter", "keys_only")
 
-#: Requests of every dialect have these, under these names.
+#: Requests of every dialect have the same field names.
 _StreamRequest = Any
 
 
@@ -81,37 +81,37 @@ class Producer:
         successor: str = "",
     ) -> None:
         self.source = source
-        #: Refuses with a StatusError who may not take vbuckets over.
+        #: Raises a StatusError if the peer may not take vbuckets over.
         self._check_takeover = check_takeover
         self.name = name
-        #: Whom vbuckets are handed over to.
+        #: The successor of vbuckets that are handed over.
         self.successor = successor or name
         self.flags = int(flags)
-        #: Called when there may be something to send that was not there before.
+        #: Called when there may be something new to send.
         self.on_ready = on_ready
         self.controls = Controls()
         self.window = SendWindow()
         self.noops = NoopSender(now)
-        #: How much it may send in a turn: connections take turns, so this is its share.
+        #: How many bytes it may send in a turn. Connections take turns, so this is its share.
         self.turn_bytes = int(TURN_BYTES * SHARES[self.controls["set_priority"]])
-        #: What filters have looked at for the last piece.
+        #: How many bytes filters have read for the last piece.
         self.filtered_bytes = 0
         #: One backfill is finished before the next begins.
         self.sequential = False
         self.streams: dict[int, ProducerStream] = {}
-        #: The connection is to be closed; why, for the log.
+        #: Why the connection is to be closed, for the log; empty if it is not.
         self.closing = ""
-        #: What its first stream request spoke; known from the start if it speaks only one.
+        #: The dialect of its first stream request; known from the start if it speaks only one.
         self.dialect = speaks[0].name if len(speaks) == 1 else ""
         self._by_request = {dialect.request: dialect for dialect in speaks}
         self._by_log_request = {dialect.failover_log_request: dialect for dialect in speaks}
-        #: Whatever of these is not expected ends the connection.
+        #: Messages of these types that are not expected end the connection.
         self._of_streams = frozenset(message for dialect in speaks for message in dialect.wire.stream_messages())
         self._last_asked: int | None = None
-        #: What streams that are asked for now shall hold.
+        #: The options of streams that are requested now.
         self._options_now: dict[tuple[str, bool], StreamOptions] = {}
         self.bytes_sent_total = 0
-        #: Changes that were sent by streams which have ended since.
+        #: Changes that ended streams have sent.
         self._changes_of_ended = 0
         self._answers: deque[bytes] = deque()
         self._scheduler: StreamScheduler[ProducerStream] = StreamScheduler()
@@ -119,13 +119,13 @@ class Producer:
 
     @property
     def changes_sent(self) -> int:
-        """How many changes were sent, by all streams."""
+        """How many changes all streams have sent."""
         return self._changes_of_ended + sum(stream.changes_sent for stream in self.streams.values())
 
     # Coming in
 
     def receive(self, message: Message, now: float) -> bool:
-        """Take a message; False if it is none of a stream's, so that somebody else may answer it."""
+        """Take a message; False if it does not belong to streams, so that the caller may answer it."""
         self.noops.heard()
         kind = type(message)
         if (dialect := self._by_request.get(kind)) is not None:
@@ -141,7 +141,7 @@ class Producer:
         return True
 
     def receive_run(self, data: Buffer, at: int) -> int:
-        """Take the stream requests that stand at ``at`` in a row, as far as nothing is unusual; where they end."""
+        """Take a run of plain stream requests at ``at``; return where it ends."""
         dialect = self._by_request.get(dcp.StreamRequest)
         if dialect is None:
             return at
@@ -159,7 +159,7 @@ class Producer:
         return at
 
     def _receive_other(self, message: Message, now: float) -> None:
-        """What only a connection that was opened knows; the dialect's other messages are for producers to send."""
+        """Messages that only an opened connection has. The other messages of the dialect are for producers to send."""
         dialect = next(iter(self._by_request.values()))
         match message:
             case upr.CloseStream():
@@ -171,9 +171,9 @@ class Producer:
             case dcp.Noop():
                 self._send(AnyResponse(opcode=message.code, opaque=message.opaque))
             case dcp.Open() | upr.Open():
-                self.closing = "a second open on the same connection"
+                self.closing = "the connection was opened twice"
             case _:
-                self.closing = f"{message.title()} on a connection of the producer type"
+                self.closing = f"a producer does not accept {message.title()}"
 
     def _answer(
         self, dialect: StreamDialect, request: Message, run: Callable[[StreamDialect, Any], Message | None]
@@ -190,10 +190,10 @@ class Producer:
         self._answers.append(message.encode())
 
     def _failover_log(self, dialect: StreamDialect, request: _StreamRequest) -> Message:
-        """The two first drafts may leave the vbucket out: then it is that of the last stream request."""
+        """The first two drafts may leave the vbucket out: then it is that of the last stream request."""
         number = self._last_asked if request.vbucket is None else request.vbucket
         if number is None:
-            raise NotMyVbucket("the request names no vbucket, and none was asked for before")
+            raise NotMyVbucket("the request names no vbucket and there was no stream request before it")
         return dialect.failover_log(wire_log(self._vbucket(number).failover_log))
 
     def _control(self, request: dcp.Control, now: float) -> Response:
@@ -219,12 +219,12 @@ class Producer:
     def _close_stream(self, _: StreamDialect, request: upr.CloseStream) -> None:
         stream = self.streams.get(request.vbucket)
         if stream is None:
-            raise KeyNotFound("there is no stream for this vbucket", vbucket=request.vbucket)
+            raise KeyNotFound("the vbucket has no stream on this connection", vbucket=request.vbucket)
         self._forget(stream)
         self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
         told = self.controls["send_stream_end_on_client_close_stream"]
         end = stream.close("closed" if told else "")
-        self.window.sent(len(end))  # a packet of the stream, which the consumer acknowledges like all others
+        self.window.sent(len(end))  # the consumer acknowledges it like every packet of the stream
         self._answers.append(end)
 
     # Stream requests: the order of the checks is a rule (docs/semantics.md)
@@ -233,7 +233,7 @@ class Producer:
         self.dialect = self.dialect or dialect.name
         self._last_asked = request.vbucket
         if len(getattr(request, "group_id", b"")) > GROUP_ID_BYTES_MAX:
-            raise InvalidArguments(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
+            raise InvalidArguments(f"the group id is longer than {GROUP_ID_BYTES_MAX} bytes")
         vbucket = self._vbucket(request.vbucket)
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
@@ -246,7 +246,7 @@ class Producer:
             self._check_successor(vbucket)
         if dialect.by_snapshot and not (
             request.start_seqno or request.snapshot_start or request.snapshot_end or flags & _STRICT_UUID
-        ):  # whoever has nothing cannot have a wrong position; a thousand streams start like that at once
+        ):  # an empty consumer cannot have a wrong position; a thousand streams may start like that
             self._check_free(dialect, request, takeover=takeover)
         else:
             position = _checked_position(dialect, request, endless=notifier)
@@ -256,12 +256,11 @@ class Producer:
                 return dialect.rollback(back)
             if position is not None:
                 consistent_seqno = position.consistent_seqno
-        # A takeover ends when it is done, and a notifier when there is something, whatever end the request names: so do
-        # deployed servers.
+        # As on deployed servers, the end in the request does not count for takeovers and notifiers.
         end = NO_END if takeover or notifier else _end_seqno(request, vbucket, flags)
         disk_only = bool(flags & _DISK_ONLY)
         options = self._options_now.get((dialect.name, disk_only))
-        if options is None:  # the same for a thousand streams, unless a setting comes in between
+        if options is None:  # the same for all streams, until a setting changes
             options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
         history = self.open_history(vbucket, request.start_seqno, end, options)
         stream = ProducerStream(
@@ -275,31 +274,32 @@ class Producer:
     def _check_successor(self, vbucket: SourceVbucket) -> None:
         if not vbucket.may_hand_over_to(self.successor):
             raise NotMyVbucket(
-                f"this copy died for {vbucket.successor!r}: whoever that was may own it", vbucket=vbucket.number
+                f"it was already handed over to {vbucket.successor!r}, which may own it now",
+                vbucket=vbucket.number,
             )
 
     def _check_free(self, dialect: StreamDialect, request: _StreamRequest, *, takeover: bool) -> None:
-        """One stream for a vbucket; and where only the request id tells streams apart, one for a request id."""
+        """One stream per vbucket; and one per request id where only the request id tells streams apart."""
         if request.vbucket in self.streams:
-            raise KeyExists("there is a stream for this vbucket already", vbucket=request.vbucket)
+            raise KeyExists("the vbucket has a stream on this connection already", vbucket=request.vbucket)
         if dialect.by_request_id and any(stream.opaque == request.request_id for stream in self.streams.values()):
-            raise KeyExists(f"there is a stream with the request id {request.request_id} already")
+            raise KeyExists(f"request id {request.request_id} is in use by another stream")
         if takeover:
             self._check_whole_takeover(request)
 
     def _check_whole_takeover(self, request: _StreamRequest) -> None:
-        """The successor gets all of it, or nothing; and its answers must tell which takeover they belong to."""
+        """A takeover sends everything, and its answers must tell which takeover they belong to."""
         if any(stream.takeover and stream.opaque == request.opaque for stream in self.streams.values()):
-            raise KeyExists(f"there is a takeover with the opaque {request.opaque} already", vbucket=request.vbucket)
+            raise KeyExists(f"opaque {request.opaque} is in use by another takeover", vbucket=request.vbucket)
         if any(self.controls[name] for name in _LEAVING_OUT) or self.flags & (_NO_VALUE | _NOTIFIER):
             raise InvalidArguments(
-                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)} or the flags"
-                " that leave values out or only notify",
+                f"a takeover hands over everything: open a connection without {', '.join(_LEAVING_OUT)}"
+                " and without the flags no-value and notifier",
                 vbucket=request.vbucket,
             )
 
     def open_history(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> History:
-        """A place in a vbucket's history, named for this connection."""
+        """A position in a vbucket's history, named after this connection."""
         return self.source.history(vbucket.number, f"{self.name}:{vbucket.number}", start, end, options)
 
     def _vbucket(self, number: int) -> SourceVbucket:
@@ -339,16 +339,16 @@ class Producer:
             self.on_ready()
 
     def tick(self, now: float) -> None:
-        """Time has passed: ask whether the consumer is there, or give up on it."""
+        """Time has passed: send a noop, or give up on the consumer."""
         match self.noops.check(now):
             case Verdict.ASK:
                 self._noop_opaque += 1
                 self._send(dcp.Noop(opaque=self._noop_opaque))
             case Verdict.DEAD:
-                self.closing = f"nothing was heard since a noop {self.noops.interval_s:g} s ago"
+                self.closing = f"the peer did not answer a noop for {self.noops.interval_s:g} s"
 
     def answers(self) -> bytes:
-        """Answers and questions that are due: they wait for no window and no turn."""
+        """Answers and noops that are due: they wait for no window and no turn."""
         if not self._answers:
             return b""
         out = b"".join(self._answers)
@@ -358,25 +358,26 @@ class Producer:
 
     @property
     def has_output(self) -> bool:
-        """Would ``produce`` hand out something, as far as one can know before trying?"""
+        """Whether ``produce`` may return something."""
         return bool(self._answers) or (bool(self._scheduler) and self.window.room_bytes != 0)
 
     def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """The next bytes to send, about as many as asked for.
 
-        Empty if there is nothing, or no room for it; or if filters have let nothing pass yet: then it ``has_output``.
+        Empty if there is nothing or no room for it; or if filters have let nothing pass yet, and then it
+        ``has_output``.
         """
         send_buffer = SendBuffer(min(max_bytes, PIECE_BYTES))
         self.put(max_bytes, send_buffer)
         return bytes(send_buffer.take())
 
     def put(self, max_bytes: int, send_buffer: SendBuffer) -> None:
-        """The same for those who send a lot: into an send_buffer, which was empty."""
+        """The same into an empty send buffer, for connections that send a lot."""
         if self._answers:
             send_buffer.put(self.answers())
         size = send_buffer.size
         window, scheduler = self.window, self._scheduler
-        # Half of it is enough: to put another large piece behind the first would cost more than it brings.
+        # Stop at half: another large piece behind the first would cost more than it brings.
         enough = max_bytes // 2 or 1
         filtered = 0
         while size < enough and filtered < FILTERED_BYTES_MAX:
@@ -407,14 +408,14 @@ class Producer:
             self._changes_of_ended += stream.changes_sent
 
     def say_goodbye(self) -> None:
-        """The node stops: end the streams; but a takeover is cut, which both sides know what to do about."""
+        """The node stops: end the streams. A takeover is cut instead, because both sides can recover from that."""
         for stream in list(self.streams.values()):
             if not stream.takeover:
                 self._answers.append(stream.close("disconnected"))
                 self._forget(stream)
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         for stream in list(self.streams.values()):
             stream.lose()
             self._forget(stream)
@@ -422,21 +423,24 @@ class Producer:
 
 
 def _check_state(vbucket: SourceVbucket, *, active_only: bool, takeover: bool) -> None:
-    """Is there something to stream, and is this the copy that was asked for?"""
+    """Refuse a copy that has nothing to stream, or is not in a role that was asked for."""
     active = vbucket.state is VbucketState.ACTIVE
     if active_only and not active:
-        raise NotMyVbucket("only an active vbucket was asked for", vbucket=vbucket.number)
+        raise NotMyVbucket(f"the copy here is {vbucket.state.value}, not active", vbucket=vbucket.number)
     if not active and not vbucket.streamable:
-        raise TemporaryFailure("this copy has nothing to stream yet", vbucket=vbucket.number)
-    # Somebody else may be the active one of a replica. A dead one may be what an interrupted takeover left.
+        raise TemporaryFailure("the copy here has nothing to stream yet: retry later", vbucket=vbucket.number)
+    # Another node may have the active copy. A dead copy may come from an interrupted takeover.
     if takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
-        raise NotMyVbucket(f"a {vbucket.state.value} vbucket cannot be taken over", vbucket=vbucket.number)
+        raise NotMyVbucket(
+            f"the copy here is {vbucket.state.value}: only an active or dead copy can be taken over",
+            vbucket=vbucket.number,
+        )
 
 
 def _checked_position(dialect: StreamDialect, request: _StreamRequest, *, endless: bool) -> StreamPosition | None:
-    """Refuse what lies outside its range; the position of a request that has the bounds of its snapshot."""
+    """Refuse a position outside its range. Return the position of a request with snapshot bounds."""
     if request.start_seqno > request.end_seqno and not endless:
-        raise OutOfRange(f"start {request.start_seqno} lies beyond end {request.end_seqno}")
+        raise OutOfRange(f"start seqno {request.start_seqno} is greater than end seqno {request.end_seqno}")
     if not dialect.by_snapshot:
         return None
     try:
@@ -454,7 +458,7 @@ def _rollback(
     *,
     strict: bool,
 ) -> int | None:
-    """Whither the consumer must roll back first; None if it may go on."""
+    """The seqno that the consumer must roll back to; None if it may continue."""
     log, high, purge = vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno
     if position is None:
         strange = dialect.unknown_uuid_is_error
@@ -466,7 +470,7 @@ def _rollback(
 
 
 def _end_seqno(request: _StreamRequest, vbucket: SourceVbucket, flags: int) -> int:
-    """Where the stream ends. What is on disk counts for *disk only*, whatever end was named, as in the recordings."""
+    """Where the stream ends. As in the recordings, *disk only* ends at what is on disk, whatever end was requested."""
     start: int = request.start_seqno
     end: int = request.end_seqno
     if flags & _DISK_ONLY:

@@ -1,14 +1,14 @@
 """One stream, as its producer sends it.
 
 Theory of operation. A stream alternates between a marker and the changes of the snapshot that it announces, until its
-history says that it is over. It sends when the connection gives it a turn, one piece in each, and subscribes to its
-history when it has run dry; so a stream with nothing to say costs nothing.
+history ends. It sends one piece in each turn that the connection gives it. When it has nothing to send it subscribes to
+its history, so an idle stream costs nothing.
 
-A *takeover* stream goes further. When it has caught up it makes the consumer's copy pending; once that is
-answered and the backlog is small it makes its own copy dead, so that nobody writes any more, sends what had come in
-between, and only when the death is on disk and every marker is acknowledged does it make the consumer's copy active.
-At every moment at most one of the two is active; a consumer that is lost half-way leaves the source dead, because it
-may be active already.
+A *takeover* stream goes further. When it has caught up it makes the consumer's copy pending. Once that is answered and
+the backlog is small it makes its own copy dead, so that no client writes any more, and sends the rest. Only when the
+dead state is on disk and every marker is acknowledged does it make the consumer's copy active. At every moment at most
+one of the two is active. If the consumer is lost in between, the source stays dead, because the consumer may be active
+already.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +35,7 @@ _MEMORY, _DISK, _CHECKPOINT, _ACK = map(
 _HISTORY: Final = int(dcp.MarkerFlag.HISTORY | dcp.MarkerFlag.MAY_DUPLICATE_KEYS)
 _DELETE_TIMES: Final = int(dcp.OpenFlag.DELETE_TIMES)
 
-#: Near its end a takeover announces so many more snapshots of what keeps coming, then it waits for acknowledgements.
+#: Near its end a takeover announces at most this many more snapshots before it waits for acknowledgements.
 MARKERS_AHEAD: Final = 8
 
 
@@ -61,7 +61,7 @@ class ProducerStream:
         self.opaque = opaque_of(request)
         self.start_seqno: int = request.start_seqno
         self.flags = int(getattr(request, "flags", 0))
-        #: A name that the drafts' consumers give a stream.
+        #: A name that consumers of the drafts give a stream.
         self.group_id: bytes | None = getattr(request, "group_id", None)
         self.history = history
         self.options = options
@@ -70,10 +70,10 @@ class ProducerStream:
         self.life = StreamLife(vbucket.number)
         self.life.move(StreamEvent.ACCEPT)
         self.takeover = dialect.set_state is not None and bool(self.flags & TAKEOVER)
-        #: When a snapshot is sent nothing has to be decided before the next.
+        #: After a snapshot there is nothing to decide before the next.
         self._just_goes_on = not (self.takeover or options.exact_end)
         self.filters = bool(options.key_filter or options.value_filter)
-        #: How many bytes its filters have looked at in its last turn.
+        #: How many bytes its filters have read in its last turn.
         self.filtered_bytes = 0
         self.notifier = bool(connection.flags & _NOTIFIER)
         self.last_sent_seqno = self.start_seqno
@@ -82,24 +82,25 @@ class ProducerStream:
         self.backfilled = 0
         #: Why the history could not be read, for the log.
         self.failure = ""
-        #: It stands in the connection's queue of those that may have something to send.
+        #: It is in the connection's queue of streams that may have something to send.
         self.queued = False
-        self._control: list[bytes] = []  # hardly ever more than one: a deque would be ten times as large
-        #: It did not run dry in its last turn.
+        self._control: list[bytes] = []  # rarely more than one: a deque would be ten times as large
+        #: It had more to send in its last turn.
         self.has_more = True
         self._subscribed_to: History | None = None
-        #: It is called back for what is new only, not for what was there.
+        #: It is subscribed to later changes only.
         self._fresh_only = False
         self._snapshots = 0
-        #: Who had everything when it asked has no backfill: whatever comes is live.
+        #: A consumer that was up to date when it subscribed has no backfill; everything it gets is live.
         self._was_behind = self.start_seqno < vbucket.high_seqno
-        #: Who was cut off in the middle of a snapshot is whole at its start only. The first marker says so, as deployed
-        #: servers do: whoever keeps a marker's bounds as they are, and is cut off again, must not lose that.
+        #: A consumer cut off mid-snapshot is consistent only at that snapshot's start, so the first marker repeats that
+        #: start, as on deployed servers. A consumer that stores a marker's bounds and is cut off again must not lose
+        #: it.
         self._consistent_seqno = consistent_seqno
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)
         self._markers_unacked = 0
-        #: The history goes on, but nothing is sent of it until all markers are acknowledged.
+        #: Nothing more is sent until all markers are acknowledged.
         self._holds_back = False
         #: The opcode of a set vbucket state that is not answered yet.
         self._state_asked: int | None = None
@@ -114,29 +115,30 @@ class ProducerStream:
             self.life.move(StreamEvent.START)
             self._queue(dialect.start())
 
-    # What the connection asks for
+    # Called by the connection
 
     @property
     def backfilling(self) -> bool:
-        """Its first snapshot, which holds all that was there when it was asked for, is not sent to its end."""
+        """Whether its first snapshot, which holds everything that existed at the request, is still being sent."""
         return self._was_behind and (
             not self._snapshots or (self._snapshots == 1 and self.history.snapshot is not None)
         )
 
     @property
     def finished(self) -> bool:
-        """It has ended, and its last message is sent."""
+        """Whether it has ended and its last message is sent."""
         return self.life.state is StreamState.ENDED and not self._control
 
     def turn(self, max_bytes: int, send_buffer: SendBuffer) -> int:
-        """Send messages and changes, about so many bytes, and at least one packet if there is one; how many they are.
+        """Send messages and changes, about this many bytes and at least one packet if there is one; return how many
+        bytes.
 
-        If filters let little pass it ends before, maybe with nothing: there is more then.
+        A filtered stream may stop earlier, even with nothing; it has more then.
         """
         self.has_more = True
         filtered_before = self.history.bytes_filtered if self.filters else 0
         before, size = send_buffer.size, 0
-        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        # Stop at half: filling up the rest with many small pieces costs more than it brings.
         enough = max_bytes // 2 or 1
         while size < enough:
             try:
@@ -155,7 +157,7 @@ class ProducerStream:
                 continue
             size = send_buffer.size - before
             if self._just_goes_on and self.history.snapshot is None and not self._control:
-                # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
+                # Subscribing tells whether there is more, and costs less than looking for a snapshot.
                 self._wait()
                 break
             if self.filters and self.history.bytes_filtered - filtered_before >= FILTERED_BYTES_MAX:
@@ -165,7 +167,7 @@ class ProducerStream:
         return size
 
     def close(self, tell: str = "") -> bytes:
-        """Send no more: nothing follows, except an end that tells why if it shall be told, and the dialect has it."""
+        """Stop sending. Return the last message: a stream end with this reason, if the dialect has it; else nothing."""
         self.history.close()
         self._control.clear()
         if not self.life.ended:
@@ -177,7 +179,7 @@ class ProducerStream:
         return last
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.history.close()
         if not self.life.ended:
             self.life.move(StreamEvent.LOSE)
@@ -196,7 +198,7 @@ class ProducerStream:
     # Snapshots
 
     def _go_on(self) -> None:
-        """Decide what comes next when nothing is being read."""
+        """Decide what comes next when no snapshot is being read."""
         state = self.life.state
         if state is StreamState.ENDED:
             return
@@ -230,7 +232,7 @@ class ProducerStream:
         self._markers_unacked += self.takeover and self.dialect.marker_answer is not None
 
     def _marker_flags(self) -> int:
-        """Memory or disk, and as the recordings show: a checkpoint's first snapshot says so, one from disk does not."""
+        """Memory or disk. As in the recordings, only a snapshot from memory says that it begins a checkpoint."""
         if self.disk_only or self.history.from_disk:
             flags = _DISK
         else:
@@ -238,7 +240,7 @@ class ProducerStream:
         return flags | self._flags_of_all
 
     def _put_changes(self, max_bytes: int, send_buffer: SendBuffer) -> None:
-        """The next changes of the announced snapshot; none if a filter let nothing pass."""
+        """Send the next changes of the announced snapshot; none if a filter let nothing pass."""
         history = self.history
         snapshot = history.snapshot
         assert snapshot is not None
@@ -259,10 +261,10 @@ class ProducerStream:
             self._complete(snapshot)
 
     def _complete(self, snapshot: Snapshot) -> None:
-        """The snapshot is sent: say so where the dialect does."""
+        """The snapshot is sent: say so if the dialect has a message for it."""
         dialect = self.dialect
         if dialect.advanced is not None and self._last_change_seqno < snapshot.end:
-            # The last changes did not pass a filter: the consumer must know that it stands at the end all the same.
+            # The last changes did not pass a filter; the consumer must still learn that it is at the end.
             self.life.move(StreamEvent.ADVANCE)
             self._queue(dialect.advanced(snapshot.end))
         if dialect.snapshot_end is not None:
@@ -270,12 +272,12 @@ class ProducerStream:
             self._queue(dialect.snapshot_end())
 
     def _put_frames(self, max_bytes: int, send_buffer: SendBuffer) -> None:
-        """The store's own records are what the stream sends, or nearly so."""
+        """Send the store's own records, with few changes."""
         history = self.history
         expirations = history.expirations_read
         room = send_buffer.room[:max_bytes]
         count = 0 if self.filters else history.read_into(room, self.opaque)
-        # What has no room, or must be looked at first, is made by itself.
+        # A frame that does not fit, or that a filter must read first, is copied separately.
         apart = history.read(max_bytes, self.opaque) if not count and history.snapshot is not None else b""
         self._last_change_seqno = history.last_read_seqno
         if history.expirations_read != expirations and not self._expirations:
@@ -323,7 +325,7 @@ class ProducerStream:
     # Takeover
 
     def _hand_over(self, takeover: SourceTakeover) -> None:
-        """Everything is sent: the next step, once what was sent is acknowledged."""
+        """Everything is sent: take the next step, once all markers are acknowledged."""
         if self._markers_unacked:
             return
         if self.life.state in (StreamState.OPEN, StreamState.SNAPSHOT):
@@ -341,7 +343,7 @@ class ProducerStream:
 
     def _state_answered(self, answer: Response) -> None:
         if answer.status is not Status.SUCCESS:
-            self.failure = f"the consumer refused a vbucket state: {answer.status.label}"
+            self.failure = f"the consumer refused to change the role of its copy: {answer.status.label}"
             self._end("state changed")
         elif self.life.state is StreamState.PENDING:
             self.life.move(StreamEvent.PENDING_ANSWERED)
@@ -349,7 +351,8 @@ class ProducerStream:
             self._source_takeover.confirm_takeover()
 
     def _nears_its_end(self, takeover: SourceTakeover) -> bool:
-        """While writes go on: near the end of them take the next step; True if nothing else is sent before that."""
+        """Take the next step when few changes are left, while clients still write. Return True if nothing else is sent
+        before that step is done."""
         seqno = self.history.seqno
         if not takeover.is_near(seqno):
             return False
@@ -359,7 +362,7 @@ class ProducerStream:
             return self.life.state is StreamState.PENDING or holds
         self.history.close()
         takeover.make_dead()
-        # What had come in between is read from a place of its own.
+        # The rest is read from a new position.
         self.history = self.connection.open_history(self.vbucket, seqno, NO_END, self.options)
         return False
 
@@ -376,16 +379,16 @@ class ProducerStream:
             send_buffer.put(control.pop(0))
 
     def _wait(self) -> None:
-        """Nothing to send: wake up when the history goes on."""
+        """Nothing to send: subscribe to the history."""
         self.has_more = False
         if self.life.state is StreamState.ENDED:
             return
-        # While an answer is awaited new changes are no news; that the history has ended is.
+        # While an answer is awaited, only the end of the history matters, not new changes.
         fresh_only = self.takeover and (
             self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
         )
         if self._subscribed_to is self.history and (fresh_only or not self._fresh_only):
-            return  # but who was fresh_only may have missed what was there meanwhile
+            return  # a subscription to later changes only may have missed some
         self._subscribed_to, self._fresh_only = self.history, fresh_only
         self.history.subscribe(self._called, fresh=fresh_only)
 

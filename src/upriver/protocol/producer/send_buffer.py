@@ -1,19 +1,19 @@
-"""Where a connection puts together what it sends: one piece of memory, used again and again.
+"""The memory in which a connection assembles what it sends, used again and again.
 
-Bytes that each stream made by itself would be copied a second time when they are joined. And fresh memory for each
-piece is slow: the system clears its pages, and nothing of it is in the processor's cache when it is sent.
+Bytes that each stream allocated for itself would be copied a second time when they are joined. Fresh memory is slow as
+well: the system clears its pages, and none of it is in the processor's cache when it is sent.
 """
 
 from typing import Final
 
 from upriver.wire import Buffer
 
-#: So little is worth a copy: whoever holds on to it shall not hold on to all the memory.
+#: Up to this size the bytes are copied, so that a slow transport does not hold on to the whole buffer.
 COPIED_BYTES: Final = 64 * 1024
 
 
 class SendBuffer:
-    """Bytes that will be sent, in their order."""
+    """Bytes to send, in their order."""
 
     __slots__ = ("_memory", "_room_bytes", "size")
 
@@ -25,15 +25,15 @@ class SendBuffer:
 
     @property
     def room(self) -> memoryview:
-        """What is free behind them; who has filled some of it from its start says how much."""
+        """The free memory behind them. After writing to its start, call ``filled``."""
         return self._memory[self.size :]
 
     def filled(self, count: int) -> None:
-        """So many bytes stand in what was free."""
+        """This many bytes were written to the free memory."""
         self.size += count
 
     def put(self, data: Buffer) -> None:
-        """Put something behind them, however large it is."""
+        """Append bytes of any size."""
         end = self.size + len(data)
         if end > len(self._memory):
             larger = memoryview(bytearray(end))
@@ -43,11 +43,12 @@ class SendBuffer:
         self.size = end
 
     def clear(self) -> None:
-        """Forget what was put."""
+        """Drop what was put."""
         self.size = 0
 
     def take(self) -> bytes | memoryview:
-        """All that was put. If it is a view it is overwritten by what is put next, unless ``let_go`` comes before."""
+        """Return everything that was put. A view is overwritten by the next ``put``, unless ``let_go`` is called
+        before."""
         taken = self._memory[: self.size]
         self.size = 0
         if len(self._memory) > self._room_bytes:
@@ -55,6 +56,6 @@ class SendBuffer:
         return bytes(taken) if len(taken) <= COPIED_BYTES else taken
 
     def let_go(self) -> None:
-        """Somebody holds on to what was taken: what comes next gets other memory."""
-        assert not self.size, "something was put since"
+        """The taken bytes are still in use: allocate other memory for what comes next."""
+        assert not self.size, "bytes were put after the last take"
         self._memory = memoryview(bytearray(self._room_bytes))

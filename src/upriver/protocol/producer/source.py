@@ -1,4 +1,5 @@
-"""What a producer needs of the store behind it. The node fits the engine to this; a test may bring its own."""
+"""What a producer needs of the store behind it. The node implements this with the engine, tests with a list in
+memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +12,20 @@ from upriver.model import FailoverLog, Snapshot, VbucketState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What a stream shall hold; its request and the connection's settings say so."""
+    """What a stream contains, according to its request and the settings of the connection."""
 
     keys_only: bool = False
     key_filter: str = ""
     value_filter: str = ""
     persisted_only: bool = False
-    #: End with the version that was current at the end seqno, and nothing beyond it.
+    #: End with the versions that were current at the end seqno, and nothing beyond it.
     exact_end: bool = False
     #: Every retained version instead of the newest ones.
     history: bool = False
 
 
 class History(Protocol):
-    """A place in the history of a vbucket from which snapshots are read."""
+    """A position in the history of a vbucket from which snapshots are read."""
 
     @property
     def seqno(self) -> int:
@@ -36,31 +37,32 @@ class History(Protocol):
 
     @property
     def expirations_read(self) -> int:
-        """How many of those that were read as frames are expirations."""
+        """How many of the changes that were read as frames are expirations."""
 
     @property
     def last_read_seqno(self) -> int:
-        """The seqno of the last change that was read as a frame; where it began if none was."""
+        """The seqno of the last change that was read as a frame; the start if there was none."""
 
     @property
     def bytes_filtered(self) -> int:
-        """How many bytes a filter has looked at so far, whether they passed or not."""
+        """How many bytes the filters have read so far, whether they passed or not."""
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The announced snapshot that is not read to its end yet."""
+        """The announced snapshot, until it is read to its end."""
 
     @property
     def from_disk(self) -> bool:
-        """Does the announced snapshot come from disk?"""
+        """Whether the announced snapshot comes from disk."""
 
     @property
     def begins_checkpoint(self) -> bool:
-        """Does the announced snapshot begin where a checkpoint does?"""
+        """Whether the announced snapshot begins where a checkpoint does."""
 
     @property
     def end_reason(self) -> str | None:
-        """Why nothing more comes: "ok", "closed", "state changed", "flushed", "rolled back", "too slow"; or None."""
+        """Why nothing more comes: "ok", "closed", "state changed", "flushed", "rolled back" or "too slow"; None
+        before."""
 
     @property
     def checkpoint(self) -> int:
@@ -68,7 +70,7 @@ class History(Protocol):
 
     @property
     def in_open_checkpoint(self) -> bool:
-        """Is that checkpoint still open?"""
+        """Whether that checkpoint is still open."""
 
     def next_snapshot(self) -> Snapshot | None:
         """Announce the next snapshot; None if there is nothing new, or nothing more comes."""
@@ -77,22 +79,22 @@ class History(Protocol):
         """The next changes of the announced snapshot as `dcp` frames; at least one if there is one."""
 
     def read_into(self, buffer: memoryview, opaque: int) -> int:
-        """The same into a buffer, how many bytes; nothing if it is too small for the next one. Not with filters."""
+        """The same into a buffer; returns how many bytes, 0 if it is too small for the next frame. Not with filters."""
 
     def read_records(self, max_bytes: int) -> bytes:
-        """The next changes of the announced snapshot as records: when each happened and how many hops it may make."""
+        """The next changes of the announced snapshot as records, which hold the time and the remaining hops of each."""
 
     def read_columns(self, max_bytes: int) -> pa.RecordBatch:
         """The next changes of the announced snapshot."""
 
     def subscribe(self, callback: Callable[[], object], *, fresh: bool = False) -> None:
-        """Call back once when there may be more to read, or when it has ended: at once if that is so already.
+        """Call back once when there may be more to read, or when the history has ended: at once if that is so already.
 
-        With ``fresh`` only what happens from now on counts.
+        With ``fresh`` only later changes count.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the position."""
 
 
 class SourceVbucket(Protocol):
@@ -100,7 +102,7 @@ class SourceVbucket(Protocol):
 
     @property
     def number(self) -> int:
-        """Which one it is."""
+        """Its number."""
 
     @property
     def state(self) -> VbucketState:
@@ -108,64 +110,64 @@ class SourceVbucket(Protocol):
 
     @property
     def successor(self) -> str:
-        """The name of the takeover that this copy died for; empty if it lives, or died for none."""
+        """The only connection that may complete the takeover of this dead copy; empty if there was none."""
 
     def may_hand_over_to(self, successor: str) -> bool:
-        """Whether this takeover may have it: it died for no other, and nobody has it yet."""
+        """Whether this connection may take the copy over: it has no other successor, and no takeover was completed."""
 
     @property
     def failover_log(self) -> FailoverLog:
-        """The branches that its history has lived on."""
+        """Its branches, newest first."""
 
     @property
     def high_seqno(self) -> int:
-        """The newest change."""
+        """The seqno of the newest change."""
 
     @property
     def consistent_seqno(self) -> int:
-        """The newest state that this copy held whole."""
+        """The newest consistent point of this copy."""
 
     @property
     def persisted_seqno(self) -> int:
-        """The newest change that is on disk."""
+        """The seqno of the newest change that is on disk."""
 
     @property
     def purge_seqno(self) -> int:
-        """Deletions up to here may be forgotten."""
+        """Tombstones up to here may be purged."""
 
     @property
     def flush_ttl(self) -> int:
-        """How many hops the news of its last flush may make."""
+        """How many more hops its last flush may be passed on."""
 
     @property
     def flush_marks(self) -> Sequence[int]:
-        """What its last flushes are known by, newest last."""
+        """The marks of its last flushes, newest last."""
 
     @property
     def streamable(self) -> bool:
-        """It was active once, or has received a snapshot: it has something to stream."""
+        """Whether it has something to stream: it was active once, or has received a snapshot."""
 
 
 class Source(Protocol):
-    """The store that streams are made of."""
+    """The store whose changes are streamed."""
 
     def vbucket(self, number: int) -> SourceVbucket | None:
-        """The vbucket in whatever state; None if there is none."""
+        """The vbucket in any role; None if there is none."""
 
     def vbuckets(self) -> list[int]:
-        """The numbers of all that there are, in whatever state."""
+        """The numbers of all vbuckets, in any role."""
 
     def check(self, options: StreamOptions) -> None:
-        """Refuse filters that make no sense, with a StatusError."""
+        """Refuse invalid filters with a StatusError."""
 
     def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> History:
-        """Open a place in the history; raises a StatusError if that cannot be."""
+        """Open a position in the history; raises a StatusError if that is impossible."""
 
     def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
-        """Give a vbucket another role; who dies in a takeover remembers for whom."""
+        """Change the role of a vbucket; with ``dead``, store the successor."""
 
     def confirm_takeover(self, vbucket: int, successor: str) -> None:
-        """Who this copy died for is active: nobody may take it over from here any more."""
+        """The successor of this copy is active: no other connection may take it over from here."""
 
     def when_durable(self, callback: Callable[[], object]) -> None:
         """Call back when everything done so far is on disk."""

@@ -1,31 +1,31 @@
-"""Whose turn it is, where many streams share a connection.
+"""The order in which the streams of one connection send.
 
-Who woke up goes first, so that a live change waits for no backfill of millions; after three of them one has its turn
-that had more to send in its last one, so that nobody starves.
+Streams that just woke go first, so that a live change never waits behind a large backfill. After three of them, a
+stream that had more to send in its last turn gets one, so that no stream starves.
 """
 
 from collections import deque
 from typing import Final, Generic, Protocol, TypeVar
 
-#: What a connection puts together at once, at most. The peer reads it while the next is made, and falls asleep when
-#: it has read everything: with less it does so more often, and sending takes longer the more often it does; with more,
-#: what was made leaves the processor's cache.
+#: The maximum number of bytes that a connection assembles at once. The peer reads one piece while we build the next;
+#: when it runs out it blocks, and waking it costs time. Smaller pieces make it block more often; larger ones leave the
+#: processor's cache.
 PIECE_BYTES: Final = 1024 * 1024
-#: What a connection sends in a turn: with less, turns cost more than the bytes that they move; with more, others wait.
+#: The bytes that a connection sends in a turn. With fewer, turns cost more than sending; with more, other connections
+#: wait.
 TURN_BYTES: Final = 1024 * 1024
-#: What a stream gets at least when its turn comes, if there is so much room: less would cost more than it sends.
+#: The minimum that a stream may send in its turn, if there is room; less would cost more than it sends.
 TURN_BYTES_MIN: Final = 256 * 1024
-#: What filters may look at in a turn of a connection, whether anything passes or not: a few milliseconds, after which
-#: others have theirs.
+#: The bytes that filters may read in a turn of a connection, whether they pass or not: a few milliseconds.
 FILTERED_BYTES_MAX: Final = 48 * 1024
-#: So many that woke up may go before one that is busy.
+#: At most this many woken streams go before a busy one.
 WOKEN_IN_A_ROW: Final = 3
 
 
 class TakesTurns(Protocol):
-    """A stream, as far as its turns are concerned."""
+    """A stream, as the scheduler sees it."""
 
-    #: It stands in the queue of those that may have something to send.
+    #: Whether it is in the queue.
     queued: bool
 
 
@@ -33,18 +33,18 @@ T = TypeVar("T", bound=TakesTurns)
 
 
 class StreamScheduler(Generic[T]):
-    """The streams that may have something to send: those that woke up, and those that had more in their last turn."""
+    """The streams that may have something to send: those that woke, and those that had more in their last turn."""
 
     __slots__ = ("_busy", "_in_a_row", "_woken")
 
     def __init__(self) -> None:
         self._woken: deque[T] = deque()
         self._busy: deque[T] = deque()
-        #: How many that woke up have gone before one that is busy.
+        #: How many woken streams have gone before a busy one.
         self._in_a_row = 0
 
     def share(self, left: int) -> int:
-        """How many of so many bytes the stream may have whose turn it is: its share, or enough to pay."""
+        """How many of the bytes that are left the next stream may send: its share, or the minimum."""
         return left if left <= TURN_BYTES_MIN else max(TURN_BYTES_MIN, left // (len(self) + 1))
 
     def __bool__(self) -> bool:
@@ -54,21 +54,21 @@ class StreamScheduler(Generic[T]):
         return len(self._woken) + len(self._busy)
 
     def wake(self, stream: T, *, last: bool = False) -> bool:
-        """It may have something to send; False if it stands in the queue already.
+        """Queue a stream that may have something to send; False if it is queued already.
 
-        With ``last`` it waits for all that are busy, instead of going before them.
+        With ``last`` it goes behind the busy streams instead of before them.
         """
         return self._enter(self._busy if last else self._woken, stream)
 
     def again(self, stream: T, *, first: bool = False) -> bool:
-        """It had more to send than its turn had room for; with ``first`` it goes on before the others that are busy."""
+        """Queue a stream that had more to send than its turn allowed; with ``first`` before the other busy streams."""
         entered = self._enter(self._busy, stream)
         if entered and first:
             self._busy.rotate(1)
         return entered
 
     def next(self) -> T | None:
-        """Whose turn it is; None if nobody has anything to send."""
+        """Take the next stream out of the queue; None if it is empty."""
         if self._woken and not (self._busy and self._in_a_row >= WOKEN_IN_A_ROW):
             stream = self._woken.popleft()
             self._in_a_row = self._in_a_row + 1 if self._busy else 0
@@ -81,13 +81,13 @@ class StreamScheduler(Generic[T]):
         return stream
 
     def remove(self, stream: T) -> None:
-        """It sends nothing more: its place would hold it, and what it sends belongs to nobody."""
+        """Remove a stream that sends nothing more."""
         if stream.queued:
             (self._woken if stream in self._woken else self._busy).remove(stream)
             stream.queued = False
 
     def clear(self) -> None:
-        """Nobody sends anything any more."""
+        """Remove all streams."""
         self._woken.clear()
         self._busy.clear()
 

@@ -1,20 +1,20 @@
-"""The source's part of a takeover, the same in every dialect: when it stops writing, and what it must know before the
-other side may be told to be active.
+"""The source's part of a takeover, the same in every dialect.
 
-At every moment at most one of the two copies is active, whatever fails. So the source is *dead* first, and that is on
-its disk before the destination hears *active*: a source that crashes in between comes back dead. A destination that is
-lost half-way leaves the source dead, because it may be active already; whoever moves vbuckets must ask it.
+At every moment at most one of the two copies is active, whatever fails. So the source becomes *dead* first, and that is
+on its disk before the destination is told to become *active*: a source that crashes in between comes back dead. If the
+destination is lost after that, the source stays dead, because the destination may be active already; a mover must ask
+it.
 
-Several copies may be pending, left by takeovers that broke off before the source died. Only one of them was told more
-than the others, so the source remembers with its death for whom it died: the name of the connection, which is the same
-for every mover between the same two nodes and no others. Nobody else may go on with the takeover, or undo it. A copy
-that an operator made dead has no successor: the first takeover that gets this far becomes it. When the
-destination has answered that it is active the source remembers that too, before the stream ends: a takeover that is
-over is not repeated, and not undone, whatever becomes of the destination's copy later.
+Takeovers that broke off while the source was active may have left several pending copies. Only one takeover may go
+further. So the source stores its *successor* with the state *dead*: the name of the connection, which is the same for
+every mover between the same two nodes and for no others. No other connection may continue the takeover or undo it. A
+copy that an operator made dead has no successor; the first takeover that gets this far becomes it. When the destination
+has answered that it is active, the source stores that too, before the stream ends: a completed takeover is neither
+repeated nor undone, whatever happens to the destination's copy later.
 
-Writers may be faster than the stream, and then the backlog is never small. So the source counts in rounds: one sends
-what was there when it began, and leaves what was written meanwhile. While each leaves less than half of the last one
-it pays to wait; when they shrink no more, writes stop, and the pause is as long as the last round was.
+Writers may be faster than the stream, and then the backlog never becomes small. So the source counts in rounds: a round
+sends what existed when it began, and leaves what was written meanwhile. While each round leaves less than half of the
+one before, it waits. When the rounds stop shrinking, writes stop, and the pause is as long as the last round.
 """
 
 import math
@@ -24,7 +24,7 @@ from typing import Final
 from upriver.model import VbucketState
 from upriver.protocol.producer.source import Source, SourceVbucket
 
-#: A takeover stops writes when no more than so many changes are still to be sent.
+#: A takeover stops writes when at most this many changes are left to send.
 BACKLOG_SMALL: Final = 1000
 
 
@@ -50,18 +50,18 @@ class SourceTakeover:
         self._vbucket = vbucket
         self._successor = successor
         self._on_durable = on_durable
-        #: Nobody writes any more.
+        #: The copy is dead: no client writes any more.
         self.dead = False
-        #: And that is on disk, together with everything that was written: the destination may be active.
+        #: That is on disk, with everything that was written: the destination may become active.
         self.durable = False
         #: The destination is active, and that is on our disk too.
         self.over = False
-        #: Where the round ends, and how much there was to send when it began.
+        #: Where the round ends, and the backlog when it began.
         self._round_end = vbucket.high_seqno
         self._backlog: float = math.inf
 
     def is_near(self, seqno: int) -> bool:
-        """A round is sent, and of what was written meanwhile little is left, or it gets no less by waiting."""
+        """Whether a round is sent and its backlog is small, or waiting no longer makes it smaller."""
         if seqno < self._round_end:
             return False
         high_seqno = self._vbucket.high_seqno
@@ -73,7 +73,7 @@ class SourceTakeover:
         return not shrinks
 
     def make_dead(self) -> None:
-        """Stop writes. What had come in between is still to be read, from a place of its own."""
+        """Stop writes. The rest is read from a new position in the history."""
         self._source.set_state(self._vbucket.number, VbucketState.DEAD, successor=self._successor)
         self.dead = True
         self._source.when_durable(self._dead_on_disk)

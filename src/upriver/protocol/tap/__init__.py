@@ -1,4 +1,4 @@
-"""Both sides of TAP: connects, acknowledgements, checkpoints, takeovers, and clients that come back by name."""
+"""Both sides of TAP: connects, acknowledgements, checkpoints, takeovers, and clients that reconnect by name."""
 
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings, plan_of

@@ -1,12 +1,12 @@
-"""What a TAP connection has sent and not heard of again.
+"""The messages of a TAP connection that are sent and not acknowledged.
 
-Every message has a number, which is its opaque. The consumer answers those that ask for it, and one answer covers all
-before it. Until then the messages are kept as they were sent, because one that the consumer could not take for the
-moment is sent again later, under a new number. So what is kept is bounded, in messages and in bytes: beyond that the
+Every message has a number, which is its opaque. The consumer answers the messages that ask for it, and one answer
+covers all before it. Until then messages are kept as they were sent, because a message that the consumer refuses
+temporarily is sent again later, under a new number. The number and size of kept messages are limited; beyond that the
 connection waits.
 
-A message that waits for its second try must not overtake a newer one with the same key: whatever went out behind it, or
-goes out while it waits, makes it needless.
+A message that is sent again must not overtake a newer one with the same key: it is dropped if a newer one was sent
+after it, or is sent while it waits.
 """
 
 import itertools
@@ -26,21 +26,21 @@ _OPAQUES: Final = 2**32
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Messages that went out together, with consecutive numbers."""
+    """Messages that were sent together, with consecutive numbers."""
 
     first: int
     count: int
     data: bytes
-    #: Whose they are; None for those of the connection.
+    #: Their stream; None for messages of the connection.
     stream: "TapProducerStream | None" = None
-    #: Where the stream stood before and after them.
+    #: The position of the stream before and after them.
     before_seqno: int = 0
     seqno: int = 0
-    #: They were sent before, and refused for the moment.
+    #: They were sent before and refused temporarily.
     again: bool = False
-    #: The numbers of those that were refused for the moment; None if there are none.
+    #: The numbers of those that were refused temporarily; None if there are none.
     _refused: set[int] | None = None
-    #: Where each message begins, once somebody has asked.
+    #: The offset of each message, once it was needed.
     _offsets: list[int] | None = None
 
     @property
@@ -49,7 +49,7 @@ class Piece:
         return self.first + self.count - 1
 
     def refuse(self, number: int) -> bool:
-        """Note that a message was refused for the moment; False if that is known."""
+        """Note that a message was refused temporarily; False if that was noted before."""
         if self._refused is None:
             self._refused = set()
         known = number in self._refused
@@ -76,12 +76,12 @@ class AckWindow:
         self.next_number = 1
         self.messages = 0
         self.bytes = 0
-        #: How often nothing more could be sent.
+        #: How often the window was full.
         self.times_full = 0
         self._pieces: deque[Piece] = deque()
         self._of_stream: Counter[TapProducerStream] = Counter()
-        #: The newest number of each key, from the first refusal until everything is answered: who is never refused
-        #: anything does not pay for it.
+        #: The newest number of each key, from the first refusal until everything is answered, so that a stream without
+        #: refusals does not pay for it.
         self._newest: dict[tuple[int, bytes], int] | None = None
 
     @property
@@ -90,7 +90,7 @@ class AckWindow:
         return self.room_beside(0, 0)
 
     def room_beside(self, messages: int, size: int) -> int:
-        """How many more may be sent while so many others, of so many bytes, are kept too."""
+        """How many more may be sent while this many other messages, of this size, are kept too."""
         return max(0, self.messages_max - self.messages - messages) if self.bytes + size < self.bytes_max else 0
 
     @property
@@ -99,13 +99,13 @@ class AckWindow:
         return self._pieces[0].first if self._pieces else self.next_number
 
     def take_numbers(self, count: int) -> int:
-        """The first of so many new numbers."""
+        """Reserve this many numbers; return the first."""
         first = self.next_number
         self.next_number += count
         return first
 
     def sent(self, piece: Piece) -> None:
-        """It is on its way."""
+        """Add a piece that was sent."""
         self._pieces.append(piece)
         if piece.stream is not None:
             self._of_stream[piece.stream] += 1
@@ -117,14 +117,14 @@ class AckWindow:
             self.times_full += 1
 
     def number_of(self, opaque: int) -> int | None:
-        """Which message an answer means; None if none that is awaited."""
+        """The number of the message that an answer belongs to; None if no answer is awaited for it."""
         if not self._pieces:
             return None
         number = self._pieces[0].first + (opaque - self._pieces[0].first) % _OPAQUES
         return number if number < self.next_number else None
 
     def covered(self, number: int) -> list[Piece]:
-        """Take out what an answer to this message covers: whole pieces, up to the one that it ends."""
+        """Remove and return the pieces that an answer to this message covers completely."""
         out: list[Piece] = []
         while self._pieces and self._pieces[0].last <= number:
             piece = self._pieces.popleft()
@@ -147,18 +147,18 @@ class AckWindow:
                     del self._newest[key]
 
     def holds_of(self, stream: "TapProducerStream") -> bool:
-        """Is anything of this stream unanswered?"""
+        """Whether a message of this stream is unanswered."""
         return stream in self._of_stream
 
     def piece_of(self, number: int) -> Piece | None:
-        """The piece that holds a message."""
+        """The piece with this message."""
         for piece in self._pieces:
             if piece.first <= number <= piece.last:
                 return piece
         return None
 
     def sent_since(self, number: int, key: tuple[int, bytes]) -> bool:
-        """Has a newer change of the key gone out behind this message?"""
+        """Whether a newer change of the key was sent after this message."""
         if self._newest is None:
             self._newest = {}
             for piece in self._pieces:
@@ -167,7 +167,7 @@ class AckWindow:
 
 
 def _numbers_in(piece: Piece) -> dict[tuple[int, bytes], int]:
-    """The newest number of each key that it brings."""
+    """The newest number of each key in the piece."""
     found = ((key_of(message), piece.first + place) for place, message in enumerate(messages_in(piece.data)))
     return {key: number for key, number in found if key is not None}
 

@@ -1,8 +1,8 @@
-"""Who has connected under which name, and where he stands.
+"""The TAP clients that a node knows by name, and their positions.
 
-A client that was there before goes on with what it had not acknowledged: for some minutes, or, if it registered, until
-it is deregistered. What is kept of it is a place for each vbucket, and nothing of what it has not read: that is in the
-history, in memory or on disk. Where the history no longer leads on from there, the client starts over.
+A client that reconnects resumes behind what it has acknowledged: for some minutes, or, if it registered, until it is
+deregistered. Only one position per vbucket is kept, and nothing of what the client has not read: that is in the
+history, in memory or on disk. Where the history no longer continues from a position, the client starts over.
 """
 
 from collections.abc import Iterator
@@ -13,33 +13,33 @@ from upriver.errors import TemporaryFailure
 from upriver.protocol.tap.connect_plan import TapPlan
 from upriver.protocol.tap.position import TapPosition
 
-#: Names beyond so many are forgotten, those that left first; registered ones beyond so many are refused instead.
+#: With more names, those that left first are forgotten; more registered clients are refused.
 CLIENTS_MAX: Final = 1000
 
 
 @dataclass(slots=True, eq=False)
 class TapClient:
-    """What is known of a name."""
+    """What is known of one name."""
 
     name: str
     created: float
     flags: int = 0
-    #: What it has asked for last.
+    #: What it asked for last.
     plan: TapPlan | None = None
-    #: It has not told a name: the node has made one up.
+    #: It sent no name, and the node made one up.
     anonymous: bool = False
     registered: bool = False
     connected: bool = False
-    #: How often it came back.
+    #: How often it reconnected.
     reconnects: int = 0
-    #: It has got all that it came for, the last time.
+    #: Its last connection sent everything that it asked for.
     done: bool = False
-    #: When it went; None while it is connected.
+    #: When it left; None while it is connected.
     left_at: float | None = None
     places: dict[int, TapPosition] = field(default_factory=dict)
-    #: Its place in a vbucket that was not there when it left, if it has ever asked for all.
+    #: Its position in a vbucket that did not exist when it left, if it has ever asked for all vbuckets.
     elsewhere: TapPosition | None = None
-    #: What its last connection has sent, once that is gone: changes, all messages, and bytes.
+    #: What its last connection has sent, once that is closed: changes, all messages, and bytes.
     changes_sent: int = 0
     messages_sent: int = 0
     bytes_sent: int = 0
@@ -60,7 +60,7 @@ class TapClients:
 
     @property
     def away(self) -> bool:
-        """Will somebody be forgotten if he does not come back?"""
+        """Whether a client will be forgotten if it does not reconnect."""
         return any(client.left_at is not None and not client.registered for client in self._by_name.values())
 
     def get(self, name: str) -> TapClient | None:
@@ -68,11 +68,11 @@ class TapClients:
         return self._by_name.get(name)
 
     def restore(self, client: TapClient) -> None:
-        """Take back one that was known before a restart."""
+        """Add a client that was known before a restart."""
         self._by_name[client.name] = client
 
     def connected(self, name: str, plan: TapPlan, now: float, *, anonymous: bool = False) -> TapClient:
-        """Somebody connects: the client that he is, with his places."""
+        """A client connects: return it with its positions."""
         self.expire(now)
         client = self._by_name.get(name)
         if plan.registered and not (client is not None and client.registered):
@@ -96,7 +96,7 @@ class TapClients:
         elsewhere: TapPosition | None = None,
         done: bool,
     ) -> None:
-        """It is gone; ``done`` if it has got everything that it came for."""
+        """A client is gone; ``done`` if it was sent everything that it asked for."""
         client.connected, client.left_at, client.done = False, now, done
         client.places |= places
         client.elsewhere = elsewhere
@@ -113,7 +113,7 @@ class TapClients:
         return client
 
     def expire(self, now: float) -> None:
-        """Forget those that have been away for too long."""
+        """Forget the clients that have been away for too long."""
         for client in self:
             away = client.left_at is not None and now - client.left_at >= self.keep_alive_s
             if away and not client.registered:
@@ -121,7 +121,7 @@ class TapClients:
 
     def _check_registered(self) -> None:
         if sum(client.registered for client in self._by_name.values()) >= CLIENTS_MAX:
-            raise TemporaryFailure(f"{CLIENTS_MAX} TAP clients are registered already: deregister some")
+            raise TemporaryFailure(f"{CLIENTS_MAX} TAP clients are registered, which is the maximum: deregister some")
 
     def _make_room(self) -> None:
         if len(self._by_name) < CLIENTS_MAX:

@@ -1,4 +1,4 @@
-"""What a TAP connect asks for, in plain words: which vbuckets, from where, and how."""
+"""What a TAP connect asks for: which vbuckets, from where, and how."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,22 +15,22 @@ _KNOWN: Final = sum(int(flag) for flag in ConnectFlag)
 class TapSettings:
     """How a node serves its TAP connections."""
 
-    #: An acknowledgement is asked for with every so many messages.
+    #: An acknowledgement is requested every this many messages.
     ack_interval: int = 1000
-    #: So many messages may be unacknowledged, and so many bytes.
+    #: The maximum number of unacknowledged messages, and of their bytes.
     window_messages_max: int = 10_000
     window_bytes_max: int = 8 * 1024 * 1024
-    #: A message that was refused for the moment is sent again after so long.
+    #: A message that was refused temporarily is sent again after this time.
     backoff_s: float = 5.0
-    #: A connection that is idle for so long is asked whether anybody is there.
+    #: An idle connection gets a noop after this time.
     noop_interval_s: float = 200.0
-    #: The place of a client that has gone is kept for so long.
+    #: The position of a client that has left is kept for this time.
     keep_alive_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapPlan:
-    """The flags of a connect, and what follows from them together."""
+    """The flags of a connect, and what they mean together."""
 
     flags: int
     #: None for all.
@@ -42,16 +42,16 @@ class TapPlan:
     keys_only: bool
     checkpoints: bool
     registered: bool
-    #: What exists and is older than this second of the epoch is left out. At 0 a consumer starts over with everything.
+    #: Existing changes before this second of the epoch are left out. At 0 a consumer starts over with everything.
     since: int
-    #: Nothing that exists is sent.
+    #: No existing change is sent.
     future_only: bool
-    #: The marks of every mutation.
+    #: The flags of every mutation.
     tap_flags: int
 
     @property
     def copies(self) -> bool:
-        """It ends with a copy of what there is; so nothing can go in circles, and nothing is left out for that."""
+        """It ends with a copy of everything. A copy cannot go in circles, so no change is left out for its hops."""
         return self.dump or self.takeover
 
     @property
@@ -61,27 +61,27 @@ class TapPlan:
 
 
 def plan_of(request: tap.Connect, now: float) -> TapPlan:
-    """What a connect asks for; one that contradicts itself is refused."""
+    """What a connect asks for. Refuse contradictions."""
     flags = int(request.flags)
     if flags & ~_KNOWN:
-        raise InvalidArguments(f"there is no TAP flag 0x{flags & ~_KNOWN:x}")
+        raise InvalidArguments(f"unknown TAP flag 0x{flags & ~_KNOWN:x}")
     takeover, keys_only = bool(flags & ConnectFlag.TAKEOVER_VBUCKETS), bool(flags & ConnectFlag.REQUEST_KEYS_ONLY)
     registered = bool(flags & ConnectFlag.REGISTERED_CLIENT)
     if takeover and request.vbuckets is None:
-        raise InvalidArguments("a takeover needs a list of vbuckets; an empty one means all")
+        raise InvalidArguments("a takeover needs a list of vbuckets: send an empty list for all")
     if takeover and not request.name:
         raise InvalidArguments(
-            "a takeover needs a name: who is cut off in it must come back under that, and nobody else"
+            "a takeover needs a client name: after a lost connection only that client may complete it"
         )
     if takeover and keys_only:
-        raise InvalidArguments("a takeover without the values would lose them")
+        raise InvalidArguments("a takeover cannot be keys-only, because the values would be lost")
     if registered and not request.name:
-        raise InvalidArguments("a registered client needs a name to come back under")
+        raise InvalidArguments("a registered client needs a name")
     dump, date = bool(flags & ConnectFlag.DUMP) and not takeover, request.backfill_date
     if takeover or (date is None and dump):
         date = 0
     network_order = NETWORK_BYTE_ORDER if flags & ConnectFlag.FIX_FLAG_BYTEORDER else 0
-    # A date in the future means from now on, and nothing that exists is as new as the next second.
+    # A date in the future means live changes only: no existing change is as new as the next second.
     since = int(now) + 1 if date is None or date > now else date
     return TapPlan(
         flags=flags,

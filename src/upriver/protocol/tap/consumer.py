@@ -1,10 +1,10 @@
-"""The consumer's side of a TAP connection: what a peer tells is done to a store.
+"""The consumer's side of a TAP connection: applies what a peer sends to a store.
 
-Theory of operation. A peer that sends TAP messages needs no connect: the first one makes the connection a consumer's.
-Each message is done at once, in its order. It is answered if it asks for that, or if it cannot be done; a message that
-has no hops left is refused, which stops it from going round in a ring of nodes for ever.
+Theory of operation. A peer that sends TAP messages needs no connect: its first message makes the connection a consumer.
+Messages are applied at once, in their order. A message is answered if it asks for that, or if it fails. A message
+without hops left is refused, so that it does not circle in a ring of nodes forever.
 
-What a message means to the store is decided here; how the store does it is the sink's business.
+This module decides what a message means; the sink applies it to the store.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from upriver.model import Event, VbucketState
 from upriver.wire import AnyResponse, Request, Response, tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
-#: What a flush of ours brings as engine-specific data: a number that it is known by when it has gone round.
+#: The size of the engine-specific data of our flushes: a number that identifies one flush.
 FLUSH_MARK_SIZE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedChange:
-    """A change as it came: without a seqno, because TAP tells none."""
+    """A received change, without a seqno, because TAP has none."""
 
     vbucket: int
     event: Event
@@ -30,35 +30,35 @@ class ReceivedChange:
     flags: int = 0
     expiry: int = 0
     datatype: int = 0
-    #: 0 if the peer did not say.
+    #: 0 if the peer sent none.
     cas: int = 0
     rev_seqno: int = 0
-    #: Hops that it may still make from here.
+    #: The remaining hops.
     ttl: int
 
 
 class TapSink(Protocol):
-    """What a consumer needs of the store behind it. All of it may be refused with a StatusError."""
+    """What a consumer needs of its store. Every method may raise a StatusError."""
 
     def store(self, change: ReceivedChange) -> None:
-        """Take a change."""
+        """Apply a change."""
 
     def start_over(self, vbucket: int) -> None:
-        """Everything of this vbucket comes anew: a copy drops what it has."""
+        """The vbucket is sent again from the start: a copy drops what it has."""
 
     def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
-        """Empty these vbuckets; all that there are if none is named. The news may make ``ttl`` hops more, and a flush
-        whose mark, if it has one, was seen before is done already."""
+        """Empty these vbuckets, or all if none is named. The flush may be passed on for ``ttl`` more hops. A mark that
+        was seen before belongs to a flush that was applied already."""
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:
-        """Give a vbucket, which may not exist yet, a role."""
+        """Change the role of a vbucket, which may not exist yet."""
 
     def online_update(self, control: Control) -> None:
         """Start, stop or revert an online update."""
 
 
 class TapConsumer:
-    """One connection that a node receives TAP messages on."""
+    """One connection on which a node receives TAP messages."""
 
     def __init__(self, sink: TapSink, now: float) -> None:
         self.sink = sink
@@ -66,22 +66,22 @@ class TapConsumer:
         self.messages = 0
         self.changes = 0
         self.refused = 0
-        #: The vbuckets that this connection has said anything about, whether it was done or refused.
+        #: The vbuckets that the peer has sent messages for, applied or refused.
         self.fed: set[int] = set()
-        #: Those whose backfill has begun and not ended.
+        #: The vbuckets whose backfill has begun and not ended.
         self.backfilling: set[int] = set()
-        #: The last checkpoint that was begun, by vbucket.
+        #: The last checkpoint that began, by vbucket.
         self.checkpoints: dict[int, int] = {}
         #: What the peer has announced.
         self.peer_nacks = False
         self.peer_sends_checkpoints = False
         #: The peer has said that nothing more comes.
         self.finished = False
-        #: The vbuckets that the peer took for copies and that are not.
+        #: The vbuckets that the peer treats as copies and that are active here.
         self._no_copies: set[int] = set()
 
     def receive(self, message: Request) -> Response | None:
-        """Do what the message says; its answer, if it asks for one. What cannot be done raises a StatusError."""
+        """Apply a message; return its answer if it asks for one. Raises a StatusError if it fails."""
         self.messages += 1
         try:
             self._check_hops(message)
@@ -96,7 +96,7 @@ class TapConsumer:
     @staticmethod
     def _check_hops(message: Request) -> None:
         if not message.ttl:  # type: ignore[attr-defined]
-            raise InvalidArguments("the message has no hops left to live", vbucket=message.vbucket)
+            raise InvalidArguments("the message has no hops left", vbucket=message.vbucket)
 
     def _do(self, message: Request) -> None:
         match message:
@@ -115,13 +115,13 @@ class TapConsumer:
             case tap.CheckpointStart() | tap.NamedCheckpointStart():
                 self._checkpoint(message)
             case _:
-                raise InvalidArguments(f"{message.title()} is nothing that a consumer is told")
+                raise InvalidArguments(f"{message.title()} is not a message for a consumer")
 
     def _change(
         self, message: tap.Mutation | tap.Delete, event: Event, value: bytes = b"", flags: int = 0, expiry: int = 0
     ) -> None:
         if message.vbucket in self._no_copies:
-            raise KeyExists("the vbucket is active here: what was handed over is old", vbucket=message.vbucket)
+            raise KeyExists("the vbucket is active here and does not accept an older copy", vbucket=message.vbucket)
         self.fed.add(message.vbucket)
         self.sink.store(
             ReceivedChange(
@@ -140,7 +140,7 @@ class TapConsumer:
         self.changes += 1
 
     def _flush(self, message: tap.Flush) -> None:
-        """Empty what the connection has named. Only to who has named nothing at all does it mean everything."""
+        """Empty the vbuckets that the peer has named. If it has named none, the flush means all."""
         taken = frozenset(self.fed - self._no_copies)
         if self.fed and not taken:
             return
@@ -149,12 +149,12 @@ class TapConsumer:
 
     def _set_state(self, message: tap.SetVbucket) -> None:
         if not message.state.known:
-            raise InvalidArguments(f"there is no vbucket state {int(message.state)}", vbucket=message.vbucket)
+            raise InvalidArguments(f"unknown vbucket state {int(message.state)}", vbucket=message.vbucket)
         self.fed.add(message.vbucket)
         try:
             self.sink.set_state(message.vbucket, VbucketState[message.state.name])
         except KeyExists:
-            # Who does not wait for the answer sends all of its old copy behind it: nothing that must be merged.
+            # A peer that does not wait for the answer sends its old copy behind it, which must not be merged.
             self._no_copies.add(message.vbucket)
             raise
         self._no_copies.discard(message.vbucket)
@@ -179,7 +179,7 @@ class TapConsumer:
             case Control.START_ONLINEUPDATE | Control.STOP_ONLINEUPDATE | Control.REVERT_ONLINEUPDATE:
                 self.sink.online_update(message.control)
             case unknown:
-                raise InvalidArguments(f"there is no control {int(unknown)}", vbucket=message.vbucket)
+                raise InvalidArguments(f"unknown control {int(unknown)}", vbucket=message.vbucket)
 
     def _checkpoint(self, message: tap.CheckpointStart | tap.NamedCheckpointStart) -> None:
         self.fed.add(message.vbucket)

@@ -1,12 +1,13 @@
-"""Where a TAP client stands in a vbucket, and what it was promised there.
+"""The position of a TAP client in a vbucket, and what it was promised there.
 
-Theory of operation. A place says up to where a client has acknowledged, and which changes it never asked for; all the
-others were acknowledged or are owed to it. Whoever comes back asks anew, and nothing that is owed is given up for that:
-a new date counts only up to where the place has come. A later one adds nothing, and so the client goes on. With an
-earlier one it goes on too, and the changes before its place, which it did not want then, are sent as well: all of them
-that are not too old, because nobody knows which of them it holds.
+Theory of operation. A position says up to where a client has acknowledged, and which changes it never asked for; all
+others were acknowledged or are still owed to it. A client that reconnects sends a new request, and everything owed is
+still sent: a new date counts only up to the position. A later date changes nothing. With an earlier date the changes
+before the position that the client did not want then are sent as well: all that are new enough, because it is unknown
+which of them it holds.
 
-To who acknowledges nothing the date is the only way to say what it has: there each new one counts for all that exists.
+A client that acknowledges nothing can only say with the date what it has: there each new date counts for everything
+that exists.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Final
 from upriver.model import Snapshot, StreamPosition
 from upriver.protocol.tap.connect_plan import TapPlan
 
-#: A position on no branch at all: no history leads on from it.
+#: A position on an unknown branch: no history continues from it.
 LOST: Final = StreamPosition.at(0, 1)
 #: Every change is older.
 NEVER: Final = 2**32 - 1
@@ -23,28 +24,28 @@ NEVER: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapPosition:
-    """A place in one vbucket. What lies behind the position is owed, unless it was left out."""
+    """A position in one vbucket. Changes behind it are owed, unless they were left out."""
 
-    #: Everything up to here is acknowledged, and of what follows some may have arrived, up to the snapshot's end.
+    #: Everything up to here is acknowledged; the client may hold more, up to the snapshot's end.
     position: StreamPosition
-    #: Up to here the client has been told of every deletion that it can be told of. That is beyond the position where
-    #: something is sent again, for an earlier date.
+    #: Up to here the client has been sent every deletion that still exists. That is beyond the position where changes
+    #: are sent again for an earlier date.
     known: int
-    #: What is older than this second of the epoch is left out, up to the seqno ``until``. At 0 the client wants a copy,
-    #: and is told to start over with it.
+    #: Changes before this second of the epoch are left out, up to the seqno ``until``. At 0 the client wants a full
+    #: copy and starts over.
     since: int
     until: int
     #: How it was served.
     acks: bool
     keys_only: bool
-    #: It is the place of a dump that has not come to its end.
+    #: It belongs to a dump that did not finish.
     dumping: bool
 
     @classmethod
     def first(cls, plan: TapPlan, vbucket_uuid: int = 0, seqno: int = 0, purge_seqno: int = 0) -> "TapPosition":
-        """Where a client begins that has not been here before, in a vbucket that has come to this seqno.
+        """The first position of a new client, in a vbucket with this high seqno.
 
-        It may hold whatever is older than its date; of what is purged already nobody can tell it.
+        The client may hold anything older than its date; purged deletions cannot be sent.
         """
         start = seqno if plan.future_only else 0
         return cls(
@@ -63,9 +64,9 @@ class TapPosition:
         return self.position.snapshot.end
 
     def under(self, plan: TapPlan, seqno: int) -> "TapPosition":
-        """Where the client goes on that comes back to here with another plan; the vbucket has come to this seqno.
+        """The position for a client that reconnects with another plan; the vbucket has this high seqno.
 
-        Who asks for what comes gets what it is owed, and nothing before.
+        A client that asks for live changes only gets what it is owed, and nothing before.
         """
         lacks_values = self.keys_only and not plan.keys_only
         since, until, start = self.since, self.until, self.position.seqno

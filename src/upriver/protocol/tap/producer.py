@@ -1,10 +1,9 @@
-"""The producer's side of a TAP connection: one connect came in, messages go out until somebody hangs up.
+"""The producer's side of a TAP connection: one connect comes in, messages go out until either side closes it.
 
-Theory of operation. Streams, one for each vbucket, take turns as on every other connection. What they send gets
-consecutive numbers. A consumer that supports acknowledgements is asked for them with every control message, with every
-n-th message and at the end of whatever was read in one go, so that nothing stays unanswered when the queue has drained;
-and no more is sent than the window has room for. A refused message is sent again, stops its vbucket, or ends the
-connection, as its status says.
+Theory of operation. Streams, one for each vbucket, take turns as on other connections. Their messages get consecutive
+numbers. A consumer that supports acknowledgements is asked for one with every control message, with every n-th message
+and at the end of each piece, so that nothing stays unanswered when there is nothing more to send. No more is sent than
+the window allows. A refused message is sent again, stops its vbucket or closes the connection, depending on its status.
 """
 
 import struct
@@ -26,9 +25,9 @@ from upriver.protocol.tap.retry_queue import Retry, RetryQueue
 from upriver.wire import Magic, Message, Request, Response, Status, memcached, tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
-#: What one call hands out unless told otherwise: the window of what is not answered may be overrun by as much.
+#: The default size of one call of ``produce``; the window may be exceeded by as much.
 PIECE_BYTES: Final = 256 * 1024
-#: The consumer could not take a message for the moment.
+#: Statuses of a temporary refusal.
 TEMPORARY: Final = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM})
 _OPAQUES: Final = 2**32
 _MAY_EMPTY: Final = (tap.Flush.declaration.opcode, tap.Opaque.declaration.opcode)
@@ -37,24 +36,24 @@ _NO_LIMIT: Final = 2**31
 _NOT_THERE: Final = 0, 0, 0
 _OPAQUE: Final = struct.Struct(">BBHBBHIIQHHB3xI")
 _OPAQUE_BEGIN: Final = (Magic.REQUEST, tap.Opaque.declaration.opcode, 0, 8, 0)
-#: So many streams are begun in a turn, as long as there are fewer that have something to send.
+#: This many streams are begun in a turn, unless as many have something to send.
 BEGIN_MAX: Final = 64
-#: So many numbers stand in a line of the log.
+#: This many vbuckets are named in a log line.
 LEFT_OUT_SHOWN: Final = 20
 
 
 def check_takeover(source: Source, plan: TapPlan, successor: str) -> None:
-    """Refuse a takeover of which nothing can be handed over to this successor."""
+    """Refuse a takeover if none of its vbuckets can be handed over to this successor."""
     if not plan.takeover:
         return
     states = (VbucketState.ACTIVE,) if plan.vbuckets is None else (VbucketState.ACTIVE, VbucketState.DEAD)
     found = [source.vbucket(number) for number in plan.vbuckets or source.vbuckets()]
     if not any(v is not None and v.state in states and v.may_hand_over_to(successor) for v in found):
-        raise NotMyVbucket("none of these vbuckets can be handed over from here")
+        raise NotMyVbucket("none of these vbuckets can be handed over from this node")
 
 
 class TapProducer:
-    """One connection that a node sends TAP messages on."""
+    """One connection on which a node sends TAP messages."""
 
     def __init__(
         self,
@@ -72,28 +71,28 @@ class TapProducer:
     ) -> None:
         self.source = source
         self.cursor_name = cursor_name
-        #: For whom a vbucket dies that is handed over here.
+        #: The successor of vbuckets that are handed over here.
         self.successor = successor
         self.plan = plan
         #: The same for all of its streams.
         self.options = StreamOptions(keys_only=plan.keys_only)
         self.settings = settings
         self.warn = warn
-        #: Called when there may be something to send that was not there before.
+        #: Called when there may be something new to send.
         self.on_ready = on_ready
         self.window = AckWindow(settings.window_messages_max, settings.window_bytes_max)
         self.noops = NoopSender(now)
         self.noops.enabled, self.noops.interval_s = bool(settings.noop_interval_s), settings.noop_interval_s
         self.streams: dict[int, TapProducerStream] = {}
-        #: The connection is to be closed; why, for the log.
+        #: Why the connection is to be closed, for the log; empty if it is not.
         self.closing = ""
-        #: Everything that was asked for is sent, and acknowledged if that was agreed on.
+        #: Everything that was asked for is sent, and acknowledged if the consumer does so.
         self.done = False
         self.messages_sent = 0
         self.bytes_sent_total = 0
-        #: Changes that were left out because they may make no more hops.
+        #: Changes that were left out because they have no hops left.
         self.tired = 0
-        #: How many bytes the present ``produce`` hands out so far.
+        #: How many bytes the present ``produce`` has so far.
         self.size = 0
         self._out: list[bytes] = []
         self._retries = RetryQueue()
@@ -102,10 +101,10 @@ class TapProducer:
         self._noop_opaque = 0
         self._now = now
         self._said_goodbye = False
-        #: Where the client stood, and where in a vbucket that was not there when it left, should it have asked for all.
+        #: The positions of the client at the connect, and the one for vbuckets that did not exist when it left.
         self._places = dict(places or {})
         self._elsewhere = elsewhere
-        #: Where each vbucket stood at the connect, what comes later is new; and up to where it was purged.
+        #: Uuid, consistent seqno and purge seqno of each vbucket at the connect; later changes are new.
         self._began_at = {
             number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.consistent_seqno, vbucket.purge_seqno)
             for number in plan.vbuckets or source.vbuckets()
@@ -113,12 +112,12 @@ class TapProducer:
         }
         #: None for all.
         self._wanted = None if plan.vbuckets is None else frozenset(plan.vbuckets)
-        #: What was asked for and is not followed yet.
+        #: The vbuckets whose streams have not begun yet.
         self._unbegun = deque(plan.vbuckets or source.vbuckets())
         self._warned: set[int] = set()
-        #: The vbuckets that were asked for and cannot be sent, by the reason.
+        #: The requested vbuckets that cannot be sent, by the reason.
         self._left_out: dict[str, list[int]] = {}
-        #: The vbuckets that something was said about.
+        #: The vbuckets that messages were sent for.
         self._named: set[int] = set()
         self._begin()
 
@@ -130,11 +129,11 @@ class TapProducer:
 
     @property
     def beginning(self) -> bool:
-        """Some of the vbuckets that were asked for are not followed yet."""
+        """Whether some of the requested streams have not begun yet."""
         return bool(self._unbegun)
 
     def _begin_some(self) -> None:
-        """Follow some more. A thousand streams take their time and memory, so each turn begins a few of them."""
+        """Begin some more streams. A thousand streams take time and memory, so each turn begins a few."""
         for _ in range(min(BEGIN_MAX - len(self._scheduler), len(self._unbegun))):
             number = self._unbegun.popleft()
             if number not in self.streams:
@@ -143,7 +142,7 @@ class TapProducer:
             self._tell_left_out()
 
     def _tell_left_out(self) -> None:
-        """Say once what is not sent, and not for each of a thousand vbuckets."""
+        """Log what is not sent, with one line for each reason."""
         for why, numbers in self._left_out.items():
             shown = ", ".join(map(str, numbers[:LEFT_OUT_SHOWN]))
             more = f" and {len(numbers) - LEFT_OUT_SHOWN} more" if len(numbers) > LEFT_OUT_SHOWN else ""
@@ -153,19 +152,19 @@ class TapProducer:
     # Which vbuckets
 
     def _follow(self, number: int) -> None:
-        """Begin to send a vbucket. Who names it gets it in whatever state, who asks for all gets the active ones."""
+        """Begin the stream of a vbucket: in any role if it was named, only an active one if all were requested."""
         vbucket = self.source.vbucket(number)
         named = self.plan.vbuckets is not None
         active = vbucket is not None and vbucket.state is VbucketState.ACTIVE
         if vbucket is None or not (active or (named and vbucket.streamable)):
             if named and self.plan.ends:
-                self._leave_out(number, "not sent: there is nothing of it here")
-            return  # it may come to be
+                self._leave_out(number, "not sent: this node has no data of it")
+            return  # it may appear later
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self._leave_out(number, f"not handed over: a {vbucket.state.value} copy")
             return
         if self.plan.takeover and not vbucket.may_hand_over_to(self.successor):
-            self._leave_out(number, f"not handed over: died for {vbucket.successor!r}, who may own it")
+            self._leave_out(number, f"not handed over again: {vbucket.successor!r} may own it now")
             return
         before = self.streams.get(number)
         place = self._place_at_connect(number) if before is None else before.place
@@ -187,7 +186,7 @@ class TapProducer:
         self._left_out.setdefault(why, []).append(number)
 
     def role_changed(self, number: int) -> None:
-        """A vbucket was made, or has another role: follow it, if it was asked for and could not be followed before."""
+        """A vbucket was created or changed role: begin its stream, if it was requested and could not begin before."""
         if self.plan.ends or not (self._wanted is None or number in self._wanted):
             return
         known = self.streams.get(number)
@@ -201,29 +200,29 @@ class TapProducer:
 
     @property
     def queued(self) -> int:
-        """How many changes are not sent yet, at most."""
+        """The maximum number of changes that are not sent yet."""
         return sum(stream.backlog for stream in self.streams.values())
 
     @property
     def backlog(self) -> int:
-        """The same, and what waits for a second try."""
+        """The same, and the messages that wait to be sent again."""
         return self.queued + len(self._retries)
 
     @property
     def retrying(self) -> int:
-        """How many messages wait for a second try."""
+        """How many messages wait to be sent again."""
         return len(self._retries)
 
     @property
     def places(self) -> dict[int, TapPosition]:
-        """Where each vbucket goes on when the client comes back; one that is not followed, where it would begin."""
+        """The position in each vbucket at which a reconnect resumes, or would begin if its stream has not begun."""
         begun = {number: stream.place for number, stream in self.streams.items()}
         wanted = self.plan.vbuckets or self.source.vbuckets()
         return {number: self._place_at_connect(number) for number in wanted if number not in begun} | begun
 
     @property
     def elsewhere(self) -> TapPosition | None:
-        """Where the client goes on in a vbucket that is not there yet, if it asks for all or did so before."""
+        """The position in a vbucket that does not exist yet, if the client asks for all vbuckets or did so before."""
         if self.plan.vbuckets is not None:
             return self._elsewhere
         return self._place(self._elsewhere, *_NOT_THERE)
@@ -239,7 +238,7 @@ class TapProducer:
     # Coming in
 
     def receive(self, message: Message, now: float) -> bool:
-        """Take a message; False if it is none of a TAP connection's, so that somebody else may answer it."""
+        """Take a message; False if it does not belong to TAP, so that the caller may answer it."""
         self._now = now
         self.noops.heard()
         if not isinstance(message, Response):
@@ -274,23 +273,25 @@ class TapProducer:
                 each.not_told(number)
         if status is Status.NOT_MY_VBUCKET and stream is not None:
             self._drop_retries(stream)
-            stream.stop("the consumer says that it does not own it")
+            stream.stop("the consumer answered NOT_MY_VBUCKET")
         elif empties and (status in TEMPORARY or status is Status.NOT_MY_VBUCKET):
-            # A second try would take with it what went out behind the first: the client comes back and begins there.
-            self.closing = f"the consumer could not start over: {status.label}"
+            # Sending it again would also drop what was sent after it. The client reconnects and starts there.
+            self.closing = f"the consumer refused to start over: {status.label}"
         elif status in TEMPORARY:
             self._try_again(piece, number, whole=whole)
         elif status is Status.KEY_EEXISTS and stream is not None and stream.refused_as_active(piece):
             pass
         elif status is Status.NOT_MY_VBUCKET:
-            self.warn("the consumer refused a message that belongs to no vbucket: NOT_MY_VBUCKET; the rest goes on")
+            self.warn(
+                "the consumer answered NOT_MY_VBUCKET to a message that belongs to no vbucket; the stream continues"
+            )
         else:
             self.closing = f"the consumer refused a message: {status.label}"
 
     def _try_again(self, piece: Piece, number: int, *, whole: bool) -> None:
-        """Send the message again after a while, unless a newer one with its key has gone out meanwhile.
+        """Send the message again after a while, unless a newer one with its key was sent meanwhile.
 
-        It may be refused over and over, until something behind it is answered; that is one second try.
+        The same message may be refused repeatedly before a later one is answered; it is sent again once.
         """
         message, stream = piece.message(number), piece.stream
         key = key_of(message)
@@ -305,7 +306,7 @@ class TapProducer:
         self._retries.add(Retry(message, stream, piece.before_seqno, self._now + self.settings.backoff_s))
 
     def awaits_answers(self, stream: TapProducerStream) -> bool:
-        """Was anything of this stream not answered yet, or refused for the moment?"""
+        """Whether a message of this stream is unanswered, or waits to be sent again."""
         return self.window.holds_of(stream) or self._retries.holds_of(stream)
 
     def _drop_retries(self, stream: TapProducerStream) -> None:
@@ -320,7 +321,7 @@ class TapProducer:
 
     @property
     def changes_max(self) -> int:
-        """How many changes may go out in one piece, whose last one asks for an acknowledgement."""
+        """How many changes fit in one piece, whose last one asks for an acknowledgement."""
         return min(self.room, self.settings.ack_interval) if self.plan.acks else _NO_LIMIT
 
     @property
@@ -329,7 +330,7 @@ class TapProducer:
         return self.window.next_number % _OPAQUES
 
     def send(self, message: Request, stream: TapProducerStream | None = None) -> int:
-        """Send a control message; its number."""
+        """Send a control message; return its number."""
         number = self.window.take_numbers(1)
         message.opaque = number % _OPAQUES
         if self.plan.acks:
@@ -341,7 +342,7 @@ class TapProducer:
         return number
 
     def send_changes(self, stream: TapProducerStream, messages: bytes, count: int, before_seqno: int) -> None:
-        """Send changes that were laid out under the next numbers."""
+        """Send changes that were encoded with the next numbers."""
         if self._retries:
             self._forget_overtaken(messages)
         self._put(Piece(self.window.take_numbers(count), count, messages, stream, before_seqno, stream.seqno))
@@ -355,7 +356,7 @@ class TapProducer:
             self.window.sent(piece)
 
     def _forget_overtaken(self, messages: bytes) -> None:
-        """What goes out now is newer than what waits under the same key."""
+        """Drop waiting messages that these changes replace."""
         for retry in self._retries.overtaken({key_of(message) for message in messages_in(messages)}):
             if retry.stream is not None:
                 retry.stream.let_go(retry.before_seqno)
@@ -367,7 +368,7 @@ class TapProducer:
 
     @property
     def has_output(self) -> bool:
-        """Would ``produce`` hand out something, as far as one can know before trying?"""
+        """Whether ``produce`` may return something."""
         if self._out or self._unbegun:
             return True
         return (bool(self._scheduler) and self.room > 0) or self._has_due or self._finishing
@@ -385,7 +386,7 @@ class TapProducer:
             self._begin_some()
         if self._retries:
             self._send_retries(max_bytes)
-        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        # Stop at half: filling up the rest with many small pieces costs more than it brings.
         enough = max_bytes // 2 or 1
         while self.size < enough and self.room:
             stream = self._scheduler.next()
@@ -408,7 +409,7 @@ class TapProducer:
         return out
 
     def _send_retries(self, max_bytes: int) -> None:
-        """Send again what is due. There is room for it, because what waits counts as not acknowledged."""
+        """Send again what is due. There is room, because waiting messages count as unacknowledged."""
         while self.size < max_bytes and (retry := self._retries.take_due(self._now)) is not None:
             number = self.window.take_numbers(1)
             seqno = retry.before_seqno
@@ -417,11 +418,10 @@ class TapProducer:
     # Flush
 
     def flushed(self) -> None:
-        """The vbuckets of some streams were emptied. All of them at once, before anything new of them is sent.
+        """The vbuckets of some streams were flushed. Handle all of them at once, before anything new is sent.
 
-        The message means everything that came over the connection, which must have been named for that. So it is sent
-        only if nothing else has come over it; otherwise the consumer starts over with the flushed ones. A flush that
-        has made all its hops is not told either.
+        A flush message empties everything that came over the connection. So it is sent only if nothing else was sent;
+        otherwise the consumer starts over with the flushed vbuckets. A flush without hops left is not passed on either.
         """
         flushed = {s: None for s in self.streams.values() if not s.ended and s.history.end_reason == "flushed"}
         for stream in flushed:
@@ -432,9 +432,9 @@ class TapProducer:
             self.restart(stream, flushed=is_all, told_by=number)
 
     def _is_all(self, flushed: Container[TapProducerStream]) -> bool:
-        """Is everything empty now that the consumer may hold, or will, because of this connection?
+        """Whether everything is empty that the consumer holds, or will hold, because of this connection.
 
-        What has ended it holds too, and of what is handed over it may be the owner by now, with writes of its own.
+        An ended stream was received too. A vbucket that is handed over may be owned by the consumer, with new writes.
         """
         if self.plan.takeover or not self._named <= self.streams.keys():
             return False
@@ -444,7 +444,7 @@ class TapProducer:
         return not any(v.high_seqno and (v.state is VbucketState.ACTIVE or self._wanted is not None) for v in unbegun)
 
     def _send_flush(self, streams: list[TapProducerStream]) -> int:
-        """One for each flush that is news, which as a rule is one; the number of the last, 0 if there is none."""
+        """Send one message for each new flush, usually one; return the number of the last, 0 if there is none."""
         marks = {s.vbucket.flush_marks[-1]: s.vbucket.flush_ttl for s in streams if s.vbucket.flush_ttl}
         number = 0
         for stream in streams if marks else ():
@@ -455,11 +455,11 @@ class TapProducer:
         return number
 
     def was_answered(self, number: int) -> bool:
-        """Has the consumer answered this message, or one behind it?"""
+        """Whether the consumer has answered this message, or a later one."""
         return self.plan.acks and number < self.window.oldest
 
     def restart(self, stream: TapProducerStream, *, flushed: bool = False, told_by: int = 0) -> None:
-        """Begin with a vbucket again: answers to what was sent before count no more."""
+        """Begin a vbucket again: answers to what was sent before no longer count."""
         before = stream.place
         stream.stopped = True
         stream.end()
@@ -470,7 +470,7 @@ class TapProducer:
                 self, stream.vbucket, before, broken=True, flushed=flushed, told_by=told_by
             )
         except StatusError as error:
-            self.warn(f"vbucket {stream.number} is not sent any more: {error}")
+            self.warn(f"vbucket {stream.number} is no longer sent: {error}")
             del self.streams[stream.number]
             self._places[stream.number] = before
             return
@@ -480,7 +480,7 @@ class TapProducer:
 
     @property
     def _finishing(self) -> bool:
-        """Everything that was asked for is sent and taken: there is a step to take, to say so or to go."""
+        """Whether everything is sent and answered, so that the stream can be closed."""
         if not self.plan.ends or self.done or self._scheduler or self._unbegun:
             return False
         if not all(stream.ended for stream in self.streams.values()):
@@ -494,7 +494,7 @@ class TapProducer:
         self.done = not (self.window.messages or self._retries)
 
     def farewell(self) -> bytes:
-        """Tell the consumer that nothing more comes, whatever there is to send."""
+        """Return the message that nothing more comes, whatever is left to send."""
         self.send(tap.Opaque(control=Control.CLOSE_TAP_STREAM))
         return self._take()
 
@@ -502,36 +502,37 @@ class TapProducer:
 
     @property
     def deadline(self) -> float | None:
-        """When to look at the time again."""
+        """When to call ``tick``; None for never."""
         due = self._retries.next_due
-        times = [] if due is None or due <= self._now else [due]  # what is due already waits for its turn
+        times = [] if due is None or due <= self._now else [due]  # messages that are due already wait for a turn
         if self.noops.deadline is not None:
             times.append(self.noops.deadline)
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Time has passed: send again what is due, and ask whether the consumer is there."""
+        """Time has passed: send again what is due, and send a noop or give up on the consumer."""
         self._now = now
         if not self.plan.acks:
-            self.noops.heard()  # who acknowledges nothing may not answer noops either
+            self.noops.heard()  # a consumer that does not acknowledge may not answer noops either
         match self.noops.check(now):
             case Verdict.ASK:
                 self._noop_opaque += 1
                 self._out.append(memcached.Noop(opaque=self._noop_opaque).encode())
             case Verdict.DEAD:
-                self.closing = f"nothing was heard since a noop {self.noops.interval_s:g} s ago"
+                self.closing = f"the peer did not answer a noop for {self.noops.interval_s:g} s"
         if self.has_output and self.on_ready is not None:
             self.on_ready()
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         for stream in self.streams.values():
             stream.history.close()
         self._scheduler.clear()
 
 
 def packed(message: Request) -> bytes:
-    """A message as bytes. A thousand streams say two things each: those are packed here, and a test compares."""
+    """A message as bytes. A thousand streams send two control messages each, so those are packed here; a test
+    compares."""
     if type(message) is not tap.Opaque:
         return message.encode()
     flags, control = int(message.tap_flags), int(message.control)
@@ -539,7 +540,7 @@ def packed(message: Request) -> bytes:
 
 
 def _empties(message: bytes) -> bool:
-    """Does the message make a consumer drop what it holds?"""
+    """Whether the message makes a consumer drop what it holds."""
     if message[1] not in _MAY_EMPTY:
         return False
     found = tap.tap.decode(message)

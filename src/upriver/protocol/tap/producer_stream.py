@@ -1,15 +1,15 @@
 """One vbucket of a TAP connection, as its producer sends it.
 
-Theory of operation. A stream reads one place in the history of its vbucket, from which every change comes once: first
-what was there when it began (the *backfill*, announced and closed by control messages), then what happens. It sends
-when the connection gives it a turn and subscribes to its history when it has run dry.
+Theory of operation. A stream reads the history of its vbucket from one position, and every change comes once: first the
+*backfill*, which control messages announce and close, then live changes. It sends when the connection gives it a turn,
+and subscribes to its history when there is nothing to send.
 
-TAP knows neither uuids nor an end of a single stream. When the history behind it breaks, by a rollback or because it
-went on elsewhere, or if a client comes back to a place that is no more, a stream begins with everything and says so
-with *initial vbucket stream*, whatever it was asked for: anything less might leave out what the consumer must know.
+TAP has neither uuids nor an end of a single stream. When the history breaks, by a rollback or a new branch, or when a
+client reconnects at a position that no longer exists, the stream starts over and says so with *initial vbucket stream*,
+whatever was requested: anything less might leave out a change that the consumer must see.
 
-A *takeover* makes the consumer's copy pending first, sends everything, and then follows the rules of every takeover
-(see ``source_takeover``): its own copy is dead, on disk, before the consumer's is told to be active.
+A *takeover* first makes the consumer's copy pending, sends everything, and then follows the rules of every takeover
+(see ``producer.takeover``): its own copy is dead, on disk, before the consumer's is told to become active.
 """
 
 import dataclasses
@@ -34,16 +34,16 @@ _NEVER: Final = 2**63
 
 
 class TapPhase(enum.Enum):
-    """How far a stream has come."""
+    """The phase of a stream."""
 
-    BACKFILL = "backfill"  #: what was there when it began
-    LIVE = "live"  #: what happens
-    ACTIVATING = "activating"  #: the consumer was told to be active and has not answered yet
+    BACKFILL = "backfill"  #: the changes that existed when it began
+    LIVE = "live"  #: the changes after that
+    ACTIVATING = "activating"  #: the consumer was told to become active and has not answered yet
     ENDED = "ended"
 
 
 class TapProducerStream:
-    """What one connection sends of one vbucket."""
+    """The stream of one vbucket on one connection."""
 
     def __init__(
         self,
@@ -56,50 +56,50 @@ class TapProducerStream:
         flushed: bool = False,
         told_by: int = 0,
     ) -> None:
-        """Go on from the place of the consumer, if the history still leads on from there.
+        """Resume at the consumer's position, if the history still continues from there.
 
-        ``began`` is how far the vbucket had come when the consumer connected: what comes later is new to it. ``broken``
-        is a place from which a stream could not go on, which is replaced by this one. After a flush, which the consumer
-        was told of with the message ``told_by``, everything that comes is new.
+        ``began`` is the vbucket's seqno when the consumer connected: later changes are new to it. ``broken`` means that
+        an earlier stream could not continue from this position and is replaced by this one. After a flush, which
+        message ``told_by`` told the consumer of, everything is new.
         """
         self.connection = connection
         self.vbucket = vbucket
         self.plan = connection.plan
-        #: It stands in the connection's queue of those that may have something to send.
+        #: It is in the connection's queue of streams that may have something to send.
         self.queued = False
-        #: It did not run dry in its last turn.
+        #: It had more to send in its last turn.
         self.has_more = True
         self.phase = TapPhase.BACKFILL
-        #: It ended before its time: what it has sent counts no more, nor do answers to it.
+        #: It ended early: what it has sent, and answers to it, no longer count.
         self.stopped = False
-        #: Where a reconnect goes on after that.
+        #: Where a reconnect resumes after that.
         self._stopped_at: TapPosition | None = None
-        #: How many changes were sent, in all and of the backfill.
+        #: How many changes were sent, in total and in the backfill.
         self.changes_sent = 0
         self.backfilled = 0
         #: Sent up to here, acknowledged up to here.
         self.seqno = 0
         self.acked_seqno = 0
-        #: Where it stood before each message that was refused for the moment.
+        #: The seqno before each message that was refused temporarily, and how many there are.
         self.holds: dict[int, int] = {}
-        #: The consumer may hold changes up to here: acknowledged or not, of this connection or one before.
+        #: The consumer may hold changes up to here, acknowledged or not, of this connection or an earlier one.
         self._reached = 0
-        #: What else its place says.
+        #: The rest of its position.
         self._since, self._until, self._known = place.since, 0, 0
-        #: A place that is no more, which counts until the consumer has answered the message that says so.
+        #: A position that no longer exists; it counts until the consumer has answered the message that says so.
         self._before = place if told_by else None
         self._told_by = told_by
-        self._control: list[Request] = []  # seldom more than one or two: a deque would be ten times as large
+        self._control: list[Request] = []  # rarely more than two: a deque would be ten times as large
         self._records = b""
         self._at = 0
         self._read_to = 0
         self._checkpoint = 0
         self._subscribed_to: History | None = None
-        #: It is called back for what is new only, not for what was there.
+        #: It is subscribed to later changes only.
         self._fresh_only = False
-        #: What comes is sent already, and something of the backfill waits for its second try.
+        #: Live changes are sent already, while a message of the backfill waits to be sent again.
         self._backfill_open = False
-        #: The next step waits for answers; new changes are no news until then.
+        #: The next step waits for answers; until then new changes do not matter.
         self._awaits_step = False
         #: The consumer has answered that its copy is pending.
         self._is_pending = False
@@ -108,7 +108,7 @@ class TapProducerStream:
             SourceTakeover(connection.source, vbucket, connection.successor, self.wake) if self.plan.takeover else None
         )
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
-        #: What counts as backfill.
+        #: Where the backfill ends.
         self.backfill_end = 0 if flushed else vbucket.consistent_seqno
         #: Where a dump ends.
         self._dump_end = 0
@@ -118,17 +118,17 @@ class TapProducerStream:
 
     @property
     def number(self) -> int:
-        """Which vbucket it is."""
+        """The number of its vbucket."""
         return self.vbucket.number
 
     @property
     def ended(self) -> bool:
-        """Nothing more comes of it."""
+        """Whether it has ended."""
         return self.phase is TapPhase.ENDED
 
     @property
     def backlog(self) -> int:
-        """How many changes are not sent yet, at most."""
+        """The maximum number of changes that are not sent yet."""
         if self.ended:
             return 0
         if self.plan.dump:
@@ -137,16 +137,16 @@ class TapProducerStream:
 
     @property
     def place(self) -> TapPosition:
-        """Where a reconnect goes on: everything before was acknowledged."""
+        """Where a reconnect resumes: everything before was acknowledged."""
         if self._stopped_at is not None:
             return self._stopped_at
         if self._before is not None and not self.connection.was_answered(self._told_by):
-            # It may have taken what came behind the message without doing what that said, and so hold a mixture.
+            # It may have applied later changes but not this message, and so hold a mixture.
             return dataclasses.replace(self._before, position=LOST) if self._reached else self._before
         return self._place_at(min([self.acked_seqno, *self.holds]))
 
     def _place_at(self, seqno: int) -> TapPosition:
-        """A place in what was sent. The consumer may hold more than that, up to where the newest snapshot ends."""
+        """The position at a seqno that was sent. The consumer may hold more, up to the end of the newest snapshot."""
         return TapPosition(
             position=StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached))),
             known=max(seqno, self._known),
@@ -162,40 +162,40 @@ class TapProducerStream:
     def _begin(self, place: TapPosition, *, broken: bool, flushed: bool) -> History:
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
-        start, anew = 0, False
+        start, starts_over = 0, False
         if not broken and self._leads_on(place):
             start = place.position.seqno
             self._reached, self._known, self._until = place.reached, place.known, place.until
         elif not flushed:
             self._before, self._told_by = place, _NEVER
-            anew = place.since > 0
-        if anew:
+            starts_over = place.since > 0
+        if starts_over:
             if not broken:
-                self.connection.warn(f"vbucket {self.number} is sent anew: the place of the client is no more")
-            self.backfill_end = 0  # of what is sent now nothing is too old
-        if anew or (start == place.since == 0 and not flushed):
+                self.connection.warn(f"vbucket {self.number} starts over: the position of the client no longer exists")
+            self.backfill_end = 0  # no change is too old now
+        if starts_over or (start == place.since == 0 and not flushed):
             self._say(Control.INITIAL_VBUCKET_STREAM)
-        self._dump_end = self.vbucket.consistent_seqno if flushed or anew else max(start, self.backfill_end)
+        self._dump_end = self.vbucket.consistent_seqno if flushed or starts_over else max(start, self.backfill_end)
         self.acked_seqno = start
         self.history = self._open(start)
-        if flushed or anew or (self.plan.future_only and start == self.backfill_end):
+        if flushed or starts_over or (self.plan.future_only and start == self.backfill_end):
             self._go_live()
         return self.history
 
     def _leads_on(self, place: TapPosition) -> bool:
-        """Does the vbucket's history still hold everything that the consumer may have, and lead on from there?"""
+        """Whether the history still contains everything that the consumer may hold, and continues from there."""
         vbucket = self.vbucket
         reached = StreamPosition.at(place.position.vbucket_uuid, place.reached)
         back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, reached)
-        # At 0 it may hold something too, of what was sent and never acknowledged.
+        # At 0 it may still hold changes that it never acknowledged.
         return back is None and not (place.known < vbucket.purge_seqno and place.reached)
 
     def _open(self, start: int) -> History:
         end = max(start, self._dump_end) if self.plan.dump else NO_END
-        # Cursors of opened connections end in a colon and the number, whatever those are called.
+        # Never equal to the name of an opened connection's cursor, which ends in a colon and the number.
         name = f"{self.connection.cursor_name} of {self.number}"
         if start < self.vbucket.purge_seqno:
-            start = 0  # it knows of the deletions that are purged, but no history begins among them: some comes again
+            start = 0  # a history cannot begin below the purge seqno; some changes are sent again
         self._records, self._at = b"", 0
         self.seqno = self._read_to = start
         return self.connection.source.history(self.number, name, start, end, self.connection.options)
@@ -203,17 +203,17 @@ class TapProducerStream:
     # Sending
 
     def turn(self, max_bytes: int) -> None:
-        """Send about so many bytes, as far as the window has room."""
+        """Send about this many bytes, as far as the window allows."""
         self.has_more = True
         connection, until = self.connection, self.connection.size + max_bytes
-        # Half of it is enough: the rest would be many small pieces, which cost more than they bring.
+        # Stop at half: filling up the rest with many small pieces costs more than it brings.
         enough = until - max_bytes // 2
         try:
             while connection.size < enough and connection.room and self.phase is not TapPhase.ENDED:
                 if self._at < len(self._records):
                     self._send_records()
                     if self._may_have_caught_up:
-                        # To subscribe tells whether there is more, at less than it costs to look for a snapshot.
+                        # Subscribing tells whether there is more, and costs less than looking for a snapshot.
                         self._wait()
                         break
                 elif self._awaits_pending:
@@ -229,7 +229,7 @@ class TapProducerStream:
 
     @property
     def _may_have_caught_up(self) -> bool:
-        """A snapshot is sent: has nothing to be decided before the next?"""
+        """Whether a snapshot is sent and there is nothing to decide before the next."""
         return (
             self.phase is TapPhase.LIVE
             and self.history.snapshot is None
@@ -254,7 +254,7 @@ class TapProducerStream:
         if laid.sent:
             connection.send_changes(self, laid.messages, laid.sent, before)
         elif plan.acks and not self._awaits_answers:
-            self.acked_seqno = self.seqno  # nothing of it was wanted: there is nothing to wait for
+            self.acked_seqno = self.seqno  # none of them was wanted, so no answer will come
 
     def _laid_out(self) -> Laid:
         plan = self.plan
@@ -276,7 +276,7 @@ class TapProducerStream:
         if isinstance(message, tap.SetVbucket):
             self._said_pending = True
         elif self._told_by == _NEVER and isinstance(message, tap.Opaque):
-            self._told_by = number  # the first one that it says is that the consumer starts over
+            self._told_by = number  # its first control message tells the consumer to start over
 
     def not_told(self, number: int) -> None:
         """The consumer has refused to start over."""
@@ -284,7 +284,7 @@ class TapProducerStream:
             self._told_by = _NEVER
 
     def _go_on(self, max_bytes: int) -> bool:
-        """Do the next step; False if there is none for now."""
+        """Take the next step; False if there is none now."""
         history = self.history
         self._awaits_step = False
         if self._backfill_open and self._is_backfilled:
@@ -316,13 +316,13 @@ class TapProducerStream:
 
     @property
     def _is_backfilled(self) -> bool:
-        """Has the consumer taken everything that was there, as far as one can know?"""
+        """Whether the consumer has acknowledged the whole backfill, or acknowledges nothing."""
         return not self._awaits_answers or min([self.acked_seqno, *self.holds]) >= self.backfill_end
 
     def _end_backfill(self) -> bool:
-        """Everything that was there is sent: say so when it is taken.
+        """The backfill is sent: close it when it is acknowledged.
 
-        What was refused for the moment takes its time, and what comes does not wait for that.
+        Live changes do not wait for messages that were refused temporarily.
         """
         if not self._is_backfilled and not self.holds:
             self._awaits_step = True
@@ -340,7 +340,7 @@ class TapProducerStream:
         self._tell_checkpoint()
 
     def _tell_checkpoint(self) -> None:
-        """Say so where a checkpoint begins, to those who understand it."""
+        """Announce a new checkpoint to the clients that asked for it."""
         if not (self.plan.checkpoints or self.plan.registered):
             return
         found = self.history.checkpoint
@@ -369,47 +369,47 @@ class TapProducerStream:
         elif self.connection.source.vbucket(self.number) is not self.vbucket:
             self.stop("the vbucket was removed")
         elif self.source_takeover is not None and not self.source_takeover.dead:
-            self.stop(f"the vbucket became {self.vbucket.state.value} before it was handed over")
+            self.stop(f"it became {self.vbucket.state.value} before it was handed over")
         elif reason == "state changed" and self._leads_on(self._place_at(self.seqno)):
             self.uuid = self.vbucket.failover_log.newest.vbucket_uuid
             self.history = self._open(self.seqno)
         elif self.source_takeover is not None:
-            self.stop(f"it was handed over and its history was {reason}")
+            self.stop(f"its history was {reason} after it was handed over")
         else:
-            self.connection.warn(f"vbucket {self.number} is sent anew: its history was {reason}")
+            self.connection.warn(f"vbucket {self.number} starts over: its history was {reason}")
             self.connection.restart(self)
         return True
 
     def end(self) -> None:
-        """Nothing more comes of it."""
+        """End the stream."""
         self.phase = TapPhase.ENDED
         self.history.close()
         self._control.clear()
         self._records, self._at = b"", 0
 
     def stop(self, why: str) -> None:
-        """Send nothing more of this vbucket, and say why in the log.
+        """Stop sending this vbucket, and log the reason.
 
-        Of what is on its way a part may still be taken, behind something that was not: that counts as not taken either.
+        The consumer may still apply messages behind one that it refused; they do not count as acknowledged.
         """
         if not self.stopped:
             self._stopped_at = self.place
             self.stopped = True
         if not self.ended:
-            self.connection.warn(f"vbucket {self.number} is not sent any more: {why}")
+            self.connection.warn(f"vbucket {self.number} is no longer sent: {why}")
             self.end()
 
     # Takeover
 
     @property
     def _awaits_pending(self) -> bool:
-        """Whether the other side can take the vbucket is not known yet: until then nothing of it is sent."""
+        """Whether the consumer has not yet answered if it can take the vbucket: nothing is sent before."""
         return self._said_pending and self.plan.acks and not self._is_pending
 
     def refused_as_active(self, piece: Piece) -> bool:
-        """The consumer's copy is active and stays so; False if that was not what it was asked.
+        """The consumer's copy is active and stays so; False if that was not the question.
 
-        Who repeats a takeover from a dead copy has missed that it was done: there is nothing more to hand over.
+        If our copy is dead, an earlier takeover was completed and its answer lost: there is nothing more to hand over.
         """
         if self.source_takeover is None or piece.data[1] != tap.SetVbucket.declaration.opcode:
             return False
@@ -422,7 +422,7 @@ class TapProducerStream:
         return True
 
     def _may_make_dead(self) -> bool:
-        """Everything but a little is sent, and the consumer's copy is pending as far as one can know."""
+        """Whether few changes are left and the consumer's copy is pending, if it acknowledges."""
         return (
             self.source_takeover is not None
             and not self.source_takeover.dead
@@ -432,7 +432,7 @@ class TapProducerStream:
         )
 
     def answered(self, piece: Piece) -> None:
-        """The piece is off our hands: the consumer holds it, or what it refused waits for a second try."""
+        """The piece is done: the consumer has it, or the refused message waits to be sent again."""
         if piece.again:
             self.let_go(piece.before_seqno)
         else:
@@ -440,13 +440,13 @@ class TapProducerStream:
         self._look_again()
 
     def let_go(self, before_seqno: int) -> None:
-        """A message that was refused for the moment is taken, or needless."""
+        """A message that was refused temporarily is acknowledged, or replaced."""
         count = self.holds.pop(before_seqno, 0)
         if count > 1:
             self.holds[before_seqno] = count - 1
 
     def hold(self, before_seqno: int) -> None:
-        """A message was refused for the moment: until it is taken, a reconnect goes on before it."""
+        """A message was refused temporarily: until it is acknowledged, a reconnect resumes before it."""
         self.holds[before_seqno] = self.holds.get(before_seqno, 0) + 1
         self._look_again()
 
@@ -455,7 +455,7 @@ class TapProducerStream:
             self.wake()
 
     def acked(self, piece: Piece) -> None:
-        """The consumer holds what this piece brought."""
+        """The consumer has acknowledged this piece."""
         if self.stopped:
             return
         self.answered(piece)
@@ -477,7 +477,8 @@ class TapProducerStream:
         self.history = self._open(self.seqno)
 
     def _activate(self) -> bool:
-        """Everything is sent: make the consumer's copy active, once it holds it all and ours is dead on disk."""
+        """Everything is sent: make the consumer's copy active, once it has acknowledged everything and ours is dead on
+        disk."""
         source_takeover = self.source_takeover
         if source_takeover is None or not source_takeover.durable or self._awaits_answers:
             return False
@@ -505,14 +506,14 @@ class TapProducerStream:
             self._send_control()
 
     def _wait(self) -> None:
-        """Nothing to send: wake up when the history goes on."""
+        """Nothing to send: subscribe to the history."""
         self.has_more = False
         if self.ended:
             return
-        # While an answer is awaited new changes are no news; that the history has ended is.
+        # While an answer is awaited, only the end of the history matters, not new changes.
         fresh_only = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
         if self._subscribed_to is self.history and (fresh_only or not self._fresh_only):
-            return  # but who was fresh_only may have missed what was there meanwhile
+            return  # a subscription to later changes only may have missed some
         self._subscribed_to, self._fresh_only = self.history, fresh_only
         self.history.subscribe(self._called, fresh=fresh_only)
 

@@ -1,7 +1,7 @@
-"""What a TAP consumer has refused for the moment, and is sent again later.
+"""Messages that a TAP consumer has refused temporarily, to be sent again later.
 
-Each wait is equally long, so the messages wait in the order in which they were refused. There may be as many as the
-window has room for, so nothing here looks at all of them: they are found by their key and by their stream.
+Each waits equally long, so they wait in the order in which they were refused. There may be as many as the window
+allows, so nothing here iterates over all of them: they are found by key and by stream.
 """
 
 from collections.abc import Iterable
@@ -41,11 +41,11 @@ class Retry:
 
 
 class RetryQueue:
-    """The messages of one connection that wait for a second try."""
+    """The messages of one connection that wait to be sent again."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        #: In the order of their time; a dict because any of them may go.
+        #: In the order of their time; a dict, because any of them may be removed.
         self._waiting: dict[Retry, None] = {}
         self._by_key: dict[tuple[int, bytes], Retry] = {}
         self._by_stream: dict[TapProducerStream, dict[Retry, None]] = {}
@@ -54,7 +54,7 @@ class RetryQueue:
         return len(self._waiting)
 
     def add(self, retry: Retry) -> None:
-        """Let a message wait. Of one key only the newest message does."""
+        """Add a message. Only the newest message of a key waits."""
         key = retry.key
         if key is not None:
             self._by_key[key] = retry
@@ -65,12 +65,12 @@ class RetryQueue:
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them is to be sent; None if none waits."""
+        """When the first of them is to be sent; None if there is none."""
         first = next(iter(self._waiting), None)
         return None if first is None else first.due
 
     def take_due(self, now: float) -> Retry | None:
-        """Take out one whose time has come."""
+        """Remove and return one whose time has come."""
         first = next(iter(self._waiting), None)
         if first is None or first.due > now:
             return None
@@ -78,19 +78,19 @@ class RetryQueue:
         return first
 
     def overtaken(self, keys: Iterable[tuple[int, bytes] | None]) -> list[Retry]:
-        """Take out those that newer changes of the same keys have made needless."""
+        """Remove and return those that newer changes of the same keys replace."""
         found = [self._by_key[key] for key in keys if key is not None and key in self._by_key]
         for retry in found:
             self._remove(retry)
         return found
 
     def drop(self, stream: "TapProducerStream") -> None:
-        """Forget all of a stream."""
+        """Remove all messages of a stream."""
         for retry in list(self._by_stream.get(stream, ())):
             self._remove(retry)
 
     def holds_of(self, stream: "TapProducerStream") -> bool:
-        """Does anything of this stream wait?"""
+        """Whether a message of this stream waits."""
         return stream in self._by_stream
 
     def _remove(self, retry: Retry) -> None:
