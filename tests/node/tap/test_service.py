@@ -104,7 +104,7 @@ def test_what_a_dump_leaves_out_is_one_line(node: InMemoryNode, caplog: pytest.L
         TapPeer(node, connect(b"n", LIST | DUMP, vbuckets=tuple(range(30)))).run()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("TAP client n: vbuckets 0, 2, 3, ")
-    assert line.endswith(", 20 and 9 more are not sent: there is nothing of it here")
+    assert line.endswith(", 20 and 9 more are not sent: no data on this node")
 
 
 @pytest.mark.parametrize("request_", [connect(b"n", TAKEOVER), connect(b"", REGISTERED)])

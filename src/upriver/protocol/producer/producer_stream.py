@@ -91,11 +91,9 @@ class ProducerStream:
         #: It is subscribed to later changes only.
         self._fresh_only = False
         self._snapshots = 0
-        #: A consumer that was up to date when it subscribed has no backfill; everything it gets is live.
+        #: A consumer that was up to date has no backfill; everything it gets is live.
         self._was_behind = self.start_seqno < vbucket.high_seqno
-        #: A consumer cut off mid-snapshot is consistent only at that snapshot's start, so the first marker repeats that
-        #: start, as on deployed servers. A consumer that stores a marker's bounds and is cut off again must not lose
-        #: it.
+        #: A consumer cut off mid-snapshot is consistent only at that snapshot's start, so the first marker repeats it.
         self._consistent_seqno = consistent_seqno
         self._last_change_seqno = self.start_seqno
         self._flags_of_all = (_ACK if self.takeover else 0) | (_HISTORY if options.history else 0)

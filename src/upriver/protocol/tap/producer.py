@@ -158,7 +158,7 @@ class TapProducer:
         active = vbucket is not None and vbucket.state is VbucketState.ACTIVE
         if vbucket is None or not (active or (named and vbucket.streamable)):
             if named and self.plan.ends:
-                self._leave_out(number, "not sent: this node has no data of it")
+                self._leave_out(number, "not sent: no data on this node")
             return  # it may appear later
         if self.plan.takeover and vbucket.state in (VbucketState.REPLICA, VbucketState.PENDING):
             self._leave_out(number, f"not handed over: a {vbucket.state.value} copy")
