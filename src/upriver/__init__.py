@@ -1,4 +1,4 @@
-"""Upriver: every change of a key-value store, streamed to whoever needs it."""
+"""Upriver streams every change of a key-value store to its consumers."""
 
 from importlib.metadata import PackageNotFoundError, version
 

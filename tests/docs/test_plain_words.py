@@ -46,12 +46,10 @@ ALLOWED: dict[tuple[str, str], str] = {
 EXCLUDED: tuple[str, ...] = (
     "docs/streams.md",
     "docs/streams_page.py",
-    "src/upriver/__init__.py",
     "src/upriver/client/",
     "src/upriver/node/",
     "src/upriver/protocol/",
     "src/upriver/spark/",
-    "src/upriver/testing/",
 )
 
 

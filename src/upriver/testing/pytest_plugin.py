@@ -6,8 +6,7 @@ Options go through a marker::
     def test_my_consumer(upriver_node):
         consume(upriver_node.address)
 
-The node itself is imported by the first test that wants one: whoever has Upriver installed and tests something else
-pays nothing for it.
+The first test that uses the fixture imports the node: test suites that do not use it pay nothing.
 """
 
 from collections.abc import Iterator
