@@ -22,7 +22,7 @@ def test_what_is_only_in_memory_is_another_one_each_time() -> None:
 def test_the_data_of_another_bucket_is_refused(tmp_path: Path) -> None:
     with start(data=str(tmp_path), vbuckets=1, bucket="one"):
         pass
-    with pytest.raises(StorageError, match="holds the bucket 'one', not 'two': say --bucket one"):
+    with pytest.raises(StorageError, match="holds bucket 'one', not 'two'; use --bucket one"):
         start(data=str(tmp_path), vbuckets=1, bucket="two")
     with start(data=str(tmp_path), vbuckets=1, bucket="one"):
         pass
@@ -31,5 +31,5 @@ def test_the_data_of_another_bucket_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"name": "one"}', b"\xff"])
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
     (tmp_path / BUCKET_FILE).write_bytes(content)
-    with pytest.raises(StorageError, match="does not name a bucket"):
+    with pytest.raises(StorageError, match="invalid bucket identity"):
         bucket_uuid(tmp_path, "one")

@@ -177,7 +177,7 @@ def test_bad_options_and_files(tmp_path: Path) -> None:
         start(vbukets=4)
     with pytest.raises(UsersFileError):
         start(users=tmp_path / "users.json")
-    with pytest.raises(InvalidArguments, match=r"the certificate .* cannot be used: No such file"):
+    with pytest.raises(InvalidArguments, match=r"cannot use the certificate .*: No such file"):
         start(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem")
     start(vbuckets=1, data=tmp_path / "data").close()
     (tmp_path / "data" / "data.mdb").write_bytes(b"damage" * 10_000)

@@ -300,7 +300,7 @@ def test_nonsense_behind_the_handshake_is_one_line(
 def test_files_that_cannot_be_used(pki: CertificateAuthority, tmp_path: Path) -> None:
     with pytest.raises(InvalidArguments, match="No such file"):
         server_context(str(tmp_path / "missing.pem"), str(pki.key))
-    with pytest.raises(InvalidArguments, match="cannot be used"):
+    with pytest.raises(InvalidArguments, match="cannot use the certificate"):
         server_context(str(pki.key), str(pki.cert))
 
 

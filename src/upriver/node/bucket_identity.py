@@ -1,4 +1,4 @@
-"""Which bucket a data directory holds: its name, and the uuid by which clients know it again after a restart."""
+"""The identity of the bucket in a data directory: its name, and the uuid that clients recognise after a restart."""
 
 import json
 import secrets
@@ -8,12 +8,12 @@ from typing import Final
 from upriver.errors import StorageError
 from upriver.files import storage_errors, write_atomically
 
-#: Where the data directory keeps it.
+#: The file in the data directory.
 BUCKET_FILE: Final = "bucket.json"
 
 
 def bucket_uuid(data: Path | None, name: str) -> str:
-    """The uuid of the bucket of this name; ``StorageError`` if the directory holds another one."""
+    """Return the uuid of the bucket; raise ``StorageError`` if the directory holds another bucket."""
     fresh = secrets.token_hex(16)
     if data is None:
         return fresh
@@ -26,7 +26,11 @@ def bucket_uuid(data: Path | None, name: str) -> str:
             kept = json.loads(path.read_bytes())
         kept_name, kept_uuid = kept["name"], kept["uuid"]
     except (ValueError, KeyError, TypeError):
-        raise StorageError(str(path), "it does not name a bucket; remove it to give the data a new identity") from None
+        raise StorageError(
+            str(path), "invalid bucket identity; remove the file to give the bucket a new uuid"
+        ) from None
     if kept_name != name:
-        raise StorageError(str(data), f"it holds the bucket {kept_name!r}, not {name!r}: say --bucket {kept_name}")
+        raise StorageError(
+            str(data), f"the directory holds bucket {kept_name!r}, not {name!r}; use --bucket {kept_name}"
+        )
     return str(kept_uuid)

@@ -1,9 +1,9 @@
-"""The cluster map: which node holds which vbucket, in the terse JSON that clients read.
+"""The cluster map: which node owns which vbucket, in the JSON that clients read.
 
-A node that was given no map makes one up in which it is alone and holds what its bucket holds. Clients keep the newest
-map they have seen, so revisions must never go back: a map that was made up has the epoch 1 and counts on from the time
-of the start in milliseconds, and whoever runs a cluster pushes maps of the epoch 2 or later, newer than all of
-those. A pushed map stands until a newer one comes; with a data directory also after a restart.
+A node that never received a map makes its own, with itself as the only node. Clients keep the newest map that they have
+seen, so revisions must never go back. The node's own maps have epoch 1 and count from its start time in milliseconds;
+maps that are pushed to a node must have epoch 2 or later. A pushed map stays until a newer one comes, with a data
+directory also after a restart.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any, Final
 from upriver.errors import InvalidArguments, KeyExists, StorageError
 from upriver.files import storage_errors, write_atomically
 
-#: The place of the host name that each client fills in with the address it connected to.
+#: Stands for the host name; each client replaces it with the address that it connected to.
 HOST: Final = "$HOST"
-#: What clients keep in 63 bits.
+#: Clients store revisions in 63 bits.
 REVISION_MAX: Final = 2**63 - 1
 REPLICAS_MAX: Final = 3
 
@@ -32,7 +32,7 @@ def single_node(
     rev: int = 1,
     tls: bool = False,
 ) -> dict[str, Any]:
-    """The map of a cluster of one. Who comes by TLS looks for the services under names of their own."""
+    """Return the map of a single node. Clients that use TLS look for services under separate names."""
     owned = set(active)
     services = {"kv": kv_port, "mgmt": mgmt_port}
     if tls:
@@ -57,19 +57,19 @@ def single_node(
 
 
 class ClusterConfig:
-    """The newest cluster map that this node knows; ``path`` is where one that was pushed is kept."""
+    """The newest cluster map that this node knows; ``path`` is the file for a pushed map."""
 
     def __init__(self, config: dict[str, Any], path: Path | None = None) -> None:
         self._config = config
         self._pushed = False
         self._path = path
         self._encoded: bytes | None = None
-        #: Tells which vbuckets are active, if that may be others than those in the map.
+        #: Returns the active vbuckets, if they may differ from those in the map.
         self._active: Callable[[], Iterable[int]] | None = None
 
     @classmethod
     def load(cls, made_up: dict[str, Any], path: Path) -> "ClusterConfig":
-        """What was pushed before the restart, else the map that was made up; ``StorageError`` if it is unreadable."""
+        """Return the map that was pushed before the restart, else the node's own; ``StorageError`` if it is invalid."""
         cluster = cls(made_up, path)
         try:
             kept = path.read_bytes()
@@ -80,17 +80,17 @@ class ClusterConfig:
         try:
             cluster._take(parsed(kept, cluster.bucket, cluster.vbuckets))
         except InvalidArguments as error:
-            raise StorageError(str(path), f"{error.detail}; remove the file to start without it") from None
+            raise StorageError(str(path), f"{error.detail}; remove the file to start with the node's own map") from None
         return cluster
 
     @property
     def bucket(self) -> str:
-        """The bucket that the map is about."""
+        """The name of the bucket."""
         return str(self._config["name"])
 
     @property
     def vbuckets(self) -> int:
-        """How many vbuckets the bucket has."""
+        """The number of vbuckets."""
         return len(self._config["vBucketServerMap"]["vBucketMap"])
 
     @property
@@ -100,14 +100,14 @@ class ClusterConfig:
         return int(self._config.get("revEpoch", 0)), int(self._config["rev"])
 
     def encoded(self) -> bytes:
-        """The map as clients read it."""
+        """Return the map as JSON."""
         self._follow()
-        if self._encoded is None:  # it goes into every answer to a request that found the wrong node
+        if self._encoded is None:  # cached: every not-my-vbucket response contains it
             self._encoded = json.dumps(self._config, separators=(",", ":")).encode()
         return self._encoded
 
     def push(self, encoded: bytes) -> None:
-        """Take a map from outside, if it is newer."""
+        """Take a pushed map if it is newer."""
         config = parsed(encoded, self.bucket, self.vbuckets)
         revision = int(config.get("revEpoch", 0)), int(config["rev"])
         if revision < self.revision or (revision == self.revision and config != self._config):
@@ -121,7 +121,7 @@ class ClusterConfig:
         self._config, self._pushed, self._encoded = config, True, None
 
     def own_vbuckets_changed(self, active: Callable[[], Iterable[int]]) -> None:
-        """The node's vbuckets changed: a map that the node made itself follows when somebody looks at it next."""
+        """The node's vbuckets changed: the node's own map is updated on its next use."""
         if not self._pushed:
             self._active = active
 
@@ -138,7 +138,7 @@ class ClusterConfig:
 
 
 def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:
-    """A map from outside, checked as far as clients rely on it; what is not known here is kept."""
+    """Parse a pushed map and check what clients rely on; unknown fields are kept."""
     try:
         config = json.loads(encoded)
     except (ValueError, RecursionError) as error:
@@ -146,11 +146,11 @@ def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:
     if not isinstance(config, dict) or "rev" not in config:
         raise InvalidArguments("the cluster map has no revision")
     if any(type(config.get(name, 0)) is not int or config.get(name, 0) < 0 for name in ("rev", "revEpoch")):
-        raise InvalidArguments("the revision of the cluster map is no number")
+        raise InvalidArguments("rev and revEpoch of the cluster map must be numbers from 0")
     if max(config["rev"], config.get("revEpoch", 0)) > REVISION_MAX:
-        raise InvalidArguments("the revision of the cluster map is too large for clients")
+        raise InvalidArguments("the revision of the cluster map must be less than 2**63")
     if config.get("name") != bucket:
-        raise InvalidArguments(f"the cluster map is about the bucket {config.get('name')!r}, this is {bucket!r}")
+        raise InvalidArguments(f"the cluster map is for bucket {config.get('name')!r}, but this node has {bucket!r}")
     _check_servers(config.get("vBucketServerMap"), vbuckets)
     _check_nodes(config.get("nodesExt"))
     return config
@@ -158,29 +158,33 @@ def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:
 
 def _check_servers(servers: Any, vbuckets: int) -> None:
     if not isinstance(servers, dict) or servers.get("hashAlgorithm", "CRC") != "CRC":
-        raise InvalidArguments("the cluster map has no vBucketServerMap with the hashAlgorithm CRC")
+        raise InvalidArguments("the cluster map needs a vBucketServerMap with hashAlgorithm CRC")
     replicas = servers.get("numReplicas", REPLICAS_MAX)
     if type(replicas) is not int or not 0 <= replicas <= REPLICAS_MAX:
-        raise InvalidArguments("numReplicas of the cluster map is no number from 0 to 3")
+        raise InvalidArguments(f"numReplicas of the cluster map must be 0 to {REPLICAS_MAX}, not {replicas!r}")
     hosts, rows = servers.get("serverList"), servers.get("vBucketMap")
     if not isinstance(hosts, list) or not hosts or not all(isinstance(each, str) and ":" in each for each in hosts):
-        raise InvalidArguments("serverList of the cluster map is no list of host:port")
-    if not isinstance(rows, list) or len(rows) != vbuckets:
-        raise InvalidArguments(f"vBucketMap of the cluster map has not {vbuckets} rows, as this bucket has vbuckets")
+        raise InvalidArguments("serverList of the cluster map must be a list of HOST:PORT")
+    if not isinstance(rows, list):
+        raise InvalidArguments("vBucketMap of the cluster map must be a list")
+    if len(rows) != vbuckets:
+        raise InvalidArguments(f"vBucketMap has {len(rows)} rows, but the bucket has {vbuckets} vbuckets")
     for number, row in enumerate(rows):
         if not isinstance(row, list) or not row or len(row) > 1 + replicas:
-            raise InvalidArguments(f"row {number} of the vBucketMap names no active server, or too many replicas")
+            raise InvalidArguments(
+                f"row {number} of the vBucketMap must have an active server and at most {replicas} replicas"
+            )
         if not all(type(place) is int and -1 <= place < len(hosts) for place in row):
-            raise InvalidArguments(f"row {number} of the vBucketMap names a server that is not in the serverList")
+            raise InvalidArguments(f"row {number} of the vBucketMap has a server that is not in the serverList")
 
 
 def _check_nodes(nodes: Any) -> None:
-    """Where there is a list of nodes, each names its services by their ports."""
+    """Check that each node in the list, if there is one, has services with ports."""
     if nodes is None:
         return
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise InvalidArguments("nodesExt of the cluster map is no list of nodes")
+        raise InvalidArguments("nodesExt of the cluster map must be a list of nodes")
     for node in nodes:
         services = node.get("services")
         if not isinstance(services, dict) or not all(type(port) is int for port in services.values()):
-            raise InvalidArguments("a node in nodesExt of the cluster map has no services with their ports")
+            raise InvalidArguments("each node in nodesExt of the cluster map needs services with ports")

@@ -1,7 +1,7 @@
-"""The node's log: one line an event, plain or JSON, that names the connection.
+"""The node's log: one line per event, plain or JSON.
 
-What is logged about a connection goes through ``of_connection``, which puts the peer's address into the record; the
-forms show it in its own place. Nobody logs keys, values or passwords.
+Messages about a connection go through ``of_connection``, which adds the peer's address to the record. The log never
+contains keys, values or passwords.
 """
 
 import json
@@ -25,12 +25,12 @@ class ConnectionLog(_Adapter):
 
 
 def of_connection(log: logging.Logger, peer: str) -> ConnectionLog:
-    """The log of the connection with a peer. Made when there is something to say: idle connections cost nothing."""
+    """Return the log of a connection. It is created on use, so that idle connections cost nothing."""
     return ConnectionLog(log, {"connection": peer})
 
 
 class PlainFormatter(logging.Formatter):
-    """Time, level, connection and message; never more than one line unless something of ours failed."""
+    """Time, level, connection and message in one line, and the traceback of an internal error."""
 
     def format(self, record: logging.LogRecord) -> str:
         connection = getattr(record, "connection", "")
@@ -40,7 +40,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, connection if there is one, message, exception if there is one."""
+    """One JSON object per line: time, level, logger, message, and connection and exception if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, form: Literal["plain", "json"], stream: IO[str]) -> None:
-    """Send everything that this process logs to one stream."""
+    """Write everything that this process logs to one stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -64,5 +64,5 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _one_line(message: str) -> str:
-    """Line breaks in what a peer sent must not look like lines of ours."""
+    """Escape line breaks, so that text from a peer cannot look like a log line."""
     return message.replace("\r", "\\r").replace("\n", "\\n")

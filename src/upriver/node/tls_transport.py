@@ -1,14 +1,13 @@
-"""TLS between a socket and a connection: a protocol for the one, a transport for the other.
+"""TLS between a socket and a connection: a protocol for the socket, a transport for the connection.
 
-Theory of operation. A connection relies on what a plain transport promises: it knows how many bytes the peer has left
-unread, it is told when that is too much and when it is over, and what was written before a close is sent. asyncio's own
-TLS promises none of it: it does not count what it has encrypted, tells streams to stop after each piece that was
-sent, and cuts off whoever takes longer than a moment over the last bytes. So the encryption is done here, in the
-straightest way: what is written is encrypted at once, some at a time, and given to the socket's transport, which keeps
-what the peer does not take. All limits, counts and calls about writing are that transport's own.
+Theory of operation. A connection relies on a plain transport: the transport counts unread bytes, says when there are
+too many and when that is over, and sends everything that was written before a close. asyncio's TLS does not: it does
+not count encrypted bytes, pauses streams after each piece, and aborts a peer that reads the last bytes slowly. So this
+module encrypts data as soon as it is written, piece by piece, and passes it to the socket's transport, which does all
+buffering, counting and limiting.
 
-What comes in is decrypted into the buffer that all connections receive into. All encrypted bytes have a buffer
-in common too, and OpenSSL is fed a little at a time, because it keeps for ever what it has once needed.
+Received data is decrypted into the receive buffer that all connections share. Encrypted bytes have a shared buffer too,
+and OpenSSL gets small pieces, because it never frees a buffer that it once needed.
 """
 
 import asyncio
@@ -18,42 +17,42 @@ from typing import Any, Final, Protocol, cast
 
 from upriver.errors import InvalidArguments
 
-#: So many bytes are encrypted, or handed over to be decrypted, at once.
+#: The number of bytes that are encrypted or decrypted at once.
 PIECE_BYTES: Final = 32 * 1024
-#: What is received at once, of all connections.
+#: The size of the receive buffer that all connections share.
 ENCRYPTED_BYTES: Final = 256 * 1024
 
 
 class TlsApplication(Protocol):
-    """What is behind the encryption, and notices nothing of it; the node's ``Connection``."""
+    """The protocol behind the encryption: the node's ``Connection``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody has come, who has yet to shake hands."""
+        """A peer has connected; the handshake is still to come."""
 
     def encryption_failed(self, why: str, *, greeted: bool) -> None:
-        """The handshake came to nothing or, if they had greeted, what came behind it; the transport closes."""
+        """The handshake failed or, with ``greeted``, a later record; the transport closes."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put what came."""
+        """Return the buffer for received data."""
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So much was put there."""
+        """This many bytes were received into the buffer."""
 
     def eof_received(self) -> bool | None:
-        """The peer has said everything; True if it is still to be answered."""
+        """The peer has closed its side; return True to keep the connection open for responses."""
 
     def pause_writing(self) -> None:
-        """The peer leaves too much unread."""
+        """The peer has too many unread bytes."""
 
     def resume_writing(self) -> None:
-        """The peer has read."""
+        """The peer has read enough to go on."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Everything is over."""
+        """The connection is closed."""
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
-    """One encrypted connection, from the server's end."""
+    """The server's side of one encrypted connection."""
 
     __slots__ = (
         "_behind",
@@ -75,7 +74,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     ) -> None:
         super().__init__()
         self._behind = behind
-        #: Where all connections receive what is encrypted.
+        #: The receive buffer that all connections share.
         self._buffer = encrypted
         self._handshake_s = handshake_s
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -85,12 +84,12 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         #: The handshake is done.
         self._greeted = False
         self._closing = False
-        #: The connection took a break while there was more to decrypt.
+        #: The connection paused reading while there was more to decrypt.
         self._left = False
-        #: The peer has said that nothing follows.
+        #: The peer has closed its side.
         self._over = False
 
-    # The socket's transport calls these
+    # Called by the socket's transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast(asyncio.Transport, transport)
@@ -101,7 +100,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         if not self._greeted and not self._closing:
-            self._behind.encryption_failed("the peer left" if exc is None else str(exc), greeted=False)
+            self._behind.encryption_failed("the peer disconnected" if exc is None else str(exc), greeted=False)
         self._closing = True
         self._behind.connection_lost(exc)
 
@@ -125,10 +124,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def resume_writing(self) -> None:
         self._behind.resume_writing()
 
-    # The connection calls these
+    # Called by the connection
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send, or keep until it can be sent."""
+        """Encrypt data and send it, or buffer it until it can be sent."""
         view = memoryview(data)
         for start in range(0, len(view), PIECE_BYTES):
             if self.is_closing():
@@ -140,57 +139,57 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._send()
 
     def close(self) -> None:
-        """Say good-bye, send everything, and close."""
+        """Send everything and a close notification, then close."""
         if self.is_closing():
             return
         self._closing = True
         if not self._greeted:
             self._socket.abort()
             return
-        with contextlib.suppress(ssl.SSLError):  # that the other one has not said it yet
+        with contextlib.suppress(ssl.SSLError):  # the peer has not sent its own yet
             self._tls.unwrap()
         self._send()
         self._socket.close()
 
     def abort(self) -> None:
-        """Close now, whatever was not sent."""
+        """Close at once and drop unsent data."""
         self._closing = True
         self._socket.abort()
 
     def is_closing(self) -> bool:
-        """Nothing more will be sent."""
+        """Whether the transport is closing."""
         return self._closing or self._socket.is_closing()
 
     def is_reading(self) -> bool:
-        """Whether requests are taken."""
+        """Whether the transport reads."""
         return self._socket.is_reading()
 
     def pause_reading(self) -> None:
-        """Take nothing more for a while."""
+        """Stop reading."""
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on, first with what has come already."""
+        """Read again, first what was already received."""
         self._socket.resume_reading()
         if self._left or self._over:
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def get_write_buffer_size(self) -> int:
-        """How many bytes, encrypted, the peer has left unread."""
+        """The number of encrypted bytes that the peer has not read."""
         return self._socket.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Say so when more than that is left unread."""
+        """Set the limits for ``pause_writing`` and ``resume_writing``."""
         self._socket.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the socket."""
+        """Return information about the socket."""
         return self._socket.get_extra_info(name, default)
 
-    # Its own
+    # Internal
 
     def _greet(self) -> bool:
-        """Go on with the handshake; True if it is done."""
+        """Continue the handshake and return whether it is done."""
         if self.is_closing():
             return False
         try:
@@ -205,8 +204,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def _decrypt(self, into: memoryview, filled: int) -> int:
-        """Fill the buffer further with what has come whole; how much is in it."""
-        read = cast(Any, self._tls.read)  # which is said to take no memoryview
+        """Decrypt complete records into the buffer and return how many bytes are in it."""
+        read = cast(Any, self._tls.read)  # its type hint does not allow a memoryview
         try:
             while filled < len(into) and not self._over and not self.is_closing():
                 count = read(len(into) - filled, into[filled:])
@@ -220,7 +219,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         return filled
 
     def _hand_over(self, into: memoryview, filled: int) -> None:
-        """Let the connection have what was decrypted, as long as it takes it."""
+        """Pass decrypted data to the connection while it reads."""
         self._send()
         while filled:
             self._behind.buffer_updated(filled)
@@ -234,7 +233,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._hand_over(into, self._decrypt(into, 0) if self._left else 0)
 
     def _end_input(self) -> bool:
-        """Nothing more will come; True if the connection has something to say yet."""
+        """The peer has closed its side; return True if the connection still has responses to send."""
         if self.is_closing():
             return False
         if self._behind.eof_received():
@@ -247,7 +246,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._socket.write(self._outgoing.read())
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """What came cannot be understood; OpenSSL has left a word about it for the peer."""
+        """A record was invalid: send the alert that OpenSSL has prepared, and close."""
         if not self.is_closing():
             self._closing = True
             self._stop_waiting()
@@ -257,7 +256,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _give_up(self) -> None:
         if not self.is_closing():
-            self._behind.encryption_failed(f"it is not done within {self._handshake_s:g} s", greeted=False)
+            self._behind.encryption_failed(f"not finished within {self._handshake_s:g} s", greeted=False)
             self.abort()
 
     def _stop_waiting(self) -> None:
@@ -267,11 +266,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
 
 def server_context(cert: str, key: str | None) -> ssl.SSLContext:
-    """What a server with this certificate does; ``InvalidArguments`` if the files cannot be used."""
+    """Return the TLS context of a certificate; raise ``InvalidArguments`` if the files cannot be used."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         why = error.strerror or str(error)
-        raise InvalidArguments(f"the certificate {cert} with the key {key} cannot be used: {why}") from None
+        raise InvalidArguments(f"cannot use the certificate {cert} with the key {key}: {why}") from None
     return context

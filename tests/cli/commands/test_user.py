@@ -86,7 +86,7 @@ def test_which_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_replace(run: Run) -> None:
     add(run, "alice", "read")
-    assert_refused(add(run, "alice", "admin"), "upriver user add: user 'alice' exists already")
+    assert_refused(add(run, "alice", "admin"), "upriver user add: user 'alice' already exists")
     result = run("add", "alice", "--roles", "admin", "--password-stdin", "--replace", given="other")
     assert result.exit_code == 0
     alice = Users.load(Path("users.json")).verify_plain("alice", "other")
@@ -97,7 +97,7 @@ def test_replace(run: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "roles", "given", "why"),
     [
-        ("alice", "root", "secret", "there is no role 'root': choose from read, write, stream, admin"),
+        ("alice", "root", "secret", "unknown role 'root': choose from read, write, stream, admin"),
         ("alice", "", "secret", "no role given: choose from"),
         ("alice", ",", "secret", "no role given: choose from"),
         ("", "read", "secret", "name that is not empty"),

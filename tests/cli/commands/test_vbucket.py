@@ -30,7 +30,7 @@ def test_delete_dead_ones(run: Run, node: EmbeddedNode) -> None:
     assert [vbucket.number for vbucket in node.bucket] == [0, 2, 4, 5, 6, 7]
     refused = run("vbucket", "delete", "4-5")
     assert refused.exit_code == 1
-    assert refused.stderr == "upriver vbucket delete: vbucket 5: the vbucket is active: make it dead first\n"
+    assert refused.stderr == "upriver vbucket delete: vbucket 5: the vbucket is active; make it dead first\n"
     assert [vbucket.number for vbucket in node.bucket] == [0, 2, 5, 6, 7]
     assert run("vbucket", "delete", "1").stderr == "upriver vbucket delete: vbucket 1: Not my vbucket\n"
 

@@ -46,7 +46,7 @@ def test_plain_in_two_steps(users: Users) -> None:
         (b"\0alice\0wonder", "wrong name or password"),
         (b"\0alice\0", "wrong name or password"),
         (b"\0bob\0wonder land", "wrong name or password"),
-        (b"bob\0alice\0wonder land", "act for somebody else"),
+        (b"bob\0alice\0wonder land", "acting for another user"),
         (b"alice\0wonder land", "malformed"),
         (b"\0alice\0wonder land\0", "malformed"),
         (b"alice", "malformed"),
@@ -178,7 +178,7 @@ def test_scram_first_message_refused(users: Users, first: bytes, why: str) -> No
     exchange = SaslExchange(users)
     outcome = exchange.start(b"SCRAM-SHA512", first)
     assert_failed(outcome, why)
-    assert_failed(exchange.step(b"c=biws,r=nonce,p=AAAA"), "no login is under way")
+    assert_failed(exchange.step(b"c=biws,r=nonce,p=AAAA"), "no login is in progress")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_scram_final_message_refused(users: Users, changed: Callable[[bytes], by
     outcome = exchange.step(changed(final))
     assert_failed(outcome, why)
     assert outcome.name == "alice"
-    assert_failed(exchange.step(final), "no login is under way")  # no second guess in one exchange
+    assert_failed(exchange.step(final), "no login is in progress")  # no second guess in one exchange
 
 
 def changed_password(users: Users) -> None:
@@ -233,7 +233,7 @@ def test_a_proof_cannot_be_replayed(users: Users) -> None:
     client.set_server_first(exchange.start(b"SCRAM-SHA256", first).challenge.decode())
     final = client.get_client_final().encode()
     assert exchange.step(final).status is SaslStatus.SUCCESS
-    assert_failed(exchange.step(final), "no login is under way")
+    assert_failed(exchange.step(final), "no login is in progress")
     assert exchange.start(b"SCRAM-SHA256", first).status is SaslStatus.CONTINUE
     assert_failed(exchange.step(final), "nonce")
 
@@ -253,11 +253,11 @@ def test_without_users_nobody_logs_in() -> None:
 def test_unknown_mechanism(users: Users, mechanism: bytes) -> None:
     exchange = SaslExchange(users)
     assert_failed(exchange.start(mechanism, b"\0alice\0wonder land"), "unknown mechanism")
-    assert_failed(exchange.step(b"\0alice\0wonder land"), "no login is under way")
+    assert_failed(exchange.step(b"\0alice\0wonder land"), "no login is in progress")
 
 
 def test_step_before_start(users: Users) -> None:
-    assert_failed(SaslExchange(users).step(b"\0alice\0wonder land"), "no login is under way")
+    assert_failed(SaslExchange(users).step(b"\0alice\0wonder land"), "no login is in progress")
 
 
 def test_start_begins_anew(users: Users) -> None:

@@ -28,7 +28,7 @@ def test_add_remove_and_find(users: Users) -> None:
     users.add(bob)
     assert [user.name for user in users] == ["alice", "bob"]
     assert (len(users), "bob" in users, "carol" in users, "\n" in users) == (2, True, False, False)
-    with pytest.raises(UserError, match="user 'bob' exists already"):
+    with pytest.raises(UserError, match="user 'bob' already exists"):
         users.add(bob)
     users.add(User("bob", Role.ADMIN, ALICE.credentials), replace=True)
     found = users.get("bob")
@@ -152,23 +152,23 @@ def test_the_format_stays_readable(path: Path) -> None:
         (b"alice:secret", "is not JSON"),
         (b"\xff\xfe\xfd", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b"[]", "is not a file of users"),
-        (b"{}", "is not a file of users"),
-        (_changed(lambda content: content.pop("version")), "has no valid version: None"),
-        (_changed(lambda content: content.update(version=True)), "has no valid version: True"),
-        (_changed(lambda content: content.update(version=0)), "has no valid version: 0"),
-        (_changed(lambda content: content.update(version=2)), "later version of Upriver: format 2, this one reads 1"),
+        (b"[]", "is not an Upriver users file"),
+        (b"{}", "is not an Upriver users file"),
+        (_changed(lambda content: content.pop("version")), "has the invalid version None"),
+        (_changed(lambda content: content.update(version=True)), "has the invalid version True"),
+        (_changed(lambda content: content.update(version=0)), "has the invalid version 0"),
+        (_changed(lambda content: content.update(version=2)), "has format 2, but this version of Upriver reads only 1"),
         (_changed(lambda content: content.pop("users")), "has no list of users"),
         (_changed(lambda content: content.pop("decoy_key")), "decoy_key must be at least 16 bytes in base64"),
         (_changed(lambda content: content.update(users=[7])), "user number 1 has no name"),
         (_changed(lambda content: content["users"].append({})), "user number 2 has no name"),
-        (_changed(lambda content: content["users"].append(content["users"][0])), "names user 'alice' twice"),
+        (_changed(lambda content: content["users"].append(content["users"][0])), "contains user 'alice' twice"),
         (_user_changed(name=""), "not empty"),
         (_user_changed(name="a\nb"), "control characters"),
-        (_user_changed(name="\u2168"), "would be spelled 'IX'"),
+        (_user_changed(name="\u2168"), "must be spelled 'IX'"),
         (_user_changed(roles="read"), "user 'alice' has no list of roles"),
         (_user_changed(roles=[1]), "user 'alice' has no list of roles"),
-        (_user_changed(roles=["root"]), "user 'alice': there is no role 'root'"),
+        (_user_changed(roles=["root"]), "user 'alice': unknown role 'root'"),
         (_user_changed(roles=[]), "user 'alice': no role given"),
         (_user_changed(credentials=None), "user 'alice' needs credentials for SCRAM-SHA-1, SCRAM-SHA-256"),
         (_user_changed(credentials={"SCRAM-SHA-1": {}}), "user 'alice' needs credentials for"),

@@ -132,7 +132,7 @@ def test_other_methods_and_pages(node: EmbeddedNode) -> None:
     wait_until(lambda: page(node, "/healthz", "HEAD") == (200, ""))
     assert page(node, "/metrics", "HEAD") == (200, "")
     assert page(node, "/", "HEAD") == (404, "")
-    assert page(node, "/") == (404, "there is /metrics and /healthz\n")
+    assert page(node, "/") == (404, "not found; use /metrics or /healthz\n")
     assert page(node, "/metrics", "POST") == (405, "only GET and HEAD\n")
 
 

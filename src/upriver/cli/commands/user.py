@@ -51,7 +51,7 @@ def add(name: str, roles: str, password_stdin: bool, replace: bool, path: Path) 
     with _complaints():
         name, granted = prepared_name(name), Role.named(filter(None, map(str.strip, roles.split(","))))
         if not replace and path.exists() and name in Users.load(path):
-            raise UserError("exists already", name)  # before the prompt for a password
+            raise UserError("already exists", name)  # before the prompt for a password
         added = User.create(name, _password_given() if password_stdin else _password_asked(), granted)
         with Users.edit(path, create=True) as users:
             users.add(added, replace=replace)

@@ -1,4 +1,4 @@
-"""Who may connect and what they may do: the users file, SASL and SCRAM, the queue and the throttle of logins."""
+"""Authentication: users and their roles, the users file, SASL logins, their queue and their throttle."""
 
 from typing import TYPE_CHECKING
 

@@ -1,12 +1,11 @@
-"""Logins in line: one attempt of a network address at a time, and who is no longer welcome.
+"""A queue of logins: one attempt per network at a time; and changes of users on open connections.
 
-Theory of operation. The delay after a failure is worth nothing if a peer can make a thousand attempts over as many
-connections before the first has failed. So the attempts of one network stand in line: the next one's delay is reckoned
-when the one before it is decided. A peer that leaves gives up its place, but what is being looked at already counts,
-whether or not anybody waits for the outcome.
+Theory of operation. A delay after a failure is useless if a peer can make a thousand attempts over as many connections
+before the first has failed. So the attempts of one network wait in a queue, and the delay of each is computed when the
+one before it has ended. A peer that disconnects loses its place, but an attempt that is already running counts.
 
-Changes to the users file reach connections that are open already: roles at once, and whoever was removed or got another
-password has to log in again.
+Changes to the users file apply to open connections: roles change at once, and a user who was removed or got another
+password is disconnected.
 """
 
 from collections import deque
@@ -33,24 +32,24 @@ class Attempt:
     work: Callable[[], LoginOutcome]
     done: Callable[[LoginOutcome], object]
     timer: "Timer | None" = None
-    #: It is being looked at: too late to take it back.
+    #: It runs and can no longer be cancelled.
     running: bool = False
 
 
 class LoginQueue:
-    """The attempts that are not decided, by network."""
+    """The pending attempts, by network."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Attempt]] = {}
 
     def __len__(self) -> int:
-        """How many attempts are not decided."""
+        """The number of pending attempts."""
         return sum(map(len, self._lines.values()))
 
     def enter(
         self, node: "NodeState", peer: str, work: Callable[[], LoginOutcome], done: Callable[[LoginOutcome], object]
     ) -> Attempt:
-        """Do the work when it is this attempt's turn, beside the sessions, and hand the outcome over."""
+        """Add an attempt; its work runs in a thread when it is its turn, and ``done`` gets the outcome."""
         attempt = Attempt(network_of(peer), work, done)
         line = self._lines.setdefault(attempt.network, deque())
         line.append(attempt)
@@ -59,7 +58,7 @@ class LoginQueue:
         return attempt
 
     def leave(self, node: "NodeState", attempt: Attempt) -> None:
-        """Forget an attempt, unless it is being looked at."""
+        """Cancel an attempt, unless it runs."""
         line = self._lines.get(attempt.network)
         if attempt.running or line is None or attempt not in line:
             return
@@ -83,7 +82,7 @@ class LoginQueue:
         def guarded() -> LoginOutcome:
             try:
                 return attempt.work()
-            except Exception:  # an error of ours must not hold up the line for ever
+            except Exception:  # an internal error must not block the queue
                 node.log.exception("a login failed")
                 return LoginOutcome(SaslStatus.FAILED, why="internal error")
 
@@ -105,11 +104,11 @@ class LoginQueue:
 
 
 def take_new_users(node: "NodeState", users: Users) -> None:
-    """Read the file again if it changed; who is logged in keeps or loses roles at once, or has to go."""
+    """Read the users file again if it changed, and apply the changes to open connections."""
     try:
         changed = users.reload_if_changed()
     except UsersFileError as error:
-        node.log.error("%s; the users known so far stay", error)
+        node.log.error("%s; the node keeps the users that it has", error)
         return
     if not changed:
         return
@@ -124,11 +123,11 @@ def take_new_users(node: "NodeState", users: Users) -> None:
 
 
 def _why_not(session: "Session", before: User) -> str:
-    """Why the connection cannot stay; empty if it can."""
+    """Why the connection has to be closed; empty if it can stay."""
     if session.user is None:
-        return f"the user {before.name} was removed"
+        return f"user {before.name} was removed"
     if session.user.credentials != before.credentials:
-        return f"the password of the user {before.name} was changed"
+        return f"the password of user {before.name} was changed"
     if session.stream is not None and Role.STREAM not in session.user.roles:
-        return f"the user {before.name} may no longer stream"
+        return f"user {before.name} no longer has the role stream"
     return ""

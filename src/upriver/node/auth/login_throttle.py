@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Failures:
-    level: float  #: failures not yet forgotten
-    last: float  #: when the last one was
-    until: float  #: when the next attempt is looked at
+    level: float  #: failures that still count
+    last: float  #: the time of the last failure
+    until: float  #: the time of the next attempt
 
 
 class LoginThrottle:
-    """How long a peer's next login waits: twice as long after each failure.
+    """The delay before a peer's next login, which doubles with each failure.
 
-    Failures are forgotten one by one, ``forget_s`` after another. A success takes back one of them and the wait, not
-    all: who owns an account could otherwise log in between guesses at another one. IPv6 peers count by their /64, the
-    least that anybody is given. At most ``peers_max`` are remembered; beyond that the one that failed longest ago goes.
+    One failure expires every ``forget_s``. A success removes one failure and the delay, not all failures: otherwise
+    the owner of one account could log in between guesses at another. IPv6 peers count by their /64, the smallest
+    network that a site gets. At most ``peers_max`` are kept; the one whose failure is oldest is dropped first.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class LoginThrottle:
         self._level_max = 1.0
         while first_s * 2 ** (self._level_max - 1) < longest_s:
             self._level_max += 1
-        #: The latest failure last.
+        #: In the order of their last failures.
         self._peers: OrderedDict[str, _Failures] = OrderedDict()
 
     def delay_s(self, peer: str, now: float) -> float:
-        """How long to wait from now before the peer's next login is looked at."""
+        """The time from now until the peer's next login may run."""
         failures = self._peers.get(network_of(peer))
         return 0.0 if failures is None else max(0.0, min(failures.until - now, self.longest_s))
 
@@ -56,7 +56,7 @@ class LoginThrottle:
             del self._peers[network]
 
     def __len__(self) -> int:
-        """How many peers are remembered."""
+        """The number of peers with failures."""
         return len(self._peers)
 
     def _level_now(self, failures: _Failures | None, now: float) -> float:
@@ -73,7 +73,7 @@ class LoginThrottle:
 
 
 def network_of(peer: str) -> str:
-    """What counts as one peer: an IPv4 address, or the /64 of an IPv6 one."""
+    """The network that counts as one peer: an IPv4 address, or the /64 of an IPv6 address."""
     try:
         address = ipaddress.ip_address(peer.strip("[]"))
     except ValueError:

@@ -1,8 +1,8 @@
-"""A login, message by message: what a client may send and what it is answered.
+"""The messages of a SASL login.
 
-A ``SaslExchange`` is one attempt of one connection: bytes in, a ``LoginOutcome`` out. It never raises.
-Checking PLAIN derives a key, which takes milliseconds but releases the interpreter lock: a server with other
-connections to serve calls ``start`` and ``step`` in a thread.
+A ``SaslExchange`` is one attempt of one connection: it takes bytes, returns a ``LoginOutcome`` and never raises.
+Checking PLAIN derives a key, which takes milliseconds but releases the interpreter lock, so the node calls ``start``
+and ``step`` in a thread.
 """
 
 import enum
@@ -18,9 +18,9 @@ from upriver.node.auth.users import User, prepared_name
 from upriver.node.auth.users_file import Users
 from upriver.scram import SCRAM, Credential, ScramError, ScramServer, WrongProof
 
-#: What the node offers, strongest first, spelled as Couchbase's clients spell it.
+#: The offered mechanisms, strongest first, in the spelling of Couchbase's clients.
 MECHANISMS: Final = "SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
-#: Longer messages are refused unread: nobody has logged in yet.
+#: Longer messages are refused unread, because the peer has not logged in yet.
 MESSAGE_BYTES_MAX: Final = 4096
 _SPELLINGS: Final = {
     b"PLAIN": "PLAIN",
@@ -30,7 +30,7 @@ _SPELLINGS: Final = {
 
 
 class SaslStatus(enum.Enum):
-    """How far a login has come."""
+    """The state of a login."""
 
     SUCCESS = "success"
     CONTINUE = "continue"
@@ -39,13 +39,13 @@ class SaslStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoginOutcome:
-    """What one message of the client led to."""
+    """The outcome of one message of the client."""
 
     status: SaslStatus
-    #: For the client. Empty after a failure: it is told nothing but that.
+    #: For the client. Empty after a failure: the client learns no reason.
     challenge: bytes = b""
     user: User | None = None
-    #: For the log: who it claimed to be, if it came to that, and what was wrong.
+    #: For the log: the name that the client claimed, if any, and what was wrong.
     name: str = ""
     why: str = ""
 
@@ -54,7 +54,7 @@ _WRONG = "wrong name or password"
 
 
 class SaslExchange:
-    """One login of one connection; ``start`` begins it anew at any time."""
+    """One login of one connection; ``start`` restarts it at any time."""
 
     def __init__(self, users: Users, nonce: Callable[[], str] = secrets.token_hex) -> None:
         self._users = users
@@ -63,25 +63,25 @@ class SaslExchange:
         self._expected: Callable[[bytes], LoginOutcome] | None = None
 
     def start(self, mechanism: bytes, initial: bytes) -> LoginOutcome:
-        """The client chose a mechanism, and may have sent its first message with it."""
+        """Start with a mechanism and, if the client sent one, its first message."""
         self._name, self._expected = "", None
         known = _SPELLINGS.get(bytes(mechanism))
         if known is None:
-            # Only what looks like one is repeated: a confused client may have put its password there.
+            # Log only what looks like a mechanism: a client may have sent its password here by mistake.
             name = bytes(mechanism).decode("latin-1")
             told = f" {name}" if re.fullmatch(r"[A-Z0-9_-]{1,20}", name) else ""
             return self._failed(f"unknown mechanism{told}")
         self._expected = self._plain if known == "PLAIN" else partial(self._client_first, known)
-        # RFC 4422, section 5.1: who sends no initial response is asked for it with an empty challenge.
+        # RFC 4422, section 5.1: an empty challenge asks for a missing initial response.
         return self.step(initial) if initial else LoginOutcome(SaslStatus.CONTINUE)
 
     def step(self, data: bytes) -> LoginOutcome:
-        """The client's next message."""
+        """Take the client's next message."""
         expected, self._expected = self._expected, None
         if expected is None:
-            return self._failed("no login is under way")
+            return self._failed("no login is in progress")
         if len(data) > MESSAGE_BYTES_MAX:
-            return self._failed(f"message of {len(data)} bytes")
+            return self._failed(f"message of {len(data)} bytes, at most {MESSAGE_BYTES_MAX} are allowed")
         try:
             return expected(bytes(data))
         except UnicodeDecodeError:
@@ -98,12 +98,12 @@ class SaslExchange:
         except UserError as error:
             return self._failed(error.why)
         if acts_for not in ("", name):
-            return self._failed("wants to act for somebody else")
+            return self._failed("acting for another user is not supported")
         user = self._users.verify_plain(self._name, password)
         return self._failed(_WRONG) if user is None else self._succeeded(user)
 
     def _client_first(self, mechanism: str, data: bytes) -> LoginOutcome:
-        """RFC 5802, section 5: name and nonce; the answer is our nonce, the salt and the iterations."""
+        """RFC 5802, section 5: name and nonce; the reply is the node's nonce, the salt and the iterations."""
         try:
             server = ScramServer(mechanism, data.decode(), self._nonce())
         except ScramError as error:
@@ -123,7 +123,7 @@ class SaslExchange:
             return self._failed(str(error))
         user = self._users.get(self._name)
         if user is None or user.credentials[mechanism] != kept:
-            return self._failed("user was changed during the login")
+            return self._failed("the user was changed during the login")
         return self._succeeded(user, challenge)
 
     def _succeeded(self, user: User, challenge: bytes = b"") -> LoginOutcome:

@@ -1,7 +1,7 @@
-"""Users: names, what they may do, and what is kept of their passwords.
+"""Users: names, roles and credentials.
 
-Nobody keeps a password, only what a SCRAM server needs to check one (RFC 5802, section 3): a salt, an iteration count
-and two keys for each hash. PLAIN is checked against the same keys.
+The node does not store passwords, only what a SCRAM server needs to check one (RFC 5802, section 3): a salt, an
+iteration count and two keys for each hash. PLAIN is checked against the same keys.
 """
 
 import enum
@@ -12,7 +12,7 @@ from typing import Final
 from upriver.errors import UserError
 from upriver.scram import SCRAM, Credential, ScramError, saslprep
 
-#: Couchbase's own default. More would slow down every connect of every client, which derive the key each time.
+#: Couchbase's default. More would slow down every connect, because clients derive the key each time.
 ITERATIONS: Final = 15_000
 NAME_BYTES_MAX: Final = 128
 PASSWORD_BYTES_MAX: Final = 1024
@@ -24,16 +24,16 @@ class Role(enum.Flag):
     READ = 1
     WRITE = 2
     STREAM = 4
-    #: A bit of its own and all the others: an administrator may do everything.
+    #: Its own bit and all others: an administrator may do everything.
     ADMIN = 15
 
     @classmethod
     def named(cls, names: Iterable[str]) -> "Role":
-        """The roles of these names together; at least one."""
+        """Combine the roles of these names; at least one is needed."""
         roles = cls(0)
         for name in names:
             if name not in _ROLES:
-                raise UserError(f"there is no role {name!r}: choose from {', '.join(_ROLES)}")
+                raise UserError(f"unknown role {name!r}: choose from {', '.join(_ROLES)}")
             roles |= _ROLES[name]
         if not roles:
             raise UserError(f"no role given: choose from {', '.join(_ROLES)}")
@@ -52,18 +52,18 @@ _ROLES = {"read": Role.READ, "write": Role.WRITE, "stream": Role.STREAM, "admin"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A name, what it may do, and how to check its password."""
+    """A name, its roles, and the credentials that check its password."""
 
     name: str
     roles: Role
-    #: By RFC name of the mechanism.
+    #: By the RFC name of the mechanism.
     credentials: Mapping[str, Credential] = field(repr=False)
 
     @classmethod
     def create(
         cls, name: str, password: str, roles: Role, *, iterations: int = ITERATIONS, salt: bytes | None = None
     ) -> "User":
-        """A new user; every mechanism gets a random salt of its own unless one is given."""
+        """Create a user; every mechanism gets its own random salt unless one is given."""
         name = prepared_name(name)
         if not password:
             raise UserError("needs a password that is not empty", name)
@@ -77,7 +77,7 @@ class User:
 
 
 def prepared_name(name: str) -> str:
-    """The one form of a name that has several in Unicode (RFC 4013)."""
+    """Return the one form of a name that has several in Unicode (RFC 4013)."""
     try:
         prepared = saslprep(name)
     except ScramError as error:

@@ -1,8 +1,8 @@
 """The users of a node, in memory and in a file.
 
-Nobody learns from the node whether a name exists. An unknown name gets a decoy: a salt that follows from the name and
-from a key kept in the file, so that it stays the same when one asks twice or after a restart, and keys to which no
-password belongs. Whoever checks a password then takes the same steps and the same work as with a wrong one.
+The node does not reveal whether a name exists. An unknown name gets a decoy: keys that no password fits, and a salt
+that is derived from the name and from a key in the file, so that it stays the same across logins and restarts.
+Checking a password for an unknown name then takes the same steps and the same time as for a wrong password.
 """
 
 import base64
@@ -49,9 +49,9 @@ class Users:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The users of a file; ``UsersFileError`` says what is wrong with it."""
+        """Read a file; raise ``UsersFileError`` if it is invalid."""
         if not path.exists():
-            why = f"No such file or directory: make it by `upriver user add NAME --roles read,write --users {path}`"
+            why = f"No such file or directory; create it with `upriver user add NAME --roles read,write --users {path}`"
             raise UsersFileError(str(path), why)
         users = cls(path)
         users._read(path)
@@ -60,7 +60,7 @@ class Users:
     @classmethod
     @contextlib.contextmanager
     def edit(cls, path: Path, *, create: bool = False) -> Iterator[Self]:
-        """The users of a file, saved when the block ends well; whoever else edits it waits.
+        """Yield the users of a file and save them when the block succeeds; other editors wait.
 
         The lock is on the directory, because the file itself is replaced.
         """
@@ -77,7 +77,7 @@ class Users:
             os.close(directory)
 
     def save(self, path: Path) -> None:
-        """Replace the file as a whole; only its owner may read it."""
+        """Replace the file atomically; only its owner may read it."""
         content = json.dumps(self._content(), indent=2, ensure_ascii=False) + "\n"
         with storage_errors(path, UsersFileError):
             # The node may run as another user than the administrator who changes the file.
@@ -85,10 +85,10 @@ class Users:
             self.path, self._seen = path, _Fingerprint.of(os.stat(path))
 
     def reload_if_changed(self) -> bool:
-        """Take what somebody else wrote into the file since; whether there was anything.
+        """Read the file again if it changed, and return whether it did.
 
-        Costs one ``stat`` if there was not. A file that cannot be used is complained about once, not at every call,
-        and the users stay as they were: a slip of an editor must not lock everybody out.
+        An unchanged file costs one ``stat``. An invalid file is reported once, not at every call, and the users stay
+        as they were: a mistake in an editor must not lock everybody out.
         """
         if self.path is None:
             return False
@@ -104,7 +104,7 @@ class Users:
 
     def add(self, user: User, *, replace: bool = False) -> None:
         if user.name in self._by_name and not replace:
-            raise UserError("exists already", user.name)
+            raise UserError("already exists", user.name)
         self._take({**self._by_name, user.name: user})
 
     def remove(self, name: str) -> None:
@@ -121,20 +121,20 @@ class Users:
         return self.get(name) is not None
 
     def __iter__(self) -> Iterator[User]:
-        """In the order of their names."""
+        """Iterate in the order of names."""
         return iter(sorted(self._by_name.values(), key=lambda user: user.name))
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def credential(self, name: str, mechanism: str) -> Credential:
-        """What to check a password with; for an unknown name a decoy that no password fits."""
+        """Return the credential of a user, or for an unknown name a decoy that no password fits."""
         decoy = self._decoy(name, mechanism)  # also for known names: equal work
         user = self.get(name)
         return decoy if user is None else user.credentials[mechanism]
 
     def verify_plain(self, name: str, password: str) -> User | None:
-        """The user if the password is right; an unknown name takes as long as a wrong password."""
+        """Return the user if the password is right; an unknown name takes as long as a wrong password."""
         kept = self.credential(name, _PLAIN_CHECK)
         try:
             derived = Credential.create(_PLAIN_CHECK, password, kept.iterations, kept.salt)
@@ -151,7 +151,7 @@ class Users:
         return Credential(derived("salt", 32), derived("stored", size), derived("server", size), self._decoy_iterations)
 
     def _take(self, by_name: dict[str, User]) -> None:
-        """Replace the table as a whole: other threads see the old one or the new one."""
+        """Replace the table at once: other threads see the old one or the new one."""
         counts = Counter(credential.iterations for user in by_name.values() for credential in user.credentials.values())
         self._decoy_iterations = counts.most_common(1)[0][0] if counts else ITERATIONS
         self._by_name = by_name
@@ -196,23 +196,23 @@ class _Fingerprint(NamedTuple):
 
 
 def _target(path: Path) -> Path:
-    """Where the file truly is: a link stays a link when it is replaced."""
+    """The file behind a link, so that a link stays a link when the file is replaced."""
     return Path(os.path.realpath(path))
 
 
 def _parsed(data: bytes) -> tuple[bytes, dict[str, User]]:
-    """The decoy key and the users; ``ValueError`` says what is wrong."""
+    """Return the decoy key and the users; raise ``ValueError`` if the file is invalid."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError("is not a file of users")
+        raise ValueError("is not an Upriver users file")
     version = content.get("version")
     if type(version) is not int or version < 1:
-        raise ValueError(f"has no valid version: {version!r}")
+        raise ValueError(f"has the invalid version {version!r}")
     if version > _VERSION:
-        raise ValueError(f"was written by a later version of Upriver: format {version}, this one reads {_VERSION}")
+        raise ValueError(f"has format {version}, but this version of Upriver reads only {_VERSION}; upgrade Upriver")
     entries = content.get("users")
     if not isinstance(entries, list):
         raise ValueError("has no list of users")
@@ -220,7 +220,7 @@ def _parsed(data: bytes) -> tuple[bytes, dict[str, User]]:
     for number, entry in enumerate(entries, 1):
         user = _user(entry, number)
         if by_name.setdefault(user.name, user) is not user:
-            raise ValueError(f"names user {user.name!r} twice")
+            raise ValueError(f"contains user {user.name!r} twice")
     return _binary(content.get("decoy_key"), "decoy_key", least=16), by_name
 
 
@@ -228,7 +228,7 @@ def _user(entry: object, number: int) -> User:
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
         raise ValueError(f"user number {number} has no name")
     if prepared_name(name) != name:
-        raise ValueError(f"user {name!r} would be spelled {prepared_name(name)!r}")
+        raise ValueError(f"user {name!r} must be spelled {prepared_name(name)!r}")
     roles, credentials = entry.get("roles"), entry.get("credentials")
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise ValueError(f"user {name!r} has no list of roles")

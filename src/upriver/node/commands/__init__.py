@@ -1,4 +1,4 @@
-"""What the node answers to each request. Importing this package fills the table."""
+"""The commands of the node, one function per request. Importing this package fills the table ``COMMANDS``."""
 
 from upriver.node.commands import cluster, connection, keyvalue, locks, meta, observe, statistics, vbuckets
 from upriver.node.commands.dispatch import CommandHandler, run_command

@@ -1,4 +1,4 @@
-"""Buckets and the cluster map: what clients ask for when they start."""
+"""Commands for buckets and the cluster map, which clients send first."""
 
 from upriver.errors import KeyNotFound
 from upriver.node.auth.users import Role
@@ -9,22 +9,22 @@ from upriver.wire.dialects.memcached import GetClusterConfig, ListBuckets, Selec
 
 @command(ListBuckets, role=ANY_USER)
 def list_buckets(session: Session, request: ListBuckets) -> Answer:
-    """The one bucket that the node serves."""
+    """Return the name of the node's only bucket."""
     return success(request, names=session.node.bucket_name.encode())
 
 
 @command(SelectBucket, role=ANY_USER)
 def select_bucket(session: Session, request: SelectBucket) -> Answer:
-    """Take the node's own bucket; there is no other."""
+    """Select the node's only bucket."""
     if request.name.decode(errors="replace") != session.node.bucket_name:
-        raise KeyNotFound(f"this node serves the bucket {session.node.bucket_name} alone")
+        raise KeyNotFound(f"this node has only the bucket {session.node.bucket_name!r}")
     session.selected = True
     return success(request)
 
 
 @command(GetClusterConfig, role=ANY_USER)
 def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
-    """The map, unless the client has it already."""
+    """Return the cluster map, unless the client already has it."""
     cluster = session.node.cluster
     known = (request.rev_epoch or 0, request.rev or 0)
     if request.rev is not None and cluster.revision <= known:
@@ -34,6 +34,6 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
 
 @command(SetClusterConfig, role=Role.ADMIN)
 def set_cluster_config(session: Session, request: SetClusterConfig) -> Answer:
-    """Take a newer map from whoever runs the cluster."""
+    """Take a newer cluster map from an administrator."""
     session.node.cluster.push(request.config)
     return success(request)

@@ -1,4 +1,4 @@
-"""The connection itself: greetings, login, noise and good-byes."""
+"""Commands for the connection: hello, login, noop, quit."""
 
 import json
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from upriver.wire.dialects.memcached import (
     Version,
 )
 
-#: What is truly there.
+#: The features that the node implements.
 GRANTED: Final = frozenset(
     {Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.MUTATION_SEQNO, Feature.UPRIVER}
 )
 ERROR_MAP_VERSION: Final = 1
-#: What a client may conclude from each status, in the words of the error map.
+#: The attributes of each status in the error map.
 _ATTRIBUTES: Final = {
     Status.KEY_ENOENT: ("item-only",),
     Status.KEY_EEXISTS: ("item-only",),
@@ -57,7 +57,7 @@ _ATTRIBUTES: Final = {
 
 @command(Hello, role=None)
 def hello(session: Session, request: Hello) -> Answer:
-    """Grant what is implemented, in the order in which it was asked for, each once."""
+    """Grant the implemented features, each once, in the order of the request."""
     session.agent = request.agent.decode(errors="replace")[:250]
     wanted = dict.fromkeys(feature for feature in request.features if feature in GRANTED)
     session.features = frozenset(wanted)
@@ -66,49 +66,49 @@ def hello(session: Session, request: Hello) -> Answer:
 
 @command(Noop, role=ANY_USER)
 def noop(session: Session, request: Noop) -> Answer:  # noqa: ARG001
-    """Answered in its turn, so that a client knows what is done."""
+    """Respond in order, so that a client knows that earlier requests are done."""
     return success(request)
 
 
 @command(Version, role=ANY_USER)
 def version(session: Session, request: Version) -> Answer:
-    """The version of this package."""
+    """Return the version of Upriver."""
     return success(request, version=session.node.version.encode())
 
 
 @command(Verbosity, role=ANY_USER)
 def verbosity(session: Session, request: Verbosity) -> Answer:  # noqa: ARG001
-    """Taken and ignored: a client has no business with the node's log."""
+    """Accept and ignore: clients cannot change the node's log."""
     return success(request)
 
 
 @command(Quit, role=None)
 def quit_(session: Session, request: Quit) -> Answer:
-    """Answer, then close."""
+    """Respond, then close."""
     session.closing = True
     return success(request)
 
 
 @command(QuitQ, role=None)
 def quit_quietly(session: Session, request: QuitQ) -> Answer:  # noqa: ARG001
-    """Close without a word."""
+    """Close without a response."""
     session.closing = True
     return None
 
 
 @command(SaslListMechanisms, role=None)
 def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answer:
-    """How one can log in."""
-    # Where everybody is let in there is nothing to prove with a SCRAM exchange.
+    """Return the login mechanisms."""
+    # Without users any login succeeds, and SCRAM would have nothing to prove.
     return success(request, mechanisms=b"PLAIN" if session.node.users is None else MECHANISMS.encode())
 
 
 @command(SaslAuth, role=None)
 def sasl_auth(session: Session, request: SaslAuth) -> Answer:
-    """Begin a login; whoever was logged in before is not any more."""
+    """Start a login; an earlier login of the connection ends."""
     node = session.node
     if node.users is None:
-        return success(request)  # nobody has to authenticate here
+        return success(request)  # no login is needed here
     take_new_users(node, node.users)
     session.user = None
     exchange = session.exchange = SaslExchange(node.users)
@@ -117,21 +117,23 @@ def sasl_auth(session: Session, request: SaslAuth) -> Answer:
 
 @command(SaslStep, role=None)
 def sasl_step(session: Session, request: SaslStep) -> Answer:
-    """Go on with the login that the connection has begun."""
+    """Continue the login of the connection."""
     exchange = session.exchange
     if exchange is None:
-        raise AuthenticationFailed("there is no login to go on with")
+        raise AuthenticationFailed("no login is in progress")
     return _attempt(session, request, lambda: exchange.step(request.value))
 
 
 def _attempt(session: Session, request: SaslAuth, work: Callable[[], LoginOutcome]) -> Answer:
-    """Run a step of a login: in its turn and after the delay that earlier failures earned, beside the event loop
-    because hashing a password takes milliseconds, and before any request that stands behind it."""
+    """Run a step of a login in its turn, after the delay for earlier failures, and before later requests.
+
+    It runs in a thread, because hashing a password takes milliseconds.
+    """
     node, place = session.node, Deferred(session)
     session.logging_in = True
 
     def finished(outcome: LoginOutcome) -> None:
-        _count(session, outcome)  # also if nobody waits for it any more: a guess is a guess
+        _count(session, outcome)  # even if the peer is gone: a guess counts
         if not place.ended:
             session.logging_in = False
             place.complete(_outcome(session, request, outcome))
@@ -139,7 +141,7 @@ def _attempt(session: Session, request: SaslAuth, work: Callable[[], LoginOutcom
     def give_up() -> None:
         node.logins.leave(node, attempt)
         session.logging_in, session.exchange = False, None
-        place.fail(request, AuthenticationFailed("the connection is about to be closed"))
+        place.fail(request, AuthenticationFailed("the connection is being closed"))
 
     place.give_up = give_up
     attempt = node.logins.enter(node, _host(session), work, finished)
@@ -172,9 +174,9 @@ def _host(session: Session) -> str:
 
 @command(GetErrorMap, role=None)
 def get_error_map(session: Session, request: GetErrorMap) -> Answer:  # noqa: ARG001
-    """What each status means, and whether trying again helps."""
+    """Return the meaning of each status and whether a retry helps."""
     if request.version < ERROR_MAP_VERSION:
-        raise KeyNotFound(f"there is no version {request.version} of the error map")
+        raise KeyNotFound(f"the error map has no version {request.version}; request {ERROR_MAP_VERSION} or later")
     errors = {
         f"{int(status):x}": {
             "name": status.name,

@@ -1,4 +1,4 @@
-"""Reading and writing items: memcached's own commands."""
+"""Commands that read and write items, as memcached has them."""
 
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from upriver.wire.dialects.memcached import (
     Touch,
 )
 
-#: After what time a flush that was put off is tried again where the disk takes no writes.
+#: The pause before a delayed flush is retried after a failed write.
 FLUSH_RETRY_S: Final = 1.0
 #: An increment with this expiration does not create the number.
 NO_CREATE: Final = 0xFFFFFFFF
@@ -52,24 +52,24 @@ QUIET_SUCCESS: Final = (
 
 
 def active_vbucket(session: Session, request: Request) -> Vbucket:
-    """The vbucket that the request names; its operations refuse what its state does not allow."""
+    """Return the vbucket of a request; its operations check its role."""
     return session.node.bucket.vbucket(request.vbucket)
 
 
 def checked_key(key: bytes) -> bytes:
-    """Refuse keys that no client may use."""
+    """Check the length of a key."""
     if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise InvalidArguments(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+        raise InvalidArguments(f"a key must have 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
     return key
 
 
 def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqno: int, **values: Any) -> Answer:
-    """The answer to a change: at once, or when it is on disk if that is asked for."""
+    """Return the response to a write: at once, or with ``ack=disk`` when the change is on disk."""
     token: dict[str, Any] = {}
     if Feature.MUTATION_SEQNO in session.features:
         token = {"vbucket_uuid": vbucket.failover_log.newest.vbucket_uuid, "seqno": seqno}
     elif isinstance(request, Delete):
-        cas = 0  # memcached's own tools expect none
+        cas = 0  # memcached's tools expect none
     if isinstance(request, Touch):
         token = {}
     answer = None if isinstance(request, QUIET_SUCCESS) else success(request, cas=cas, **token, **values)
@@ -77,7 +77,7 @@ def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqn
 
 
 def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: int, answer: Response | None) -> Answer:
-    """Hold the answer back until the change is as safe as the node promises; if the disk fails first, say so."""
+    """Hold the response back until the change is as durable as ``ack`` demands, or the disk fails."""
     bucket, soon = session.node.bucket, session.node.scheduler.from_thread
     if bucket.ack == "memory":
         return answer
@@ -93,12 +93,12 @@ def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: in
 
 
 def when_all_durable(session: Session, request: Request, answer: Response | None) -> Answer:
-    """Hold the answer back until everything that was done before is on disk; if the disk fails first, say so."""
+    """Hold the response back until all earlier changes are on disk, or the disk fails."""
     place, soon = Deferred(session), session.node.scheduler.from_thread
     answers = () if answer is None else (answer,)
 
     def failed(error: StorageError) -> None:
-        why = f"the disk does not take writes: {error.why}; what was asked for may still be stored later"
+        why = f"cannot write to disk: {error.why}; the change may still be stored later"
         soon(lambda: place.fail(request, TemporaryFailure(why)))
 
     session.node.bucket.flusher.barrier(lambda: soon(lambda: place.complete(*answers)), failed)
@@ -107,7 +107,7 @@ def when_all_durable(session: Session, request: Request, answer: Response | None
 
 @command(Get, GetQ, GetK, GetKQ, role=Role.READ)
 def get(session: Session, request: Get) -> Answer:
-    """The value; the quiet forms keep silent about what is not there."""
+    """Return a value; the quiet forms send nothing for a missing key."""
     key = checked_key(request.key)
     try:
         item = active_vbucket(session, request).get(key)
@@ -117,7 +117,7 @@ def get(session: Session, request: Get) -> Answer:
 
 
 def hit(session: Session, request: Request, item: StoredItem) -> Response:
-    """The answer that shows an item, without a compression that the client has not agreed on."""
+    """Return the response with an item, decompressed unless the client has agreed on compression."""
     values: dict[str, Any] = {
         "flags": item.flags,
         "value": plain(item.value, item.datatype & ~session.datatypes),
@@ -140,7 +140,7 @@ def _miss(request: Request, error: StatusError) -> Answer:
 
 @command(Set, SetQ, Replace, ReplaceQ, role=Role.WRITE)
 def set_(session: Session, request: Set) -> Answer:
-    """Store, whatever was there, or only over what is there; with a CAS only over that version."""
+    """Store a value, or replace one; with a CAS only that version."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.replace if isinstance(request, Replace | ReplaceQ) else vbucket.set
     cas, seqno = operation(
@@ -156,9 +156,9 @@ def set_(session: Session, request: Set) -> Answer:
 
 @command(Add, AddQ, role=Role.WRITE)
 def add(session: Session, request: Add) -> Answer:
-    """Store what is not there yet."""
+    """Store a value if the key does not exist."""
     if request.cas:
-        raise InvalidArguments("what is not there yet has no CAS")
+        raise InvalidArguments("an add must not have a CAS")
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.add(
         checked_key(request.key),
@@ -172,7 +172,7 @@ def add(session: Session, request: Add) -> Answer:
 
 @command(Delete, DeleteQ, role=Role.WRITE)
 def delete(session: Session, request: Delete) -> Answer:
-    """Delete; with a CAS only that version."""
+    """Delete a key; with a CAS only that version."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.delete(checked_key(request.key), request.cas)
     return written(session, request, vbucket, cas, seqno)
@@ -180,7 +180,7 @@ def delete(session: Session, request: Delete) -> Answer:
 
 @command(Increment, IncrementQ, Decrement, DecrementQ, role=Role.WRITE)
 def count(session: Session, request: Increment) -> Answer:
-    """Add to a number or subtract from it, and create it unless told not to."""
+    """Increment or decrement a number; create it unless the request forbids that."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.decrement if isinstance(request, Decrement | DecrementQ) else vbucket.increment
     initial, expiry = (None, 0) if request.expiration == NO_CREATE else (request.initial, request.expiration)
@@ -190,7 +190,7 @@ def count(session: Session, request: Increment) -> Answer:
 
 @command(Append, AppendQ, Prepend, PrependQ, role=Role.WRITE)
 def join(session: Session, request: Append) -> Answer:
-    """Put bytes behind the value or before it."""
+    """Append bytes to a value or prepend them."""
     vbucket = active_vbucket(session, request)
     operation = vbucket.prepend if isinstance(request, Prepend | PrependQ) else vbucket.append
     cas, seqno = operation(checked_key(request.key), request.value, request.cas)
@@ -199,7 +199,7 @@ def join(session: Session, request: Append) -> Answer:
 
 @command(Touch, role=Role.WRITE)
 def touch(session: Session, request: Touch) -> Answer:
-    """Give the item another expiry."""
+    """Set the expiry of an item."""
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
     return written(session, request, vbucket, cas, seqno)
@@ -207,7 +207,7 @@ def touch(session: Session, request: Touch) -> Answer:
 
 @command(Gat, GatQ, role=Role.READ | Role.WRITE)
 def get_and_touch(session: Session, request: Gat) -> Answer:
-    """Read the item and give it another expiry."""
+    """Read an item and set its expiry."""
     vbucket = active_vbucket(session, request)
     try:
         item = vbucket.get_and_touch(checked_key(request.key), request.expiration)
@@ -218,7 +218,7 @@ def get_and_touch(session: Session, request: Gat) -> Answer:
 
 @command(Flush, FlushQ, role=Role.ADMIN)
 def flush(session: Session, request: Flush) -> Answer:
-    """As memcached does it: a flush that was put off stands until another is asked for."""
+    """Flush the bucket, now or later; a new request replaces a delayed flush, as in memcached."""
     node = session.node
     if node.flush_timer is not None:
         node.flush_timer.cancel()
@@ -232,8 +232,8 @@ def flush(session: Session, request: Flush) -> Answer:
     def run_later() -> None:
         try:
             run()
-        except TemporaryFailure as error:  # it was promised
-            node.log.warning("a flush that was put off is tried again: %s", error)
+        except TemporaryFailure as error:  # the client was already told that it succeeds
+            node.log.warning("retrying a delayed flush: %s", error)
             node.flush_timer = node.scheduler.later(FLUSH_RETRY_S, run_later)
 
     answer = None if isinstance(request, FlushQ) else success(request)

@@ -1,4 +1,4 @@
-"""Locks on single items."""
+"""Commands that lock items."""
 
 from upriver.engine import LOCK_TIME_S
 from upriver.errors import Locked, NotLocked, TemporaryFailure
@@ -11,7 +11,7 @@ from upriver.wire.dialects.memcached import Feature, GetLocked, Unlock
 
 @command(GetLocked, role=Role.READ | Role.WRITE)
 def get_locked(session: Session, request: GetLocked) -> Answer:
-    """Read the item and keep others from changing it for a while."""
+    """Read an item and lock it against changes for a while."""
     vbucket = active_vbucket(session, request)
     try:
         item = vbucket.get_and_lock(checked_key(request.key), request.lock_time or LOCK_TIME_S)
@@ -22,7 +22,7 @@ def get_locked(session: Session, request: GetLocked) -> Answer:
 
 @command(Unlock, role=Role.WRITE)
 def unlock(session: Session, request: Unlock) -> Answer:
-    """Give the lock back before its time."""
+    """Release a lock before it expires."""
     vbucket = active_vbucket(session, request)
     try:
         vbucket.unlock(checked_key(request.key), request.cas)
@@ -32,5 +32,5 @@ def unlock(session: Session, request: Unlock) -> Answer:
 
 
 def _told(session: Session, error: Locked | NotLocked) -> Locked | NotLocked | TemporaryFailure:
-    """Clients that did not agree on extended errors know only the temporary failure."""
+    """Return the error, or a temporary failure for clients without extended errors."""
     return error if Feature.XERROR in session.features else TemporaryFailure(error.text)

@@ -1,4 +1,4 @@
-"""Items with the revision and CAS that they have elsewhere."""
+"""Commands that read and write items with the revision and CAS of another node."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from upriver.wire.dialects.memcached import (
 
 @command(GetMeta, role=Role.READ)
 def get_meta(session: Session, request: GetMeta) -> Answer:
-    """What is known of a key beside its value, even if it is deleted."""
+    """Return the metadata of a key, deleted or not."""
     item = active_vbucket(session, request).get_meta(checked_key(request.key))
     values: dict[str, Any] = {
         "deleted": int(item.event != Event.MUTATION),
@@ -36,7 +36,7 @@ def get_meta(session: Session, request: GetMeta) -> Answer:
 
 @command(SetWithMeta, SetQWithMeta, role=Role.WRITE)
 def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
-    """Store a version from elsewhere, unless ours wins."""
+    """Store a version of another node, unless conflict resolution prefers ours."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.set_with_meta(
         checked_key(request.key),
@@ -54,7 +54,7 @@ def set_with_meta(session: Session, request: SetWithMeta) -> Answer:
 
 @command(DeleteWithMeta, DeleteQWithMeta, role=Role.WRITE)
 def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
-    """Delete as it was done elsewhere, unless our version wins."""
+    """Apply a deletion of another node, unless conflict resolution prefers our version."""
     vbucket, options = active_vbucket(session, request), request.options or MetaOption(0)
     cas, seqno = vbucket.delete_with_meta(
         checked_key(request.key),
@@ -71,6 +71,6 @@ def delete_with_meta(session: Session, request: DeleteWithMeta) -> Answer:
 def _cas(session: Session, request: SetWithMeta | DeleteWithMeta, options: MetaOption) -> int:
     if options & MetaOption.REGENERATE_CAS:
         if not options & MetaOption.SKIP_CONFLICT_RESOLUTION:
-            raise InvalidArguments("a new CAS would decide the conflict that is to be resolved")
+            raise InvalidArguments("REGENERATE_CAS needs SKIP_CONFLICT_RESOLUTION")
         return session.node.bucket.ledger.next_cas(session.node.clock())
     return request.item_cas

@@ -1,4 +1,4 @@
-"""Is a change replicated, is it on disk? And persistence itself."""
+"""Commands that observe whether changes are on disk, and stop or start persistence."""
 
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, TemporaryFailure
@@ -19,14 +19,14 @@ from upriver.wire.dialects.memcached import (
     StopPersistence,
 )
 
-#: How long a client may wait for the disk before it is told to try again.
+#: How long a client waits for the disk before it gets a temporary failure.
 PERSISTENCE_WAIT_S = 30.0
-#: How many keys one request may ask for.
+#: The maximum number of keys per request.
 OBSERVED_KEYS_MAX = 500
 
 
-def living_vbucket(session: Session, number: int) -> Vbucket:
-    """A vbucket that can be looked at: active or a copy, but not dead."""
+def readable_vbucket(session: Session, number: int) -> Vbucket:
+    """Return a vbucket that is not dead."""
     vbucket = session.node.bucket.vbucket(number)
     if vbucket.state is VbucketState.DEAD:
         raise NotMyVbucket(vbucket=number)
@@ -35,15 +35,15 @@ def living_vbucket(session: Session, number: int) -> Vbucket:
 
 @command(Observe, role=Role.READ)
 def observe(session: Session, request: Observe) -> Answer:
-    """Whether keys are here, and whether they are on disk."""
+    """Return whether keys exist and whether they are on disk."""
     if len(request.keys) > OBSERVED_KEYS_MAX:
-        raise InvalidArguments(f"{len(request.keys)} keys: ask for at most {OBSERVED_KEYS_MAX} at once")
+        raise InvalidArguments(f"{len(request.keys)} keys in one request; send at most {OBSERVED_KEYS_MAX}")
     session.charge(len(request.keys))
     return success(request, keys=tuple(_observed(session, key) for key in request.keys))
 
 
 def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
-    vbucket = living_vbucket(session, asked.vbucket)
+    vbucket = readable_vbucket(session, asked.vbucket)
     state, cas = KeyState.NOT_FOUND, 0
     item = vbucket.newest(asked.key)
     if item is not None:
@@ -58,12 +58,12 @@ def _observed(session: Session, asked: ObservedKey) -> KeyObservation:
 
 @command(ObserveSeqno, role=Role.READ)
 def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
-    """How far the vbucket is; for a branch that was left, also how far that went."""
-    vbucket = living_vbucket(session, request.vbucket)
+    """Return the seqnos of a vbucket and, for an older branch, its last seqno."""
+    vbucket = readable_vbucket(session, request.vbucket)
     log = vbucket.failover_log
     place = log.index(request.vbucket_uuid)
     if place is None:
-        raise KeyNotFound(f"no branch has the uuid 0x{request.vbucket_uuid:x}", vbucket=vbucket.number)
+        raise KeyNotFound(f"the vbucket has no branch with the uuid 0x{request.vbucket_uuid:x}", vbucket=vbucket.number)
     failed_over = {
         "format": ObserveFormat.FAILED_OVER,
         "old_vbucket_uuid": request.vbucket_uuid,
@@ -81,12 +81,14 @@ def observe_seqno(session: Session, request: ObserveSeqno) -> Answer:
 
 @command(SeqnoPersistence, role=Role.READ)
 def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
-    """Wait also for what is not here yet: whoever moves a vbucket asks before the last changes have arrived."""
-    vbucket, node = living_vbucket(session, request.vbucket), session.node
+    """Wait until a seqno is on disk, even one that has not arrived yet: a mover asks before the last changes."""
+    vbucket, node = readable_vbucket(session, request.vbucket), session.node
     if vbucket.persisted_seqno >= request.seqno:
         return success(request)
     if session.disk_waits >= node.limits.disk_waits_max:
-        raise TemporaryFailure(f"{session.disk_waits} waits for the disk are under way on this connection")
+        raise TemporaryFailure(
+            f"this connection already has {session.disk_waits} waits for the disk; wait for one to end"
+        )
     place, scheduler, flusher = Deferred(session), node.scheduler, node.bucket.flusher
     session.disk_waits += 1
 
@@ -101,7 +103,7 @@ def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
         end(refusal(request, TemporaryFailure(why, vbucket=vbucket.number)))
 
     def look() -> None:
-        """A wait ends also when the history is cut, as a new vbucket's is at first: the seqno is then still to come."""
+        """A wait also ends when history is cut, as in a new vbucket; the seqno may still come."""
         if node.bucket.existing(vbucket.number) is not vbucket:
             end(refusal(request, NotMyVbucket(vbucket=vbucket.number)))
         elif vbucket.persisted_seqno >= request.seqno:
@@ -112,7 +114,7 @@ def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
     def told() -> None:
         scheduler.from_thread(look)
 
-    timer = scheduler.later(PERSISTENCE_WAIT_S, lambda: refuse("not on disk in time"))
+    timer = scheduler.later(PERSISTENCE_WAIT_S, lambda: refuse(f"not on disk within {PERSISTENCE_WAIT_S:g} s"))
     place.give_up = lambda: refuse("not on disk yet")
     waits = [flusher.when_persisted(vbucket, request.seqno, told)]
     return place
@@ -120,17 +122,17 @@ def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
 
 @command(StopPersistence, role=Role.ADMIN)
 def stop_persistence(session: Session, request: StopPersistence) -> Answer:
-    """Keep changes in memory until told otherwise."""
+    """Stop writing to disk; changes stay in memory."""
     flusher = session.node.bucket.flusher
     if not flusher.running:
-        raise InvalidArguments("persistence is stopped already")
+        raise InvalidArguments("persistence is already stopped")
     flusher.stop()
     return success(request)
 
 
 @command(StartPersistence, role=Role.ADMIN)
 def start_persistence(session: Session, request: StartPersistence) -> Answer:
-    """Write to disk again, first what has gathered."""
+    """Write to disk again, starting with the pending changes."""
     flusher = session.node.bucket.flusher
     if flusher.running:
         raise InvalidArguments("persistence is not stopped")

@@ -7,15 +7,15 @@ from upriver.node.auth.users import Role
 from upriver.node.session import Command
 from upriver.wire import AnyResponse, Request, Response, memcached
 
-#: What runs for each type of request, and the role that it needs; None for what everybody may do.
+#: The function of each type of request and the role that it needs; None if it needs no login.
 COMMANDS: Final[dict[type[Request], tuple[Command, Role | None]]] = {}
 
-#: For what every user may do, whatever his roles are, once he has authenticated.
+#: For commands that need a login but no role.
 ANY_USER: Final = Role(0)
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-#: The declared success answer of each request: ``GetKResponse`` for ``GetK``.
+#: The declared success response of each request: ``GetKResponse`` for ``GetK``.
 _ANSWERS: Final[dict[type, type[Response]]] = {
     message: getattr(memcached, f"{message.__name__}Response")
     for message in memcached.memcached.messages
@@ -28,7 +28,7 @@ def command(*requests: type[Request], role: Role | None) -> Callable[[C], C]:
 
     def register(function: C) -> C:
         for request in requests:
-            assert request not in COMMANDS, f"{request.__name__} has a command already"
+            assert request not in COMMANDS, f"{request.__name__} already has a command"
             COMMANDS[request] = (function, role)
         return function
 
@@ -36,7 +36,7 @@ def command(*requests: type[Request], role: Role | None) -> Callable[[C], C]:
 
 
 def success(request: Request, **values: Any) -> Response:
-    """The answer to a request that succeeded; what it may hold follows from the declaration."""
+    """Return the success response to a request; its declaration says which values it may have."""
     answer = _ANSWERS.get(type(request))
     if answer is None:
         return AnyResponse(opcode=request.code, opaque=request.opaque, **values)

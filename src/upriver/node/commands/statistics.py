@@ -1,4 +1,4 @@
-"""The groups of statistics, under the names that Couchbase's tools read."""
+"""The groups of statistics, under the names that Couchbase's tools use."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -18,10 +18,10 @@ from upriver.node.tap.statistics import tap_statistics
 from upriver.wire import Response
 from upriver.wire.dialects.memcached import Stat
 
-#: The operations that store a value that a client sent.
+#: The operations that store a client's value.
 STORING: Final = ("set", "add", "replace", "append", "prepend")
 
-#: The groups of which a single pair may take a look at every vbucket.
+#: Groups in which a single pair may read every vbucket.
 SUMS: Final = frozenset({"", "memory", "vbucket-positions"})
 
 Pairs = Iterator[tuple[str, object]]
@@ -31,7 +31,7 @@ GROUPS: Final[dict[str, tuple[Group, Role]]] = {}
 
 
 def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
-    """Serve a group under this name; words behind the name are its arguments."""
+    """Register a group; the words after its name are its arguments."""
 
     def register(function: Group) -> Group:
         GROUPS[name] = (function, role)
@@ -42,43 +42,43 @@ def group(name: str, role: Role = ANY_USER) -> Callable[[Group], Group]:
 
 @command(Stat, role=ANY_USER)
 def stat(session: Session, request: Stat) -> Answer:
-    """One group of statistics, pair by pair, and an empty one at the end."""
+    """Return one group of statistics, pair by pair, with an empty pair at the end."""
     if request.key:
         checked_key(request.key)
     name, *arguments = request.key.decode(errors="replace").split() or [""]
     found = GROUPS.get(name)
     if found is None:
         known = ", ".join(sorted(filter(None, GROUPS)))
-        raise KeyNotFound(f"there is no group {name!r} of statistics; known are {known}")
+        raise KeyNotFound(f"unknown group of statistics {name!r}; choose from {known}")
     function, role = found
     session.authorize(role)
     pairs = function(session.node, arguments)
     if name in SUMS:
         session.charge(len(session.node.bucket))
-    first = next(pairs, None)  # what is wrong with the arguments shows before anything is sent
+    first = next(pairs, None)  # raises for wrong arguments before anything is sent
     return _answers(request, pairs if first is None else chain((first,), pairs))
 
 
 def _answers(request: Stat, pairs: Iterable[tuple[str, object]]) -> Iterator[Response]:
-    """Made while they are sent: all vbuckets in detail are too much for one turn."""
+    """Yield the responses while they are sent: all vbuckets in detail are too much for one turn."""
     for key, value in pairs:
         yield success(request, key=key.encode(), value=str(value).encode())
     yield success(request)
 
 
 def _vbuckets(node: NodeState, arguments: list[str]) -> Iterator[Vbucket]:
-    """All vbuckets, or the one that the argument names."""
+    """Yield all vbuckets, or the one in the argument."""
     if not arguments:
         yield from node.bucket
         return
     if not arguments[0].isdecimal():
-        raise InvalidArguments(f"{arguments[0]!r} is no vbucket")
+        raise InvalidArguments(f"invalid vbucket {arguments[0]!r}; use a number")
     yield node.bucket.vbucket(int(arguments[0]))
 
 
 @group("")
 def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    """The node as a whole."""
+    """The whole node."""
     numbers, counters, now = node.bucket.statistics(), node.counters, node.clock()
     operations = numbers.operations
     yield "pid", os.getpid()
@@ -119,14 +119,14 @@ def general(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
 
 @group("vbucket")
 def vbucket_states(node: NodeState, arguments: list[str]) -> Pairs:
-    """The state of each vbucket."""
+    """The role of each vbucket."""
     for vbucket in _vbuckets(node, arguments):
         yield f"vb_{vbucket.number}", vbucket.state.value
 
 
 @group("vbucket-details")
 def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
-    """Everything that is counted by vbucket."""
+    """All counters of each vbucket."""
     for vbucket in _vbuckets(node, arguments):
         name, table = f"vb_{vbucket.number}", vbucket.table
         yield name, vbucket.state.value
@@ -144,7 +144,7 @@ def vbucket_details(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("vbucket-seqno")
 def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
-    """How far each vbucket is."""
+    """The seqnos of each vbucket."""
     for vbucket in _vbuckets(node, arguments):
         name, snapshot = f"vb_{vbucket.number}", vbucket.position.snapshot
         yield f"{name}:high_seqno", vbucket.high_seqno
@@ -158,9 +158,10 @@ def vbucket_seqnos(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("vbucket-positions")
 def vbucket_positions(node: NodeState, arguments: list[str]) -> Pairs:
-    """Where each vbucket stands, in one pair: a thousand pairs would cost a query more than what it reads.
+    """The position of each vbucket, all in one pair: a thousand pairs would cost more than the query.
 
-    One line for each: number, state, uuid, high, persisted and purge seqno, and from where on every version is kept.
+    One line per vbucket: number, role, uuid, high, persisted and purge seqno, and the seqno from which every version is
+    kept.
     """
     lines = (
         f"{vbucket.number} {vbucket.state.value} {vbucket.failover_log.newest.vbucket_uuid} {vbucket.high_seqno} "
@@ -192,7 +193,7 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
         yield f"{name}:persisted_checkpoint_id", vbucket.checkpoints.persisted_id
         yield f"{name}:num_checkpoint_items", vbucket.high_seqno - vbucket.persisted_seqno
         yield f"{name}:num_conn_cursors", len(vbucket.cursors)
-        # All at once: until the next pair is asked for, cursors may come and go.
+        # A copy: cursors may come and go between two pairs.
         cursors = [(cursor.name, cursor.seqno, cursor.backlog) for cursor in vbucket.cursors.values()]
         for cursor, seqno, backlog in cursors:
             yield f"{name}:{cursor}:cursor_seqno", seqno
@@ -201,7 +202,7 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
 
 @group("tap")
 def tap_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    """TAP clients, connected or remembered, and peers that send."""
+    """TAP clients, connected or registered, and peers that send."""
     return tap_statistics(node.tap)
 
 
@@ -213,13 +214,13 @@ def upr_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: AR
 
 @group("dcp")
 def dcp_connections(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    """Connections whose streams speak `dcp`, and those that have none yet."""
+    """Connections whose streams speak `dcp`, and those without streams."""
     return stream_statistics(node.streams, "dcp")
 
 
 @group("memory")
 def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    """What memory is used for."""
+    """The use of memory."""
     numbers = node.bucket.statistics()
     yield "mem_used", numbers.memory_bytes
     yield "ep_max_size", numbers.quota_bytes
@@ -230,7 +231,7 @@ def memory(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
 
 @group("reset", role=Role.ADMIN)
 def reset(node: NodeState, arguments: list[str]) -> Pairs:  # noqa: ARG001
-    """Set the counters back; what is counted at this moment, such as open connections, stays."""
+    """Reset the counters; current values, such as open connections, stay."""
     ledger, counters = node.bucket.ledger, node.counters
     node.bucket.operations.clear()
     ledger.gets = ledger.get_misses = ledger.sets = ledger.deletes = ledger.expirations = 0

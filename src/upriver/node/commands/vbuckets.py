@@ -1,4 +1,4 @@
-"""Vbuckets: their states, seqnos, failover logs and checkpoints, and who is registered to follow them."""
+"""Commands for vbuckets: roles, seqnos, failover logs, checkpoints, and registered TAP clients."""
 
 from upriver.engine import Vbucket
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotMyVbucket, StatusError
@@ -25,20 +25,20 @@ from upriver.wire.dialects.memcached import (
 
 
 def model_state(state: memcached.VbucketState) -> VbucketState:
-    """The state that a memcached command's number means."""
+    """The role for the number in a memcached command."""
     if not state.known:
-        raise InvalidArguments(f"there is no vbucket state {int(state)}")
+        raise InvalidArguments(f"unknown vbucket state {int(state)}")
     return VbucketState[state.name]
 
 
 def wire_state(state: VbucketState) -> memcached.VbucketState:
-    """The number that the memcached commands give a state."""
+    """The number of a role in memcached commands."""
     return memcached.VbucketState[state.name]
 
 
 @command(SetVbucket, role=Role.ADMIN)
 def set_vbucket(session: Session, request: SetVbucket) -> Answer:
-    """Answered when the state is on disk: who was told that a vbucket is dead may rely on it."""
+    """Set the role of a vbucket and respond when it is on disk: a mover relies on a dead vbucket staying dead."""
     node, state = session.node, model_state(request.state)
     vbucket = node.bucket.existing(request.vbucket)
     producer = getattr(session.stream, "producer", None)
@@ -53,13 +53,13 @@ def set_vbucket(session: Session, request: SetVbucket) -> Answer:
 
 
 def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState) -> None:
-    """What a mover has asked may be otherwise by now, and others may move the same vbucket.
+    """Refuse a role change of a mover that has become wrong.
 
-    It may take back only what was handed over under its own name, unless that is over: not what takes the place of a
-    source that was deleted, because its successor has everything. Of a source that is dead it says that it shall
-    stay so, when the successor is active. At the destination it confirms who is active, and makes copies that
-    wait in vain replicas; who has become active, or is so no more, has to do with somebody else. An operator, who has
-    not opened the connection for streams, may know better.
+    A mover's view may be stale, and several movers may work on one vbucket. At the source, a mover may activate only a
+    dead copy that was handed over under its own name, and not a copy that replaced a deleted source: the successor has
+    everything. It may confirm that a dead source stays dead. At the destination it may confirm an active copy, and
+    turn an abandoned pending copy into a replica; any other change belongs to another mover. An operator, whose
+    connection was not opened for streams, may do everything.
     """
     stream, now = session.stream, None if vbucket is None else vbucket.state
     producer, activates = getattr(stream, "producer", None), state is VbucketState.ACTIVE
@@ -67,35 +67,37 @@ def _check_mover(session: Session, vbucket: Vbucket | None, state: VbucketState)
     if producer is not None and activates:
         allowed = now in (VbucketState.DEAD, VbucketState.ACTIVE)
         if vbucket is not None and not vbucket.may_hand_over_to(producer.successor):
-            raise KeyExists(f"this copy died for {vbucket.successor!r}: whoever that was may be active")
+            raise KeyExists(
+                f"vbucket {vbucket.number} was already handed over to {vbucket.successor!r}, which may be active now"
+            )
     elif producer is not None and state is VbucketState.DEAD:
         allowed = now is VbucketState.DEAD
     elif isinstance(stream, ReplicaConnection):
         allowed = activates is (now is VbucketState.ACTIVE)
     if not allowed:
-        why = f"this copy is {now.value if now else 'not there'}: no mover makes it {state.value}"
-        raise KeyExists(f"{why}, an operator may on a connection of his own")
+        why = f"the copy is {now.value if now else 'missing'}, so a mover cannot make it {state.value}"
+        raise KeyExists(f"{why}; an operator can, on a connection that was not opened for streams")
 
 
 @command(DeleteVbucket, role=Role.ADMIN)
 def delete_vbucket(session: Session, request: DeleteVbucket) -> Answer:
-    """Remove a dead vbucket and everything in it."""
+    """Delete a dead vbucket and its data."""
     vbucket = session.node.bucket.vbucket(request.vbucket)
     if vbucket.state is not VbucketState.DEAD:
-        raise InvalidArguments(f"the vbucket is {vbucket.state.value}: make it dead first", vbucket=vbucket.number)
+        raise InvalidArguments(f"the vbucket is {vbucket.state.value}; make it dead first", vbucket=vbucket.number)
     session.node.bucket.delete_vbucket(request.vbucket)
     return when_all_durable(session, request, success(request))
 
 
 @command(GetVbucket, role=ANY_USER)
 def get_vbucket(session: Session, request: GetVbucket) -> Answer:
-    """The state of a vbucket."""
+    """Return the role of a vbucket."""
     return success(request, state=wire_state(session.node.bucket.vbucket(request.vbucket).state))
 
 
 @command(GetAllVbucketSeqnos, role=Role.STREAM)
 def get_all_vbucket_seqnos(session: Session, request: GetAllVbucketSeqnos) -> Answer:
-    """The high seqnos of all vbuckets, or of those in one state."""
+    """Return the high seqnos of all vbuckets, or of those with one role."""
     session.charge(len(session.node.bucket))
     wanted = None if not request.state else model_state(request.state)
     seqnos = tuple(
@@ -108,7 +110,7 @@ def get_all_vbucket_seqnos(session: Session, request: GetAllVbucketSeqnos) -> An
 
 @command(GetFailoverLog, role=Role.STREAM)
 def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
-    """The failover log of a vbucket."""
+    """Return the failover log of a vbucket."""
     log = session.node.bucket.vbucket(request.vbucket).failover_log
     entries = tuple(FailoverEntry(vbucket_uuid=entry.vbucket_uuid, seqno=entry.seqno) for entry in log)
     return success(request, log=entries)
@@ -116,7 +118,7 @@ def get_failover_log(session: Session, request: GetFailoverLog) -> Answer:
 
 @command(LastClosedCheckpoint, role=Role.STREAM)
 def last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> Answer:
-    """The id of the newest checkpoint that is closed."""
+    """Return the id of the newest closed checkpoint."""
     vbucket = session.node.bucket.vbucket(request.vbucket)
     return success(request, checkpoint=vbucket.checkpoints.last_closed_id)
 
@@ -125,7 +127,7 @@ def last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> A
 def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
     """Close the open checkpoint and open the next."""
     vbucket = session.node.bucket.vbucket(request.vbucket)
-    if vbucket.state is not VbucketState.ACTIVE:  # a copy takes over what its producer decides
+    if vbucket.state is not VbucketState.ACTIVE:  # other copies follow their producer
         raise NotMyVbucket(vbucket=vbucket.number)
     opened = vbucket.checkpoints.create()
     return success(request, checkpoint=opened, persisted_checkpoint=vbucket.checkpoints.persisted_id)
@@ -133,7 +135,7 @@ def create_checkpoint(session: Session, request: CreateCheckpoint) -> Answer:
 
 @command(DeregisterTapClient, role=Role.STREAM)
 def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Answer:
-    """Forget a registered TAP client."""
+    """Deregister a TAP client."""
     name = checked_name(request.name)
     if session.node.tap is None:
         raise KeyNotFound(f"no TAP client is registered as {name!r}")

@@ -1,7 +1,7 @@
-"""Prometheus metrics and ``/healthz``, over a listener of their own.
+"""Prometheus metrics and ``/healthz``, on a separate listener.
 
-The listener speaks just enough HTTP for a scraper and a probe: one request a connection, answered and closed. It runs
-in the node's event loop, so it says nothing when the node says nothing, which is what a probe wants to know.
+The listener speaks just enough HTTP for a scraper and a probe: one request per connection. It runs in the node's event
+loop, so a probe gets no reply when the node is blocked.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from upriver.node.state import NodeState
 from upriver.node.streams.statistics import stream_numbers
 
 REQUEST_BYTES_MAX: Final = 8192
-#: How long a request, or taking its answer, may last.
+#: The time limit for a request and for reading its response.
 REQUEST_WAIT_S: Final = 5.0
 CONNECTIONS_MAX: Final = 64
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class NodeCollector(Collector):
-    """Reads the node's numbers when somebody asks for them."""
+    """Reads the node's numbers on each scrape."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
@@ -35,21 +35,21 @@ class NodeCollector(Collector):
         numbers, counters = self._node.bucket.statistics(), self._node.counters
         for name, value, text in (
             ("upriver_connections", counters.connections, "Open connections"),
-            ("upriver_items", numbers.items, "Live items, in active vbuckets and in copies"),
+            ("upriver_items", numbers.items, "Live items, in active and other vbuckets"),
             ("upriver_active_items", numbers.active_items, "Live items in active vbuckets"),
-            ("upriver_tombstones", numbers.tombstones, "Deleted items that are still remembered"),
-            ("upriver_memory_bytes", numbers.memory_bytes, "Memory taken by items and history"),
-            ("upriver_memory_quota_bytes", numbers.quota_bytes, "Memory that items may take; 0 for no limit"),
+            ("upriver_tombstones", numbers.tombstones, "Tombstones of deleted items"),
+            ("upriver_memory_bytes", numbers.memory_bytes, "Memory used by items and history"),
+            ("upriver_memory_quota_bytes", numbers.quota_bytes, "Memory limit for items; 0 for no limit"),
             ("upriver_resident_ratio", numbers.resident_ratio, "Share of live items whose value is in memory"),
             ("upriver_disk_bytes", numbers.disk_bytes, "Size of the store on disk"),
             ("upriver_disk_queue_bytes", numbers.queue_bytes, "Changes that are not on disk yet"),
-            ("upriver_disk_queue_age_seconds", numbers.queue_age_s, "Age of the oldest of them"),
-            ("upriver_healthy", int(not problems(self._node)), "1 if /healthz is green"),
+            ("upriver_disk_queue_age_seconds", numbers.queue_age_s, "Age of the oldest change that is not on disk yet"),
+            ("upriver_healthy", int(not problems(self._node)), "1 if /healthz reports no problem"),
         ):
             yield GaugeMetricFamily(name, text, value=value)
         for name, value, text in (
-            ("upriver_connections_accepted", counters.connections_total, "Connections accepted so far"),
-            ("upriver_connections_refused", counters.connections_refused, "Connections refused so far"),
+            ("upriver_connections_accepted", counters.connections_total, "Connections accepted"),
+            ("upriver_connections_refused", counters.connections_refused, "Connections refused"),
             ("upriver_handshakes_failed", counters.handshakes_failed, "TLS handshakes that failed"),
             ("upriver_logins_failed", counters.logins_failed, "Logins that failed"),
             ("upriver_received_bytes", counters.bytes_read, "Bytes received from clients"),
@@ -100,13 +100,13 @@ class MetricsServer:
         self._node = node
         self._registry = CollectorRegistry()
         self._registry.register(NodeCollector(node))
-        #: In the order in which they came.
+        #: The oldest first.
         self.requests: dict[HttpRequest, None] = {}
         self._listeners = [Listener(each, lambda: HttpRequest(self), node.log) for each in sockets]
         self.port = self._listeners[0].port
 
     async def close(self) -> None:
-        """Stop listening and drop whoever is connected."""
+        """Stop listening and close all connections."""
         for listener in self._listeners:
             await listener.close()
         for request in list(self.requests):
@@ -115,12 +115,14 @@ class MetricsServer:
             await asyncio.sleep(0)
 
     def admit(self, request: "HttpRequest") -> None:
-        """Another one; where there are too many the oldest goes, for a probe must not wait behind who asks nothing."""
+        """Accept a connection; if there are too many, close the oldest, so that a probe never waits for idle peers."""
         if len(self.requests) >= CONNECTIONS_MAX:
             oldest = next(iter(self.requests))
             del self.requests[oldest]
             oldest.abort()
-            self._node.log.warning("a connection to the metrics was cut: there are more than %d", CONNECTIONS_MAX)
+            self._node.log.warning(
+                "closed the oldest connection to the metrics: more than %d are open", CONNECTIONS_MAX
+            )
         self.requests[request] = None
 
     def page(self, method: str, path: str) -> tuple[str, str, bytes]:
@@ -136,7 +138,7 @@ class MetricsServer:
                     return "503 Service Unavailable", _TEXT, ("\n".join(found) + "\n").encode()
                 return "200 OK", _TEXT, b"ok\n"
             case _:
-                return "404 Not Found", _TEXT, b"there is /metrics and /healthz\n"
+                return "404 Not Found", _TEXT, b"not found; use /metrics or /healthz\n"
 
 
 class HttpRequest(asyncio.Protocol):
@@ -163,20 +165,20 @@ class HttpRequest(asyncio.Protocol):
         if self._answered:
             return
         self._received += data
-        if b"\r\n\r\n" in self._received:  # all headers are here: closing before would lose the answer
+        if b"\r\n\r\n" in self._received:  # closing before all headers have arrived would lose the response
             self._answer_request(bytes(self._received[: self._received.index(b"\r\n")]))
         elif len(self._received) > REQUEST_BYTES_MAX:
             self._answer("400 Bad Request", _TEXT, b"the request is too long\n")
 
     def abort(self) -> None:
-        """Drop the connection."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def _answer_request(self, line: bytes) -> None:
         parts = line.decode("latin-1").split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/"):
-            self._answer("400 Bad Request", _TEXT, b"this is no HTTP request\n")
+            self._answer("400 Bad Request", _TEXT, b"not an HTTP request\n")
             return
         method, path, _ = parts
         self._answer(*self._metrics.page(method, path), headers_only=method == "HEAD")
