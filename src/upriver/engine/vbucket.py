@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from upriver.engine.checkpoints import Checkpoints
+from upriver.engine.checkpoint_ids import Checkpoints
 from upriver.engine.consistent_points import ConsistentPoints
 from upriver.engine.cursor import PLAIN, Cursor, CursorEnd, Options, SnapshotReader
 from upriver.engine.durability_waiters import Done

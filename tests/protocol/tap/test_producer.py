@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.fake_node import FakeNode, FakePeer
 from tests.support.tap_peer import ACK, BACKFILL, DUMP, LIST, TapPeer, brief, connect, keys
-from upriver.protocol.tap import ack_window, producer, retry_queue
-from upriver.protocol.tap.ack_window import key_of
+from upriver.protocol.tap import acknowledgements, producer, retry_queue
+from upriver.protocol.tap.acknowledgements import key_of
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.protocol.tap.producer import BEGIN_MAX
 from upriver.wire import AnyResponse, Message, memcached, tap
@@ -292,7 +292,7 @@ def test_a_refusal_does_not_look_at_everything_that_was_sent(monkeypatch: pytest
         looked["at"] += 1
         return found(message)
 
-    for module in (ack_window, producer, retry_queue):
+    for module in (acknowledgements, producer, retry_queue):
         monkeypatch.setattr(module, "key_of", counted)
     node, peer = node_with_peer(*(b"k%04d" % i for i in range(1000)))
     peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS

@@ -16,7 +16,7 @@ from upriver.model import VbucketState
 from upriver.protocol.liveness import NoopSender, Verdict
 from upriver.protocol.producer.source import Source, StreamOptions
 from upriver.protocol.producer.stream_scheduler import StreamScheduler
-from upriver.protocol.tap.ack_window import AckWindow, Piece, key_of, messages_in
+from upriver.protocol.tap.acknowledgements import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings
 from upriver.protocol.tap.consumer import FLUSH_MARK_SIZE
 from upriver.protocol.tap.position import TapPosition

@@ -20,7 +20,7 @@ from upriver.errors import StatusError, StorageError
 from upriver.model import NO_END, Snapshot, StreamPosition, VbucketState, rollback_by_snapshot
 from upriver.protocol.producer.source import History, SourceVbucket
 from upriver.protocol.producer.takeover import SourceTakeover
-from upriver.protocol.tap.ack_window import Piece
+from upriver.protocol.tap.acknowledgements import Piece
 from upriver.protocol.tap.position import LOST, TapPosition
 from upriver.wire import Request, memcached, tap
 from upriver.wire.codec import Laid, inflated_records, lay_out

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from upriver.model import OPAQUE_OFFSET
-from upriver.protocol.tap.ack_window import key_of
+from upriver.protocol.tap.acknowledgements import key_of
 from upriver.wire.codec import ACK, FLAGS_OFFSET
 
 if TYPE_CHECKING:

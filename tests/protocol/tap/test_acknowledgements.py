@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.protocol.tap.ack_window import AckWindow, Piece, key_of, messages_in
+from upriver.protocol.tap.acknowledgements import AckWindow, Piece, key_of, messages_in
 from upriver.wire import Request, tap
 from upriver.wire.dialects.tap import Control
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from upriver.engine import Bucket, Vbucket
-from upriver.engine.checkpoints import AGE_S_MAX, CHANGES_MAX, FIRST_ID
+from upriver.engine.checkpoint_ids import AGE_S_MAX, CHANGES_MAX, FIRST_ID
 
 
 @pytest.fixture
