@@ -72,7 +72,7 @@ def test_passwords(guarded_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) 
     code, stderr = run(guarded_node.address)
     assert code == 1
     assert_one_line(stderr, "requires a login")
-    monkeypatch.setattr(parameters, "at_terminal", lambda: True)
+    monkeypatch.setattr(parameters, "can_prompt", lambda: True)
     result = CliRunner().invoke(main, ["get", "k", url], input="secret\n", prog_name="upriver")
     assert (result.exit_code, result.stdout) == (0, "v")
 

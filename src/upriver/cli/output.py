@@ -20,6 +20,11 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def can_prompt() -> bool:
+    """Whether standard input is a terminal, so that a prompt can be shown."""
+    return sys.stdin.isatty()
+
+
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool) -> None:
     """Print rows with a heading; in a pipe without it."""
     if as_json:

@@ -2,13 +2,13 @@
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
 from upriver.cli.errors import Complaint
+from upriver.cli.output import can_prompt
 from upriver.client.transport import PATIENCE_S, Address
 from upriver.errors import AddressError, PositionError
 from upriver.model import Snapshot, StreamPosition
@@ -98,7 +98,7 @@ def with_password(address: Address) -> Address:
         return address
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is None:
-        if not at_terminal():
+        if not can_prompt():
             raise Complaint(f"no password for {address.user!r}: set {PASSWORD_VARIABLE}")
         password = str(click.prompt(f"Password of {address.user}", hide_input=True, err=True))
     return address.with_login(address.user, password)
@@ -107,11 +107,6 @@ def with_password(address: Address) -> Address:
 def default_address() -> str:
     """The address that is used when none is given."""
     return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-
-
-def at_terminal() -> bool:
-    """Whether standard input is a terminal, so that a prompt can be shown."""
-    return sys.stdin.isatty()
 
 
 ADDRESS: Final = AddressType()
@@ -137,8 +132,3 @@ def patience_option(
     """The option for how long to retry."""
     kind = click.FloatRange(0.1)
     return click.option("--patience", type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
-
-
-def key_of(text: str) -> bytes:
-    """The bytes of an argument; a shell may pass any."""
-    return os.fsencode(text)

@@ -142,7 +142,7 @@ def test_wrong_input_is_one_line(arguments: list[str], stdin: str | bytes | None
 
 
 def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upriver.cli.commands.explain.from_terminal", lambda: True)
+    monkeypatch.setattr("upriver.cli.commands.explain.can_prompt", lambda: True)
     result = _run()
     assert result.exit_code == 2
     assert result.stderr == "upriver explain: nothing to explain: give HEX, -f FILE or - for standard input\n"

@@ -64,7 +64,7 @@ def test_password_from_standard_input(run: Run, given: str) -> None:
 
 
 def test_password_is_asked_for_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_module, "at_terminal", lambda: True)
+    monkeypatch.setattr(user_module, "can_prompt", lambda: True)
     typed = "secret\nsecrte\nsecret\nsecret\n"  # the first two do not match
     result = run("add", "alice", "--roles", "read", given=typed)
     assert result.exit_code == 0

@@ -1,10 +1,12 @@
 """``upriver delete``: delete a key."""
 
+import os
+
 import click
 
 from upriver.cli.commands.set import show_written
 from upriver.cli.errors import Failure
-from upriver.cli.parameters import address_argument, json_option, key_of
+from upriver.cli.parameters import address_argument, json_option
 from upriver.cli.run_async import run
 from upriver.client import Address, KvClient, Written
 from upriver.errors import KeyNotFound
@@ -33,6 +35,6 @@ def delete(key: str, cas: int, as_json: bool, address: Address) -> None:
 async def _delete(key: str, cas: int, address: Address) -> Written:
     async with KvClient(address) as kv:
         try:
-            return await kv.delete(key_of(key), cas=cas)
+            return await kv.delete(os.fsencode(key), cas=cas)
         except KeyNotFound:
             raise Failure(f"no such key: {key!r}") from None

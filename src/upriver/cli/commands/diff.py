@@ -11,11 +11,12 @@ import pyarrow as pa
 from upriver.cli.commands.dump import live
 from upriver.cli.errors import Failure
 from upriver.cli.json_lines import text_fields
+from upriver.cli.node_connection import connected
 from upriver.cli.output import Advance, on_terminal, progress, show_json, shown
 from upriver.cli.parameters import ADDRESS, address_argument, json_option, patience_option, vbuckets_option
 from upriver.cli.run_async import run
 from upriver.client import Address, Consumer
-from upriver.client.cluster import Cluster, SingleNode, VbucketStatus, vbuckets_of
+from upriver.client.cluster import SingleNode, VbucketStatus, vbuckets_of
 from upriver.model import CHANGES, Difference, VbucketState, differences
 
 #: Changes of each node to hold in memory at a time; at least those of one vbucket.
@@ -83,11 +84,8 @@ async def _diff(
 
 
 async def _held(address: Address) -> Mapping[int, VbucketStatus]:
-    cluster = Cluster(address)
-    try:
-        held = await vbuckets_of(await cluster.connection(address.endpoints[0]))
-    finally:
-        await cluster.close()
+    async with connected(address) as connection:
+        held = await vbuckets_of(connection)
     return {number: status for number, status in held.items() if status.state is not VbucketState.DEAD}
 
 

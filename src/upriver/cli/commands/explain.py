@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 
 from upriver.cli.errors import Complaint
+from upriver.cli.output import can_prompt
 from upriver.errors import WireError
 from upriver.wire import DIALECTS, Explanation, Ink, hexdump
 from upriver.wire import explain as wire_explain
@@ -67,14 +68,9 @@ def _given(words: tuple[str, ...], path: Path | None) -> bytes:
         if path is not None:
             raise Complaint("HEX and -f FILE exclude each other: give one of them")
         return _bytes_of(" ".join(words).encode())
-    if path is None and not words and from_terminal():
+    if path is None and not words and can_prompt():
         raise Complaint("nothing to explain: give HEX, -f FILE or - for standard input")
     return _bytes_of(_contents(path))
-
-
-def from_terminal() -> bool:
-    """Whether standard input is a terminal."""
-    return sys.stdin.isatty()
 
 
 def _contents(path: Path | None) -> bytes:

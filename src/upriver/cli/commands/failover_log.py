@@ -3,11 +3,12 @@
 import click
 
 from upriver.cli.errors import Failure
+from upriver.cli.node_connection import connected
 from upriver.cli.output import show_table
 from upriver.cli.parameters import address_argument, json_option, vbuckets_option
 from upriver.cli.run_async import run
 from upriver.client import Address
-from upriver.client.cluster import Cluster, failover_logs, vbuckets_of
+from upriver.client.cluster import failover_logs, vbuckets_of
 from upriver.model import FailoverLog
 
 
@@ -36,13 +37,9 @@ def failover_log(vbuckets: tuple[int, ...] | None, as_json: bool, address: Addre
 
 
 async def _logs(vbuckets: tuple[int, ...] | None, address: Address) -> dict[int, FailoverLog]:
-    cluster = Cluster(address)
-    try:
-        connection = await cluster.connection(address.endpoints[0])
+    async with connected(address) as connection:
         numbers = sorted(await vbuckets_of(connection)) if vbuckets is None else vbuckets
         logs = await failover_logs(connection, numbers)
-    finally:
-        await cluster.close()
     missing = [number for number in numbers if number not in logs]
     if missing:
         raise Failure(f"{address.endpoints[0]} has no vbucket {', '.join(map(str, missing[:10]))}")

@@ -1,11 +1,13 @@
 """``upriver get``: the value of a key."""
 
+import os
+
 import click
 
 from upriver.cli.errors import Failure
 from upriver.cli.json_lines import text_fields
 from upriver.cli.output import on_terminal, show_json
-from upriver.cli.parameters import address_argument, key_of
+from upriver.cli.parameters import address_argument
 from upriver.cli.run_async import run
 from upriver.client import Address, Item, KvClient
 
@@ -26,11 +28,11 @@ def get(key: str, as_json: bool, address: Address) -> None:
       upriver get --json fruit 10.0.0.7:11210
       upriver get picture upriver://me@10.0.0.7/default > picture.png
     """
-    found = run(_get(key_of(key), address))
+    found = run(_get(os.fsencode(key), address))
     if found is None:
         raise Failure(f"no such key: {key!r}")
     if as_json:
-        texts = text_fields("key", key_of(key)) | text_fields("value", found.value)
+        texts = text_fields("key", os.fsencode(key)) | text_fields("value", found.value)
         show_json({**texts, "flags": found.flags, "cas": found.cas})
     else:
         click.echo(found.value, nl=on_terminal())

@@ -7,11 +7,12 @@ import click
 
 from upriver.cli.commands.move import show_step
 from upriver.cli.errors import Failure
+from upriver.cli.node_connection import connected
 from upriver.cli.output import progress
 from upriver.cli.parameters import ADDRESS, VBUCKETS, address_argument, json_option, patience_option
 from upriver.cli.run_async import run
 from upriver.client import Address, Mover, Step
-from upriver.client.cluster import Cluster, VbucketStatus, vbuckets_of
+from upriver.client.cluster import VbucketStatus, vbuckets_of
 from upriver.errors import UpriverError
 from upriver.protocol.move import Goal, Phase
 
@@ -115,8 +116,5 @@ async def _there(source: Address, destination: Address, goals: dict[int, int]) -
 
 
 async def _look(address: Address) -> dict[int, VbucketStatus]:
-    cluster = Cluster(address)
-    try:
-        return await vbuckets_of(await cluster.connection(address.endpoints[0]))
-    finally:
-        await cluster.close()
+    async with connected(address) as connection:
+        return await vbuckets_of(connection)

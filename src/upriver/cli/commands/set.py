@@ -1,11 +1,12 @@
 """``upriver set``: store a value."""
 
+import os
 import sys
 
 import click
 
 from upriver.cli.output import show_json
-from upriver.cli.parameters import address_argument, json_option, key_of
+from upriver.cli.parameters import address_argument, json_option
 from upriver.cli.run_async import run
 from upriver.client import Address, KvClient, Written
 
@@ -35,8 +36,8 @@ def set_(key: str, value: str, flags: int, expiry: int, cas: int, as_json: bool,
       upriver set fruit - < apple.json
       upriver set --expiry 60 session 4711 10.0.0.7:11210
     """
-    data = sys.stdin.buffer.read() if value == "-" else key_of(value)
-    written = run(_set(key_of(key), data, flags, expiry, cas, address))
+    data = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
+    written = run(_set(os.fsencode(key), data, flags, expiry, cas, address))
     if as_json:
         show_written(written)
 

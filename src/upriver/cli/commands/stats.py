@@ -2,11 +2,12 @@
 
 import click
 
+from upriver.cli.node_connection import connected
 from upriver.cli.output import show_json, show_table
 from upriver.cli.parameters import address_argument
 from upriver.cli.run_async import run
 from upriver.client import Address
-from upriver.client.cluster import Cluster, statistics
+from upriver.client.cluster import statistics
 
 
 @click.command()
@@ -32,8 +33,5 @@ def stats(group: str, as_json: bool, address: Address) -> None:
 
 
 async def _stats(group: str, address: Address) -> dict[str, str]:
-    cluster = Cluster(address)
-    try:
-        return await statistics(await cluster.connection(address.endpoints[0]), group)
-    finally:
-        await cluster.close()
+    async with connected(address) as connection:
+        return await statistics(connection, group)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from upriver.cli.errors import Complaint
+from upriver.cli.output import can_prompt
 from upriver.errors import UpriverError, UserError
 from upriver.node.auth import Role, User, Users, prepared_name
 
@@ -94,13 +95,8 @@ def _complaints() -> Iterator[None]:
         raise Complaint(f"{error.filename}: {error.strerror}") from None
 
 
-def at_terminal() -> bool:
-    """Whether standard input is a terminal, so that a prompt can be shown."""
-    return sys.stdin.isatty()
-
-
 def _password_asked() -> str:
-    if not at_terminal():
+    if not can_prompt():
         raise Complaint("cannot prompt for a password: standard input is not a terminal; use --password-stdin")
     return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
 

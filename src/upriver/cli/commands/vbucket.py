@@ -2,11 +2,12 @@
 
 import click
 
+from upriver.cli.node_connection import connected
 from upriver.cli.output import show_table
 from upriver.cli.parameters import VBUCKETS, address_argument, json_option
 from upriver.cli.run_async import run
 from upriver.client import Address
-from upriver.client.cluster import Cluster, VbucketStatus, vbuckets_of
+from upriver.client.cluster import VbucketStatus, vbuckets_of
 from upriver.model import VbucketState
 from upriver.wire import memcached
 
@@ -43,11 +44,8 @@ def list_(state: str | None, as_json: bool, address: Address) -> None:
 
 
 async def _list(address: Address) -> list[VbucketStatus]:
-    cluster = Cluster(address)
-    try:
-        found = await vbuckets_of(await cluster.connection(address.endpoints[0]))
-    finally:
-        await cluster.close()
+    async with connected(address) as connection:
+        found = await vbuckets_of(connection)
     return [found[number] for number in sorted(found)]
 
 
@@ -61,13 +59,9 @@ def set_(vbuckets: tuple[int, ...], state: str, address: Address) -> None:
 
 
 async def _set(vbuckets: tuple[int, ...], state: VbucketState, address: Address) -> None:
-    cluster = Cluster(address)
-    try:
-        connection = await cluster.connection(address.endpoints[0])
+    async with connected(address) as connection:
         for number in vbuckets:
             await connection.ask(memcached.SetVbucket(vbucket=number, state=memcached.VbucketState[state.name]))
-    finally:
-        await cluster.close()
 
 
 @vbucket.command()
@@ -83,10 +77,6 @@ def delete(vbuckets: tuple[int, ...], address: Address) -> None:
 
 
 async def _delete(vbuckets: tuple[int, ...], address: Address) -> None:
-    cluster = Cluster(address)
-    try:
-        connection = await cluster.connection(address.endpoints[0])
+    async with connected(address) as connection:
         for number in vbuckets:
             await connection.ask(memcached.DeleteVbucket(vbucket=number))
-    finally:
-        await cluster.close()
