@@ -58,7 +58,7 @@ def test_what_fails(run: Run, node: EmbeddedNode) -> None:
     for command in ("move", "replicate"):
         result = run(command, "1", "--to", node.address)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert "name another one" in result.stderr
+        assert "choose another destination" in result.stderr
     assert states(node, vbucket=1) == ["active"]
 
 
