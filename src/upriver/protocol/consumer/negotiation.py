@@ -1,7 +1,7 @@
 """How a consumer gets a stream: its first request, and the next one after each answer.
 
 Theory of operation. `dcp` requests carry the bounds of the consumer's snapshot, so the producer decides where it may
-resume. The consumer rolls back as it is told and asks again. A producer that refuses 48 bytes of extras (EINVAL) is
+resume. The consumer rolls back as required and asks again. A producer that refuses 48 bytes of extras (EINVAL) is
 asked in `upr`, with 40.
 
 `upr` requests carry no bounds. The producer alone cannot make a resume inside a snapshot safe after a failover, so the
