@@ -24,9 +24,9 @@ $(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
 demo: $(VENV)/.built ## two nodes, a table and an index on Spark, a crash and a move, and whether all agree
 	$(BIN)/python -m demo
 
-# WORKERS processes share the tests; everything that needs Spark runs in one of them.
+# WORKERS processes share the tests; all that use the Spark session run in one of them.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 test: $(VENV)/.built ## run the tests
 	$(PYTEST)

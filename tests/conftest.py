@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.depth import DEEP, examples
 from tests.support.durations import Durations
 from tests.support.spark_retry import SparkRetry
+from tests.support.spark_scheduling import SparkScheduling
 from tests.support.spark_session import spark
 
 __all__ = ["spark"]
@@ -49,18 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(), "durations")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkScheduling:
+    return SparkScheduling(config, log)
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     if config.getoption("--slow-sample") is None:
         return None
     return f"slow tests: a random sample; repeat it with UPRIVER_SLOW_SEED={os.environ['UPRIVER_SLOW_SEED']}"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # One worker, and so one JVM, for everything that needs Spark.
-    for item in items:
-        if item.get_closest_marker("spark") is not None or "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
     fraction = config.getoption("--slow-sample")
     if fraction is not None:
         slow = sorted(item.nodeid for item in items if item.get_closest_marker("slow") is not None)
