@@ -7,7 +7,6 @@ option. It raises a ``ValueError`` that completes the sentence "it must be …".
 
 import dataclasses
 import difflib
-import math
 import os
 import re
 import tomllib
@@ -28,100 +27,84 @@ _TIME_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _JVM_SIZE_UNITS: Final = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
 
-Reader = Callable[[Any], Any]
 
+class Reader:
+    """Reads the value of an option. ``values`` shows users what they may write."""
 
-class OneOf:
-    """Reads one of a few words."""
-
-    def __init__(self, *allowed: str) -> None:
-        self.allowed = allowed
-
-    def __call__(self, value: Any) -> str:
-        if str(value).lower() not in self.allowed:
-            raise ValueError(f"one of {', '.join(self.allowed)}")
-        return str(value).lower()
-
-
-class Number:
-    """Reads a number between two bounds."""
-
-    def __init__(self, least: float, most: float = NUMBER_MAX, *, whole: bool = False) -> None:
-        self.least, self.most, self.whole = least, most, whole
+    def __init__(self, convert: Callable[[Any], Any], wanted: str, values: str = "") -> None:
+        self._convert, self._wanted, self.values = convert, wanted, values
 
     def __call__(self, value: Any) -> Any:
-        number = self._read(value)
-        if number is None or not self.least <= number <= self.most:
-            most = f"to {self.most:g}" if self.most < NUMBER_MAX or (number or 0) > self.most else "or more"
-            raise ValueError(f"a {'whole ' if self.whole else ''}number, {self.least:g} {most}")
-        return number
-
-    def _read(self, value: Any) -> float | None:
-        kind = int if self.whole else float
         try:
-            number = kind(value) if isinstance(value, str) else value
-            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-                return None
-            return kind(number) if number == kind(number) else None
-        except (ValueError, OverflowError):  # not a number, or one with hundreds of digits
-            return None
+            return self._convert(value)
+        except (ValueError, TypeError, LookupError, OverflowError):
+            raise ValueError(self._wanted) from None
 
 
-as_count: Final = Number(1, 2**63 - 1, whole=True)
-as_port: Final = Number(1, 65535, whole=True)
+def one_of(*allowed: str) -> Reader:
+    """Reads one of a few words, in any case."""
+    words = {word: word for word in allowed}
+    return Reader(lambda value: words[str(value).lower()], f"one of {', '.join(allowed)}", ", ".join(allowed))
 
 
-def as_any_text(value: Any) -> str:
-    """A text, which may be empty, or a path."""
+def number(least: float, most: float = NUMBER_MAX, *, whole: bool = False, values: str = "N") -> Reader:
+    """Reads a number between two bounds."""
+    kind = int if whole else float
+
+    def convert(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise TypeError
+        if (isinstance(value, float) and value != kind(value)) or not least <= kind(value) <= most:
+            raise ValueError
+        return kind(value)
+
+    bound = "2^62" if most == NUMBER_MAX else f"{most:g}"
+    return Reader(convert, f"a {'whole ' if whole else ''}number from {least:g} to {bound}", values)
+
+
+def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | os.PathLike | int):
-        raise ValueError("a text")
+        raise TypeError
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
-def as_text(value: Any) -> str:
-    """A text with at least one character."""
+def _some_text(value: Any) -> str:
     if value == "":
-        raise ValueError("a text that is not empty")
-    return as_any_text(value)
+        raise ValueError
+    return _text(value)
 
 
-def as_flag(value: Any) -> bool:
-    """True or false."""
-    if str(value).lower() not in (*YES, *_NO):
-        raise ValueError("true or false")
-    return str(value).lower() in YES
+def _flag(value: Any) -> bool:
+    return dict.fromkeys(YES, True)[str(value).lower()] if str(value).lower() not in _NO else False
 
 
-def as_seconds(value: Any) -> float:
-    """A text with a unit, or a number of seconds."""
-    if isinstance(value, int | float):
-        return float(value)
-    return _measure(value, _TIME_UNITS, "a time such as 500ms, 30s or 5m")
+def _measure(value: Any, units: Mapping[str, float], least: float = 0) -> float:
+    (amount, unit) = re.findall(r"^(.*?)([a-z]*)$", str(value).strip().lower())[0]
+    if not least <= float(amount) * units[unit] <= NUMBER_MAX:
+        raise ValueError
+    return float(amount) * units[unit]
 
 
-def as_size(value: Any) -> int:
-    """A number of bytes, perhaps with a unit: 1kB is 1,000 bytes and 1KiB is 1,024."""
-    return int(_measure(value, _SIZE_UNITS, "a size such as 512MiB, 1GiB or a number of bytes"))
-
-
-def as_jvm_size(value: Any) -> int:
-    """A number of bytes above 0, perhaps with a unit as Spark uses it: 1k and 1kb are 1,024 bytes."""
-    wanted = "a size above 0 such as 1000000, 512k or 16m"
-    size = int(_measure(value, _JVM_SIZE_UNITS, wanted))
-    if not size:
-        raise ValueError(wanted)
-    return size
-
-
-def _measure(value: Any, units: Mapping[str, float], wanted: str) -> float:
-    found = re.fullmatch(r"(.*?)([a-z]*)", str(value).strip().lower())
-    try:
-        amount = float(found[1]) * units[found[2]] if found else math.nan
-    except (KeyError, ValueError):
-        amount = math.nan
-    if not 0 <= amount <= NUMBER_MAX:
-        raise ValueError(wanted)
-    return amount
+#: A text with at least one character, or a path.
+as_text: Final = Reader(_some_text, "a text that is not empty", "TEXT")
+as_any_text: Final = Reader(_text, "a text", "TEXT")
+as_flag: Final = Reader(_flag, "true or false")
+as_count: Final = number(1, whole=True)
+as_port: Final = number(1, 65535, whole=True, values="PORT")
+#: A text with a unit, or a number of seconds.
+as_seconds: Final = Reader(
+    lambda value: float(value) if isinstance(value, int | float) else _measure(value, _TIME_UNITS),
+    "a time such as 500ms, 30s or 5m",
+    "TIME",
+)
+#: A number of bytes, perhaps with a unit: 1kB is 1,000 bytes and 1KiB is 1,024.
+as_size: Final = Reader(
+    lambda value: int(_measure(value, _SIZE_UNITS)), "a size such as 512MiB, 1GiB or a number of bytes", "SIZE"
+)
+#: A number of bytes above 0, perhaps with a unit as Spark uses it: 1k and 1kb are 1,024 bytes.
+as_jvm_size: Final = Reader(
+    lambda value: int(_measure(value, _JVM_SIZE_UNITS, 1)), "a size above 0 such as 1000000, 512k or 16m", "SIZE"
+)
 
 
 def as_vbuckets(value: str, vbuckets: int = VBUCKETS_MAX) -> tuple[int, ...]:
@@ -135,10 +118,9 @@ def as_vbuckets(value: str, vbuckets: int = VBUCKETS_MAX) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def option(default: Any, read: Reader, help_text: str, values: str = "") -> Any:
-    """Declare an option. ``values`` shows users what they may write; the words of a ``OneOf`` are shown anyway."""
-    if isinstance(read, OneOf):
-        values = values or ", ".join(read.allowed)
+def option(default: Any, read: Callable[[Any], Any], help_text: str, values: str = "") -> Any:
+    """Declare an option. ``values`` replaces what the reader shows to users."""
+    values = values or getattr(read, "values", "")
     return dataclasses.field(default=default, metadata={"read": read, "help": help_text, "values": values})
 
 

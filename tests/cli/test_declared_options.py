@@ -6,7 +6,7 @@ import click
 from click.testing import CliRunner
 
 from upriver.cli.declared_options import declared_option
-from upriver.options import OneOf, as_count, as_flag, as_seconds, as_text, option
+from upriver.options import as_count, as_flag, as_seconds, as_text, one_of, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Example:
     """Options of an example."""
 
     rows_max: int = option(7, as_count, "maximum number of rows", "N")
-    order: str = option("up", OneOf("up", "down"), "order of the rows")
+    order: str = option("up", one_of("up", "down"), "order of the rows")
     pause: float = option(1.5, as_seconds, "time between rows", "TIME")
     to: str | None = option(None, as_text, "where the rows go")
     quiet: bool = option(False, as_flag, "print nothing")

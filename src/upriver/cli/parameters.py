@@ -60,7 +60,7 @@ class TimeType(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The time in seconds."""
         try:
-            return as_seconds(value)
+            return float(as_seconds(value))
         except ValueError as error:
             self.fail(f"{value!r} must be {error}", param, ctx)
 

@@ -16,14 +16,16 @@ from upriver.network import is_loopback
 from upriver.options import (
     VBUCKETS_MAX,
     YES,
-    Number,
-    OneOf,
+    Reader,
     as_any_text,
+    as_count,
     as_flag,
     as_size,
     as_vbuckets,
     find_field,
     hyphenated,
+    number,
+    one_of,
     option,
     read_toml,
 )
@@ -37,9 +39,24 @@ PINNABLE: Final = (*SHORT_DRAFTS, "upr_draft3", "upr", "dcp", "tap")
 #: A smaller quota does not hold a single item of the largest size that clients commonly use.
 MEMORY_QUOTA_BYTES_MIN: Final = 2**20
 
-_PORT: Final = Number(0, 65535, whole=True)
-_SECONDS: Final = Number(0)
-_BYTES: Final = Number(1, whole=True)
+
+def _quota(value: Any) -> str:
+    if 0 < as_size(value) < MEMORY_QUOTA_BYTES_MIN:
+        raise ValueError
+    return str(value)
+
+
+def _bucket_name(value: Any) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", as_any_text(value)) is None:
+        raise ValueError
+    return str(value)
+
+
+_NAME: Final = Reader(_bucket_name, "1 to 100 letters, digits or any of _ . - %", "NAME")
+_PORT: Final = number(0, 65535, whole=True, values="PORT")
+_QUOTA: Final = Reader(_quota, "0 for no limit, or a size of at least 1MiB such as 512MiB or 1GiB", "SIZE")
+_SECONDS: Final = number(0, values="SECONDS")
+_BYTES: Final = number(1, whole=True, values="BYTES")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ class NodeOptions:
     """How to run a node."""
 
     host: str = option("127.0.0.1", as_any_text, "address to listen on", "HOST")
-    port: int = option(11210, _PORT, "port to listen on; 0 picks a free one", "PORT")
+    port: int = option(11210, _PORT, "port to listen on; 0 picks a free one")
     listen: str = option(
         "",
         as_any_text,
@@ -73,84 +90,60 @@ class NodeOptions:
     )
     data: str | None = option(None, as_any_text, "directory for the data", "DIR")
     memory: bool = option(False, as_flag, "keep the data in memory only; the default without --data")
-    bucket: str = option("default", as_any_text, "name of the bucket", "NAME")
-    vbuckets: int = option(
-        VBUCKETS_MAX, Number(1, VBUCKETS_MAX, whole=True), "number of vbuckets, a power of two up to 1,024", "N"
-    )
+    bucket: str = option("default", _NAME, "name of the bucket")
+    vbuckets: int = option(1024, number(1, VBUCKETS_MAX, whole=True), "number of vbuckets, a power of two up to 1,024")
     initial_vbuckets: str = option(
         "all", as_any_text, "vbuckets that are active in a new bucket: all, none or ranges like 0-511,700", "RANGES"
     )
     ack: Literal["memory", "disk"] = option(
-        "memory", OneOf("memory", "disk"), "answer a write when it is in memory, or when it is on disk"
+        "memory", one_of("memory", "disk"), "answer a write when it is in memory, or when it is on disk"
     )
-    memory_quota: str = option("1GiB", as_any_text, "memory limit for items; 0 for no limit", "SIZE")
-    history_s: float = option(
-        600.0, _SECONDS, "keep superseded versions for at least this long, unless memory is short", "SECONDS"
-    )
+    memory_quota: str = option("1GiB", _QUOTA, "memory limit for items; 0 for no limit")
+    history_s: float = option(600.0, _SECONDS, "keep superseded versions at least this long, unless memory is short")
     history_bytes: int = option(
-        2**30, Number(0, whole=True), "keep older versions too, up to this many bytes in total", "BYTES"
+        2**30, number(0, whole=True, values="BYTES"), "keep older versions too, up to this many bytes in total"
     )
-    tombstone_s: float = option(259_200.0, _SECONDS, "keep tombstones of deleted keys for this long", "SECONDS")
+    tombstone_s: float = option(259_200.0, _SECONDS, "keep tombstones of deleted keys for this long")
     users: str | None = option(None, as_any_text, "users file; without one, clients need no login", "FILE")
     insecure: bool = option(False, as_flag, "allow addresses beyond loopback without a users file")
     tls_cert: str | None = option(None, as_any_text, "certificate chain in PEM form; turns TLS on", "FILE")
     tls_key: str | None = option(None, as_any_text, "private key of the certificate", "FILE")
     tls_handshake_s: float = option(
-        10.0, Number(0.001), "close a connection whose TLS handshake takes longer than this", "SECONDS"
+        10.0, number(0.001, values="SECONDS"), "close a connection whose TLS handshake takes longer than this"
     )
-    metrics_port: int | None = option(
-        None, _PORT, "serve Prometheus metrics and /healthz on this port; 0 picks a free one", "PORT"
-    )
+    metrics_port: int | None = option(None, _PORT, "port for Prometheus metrics and /healthz; 0 picks a free one")
     metrics_host: str = option("127.0.0.1", as_any_text, "address for the metrics, which need no login", "HOST")
     stall_s: float = option(
         10.0,
         _SECONDS,
-        "/healthz fails when a change has waited this long for the disk, or a stream has not advanced for this long",
-        "SECONDS",
+        "/healthz fails when a change waits this long for the disk, or a stream stalls for this long",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", OneOf("debug", "info", "warning", "error"), "least severe level to log; logs go to standard error"
+        "info", one_of("debug", "info", "warning", "error"), "least severe level to log; logs go to standard error"
     )
-    log_format: Literal["plain", "json"] = option("plain", OneOf("plain", "json"), "format of the log lines")
-    connections_max: int = option(20_000, Number(1, whole=True), "maximum number of connections", "N")
+    log_format: Literal["plain", "json"] = option("plain", one_of("plain", "json"), "format of the log lines")
+    connections_max: int = option(20_000, as_count, "maximum number of connections")
     body_bytes_max: int = option(
-        BODY_BYTES_MAX, Number(1, BODY_BYTES_MAX, whole=True), "refuse requests larger than this", "BYTES"
+        BODY_BYTES_MAX, number(1, BODY_BYTES_MAX, whole=True, values="BYTES"), "refuse requests larger than this"
     )
-    unread_bytes_max: int = option(
-        1024 * 1024, _BYTES, "stop answering a peer that has left this many bytes of responses unread", "BYTES"
-    )
-    unread_total_bytes_max: int = option(
-        256 * 2**20, _BYTES, "memory limit for unread responses of all connections together", "BYTES"
-    )
-    partial_bytes_max: int = option(
-        256 * 2**20, _BYTES, "memory limit for partly received requests of all connections together", "BYTES"
-    )
+    unread_bytes_max: int = option(2**20, _BYTES, "stop answering a peer that has this many bytes of unread responses")
+    unread_total_bytes_max: int = option(2**28, _BYTES, "memory limit for unread responses of all connections")
+    partial_bytes_max: int = option(2**28, _BYTES, "memory limit for partly received requests of all connections")
     stuck_s: float = option(
         60.0,
         _SECONDS,
         "close a peer that has sent part of a request, or left responses unread, and made no progress for this long;"
         " 0 for never",
-        "SECONDS",
     )
     login_s: float = option(
-        60.0, Number(0.1), "with users, close a peer that has not logged in after this long", "SECONDS"
+        60.0, number(0.1, values="SECONDS"), "with users, close a peer that has not logged in after this long"
     )
-    tap_ack_interval: int = option(
-        1000, Number(1, whole=True), "ask TAP clients for an acknowledgement after this many messages", "N"
-    )
-    tap_ack_window: int = option(
-        10_000, Number(1, whole=True), "maximum number of unacknowledged messages per TAP client", "N"
-    )
-    tap_backoff_s: float = option(
-        5.0, _SECONDS, "resend a TAP message that a client refused temporarily after this long", "SECONDS"
-    )
-    tap_keep_alive_s: float = option(
-        300.0, _SECONDS, "keep the position of a disconnected named TAP client for this long", "SECONDS"
-    )
-    tap_noop_interval_s: float = option(
-        200.0, _SECONDS, "interval between no-ops to TAP clients; 0 for never", "SECONDS"
-    )
-    idle_s: float = option(0.0, _SECONDS, "close connections that are idle for this long; 0 for never", "SECONDS")
+    tap_ack_interval: int = option(1000, as_count, "ask TAP clients for an acknowledgement after this many messages")
+    tap_ack_window: int = option(10_000, as_count, "maximum number of unacknowledged messages per TAP client")
+    tap_backoff_s: float = option(5.0, _SECONDS, "resend a TAP message that was refused temporarily after this long")
+    tap_keep_alive_s: float = option(300.0, _SECONDS, "keep the position of a disconnected TAP client for this long")
+    tap_noop_interval_s: float = option(200.0, _SECONDS, "interval between no-ops to TAP clients; 0 for never")
+    idle_s: float = option(0.0, _SECONDS, "close connections that are idle for this long; 0 for never")
     #: Where each value comes from, for the error about a bad one.
     origins: dataclasses.InitVar[Mapping[str, str] | None] = None
 
@@ -189,18 +182,6 @@ class NodeOptions:
         yield "listen"
         for each in parse_listen(self.listen):
             self._check_exposure(each.host, each.address, anonymous=each.anonymous)
-        yield "bucket"
-        if re.fullmatch(r"[A-Za-z0-9_.%-]{1,100}", self.bucket) is None:
-            raise InvalidArguments(
-                f"bucket = {self.bucket!r}: a name must have 1 to 100 letters, digits or any of _ . - %"
-            )
-        yield "memory_quota"
-        try:
-            quota_bytes = as_size(self.memory_quota)
-        except ValueError as error:
-            raise InvalidArguments(f"memory_quota = {self.memory_quota!r}: it must be {error}") from None
-        if 0 < quota_bytes < MEMORY_QUOTA_BYTES_MIN:
-            raise InvalidArguments(f"memory_quota = {self.memory_quota!r}: it must be at least 1MiB, or 0 for no limit")
         yield "initial_vbuckets"
         parse_initial_vbuckets(self.initial_vbuckets, self.vbuckets)
 

@@ -13,7 +13,8 @@ from upriver.client.consumer import ConsumerSettings, default_name
 from upriver.client.transport import Address
 from upriver.errors import AddressError, OffsetError, OptionError
 from upriver.options import (
-    OneOf,
+    VBUCKETS_MAX,
+    Reader,
     as_any_text,
     as_count,
     as_flag,
@@ -22,6 +23,7 @@ from upriver.options import (
     as_seconds,
     as_text,
     as_vbuckets,
+    one_of,
     option,
     read_fields,
 )
@@ -42,12 +44,11 @@ def as_address(value: Any) -> Address:
         raise ValueError(f"HOST:PORT or upriver://user@host:port/bucket ({error.why})") from None
 
 
-def as_vbuckets_or_all(value: str) -> tuple[int, ...] | None:
-    """Numbers of vbuckets; None for all."""
-    try:
-        return None if value.lower() == "all" else as_vbuckets(value)
-    except ValueError as error:
-        raise ValueError(f"all, or {error}") from None
+as_vbuckets_or_all: Final = Reader(
+    lambda value: None if value.lower() == "all" else as_vbuckets(value),
+    f"all, or vbuckets below {VBUCKETS_MAX} such as 7, 0-511 or 0-511,700",
+    "all or 0-511,700",
+)
 
 
 def as_offsets(value: str) -> Any:
@@ -109,39 +110,34 @@ class ConnectionOptions:
 class ReadOptions(ConnectionOptions):
     """What a query reads, and how."""
 
-    dialect: str = option("dcp", OneOf(*DIALECTS), "dialect to speak to the nodes")
+    dialect: str = option("dcp", one_of(*DIALECTS), "dialect to speak to the nodes")
     stream_port: int | None = option(
-        None,
-        as_port,
-        "port for stream requests, if it differs from the nodes' port; for listeners of one draft",
-        "PORT",
+        None, as_port, "port for stream requests, if it differs from the nodes' port; for listeners of one draft"
     )
-    name: str | None = option(None, as_text, "name of the connections in the nodes' statistics", "TEXT")
-    vbuckets: tuple[int, ...] | None = option(None, as_vbuckets_or_all, "vbuckets to read", "all or 0-511,700")
+    name: str | None = option(None, as_text, "name of the connections in the nodes' statistics")
+    vbuckets: tuple[int, ...] | None = option(None, as_vbuckets_or_all, "vbuckets to read")
     starting_offsets: Any = option("earliest", as_offsets, "where a new query starts", "earliest, latest or JSON")
     ending_offsets: Any = option("latest", as_ends, "where a batch query ends", "latest or JSON")
-    max_rows_per_trigger: int | None = option(None, as_count, "maximum number of changes in a micro-batch", "N")
-    max_bytes_per_trigger: int | None = option(None, as_jvm_size, "estimated maximum size of a micro-batch", "SIZE")
-    min_rows_per_trigger: int | None = option(
-        None, as_count, "start a batch only when this many changes are waiting", "N"
-    )
+    max_rows_per_trigger: int | None = option(None, as_count, "maximum number of changes in a micro-batch")
+    max_bytes_per_trigger: int | None = option(None, as_jvm_size, "estimated maximum size of a micro-batch")
+    min_rows_per_trigger: int | None = option(None, as_count, "start a batch only when this many changes are waiting")
     max_trigger_delay: float = option(
-        900.0, as_seconds, "start a batch after this time, even with fewer changes than minRowsPerTrigger", "TIME"
+        900.0, as_seconds, "start a batch after this time, even with fewer changes than minRowsPerTrigger"
     )
-    min_partitions: int | None = option(None, as_count, "minimum number of tasks, at most one per vbucket", "N")
-    on_rollback: Policy = option("fail", OneOf(*POLICIES), "what to do when the source rolls back")
+    min_partitions: int | None = option(None, as_count, "minimum number of tasks, at most one per vbucket")
+    on_rollback: Policy = option("fail", one_of(*POLICIES), "what to do when the source rolls back")
     fail_on_data_loss: bool = option(True, as_flag, "fail if a vbucket is gone or its history was replaced")
     keys_only: bool = option(False, as_flag, "do not fetch values")
-    key_prefix: str | None = option(None, as_text, "only keys that start with this", "TEXT")
+    key_prefix: str | None = option(None, as_text, "only keys that start with this")
     key_filter: str | None = option(None, as_text, "only keys that match this RE2 pattern", "PATTERN")
     value_filter: str | None = option(None, as_value_filter, "only changes whose JSON value has this field", "JSON")
     persisted_only: bool = option(False, as_flag, "only changes that are on the source's disk")
     history: bool = option(False, as_flag, "every retained version of a key, not only the newest")
     value_format: str = option(
-        "binary", OneOf(*VALUE_FORMATS), "type of the value column; json is text that `changes()` parses"
+        "binary", one_of(*VALUE_FORMATS), "type of the value column; json is text that `changes()` parses"
     )
     value_schema: str | None = option(None, as_text, "with json: schema of the documents, in Spark's syntax", "DDL")
-    rows_per_batch: int = option(65_536, as_count, "maximum number of rows in a record batch", "N")
+    rows_per_batch: int = option(65_536, as_count, "maximum number of rows in a record batch")
 
     def __post_init__(self) -> None:
         if self.dialect == "tap":
@@ -208,16 +204,16 @@ class WriteOptions(ConnectionOptions):
     """What is written, and how."""
 
     mode: str = option(
-        "upsert", OneOf("upsert", "meta"), "write as a client does, or with the CAS, revision and expiry of the rows"
+        "upsert", one_of("upsert", "meta"), "write as a client does, or with the CAS, revision and expiry of the rows"
     )
     conflicts: str = option(
         "resolve",
-        OneOf("resolve", "force"),
+        one_of("resolve", "force"),
         "with meta: resolve keeps the newer version, force always writes ours",
     )
-    errors_as: str = option("fail", OneOf("fail", "ignore", "deadletter"), "what to do with rows that a node refuses")
+    errors_as: str = option("fail", one_of("fail", "ignore", "deadletter"), "what to do with rows that a node refuses")
     dead_letter_path: str | None = option(None, as_text, "directory for refused rows, as Parquet", "DIR")
-    batch_rows: int = option(16_384, as_count, "rows in flight per task", "N")
+    batch_rows: int = option(16_384, as_count, "rows in flight per task")
 
     def __post_init__(self) -> None:
         if (self.errors_as == "deadletter") is not (self.dead_letter_path is not None):

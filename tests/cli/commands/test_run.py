@@ -49,7 +49,7 @@ def test_the_help_lists_every_pipeline_and_each_has_its_options(run: Run) -> Non
         (("replicate", "--to", "a:1", "--for", "soon"), "a time such as"),
         (
             ("transition", "--to", "a:1", "--parallel", "0"),
-            "option parallel = '0': it must be a whole number, 1 or more",
+            "option parallel = '0': it must be a whole number from 1",
         ),
         (("-f", "no such file.toml"), "no such file.toml: No such file"),
     ],

@@ -194,11 +194,11 @@ def test_a_taken_port_is_refused() -> None:
     [
         (["--host", "0.0.0.0"], "clients without a login are served on loopback only, not on 0.0.0.0; give --users"),
         (["--host", "::"], "clients without a login are served on loopback only, not on ::;"),
-        (["--port", "x"], "port = 'x': it must be a whole number, 0 to 65535"),
+        (["--port", "x"], "port = 'x': it must be a whole number from 0 to 65535"),
         (["--vbuckets", "1000"], "vbuckets = 1000: it must be a power of two up to 1024"),
         (["--ack", "never"], "ack = 'never': it must be one of memory, disk"),
         (["--memory", "--data", "d"], "data and memory exclude each other"),
-        (["--memory-quota", "lots"], "memory_quota = 'lots': it must be a size"),
+        (["--memory-quota", "lots"], "memory_quota = 'lots': it must be 0 for no limit, or a size"),
         (["--tls-cert", "c"], "tls_cert and tls_key belong together"),
         (["--tls-cert", "/absent/c", "--tls-key", "/absent/k"], "the certificate /absent/c with the key /absent/k"),
         (["--users", "/absent/users.json"], "/absent/users.json: "),

@@ -106,7 +106,7 @@ def test_a_killed_node_and_what_it_has_lost_are_followed(spark: SparkSession, tm
 
 def test_options_that_make_no_sense_are_refused() -> None:
     assert find("mirror") is Mirror
-    with pytest.raises(OptionError, match="begins with earliest"):
+    with pytest.raises(OptionError, match="it must be earliest"):
         Mirror.of(start="latest")
     with pytest.raises(OptionError, match="one of delta, parquet"):
         Mirror.of(format="csv")
@@ -134,11 +134,11 @@ def test_a_file_of_history_is_written_once(tmp_path: Path) -> None:
 
 
 def test_a_file_of_history_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[tuple[list[Path], list[str]]] = []
+    synced: list[tuple[Path, list[str]]] = []
     monkeypatch.setattr(
         "upriver.pipelines.jobs.mirror.sync",
-        lambda paths: synced.append((paths, [path.name for path in tmp_path.glob("q-*")])),
+        lambda synced_path: synced.append((synced_path, [path.name for path in tmp_path.glob("q-*")])),
     )
     ParquetHistory(tmp_path).append(table([row(0, 1, "mutation", b"k", b"v")]), "q", 0)
     name = "q-000000000000.parquet"
-    assert synced == [([tmp_path / f".{name}"], []), ([tmp_path], [name])]
+    assert synced == [(tmp_path / f".{name}", []), (tmp_path, [name])]

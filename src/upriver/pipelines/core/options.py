@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from upriver.client.transport import Address
-from upriver.options import OneOf, as_count, as_flag, hyphenated, option, read_fields
+from upriver.options import as_count, as_flag, hyphenated, one_of, option, read_fields
 from upriver.spark import DIALECTS, ReadOptions, as_address
 
 #: A batch of this size is written in a second or two, and fits into the memory of a small machine.
@@ -56,9 +56,9 @@ class PipelineOptions(JobOptions):
     key_prefix: str | None = same_as("key_prefix")
     key_filter: str | None = same_as("key_filter")
     value_filter: str | None = same_as("value_filter")
-    start: str = option("earliest", OneOf("earliest", "latest"), "where a pipeline without a checkpoint starts")
-    dialect: str = option("dcp", OneOf(*_DIALECTS), "dialect to speak to the nodes")
-    max_rows: int = option(ROWS_MAX, as_count, "maximum number of changes in a batch", "N")
+    start: str = option("earliest", one_of("earliest", "latest"), "where a pipeline without a checkpoint starts")
+    dialect: str = option("dcp", one_of(*_DIALECTS), "dialect to speak to the nodes")
+    max_rows: int = option(ROWS_MAX, as_count, "maximum number of changes in a batch")
     persisted_only: bool = same_as("persisted_only")
     fail_on_data_loss: bool = option(
         True, as_flag, "fail if a vbucket is gone or its history was replaced; otherwise it is read again"

@@ -32,7 +32,7 @@ class IndexOptions(KeepingOptions):
         "file of the index, or URL of an index or collection",
         "FILE, opensearch+http://… or solr+http://…",
     )
-    wait: float = option(30.0, as_seconds, "how long a batch waits for a server that is down or busy", "TIME")
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a server that is down or busy")
 
     def __post_init__(self) -> None:
         super(IndexOptions, self).__post_init__()

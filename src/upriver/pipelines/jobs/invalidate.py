@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from upriver.client.transport import Backoff
 from upriver.errors import NodeUnavailable
-from upriver.options import OneOf, as_any_text, as_seconds, as_text, option
+from upriver.options import as_any_text, as_seconds, as_text, one_of, option
 from upriver.pipelines.apply.applying import OF_VBUCKETS, latest
 from upriver.pipelines.apply.seen_keys import SeenKeys
 from upriver.pipelines.core.options import PipelineOptions
@@ -37,9 +37,9 @@ class InvalidateOptions(PipelineOptions):
     to: str = option(
         "memcached://127.0.0.1:11211", as_text, "caches to invalidate", "memcached://HOST:PORT,redis://HOST:PORT/0,…"
     )
-    mode: str = option("delete", OneOf(*MODES), "what to do with changed keys")
-    prefix: str = option("", as_any_text, "prefix of each key in the caches", "TEXT")
-    wait: float = option(30.0, as_seconds, "how long a batch waits for a cache that is down", "TIME")
+    mode: str = option("delete", one_of(*MODES), "what to do with changed keys")
+    prefix: str = option("", as_any_text, "prefix of each key in the caches")
+    wait: float = option(30.0, as_seconds, "how long a batch waits for a cache that is down")
 
 
 class Invalidate(Pipeline):

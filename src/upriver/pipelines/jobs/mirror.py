@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from upriver.errors import ForeignData, OptionError
 from upriver.files import sync
 from upriver.model import Difference, differences
-from upriver.options import OneOf, as_text, option
+from upriver.options import as_text, one_of, option
 from upriver.pipelines.apply.applying import latest
 from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
 from upriver.pipelines.apply.rereading import NodeReader
@@ -30,7 +30,7 @@ class MirrorOptions(KeepingOptions):
     """The options of mirror."""
 
     to: str = option("mirror", as_text, "directory of the table", "DIR")
-    format: str = option("delta", OneOf(*FORMATS), "format of the table")
+    format: str = option("delta", one_of(*FORMATS), "format of the table")
     history: str | None = option(None, as_text, "directory of a second table, which gets every change", "DIR")
 
     def __post_init__(self) -> None:

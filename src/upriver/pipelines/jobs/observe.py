@@ -37,11 +37,11 @@ class ObserveOptions(PipelineOptions):
         "where to write windows: - for JSON lines on standard output, FILE.jsonl, or a directory for Parquet files",
         "PLACE",
     )
-    window: float = option(10.0, as_seconds, "length of a window, in whole seconds", "TIME")
-    late: float = option(5.0, as_seconds, "how late a change may arrive and still count in its window", "TIME")
-    delimiter: str = option(":", as_text, "text that ends the prefix of a key", "TEXT")
-    top: int = option(10, as_count, "number of prefixes and hot keys to report", "N")
-    keep: int = option(360, as_count, "number of windows to keep for the plot", "N")
+    window: float = option(10.0, as_seconds, "length of a window, in whole seconds")
+    late: float = option(5.0, as_seconds, "how late a change may arrive and still count in its window")
+    delimiter: str = option(":", as_text, "text that ends the prefix of a key")
+    top: int = option(10, as_count, "number of prefixes and hot keys to report")
+    keep: int = option(360, as_count, "number of windows to keep for the plot")
     plot: str | None = option(None, as_text, "draw the windows into a picture at the end", "FILE.png")
 
     def __post_init__(self) -> None:

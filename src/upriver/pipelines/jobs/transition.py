@@ -47,10 +47,8 @@ class TransitionOptions(JobOptions):
     )
     undo: bool = option(False, as_flag, "move the vbuckets back, and undo interrupted moves")
     verify: bool = option(True, as_flag, "verify that every document has arrived")
-    parallel: int = option(PARALLEL, as_count, "number of vbuckets to move in parallel", "N")
-    step_patience: float = option(
-        PATIENCE_S, as_seconds, "give up on a vbucket that makes no progress for this long", "TIME"
-    )
+    parallel: int = option(PARALLEL, as_count, "number of vbuckets to move in parallel")
+    step_patience: float = option(PATIENCE_S, as_seconds, "give up on a vbucket that makes no progress for this long")
 
     def __post_init__(self) -> None:
         if self.to is None:
