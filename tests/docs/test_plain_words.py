@@ -46,7 +46,6 @@ ALLOWED: dict[tuple[str, str], str] = {
 EXCLUDED: tuple[str, ...] = (
     "src/upriver/client/consumer/",
     "src/upriver/client/sync/consumer.py",
-    "src/upriver/node/",
     "src/upriver/spark/",
 )
 

@@ -11,7 +11,7 @@ from upriver.node import start
 from upriver.node.build_info import compiled_parts, plain_parts
 from upriver.wire.codec import frame_runs, tap_records
 
-TOLD = "not compiled, and so many times slower: "
+TOLD = "not compiled, and therefore many times slower: "
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

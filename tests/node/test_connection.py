@@ -309,7 +309,7 @@ def test_who_reads_slowly_but_steadily_may_go_on(
             return connections(still_node) == 0
 
         wait_until(gone, "it is cut off")
-        (line,) = logged(caplog, "did not take its last answers" if farewell else "it left its answers unread")
+        (line,) = logged(caplog, "did not read its last answers" if farewell else "it left its answers unread")
         assert line.startswith(name_of(client))
 
 
@@ -358,7 +358,7 @@ def test_who_quits_and_does_not_read_is_cut_off(
         client.set(b"key", b"v" * 10_000_000)
         client.send(Get(key=b"key"), QuitQ())
         wait_until(lambda: connections(upriver_node) == 0, "it is cut off")
-        assert "did not take its last answers" in logged(caplog, "cut off")[0]
+        assert "did not read its last answers" in logged(caplog, "cut off")[0]
 
 
 def test_a_peer_that_resets_is_forgotten(upriver_node: EmbeddedNode) -> None:

@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The compiled loop for what clients do most: runs of plain get, set and delete requests, with and without meta, and
+"""The compiled loop for the most frequent requests: runs of plain gets, sets and deletes, with and without meta, and
 of touches and counts.
 
-It answers a request only if nothing about it is special: whole, a vbucket that is active here, no lock on the key, no
-CAS, no data type that was not agreed on, no item that is past its time, no value that must be read from disk, room for
-what is written. At the first request that is anything else it stops and leaves it to the session, which knows every
-case; so each rule is written once, in the session's commands, and this loop is only a faster way through the plain ones.
+It answers a request only if the request is complete, its vbucket is active, its key is not locked, it has neither a CAS
+nor a data type that was not agreed on, the item is not expired, the value need not be read from disk, and there is room
+for a write. At any other request it stops and leaves that to the session, which handles every case. Each rule is thus
+written once, in the commands; this loop is only a faster way through the plain cases.
 
-What a request takes is not work but waiting: the vbucket's table, the slot of the key, the chunk and the record lie
-somewhere in memory, and each tells only when it has come where the next one is. So the loop looks at some requests
-ahead and asks for what all of them need, step by step, before it answers the first: they wait together.
+Most of a request's time is spent waiting for memory: the vbucket's table, the slot of the key, the chunk and the record
+each hold the address of the next. So the loop prefetches these for several requests, step by step, before it answers
+the first of them: they wait together.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -44,9 +44,9 @@ cdef enum:
     SNAPPY = 0x02
     # The uuid of the vbucket and the seqno, in the answer to a write.
     TOKEN = 16
-    # A buffer for answers that has grown beyond this is given back after use.
+    # A buffer for answers that has grown beyond this is freed after use.
     ROOM_KEPT = 256 * 1024
-    # The opcodes that are answered here.
+    # The opcodes that this loop answers.
     GET = 0x00
     SET = 0x01
     DELETE = 0x04
@@ -64,14 +64,14 @@ cdef enum:
     SETQ_WITH_META = 0xA3
     DELETE_WITH_META = 0xA8
     DELETEQ_WITH_META = 0xA9
-    # Of a touch and of a count: delta, initial number and expiration.
+    # The extras of a touch, and of a count (delta, initial number and expiration).
     TOUCH_EXTRAS = 4
     COUNT_EXTRAS = 20
     NUMBER = 8
-    # A number of so many digits has room to grow; and a touch writes its value again, which is not to take long.
+    # A number of at most this many digits has room to grow. A touch writes its value again: long ones are left out.
     DIGITS_MAX = 19
     TOUCHED_BYTES_MAX = 1024
-    # Meta: flags, expiration, revision and CAS, and perhaps options; of these others are left to the session.
+    # Meta: flags, expiration, revision, CAS and perhaps options. Requests with other options are left to the session.
     META_EXTRAS = 24
     META_OPTIONS_EXTRAS = 28
     SKIP_CONFLICT_RESOLUTION = 0x01
@@ -83,18 +83,18 @@ cdef enum:
     EXPIRATION = 3
     STATUS_KEY_ENOENT = 0x01
     STATUS_KEY_EEXISTS = 0x02
-    # How many requests are looked at together, and how much of a table and of a record they ask for.
+    # The number of requests prefetched together, and how much of a table and of a record.
     AHEAD = 16
     LINE = 64
     TABLE_BYTES = 512
     RECORD_BYTES = 256
 
-# What the session says of these, word for word.
+# The same texts as the commands send.
 cdef bytes NOT_FOUND = b"Not found"
 cdef bytes OURS_WINS = b"our version wins"
 
 
-# What is known ahead of a request.
+# The prefetch state of one request.
 cdef struct Asked:
     PyObject *table
     const char *key
@@ -102,7 +102,7 @@ cdef struct Asked:
     uint64_t hashed
     uint64_t slot
     bint writes
-    # Of a write: where the next record goes.
+    # For a write: the chunk of the next record.
     Chunk *last
 
 
@@ -119,7 +119,7 @@ cdef inline bint is_count(uint8_t opcode) noexcept:
 
 
 cdef bint read_meta(const char *request, bint deletes, Version *theirs, uint32_t *options) noexcept:
-    """The version that came from elsewhere; False if there is something about it that the session must see."""
+    """Read the version of a request with meta; return False to leave it to the session."""
     cdef const char *extras = request + HEADER
     cdef uint8_t length = request[4]
     if length != META_EXTRAS and length != META_OPTIONS_EXTRAS:
@@ -131,7 +131,7 @@ cdef bint read_meta(const char *request, bint deletes, Version *theirs, uint32_t
     theirs.key, theirs.key_size = extras + length, load_be16(request + 2)
     theirs.expiry = load_be32(extras + 4)
     theirs.rev_seqno, theirs.cas = load_be64(extras + 8), load_be64(extras + 16)
-    if deletes:  # a tombstone has no flags, and the value that may have come along is not kept
+    if deletes:  # a tombstone has no flags and no value
         theirs.event = EXPIRATION if options[0] & DELETE_IS_EXPIRATION else DELETION
     else:
         theirs.event, theirs.flags, theirs.datatype = MUTATION, load_be32(extras), <uint8_t> request[5]
@@ -145,15 +145,15 @@ cdef int order(uint64_t theirs, uint64_t ours) noexcept:
 
 
 cdef bint wins(const Version *theirs, const char *record) noexcept:
-    """Conflict resolution as upriver.engine.keyvalue.Rank has it; ours wins if all is equal. A record of the same CAS
-    must have its value here."""
+    """Conflict resolution as in upriver.engine.keyvalue.Rank; ours wins if all is equal. A record of the same CAS must
+    have its value in memory."""
     cdef bint live = <uint8_t> record[R_OPCODE] == OPCODE_MUTATION, stores = theirs.event == MUTATION
     cdef uint32_t size = 0
     cdef const char *value = NULL
     cdef int found = order(theirs.rev_seqno, load_be64(record + R_REV_SEQNO))
     if not found:
         found = order(theirs.cas, load_be64(record + R_CAS))
-    if not found:  # the second of a deletion is no part of it
+    if not found:  # the time of a deletion does not count
         found = order(theirs.expiry if stores else 0, load_be32(record + R_EXPIRY) if live else 0)
     if not found:
         found = order(theirs.flags, load_be32(record + R_FLAGS) if live else 0)
@@ -171,7 +171,7 @@ cdef bint wins(const Version *theirs, const char *record) noexcept:
 
 
 cdef void again(Version *version, const char *record, const char *key, uint32_t key_size) noexcept:
-    """The item of a record, to be stored once more."""
+    """Fill a version with the item of a record, to store it again."""
     memset(version, 0, sizeof(Version))
     version.event, version.datatype = MUTATION, <uint8_t> record[R_DATATYPE]
     version.flags, version.expiry = load_be32(record + R_FLAGS), load_be32(record + R_EXPIRY)
@@ -181,7 +181,7 @@ cdef void again(Version *version, const char *record, const char *key, uint32_t 
 
 
 cdef bint read_number(const char *digits, uint32_t size, uint64_t *number) noexcept:
-    """A decimal number; False if it is none, or so long that the session must see."""
+    """Read a decimal number; return False if it is not one, or too long."""
     cdef uint32_t i
     number[0] = 0
     for i in range(size):
@@ -192,7 +192,7 @@ cdef bint read_number(const char *digits, uint32_t size, uint64_t *number) noexc
 
 
 cdef uint32_t write_number(char *digits, uint64_t number) noexcept:
-    """The decimal digits of a number; how many."""
+    """Write the decimal digits of a number; return their count."""
     cdef char reversed[24]
     cdef uint32_t size = 0, i
     while number or not size:
@@ -205,21 +205,21 @@ cdef uint32_t write_number(char *digits, uint64_t number) noexcept:
 
 
 cdef class FastPath:
-    """Answers from the tables of one bucket; ``tables`` is the bucket's own list, by number of the vbucket, and
-    ``operations`` its count of the rarer operations."""
+    """Answers from the tables of one bucket. ``tables`` is the bucket's own list, indexed by vbucket, and
+    ``operations`` its counter of the rarer operations."""
 
     cdef list tables
     cdef Ledger ledger
     cdef object operations
     cdef char *out
     cdef size_t used, room
-    # Of the run that is being answered: what the client may do and has agreed on, and the time, once it was asked for.
+    # For the current run: what the client may do and has agreed on, and the time once it was read.
     cdef bint may_read, may_write, tokens
     cdef uint8_t datatypes
     cdef double now
-    # Counted in the run, and not told yet.
+    # Counted in the run, and not yet added to ``operations``.
     cdef Py_ssize_t sets_with_meta, deletes_with_meta, touches, increments, decrements
-    #: A change may wake somebody who sends a request of his own: that one goes through his session.
+    #: A run is under way. A change may wake a callback that sends a request, which then takes the slow path.
     cdef bint busy
 
     def __cinit__(self, list tables not None, Ledger ledger not None, operations not None):
@@ -232,13 +232,13 @@ cdef class FastPath:
 
     @property
     def room_bytes(self):
-        """How much memory is kept for answers between calls."""
+        """The size of the buffer kept for answers between calls."""
         return self.room
 
     def serve(self, data, Py_ssize_t start, Py_ssize_t end, bint may_read, bint may_write, uint8_t datatypes,
               bint tokens, size_t body_bytes_max, size_t answer_bytes_max):
-        """Answer what stands from ``start`` to ``end``: where the first request stands that was not answered, and the
-        answers. The client has agreed on ``datatypes``, and on ``tokens`` of mutations in the answers to writes."""
+        """Answer requests from ``start`` to ``end``; return the offset of the first unanswered one, and the answers.
+        The client has agreed on ``datatypes``, and on mutation ``tokens`` in the answers to writes."""
         cdef Py_buffer view
         cdef Py_ssize_t at
         if self.busy:
@@ -302,9 +302,9 @@ cdef class FastPath:
         return at
 
     cdef Py_ssize_t fetch(self, const char *base, Py_ssize_t length, Py_ssize_t at) noexcept:
-        """Ask the memory for what the next requests will need; where they end. It stops where the loop will stop too.
+        """Prefetch the memory that the next requests need; return where these end. It stops where the loop would stop.
 
-        It decides nothing and changes nothing: what is asked for in vain costs a little time.
+        It changes nothing: a prefetch in vain costs a little time.
         """
         cdef Asked asked[AHEAD]
         cdef Asked *each
@@ -320,7 +320,7 @@ cdef class FastPath:
             vbucket = load_be16(request + 6)
             if <size_t> (length - at - HEADER) < body or extras + key_length > body:
                 break
-            if not 0 < key_length <= KEY_BYTES_MAX:  # nothing behind it is answered here
+            if not 0 < key_length <= KEY_BYTES_MAX:  # the loop stops here
                 break
             if vbucket >= PyList_GET_SIZE(self.tables) or PyList_GET_ITEM(self.tables, vbucket) == <PyObject *> None:
                 break
@@ -368,7 +368,7 @@ cdef class FastPath:
         return at
 
     cdef char *reserve(self, size_t size) except NULL:
-        """Room for so many more bytes of answers."""
+        """Make room for this many more bytes of answers."""
         cdef char *moved
         cdef size_t room
         if self.used + size > self.room:
@@ -380,7 +380,7 @@ cdef class FastPath:
         return self.out + self.used
 
     cdef char *begin(self, const char *request, uint8_t extras, uint16_t key_length, uint32_t value_length) except NULL:
-        """The header of an answer that says success, with room for its body; the CAS and the body are to be filled in."""
+        """Write the header of a successful answer and make room for its body; the caller fills in CAS and body."""
         cdef uint32_t body = extras + key_length + value_length
         cdef char *answer = self.reserve(HEADER + body)
         memset(answer, 0, HEADER)
@@ -394,13 +394,13 @@ cdef class FastPath:
         return answer
 
     cdef double time(self) except? -1:
-        """The time of this run."""
+        """The time of this run, read once."""
         if self.now < 0:
             self.now = self.ledger.clock()
         return self.now
 
     cdef bint locked(self, Table table, const char *key, size_t key_length) except -1:
-        """There is a lock on the key, which may have ended: the session will see."""
+        """Whether the key has a lock. It may have expired: the session decides."""
         return bool(table.locks) and PyBytes_FromStringAndSize(key, key_length) in table.locks
 
     cdef bint get(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
@@ -415,7 +415,7 @@ cdef class FastPath:
             return False
         record = table.lookup(key, key_length, hash_key(key, key_length, self.ledger.seed), &where)
         if record == NULL or <uint8_t> record[R_OPCODE] != OPCODE_MUTATION:
-            if opcode == GETK:  # its refusal repeats the key: rare enough for the session
+            if opcode == GETK:  # its refusal repeats the key, which is rare
                 return False
             self.ledger.gets += 1
             self.ledger.get_misses += 1
@@ -425,7 +425,7 @@ cdef class FastPath:
         expiry = load_be32(record + R_EXPIRY)
         if record[R_MARKS] & MARK_EVICTED or expiry and expiry <= self.time() or self.locked(table, key, key_length):
             return False
-        if record[R_DATATYPE] & ~self.datatypes & SNAPPY:  # which the session inflates
+        if record[R_DATATYPE] & ~self.datatypes & SNAPPY:  # the session inflates it
             return False
         self.ledger.gets += 1
         record[R_MARKS] |= MARK_REFERENCED
@@ -454,14 +454,14 @@ cdef class FastPath:
             return False
         if load_be32(request + 16) or load_be32(request + 20):  # a CAS
             return False
-        # Whoever is refused shall hear it from the session; there is room for one more as long as none is used up.
+        # The session sends refusals. While no limit is reached there is room for one more write.
         if ledger.refusal or 0 < ledger.queue_bytes_max <= ledger.pending_bytes:
             return False
         if 0 < ledger.quota_bytes <= ledger.memory_bytes or body > VALUE_BYTES_MAX:
             return False
         if self.locked(table, request + HEADER + extras, key_length):
             return False
-        self.reserve(HEADER + TOKEN)  # before, because what is written must be answered
+        self.reserve(HEADER + TOKEN)  # first, because a write must be answered
         if opcode == SET or opcode == SETQ:
             return self.set(table, request, body, opcode == SETQ)
         if opcode == TOUCH:
@@ -507,12 +507,12 @@ cdef class FastPath:
         version.key, version.key_size = key, key_length
         table.store_raw(&version, self.time())
         if not quiet:
-            # Memcached's own tools expect no CAS.
+            # Memcached's tools expect no CAS.
             self.written(table, request, version.cas if self.tokens else 0, version.seqno)
         return True
 
     cdef const char *living(self, Table table, const char *key, size_t key_length) except? NULL:
-        """The record of an item that is there, with its value; NULL for the session to see what else there is."""
+        """The record of an item that exists with its value in memory; NULL to leave the request to the session."""
         cdef uint64_t where
         cdef const char *record = table.lookup(key, key_length, hash_key(key, key_length, self.ledger.seed), &where)
         if record == NULL or <uint8_t> record[R_OPCODE] != OPCODE_MUTATION or record[R_MARKS] & MARK_EVICTED:
@@ -534,13 +534,13 @@ cdef class FastPath:
         if version.value_size > TOUCHED_BYTES_MAX:
             return False
         version.expiry = absolute(load_be32(request + HEADER), self.time())
-        # What is written must not lie where it is written to: behind the answer there is room.
+        # The value must not be read from the place that is written: copy it behind the answer.
         value = self.reserve(HEADER + version.value_size) + HEADER
         memcpy(value, version.value, version.value_size)
         version.value = value
         self.touches += 1
         table.store_raw(&version, self.time())
-        store_be64(self.begin(request, 0, 0, 0) + 16, version.cas)  # a touch is answered without a token
+        store_be64(self.begin(request, 0, 0, 0) + 16, version.cas)  # the answer to a touch has no token
         return True
 
     cdef bint count(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
@@ -587,7 +587,7 @@ cdef class FastPath:
             if 0 < load_be32(record + R_EXPIRY) <= self.time():
                 return False
             if record[R_MARKS] & MARK_EVICTED and load_be64(record + R_CAS) == theirs.cas:
-                return False  # the value, which is on disk, may have to decide
+                return False  # the value is on disk and may have to decide
         if deletes:
             self.deletes_with_meta += 1
         else:
@@ -601,7 +601,7 @@ cdef class FastPath:
         return True
 
     cdef int tell(self, str operation, Py_ssize_t *count) except -1:
-        """Tell the bucket how many there were."""
+        """Add a count to the bucket's operations."""
         if count[0]:
             self.operations[operation] += count[0]
             count[0] = 0
@@ -610,7 +610,7 @@ cdef class FastPath:
     cdef int written(
         self, Table table, const char *request, uint64_t cas, uint64_t seqno, uint32_t value_length=0
     ) except -1:
-        """Answer a write that was done; a value is to be filled in."""
+        """Answer a write; the caller fills in a value."""
         cdef char *answer = self.begin(request, TOKEN if self.tokens else 0, 0, value_length)
         store_be64(answer + 16, cas)
         if self.tokens:

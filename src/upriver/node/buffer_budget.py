@@ -1,8 +1,8 @@
-"""What all peers together make the node hold: who holds how much, and who goes when it is too much.
+"""The memory that all peers together make the node hold, and which peers are dropped when it is too much.
 
-One peer is bounded by limits of his own, but a thousand of them are not. So there is a limit for the sum too, and when
-it is passed, not he pays who came last but who has held most for longest: a request that comes in pieces, or an answer
-that is being read, is soon gone by itself; what a silent peer has left here stays.
+Each peer has limits, but a thousand peers need a limit for their sum too. When the total passes the limit, peers that
+have held the most memory for the longest are dropped first, not the newest: a request in pieces, or an answer that is
+being read, frees its memory soon; a silent peer's memory stays.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from typing import Final, Generic, TypeVar
 
 Holder = TypeVar("Holder")
 
-#: How much of the limit is left when it was passed: so the next who comes does not pass it again at once.
+#: The share of the limit to which the total is cut, so that the next peer does not exceed it again at once.
 LEFT_SHARE: Final = 0.875
 
 
 class BufferBudget(Generic[Holder]):
-    """The bytes of one kind, by who makes the node hold them, and since when."""
+    """The bytes that each holder makes the node hold, and since when."""
 
     __slots__ = ("_held", "total_bytes")
 
@@ -24,14 +24,14 @@ class BufferBudget(Generic[Holder]):
         self._held: dict[Holder, tuple[int, float]] = {}
 
     def __iter__(self) -> Iterator[Holder]:
-        """Everybody who holds something; it may change meanwhile."""
+        """All holders; the budget may change during the iteration."""
         return iter(list(self._held))
 
     def __contains__(self, holder: Holder) -> bool:
         return holder in self._held
 
     def hold(self, holder: Holder, size: int, since: float) -> None:
-        """It is so many bytes now, and has been there since then; 0 if it is gone."""
+        """Set the bytes that a holder holds, and since when; 0 if it holds nothing."""
         self.total_bytes += size - self._held.get(holder, (0, 0.0))[0]
         if size:
             self._held[holder] = (size, since)
@@ -39,15 +39,15 @@ class BufferBudget(Generic[Holder]):
             self._held.pop(holder, None)
 
     def release(self, holder: Holder) -> int:
-        """Nothing is held for it any more; how much it was."""
+        """Set a holder's bytes to 0; return how many it held."""
         before = self.total_bytes
         self.hold(holder, 0, 0.0)
         return before - self.total_bytes
 
     def too_much(self, bytes_max: int, now: float, may_go: Callable[[Holder], bool] = lambda _: True) -> list[Holder]:
-        """Who has to go: nobody while the sum is within the limit, else who has held most for longest.
+        """The holders to drop if the total exceeds the limit: those with the most bytes for the longest first.
 
-        Never one who holds less than his share of the limit. Those who hold more are enough, if all of them may go.
+        A holder with less than its share of the limit is never dropped. Dropping the others is enough, if all may go.
         """
         if self.total_bytes <= bytes_max:
             return []

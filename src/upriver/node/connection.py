@@ -1,15 +1,19 @@
-"""The shell of a session: an asyncio connection that moves bytes and nothing else.
+"""The asyncio side of a session: it moves bytes, and decides their order.
 
-Theory of operation. All connections of a node receive into one buffer, because each consumes what it was given before
-the next one reads: an idle connection costs no buffer at all. A connection reads only while its session has answered
-everything that was read and its peer takes the answers. So nobody can make the node hold more than a bounded number of
-bytes for him, and because a session's turn is bounded too, nobody can keep it from the others: a session that has more
-to do goes on in the event loop's next turn.
+Theory of operation. All connections of a node receive into one buffer, because each consumes its bytes before the next
+one reads: an idle connection costs no buffer. A connection reads only while its session has answered everything and its
+peer takes the answers, so the memory that a peer can make the node hold is bounded. A session's turn is bounded too: if
+it has more to do, it continues in the event loop's next turn, after the others.
 
-With TLS a connection counts from the moment it is accepted, so that peers who never finish their handshake cannot be
-more than the limit allows. It notices nothing else of it: see ``tls``.
+A session returns its answers and the streams that the requests woke. The first of these streams sends before the
+answers, which are ready anyway, so that a live change is on its way at once. The others send after them: a writer does
+not wait for all its listeners.
 
-Who is told to go is given some time to take his last answers, and is then cut off: see ``sweep``.
+With TLS a connection counts from the moment it is accepted, so that peers that never finish their handshake count
+against the limit. Nothing else is different: see ``tls_transport``.
+
+A peer being disconnected gets ``LEAVE_S`` seconds to read its last answers; then the connection is aborted: see
+``sweep``.
 """
 
 import asyncio
@@ -23,9 +27,9 @@ from upriver.node.state import NodeState
 from upriver.node.streams.turn_writer import prepare_for_streams, write_turn
 
 RECEIVE_BYTES: Final = 256 * 1024
-#: A peer that was told to go may take so long over its last answers.
+#: The time that a peer being disconnected gets to read its last answers.
 LEAVE_S: Final = 30.0
-#: Who has read something within this time is reading.
+#: A peer that has read anything within this time counts as reading.
 READING_S: Final = 1.0
 _COPIED_BYTES: Final = 64 * 1024
 
@@ -35,15 +39,15 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer",
-        "_entrance",
         "_last_active",
+        "_listen_address",
+        "_logged_out_since",
         "_moved",
         "_node",
         "_passed",
         "_prepared",
         "_resuming",
         "_scheduled",
-        "_stranger_since",
         "_transport",
         "session",
     )
@@ -55,15 +59,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         listen_address: ListenAddress = ListenAddress(),  # noqa: B008 (it never changes)
     ) -> None:
         self._node = node
-        self._entrance = listen_address
+        self._listen_address = listen_address
         self._buffer = buffer
-        #: When somebody last saw that something had moved.
+        #: When bytes were last seen to have moved.
         self._last_active = 0.0
-        #: How many bytes were received and written, and how many of them had moved when somebody last looked.
+        #: The bytes received and written, and how many of them had moved at the last look.
         self._passed = 0
         self._moved = 0
-        #: When it had last logged in, or came.
-        self._stranger_since = 0.0
+        #: When it connected, or was last seen logged in.
+        self._logged_out_since = 0.0
         self._scheduled = False
         self._resuming = False
         #: The transport is set up for streams.
@@ -76,7 +80,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         node, loop = self._node, asyncio.get_running_loop()
         peer = _address(transport.get_extra_info("peername"))
-        session = Session(node, peer, self.flush, self._entrance)
+        session = Session(node, peer, self.flush, self._listen_address)
         if node.counters.connections >= node.limits.connections_max or node.stopping:
             node.counters.connections_refused += 1
             why = "the node stops" if node.stopping else f"{node.counters.connections} connections are open"
@@ -85,7 +89,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         session.log.debug("connected")
         self.session = session
-        self._last_active = self._stranger_since = loop.time()
+        self._last_active = self._logged_out_since = loop.time()
         node.connections.add(self)
         node.counters.connections += 1
         node.counters.connections_total += 1
@@ -103,7 +107,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         session.log.debug("disconnected%s", "" if exc is None else f": {exc}")
         node.connections.discard(self)
         node.watched.discard(self)
-        # What it left unread is free now; whoever wants as much next time is not waited for.
+        # Its unread answers are freed now, and not kept for the next peer.
         node.heap.used(node.unread.release(self))
         node.counters.connections -= 1
 
@@ -131,10 +135,10 @@ class ServerConnection(asyncio.BufferedProtocol):
                 stream.flush()
 
     def eof_received(self) -> bool:
-        """Whoever has said everything may still wait for answers.
+        """Answer what is left: a peer that half-closed its side may still be waiting for responses.
 
-        One cannot tell a peer that waits from one that is gone. So what the disk is about to end is waited for; what
-        may last is refused at once, and if nobody is there to hear it, the transport finds out.
+        It looks the same as a peer that is gone. So answers that the disk will complete soon are waited for, and
+        requests that may wait for long are refused at once.
         """
         session = self.session
         if session is None or not session.waiting:
@@ -161,20 +165,20 @@ class ServerConnection(asyncio.BufferedProtocol):
             finally:
                 self._resuming = False
 
-    # Its own
+    # Sending
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are held for the peer: requests that wait, answers that wait or are not read."""
+        """The number of bytes held for the peer: requests that wait, answers that wait or are not read."""
         held = 0 if self.session is None else self.session.held_bytes
         return held + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def flush(self) -> None:
-        """Send what the session has to say, and close if it is done."""
+        """Send what the session and its streams have, and close if the session is finished."""
         session, transport = self.session, self._transport
         if session is None or transport is None:
             return
-        if transport.is_closing():  # nothing reaches the peer any more
+        if transport.is_closing():
             session.data_to_send()
             return
         stream = session.stream
@@ -186,11 +190,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         if session.unread or session.closing:
             self._node.watched.add(self)
         if session.finished and self._resuming:
-            # asyncio, which has just sent the last of it, would tell twice that the connection is lost.
+            # asyncio calls this after it sent the last bytes; closing now would make it call connection_lost twice.
             asyncio.get_running_loop().call_soon(self.flush)
         elif session.finished:
             self._leave(session)
-            # Who does not read does not want what is left of a stream.
+            # A consumer that does not read does not want the rest of its streams.
             (transport.abort if stream is not None and stream.blocked else transport.close)()
         elif session.stalled or not transport.is_reading():
             self._regulate()
@@ -208,11 +212,11 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _write(self, transport: asyncio.Transport, data: bytes) -> None:
         self._node.counters.bytes_written += len(data)
         self._passed += len(data)
-        # asyncio cuts off what it could send at once, and megabytes are not to be copied for that.
+        # asyncio slices off what it has sent; a view makes that free of copies.
         transport.write(memoryview(data) if len(data) > _COPIED_BYTES else data)
 
     def _hold_unread(self, session: Session, transport: asyncio.Transport) -> None:
-        """Keep the node's sum of answers that are not read, or wait."""
+        """Update the node's budget for answers that are not read, or wait."""
         unread = self._node.unread
         size = _unread_bytes(session, transport)
         if not size and self not in unread:
@@ -236,52 +240,52 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._node.unread.release(self)
 
     def _look(self, now: float, transport: asyncio.Transport) -> None:
-        """See whether a byte has moved, in either direction, since somebody last looked."""
+        """Note whether a byte has moved in either direction since the last look."""
         moved = self._passed - transport.get_write_buffer_size()
         if moved != self._moved:
             self._moved, self._last_active = moved, now
 
     def encryption_failed(self, why: str, *, greeted: bool) -> None:
-        """TLS has come to an end that is none: in the handshake or, if they had greeted, behind it."""
+        """Log that TLS failed: in the handshake or, if that was complete, after it."""
         if self.session is not None:
             self._node.counters.handshakes_failed += not greeted
             self.session.log.warning("closed: %s: %s", "TLS failed" if greeted else "the TLS handshake failed", why)
 
     def leave(self) -> None:
-        """Take no more requests; close when everything is answered."""
+        """Take no more requests, and close when everything is answered."""
         if self.session is not None:
             self._leave(self.session)
             self.session.give_up()
             self.flush()
 
     def dismiss(self, why: str) -> None:
-        """Close it, because somebody decided so."""
+        """Close the connection for a reason that goes into the log."""
         if self.session is not None:
             self.session.log.info("closed: %s", why)
             self.leave()
 
     def abort(self) -> None:
-        """Close now, whatever was not sent."""
+        """Close now, and drop what was not sent."""
         if self._transport is not None:
             self._transport.abort()
 
     def sweep(self, now: float) -> None:
-        """Close it if nothing has moved for too long."""
+        """Close the connection if nothing has moved for too long."""
         session, transport, limits = self.session, self._transport, self._node.limits
         if session is None or transport is None:
             return
         if self._node.users is None or session.user is not None or session.listen_address.anonymous:
-            self._stranger_since = now
-        elif now - self._stranger_since >= limits.login_s and not session.closing:
+            self._logged_out_since = now
+        elif now - self._logged_out_since >= limits.login_s and not session.closing:
             self.dismiss(f"no login within {limits.login_s:g} s")
             return
         self._look(now, transport)
         still_s = now - self._last_active
         if session.closing:
             if still_s >= LEAVE_S:
-                session.log.warning("cut off: it did not take its last answers within %.0f s", LEAVE_S)
+                session.log.warning("cut off: it did not read its last answers within %.0f s", LEAVE_S)
                 transport.abort()
-        elif session.stream is not None:  # it may be quiet for long; whether the peer is there, noops tell
+        elif session.stream is not None:  # it may be idle for long; noops detect a lost peer
             self._node.watched.discard(self)
         else:
             self._sweep_requests(session, transport, still_s)
@@ -304,7 +308,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._node.watched.add(self)
 
     def _regulate(self) -> None:
-        """Read only while everything is answered and the peer reads; go on with what was left, in a later turn."""
+        """Read only while everything is answered and the peer reads; continue with the rest in a later turn."""
         session, transport = self.session, self._transport
         if session is None or transport is None or transport.is_closing():
             return
@@ -324,22 +328,26 @@ class ServerConnection(asyncio.BufferedProtocol):
 
 
 def _make_room(node: NodeState, now: float) -> None:
-    """All together have too much unread: who has left most for longest is cut off. What was just answered nobody can
-    have read, so up to twice the limit only those go who have not moved for a moment."""
+    """Cut off peers until the unread answers fit the limit: those with the most for the longest first.
+
+    Up to twice the limit, only peers that have not read for a moment are cut off: fresh answers take time to read.
+    """
     unread, limit = node.unread, node.limits.unread_total_bytes_max
     before = unread.total_bytes
-    for connection in unread:  # some have read meanwhile, which nobody tells
+    for connection in unread:  # asyncio does not report how much peers have read
         connection._update_unread(now)
     for connection in unread.too_much(limit, now, lambda each: now - each._last_active >= READING_S):
         connection._cut_off(limit)
     for connection in unread.too_much(2 * limit, now):
         connection._cut_off(limit)
-    node.heap.used(before - unread.total_bytes)  # what was theirs would be kept for the next who want as much
+    node.heap.used(before - unread.total_bytes)  # or malloc would keep it
 
 
 def _unread_bytes(session: Session, transport: asyncio.Transport) -> int:
-    """How many bytes of answers are not read, or wait. A consumer may leave its stream unread for as long as it wants,
-    which costs a piece; but not if it goes on asking."""
+    """The number of bytes of answers that are not read, or wait.
+
+    A consumer may leave its streams unread for as long as it wants, which costs one piece, unless it sends requests.
+    """
     unsent = transport.get_write_buffer_size()
     if session.stream is None:
         return unsent + session.waiting_bytes

@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class EmbeddedNode:
-    """A node that runs in a thread until it is closed."""
+    """A node that runs in a thread of its own until it is closed."""
 
     def __init__(self, options: NodeOptions) -> None:
-        #: The node itself. It belongs to its own thread: only ``call`` may touch it while it runs.
+        #: The node. It belongs to its thread: while it runs, use it only through ``call``.
         self.node: Node
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -60,7 +60,7 @@ class EmbeddedNode:
 
     @property
     def host(self) -> str:
-        """The address that it listens on."""
+        """The host that it listens on."""
         return self.node.options.host
 
     @property
@@ -70,21 +70,21 @@ class EmbeddedNode:
 
     @property
     def address(self) -> str:
-        """``host:port``, as clients take it."""
+        """``host:port`` for clients."""
         return self.node.address
 
     @property
     def metrics_port(self) -> int | None:
-        """Where ``/metrics`` and ``/healthz`` are served; None if nowhere."""
+        """The port of ``/metrics`` and ``/healthz``; None if they are not served."""
         return self.node.metrics_port
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket behind it. Only ``call`` may touch it while the node runs: it belongs to the node's thread."""
+        """The bucket. It belongs to the node's thread: while the node runs, use it only through ``call``."""
         return self.node.state.bucket
 
     def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Run a function in the node's thread, where nothing else goes on meanwhile, and return what it gives."""
+        """Run a function in the node's thread, where nothing else runs meanwhile, and return its result."""
         if threading.current_thread() is self._thread:
             return function(*arguments, **options)
         done: Future[T] = Future()
@@ -95,14 +95,14 @@ class EmbeddedNode:
             except BaseException as error:
                 done.set_exception(error)
 
-        with self._lock:  # so that the loop cannot end between the question and the call
+        with self._lock:  # so that the loop cannot end between the check and the call
             if self._closed:
                 raise RuntimeError("the node is closed")
             self._loop.call_soon_threadsafe(run)
         return done.result()
 
     def close(self) -> None:
-        """Stop as a server stops: close connections, write everything. Closing twice is fine."""
+        """Stop the node: close connections, write everything. Closing twice is fine."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -114,5 +114,5 @@ class EmbeddedNode:
 
 
 def start(**options: Any) -> EmbeddedNode:
-    """Start a node in this process; options as those of ``upriver serve``, on a free port unless one is named."""
+    """Start a node in this process, with the options of ``upriver serve``; the default is a free port."""
     return EmbeddedNode(NodeOptions(**{"port": 0, **options}))

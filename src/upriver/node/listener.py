@@ -1,8 +1,8 @@
-"""Listening sockets: where, and how connections are taken from them.
+"""Listening sockets, and how connections are accepted on them.
 
-asyncio's own server drops connections on the floor that it has accepted but not yet set up when it is closed, and
-accepts as many in one turn as may wait in the backlog. This one accepts a few at a time, and closing it waits until
-everybody accepted has his protocol, which then knows how to say good-bye.
+When asyncio's own server closes, it drops connections that it has accepted and not yet set up, and it accepts a whole
+backlog in one turn. This listener accepts a few at a time, and closing it waits until every accepted connection has its
+protocol, which can then close it properly.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from typing import Final
 from upriver.errors import CannotListen
 from upriver.network import do_not_pace
 
-#: How many connections may wait to be accepted, and how many are accepted in one turn of the event loop.
+#: The most connections that may wait to be accepted, and that are accepted in one turn of the event loop.
 BACKLOG: Final = 4096
 ACCEPTS_PER_TURN: Final = 64
-#: When no descriptor is left, others must go before the next connection can come.
+#: The pause when no file descriptor is left: another connection must close first.
 RETRY_S: Final = 0.5
 
 
@@ -37,7 +37,7 @@ class Listener:
         self._watch()
 
     async def close(self) -> None:
-        """Accept nobody else; whoever was accepted has his protocol when this returns."""
+        """Accept no more. Every accepted connection has its protocol when this returns."""
         if self._retry is not None:
             self._retry.cancel()
         if self._socket.fileno() >= 0:
@@ -70,12 +70,12 @@ class Listener:
             do_not_pace(accepted)
             await self._loop.connect_accepted_socket(self._factory, accepted)
         except Exception:
-            self._log.exception("a connection could not be set up")
+            self._log.exception("closed: an accepted connection could not be set up")
             accepted.close()
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address that the host has, all with the same port."""
+    """Open listening sockets on every address of the host, all with the same port."""
     listeners: list[socket.socket] = []
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -87,7 +87,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for listener in listeners:
             listener.close()
-        # CPython puts the address into the text, in brackets; it stands in front already.
+        # CPython adds the address in brackets, which CannotListen already names.
         raise CannotListen(host, port, (error.strerror or str(error)).partition(" (while")[0]) from None
     for listener in listeners:
         listener.setblocking(False)

@@ -1,10 +1,10 @@
-"""A running node: listeners, the bucket behind them and the work that goes on in between.
+"""A running node: its listeners, its bucket and its periodic work.
 
-``Node`` lives in an event loop; ``start`` in the package runs one in a thread of its own, for tests and for programs
+``Node`` runs in an event loop; ``start`` in the package runs one in a thread of its own, for tests and for programs
 that embed a node.
 
-Stopping. Nobody new is let in, nothing more is read; what was acknowledged goes to disk, whoever waited for that gets
-his answer, and connections close. A peer that does not take its last answers is waited for a little, then cut off.
+Stopping. The node accepts no connections and reads no requests. It writes all changes to disk, answers the requests
+that waited for that, and closes its connections. A peer that does not read its last answers is cut off after a while.
 """
 
 import asyncio
@@ -53,50 +53,50 @@ if TYPE_CHECKING:
 
 MAINTENANCE_INTERVAL_S: Final = 0.1
 MAINTENANCE_BUDGET_S: Final = 0.005
-#: Whether a checkpoint is to be closed is asked of so many vbuckets at a time.
+#: The number of vbuckets checked at a time for checkpoints that are due.
 CHECKPOINTS_PER_TURN: Final = 64
 SWEEP_INTERVAL_S: Final = 1.0
 SWEEP_INTERVAL_S_MIN: Final = 0.01
-#: So many connections are looked at before others have their turn.
+#: The number of connections swept before the event loop continues.
 SWEPT_PER_TURN: Final = 128
-#: Threads that check passwords, and those that wait for a disk beside the engine's own.
+#: The threads that check passwords, and those that wait for a disk (the engine has its own).
 HASHING_THREADS: Final = 2
 DISK_THREADS: Final = 2
-#: Callbacks from other threads that are run in one turn of the event loop.
+#: The most callbacks from other threads in one turn of the event loop.
 CALLBACKS_PER_TURN: Final = 1000
-#: How long a stop waits for the disk to take what peers wait for, and for peers to take their last answers.
+#: How long a stop waits for the disk, and then for peers to read their last answers.
 STOP_WAIT_S: Final = 2.0
-#: Descriptors that connections leave to files, listeners and the program around.
+#: Descriptors reserved for files, listeners and the embedding program.
 DESCRIPTORS_KEPT: Final = 64
-#: Where the data directory keeps the cluster map that was pushed.
+#: The file of the pushed cluster map, in the data directory.
 CLUSTER_FILE: Final = "cluster.json"
-#: And the TAP clients that are registered.
+#: The directory of the registered TAP clients, in the data directory.
 TAP_DIRECTORY: Final = "tap-clients"
 T = TypeVar("T")
 
 
 class LoopScheduler:
-    """Gets things done in an event loop."""
+    """Runs work in an event loop and its threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: logging.Logger) -> None:
         self._loop = loop
         self._log = log
-        #: Of its own, so that logins keep nothing else waiting, and few, so that they leave the cores to others.
+        #: A pool of its own, so that logins delay nothing else, and small, so that cores stay free.
         self._pool = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="upriver-login")
         self._disk_pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="upriver-disk")
         self._soon: deque[Callable[[], object]] = deque()
         self._awake = False
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> asyncio.Handle:
-        """Call back after so many seconds."""
+        """Call back after this many seconds."""
         return self._loop.call_later(delay_s, callback) if delay_s > 0 else self._loop.call_soon(callback)
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
-        """Run work that takes milliseconds in a thread, and hand its result over in the loop's."""
+        """Run work that takes milliseconds in a thread; pass its result to ``done`` in the loop's thread."""
         self._run(self._pool, work, done)
 
     def on_disk(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
-        """The same for work that waits for a disk."""
+        """Do the same for work that waits for a disk."""
         self._run(self._disk_pool, work, done)
 
     def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T], done: Callable[[T], object]) -> None:
@@ -104,15 +104,15 @@ class LoopScheduler:
         future.add_done_callback(lambda finished: finished.cancelled() or done(finished.result()))
 
     def from_thread(self, callback: Callable[[], object]) -> None:
-        """Call back soon, in the loop's thread: all that has gathered, so that a commit wakes the loop once."""
+        """Call back soon in the loop's thread. Callbacks are gathered, so that a commit wakes the loop once."""
         self._soon.append(callback)
         if not self._awake:
             self._awake = True
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and so are its connections
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so are its connections
                 self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        self._awake = False  # before the first is taken: whoever comes later wakes the loop again
+        self._awake = False  # before the first is taken: a later callback wakes the loop again
         for _ in range(CALLBACKS_PER_TURN):
             try:
                 callback = self._soon.popleft()
@@ -127,7 +127,7 @@ class LoopScheduler:
             self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        """Begin no more work; what is being done is waited for."""
+        """Start no more work, and wait for the work that runs."""
         self._pool.shutdown(cancel_futures=True)
         self._disk_pool.shutdown(cancel_futures=True)
 
@@ -140,7 +140,7 @@ class Node:
         self.state = state
         self._scheduler = scheduler
         self.port = 0
-        #: Where it listens, with the ports that were picked; the first is the node's own address.
+        #: The addresses it listens on, with their actual ports; the first is the node's own address.
         self.listen_addresses: list[ListenAddress] = []
         self._listeners: list[Listener] = []
         self._looked_at = 0
@@ -178,11 +178,13 @@ class Node:
         if node.state.limits.connections_max < options.connections_max:
             node.state.log.info("the process has descriptors for %d connections", node.state.limits.connections_max)
         if plain := plain_parts():
-            node.state.log.warning("not compiled, and so many times slower: %s (install again)", ", ".join(plain))
+            node.state.log.warning(
+                "not compiled, and therefore many times slower: %s (install again)", ", ".join(plain)
+            )
         return node
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
-        """Take all addresses, then find out who one is, then let people in: nobody is served by half a node."""
+        """Bind all addresses, then make the cluster map, then accept: no client meets a node that is half set up."""
         options, state = self.options, self.state
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as taken:
@@ -200,7 +202,7 @@ class Node:
             state.cluster = self._cluster(_port(measured) if measured else self.port)
             taken.pop_all()
         if measured:
-            from upriver.node.http.metrics import MetricsServer  # whoever has no metrics does not wait for them
+            from upriver.node.http.metrics import MetricsServer  # imported only where metrics are served
 
             self._metrics = MetricsServer(state, measured)
         received, encrypted = memoryview(bytearray(RECEIVE_BYTES)), memoryview(bytearray(ENCRYPTED_BYTES))
@@ -213,10 +215,10 @@ class Node:
         self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
 
     def _cluster(self, mgmt_port: int) -> ClusterConfig:
-        """What clients are told of the cluster at first."""
+        """The first cluster map."""
         options, bucket = self.options, self.state.bucket
         data = None if options.data is None else Path(options.data)
-        made_up = single_node(
+        initial = single_node(
             bucket=options.bucket,
             uuid=bucket_uuid(data, options.bucket),
             kv_port=self.port,
@@ -226,16 +228,16 @@ class Node:
             active=[vbucket.number for vbucket in bucket if vbucket.state is VbucketState.ACTIVE],
             rev=int(self.state.started * 1000),
         )
-        return ClusterConfig(made_up) if data is None else ClusterConfig.load(made_up, data / CLUSTER_FILE)
+        return ClusterConfig(initial) if data is None else ClusterConfig.load(initial, data / CLUSTER_FILE)
 
     @property
     def metrics_port(self) -> int | None:
-        """Where the metrics are; None if nowhere."""
+        """The port of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
     def address(self) -> str:
-        """``host:port``, as clients take it."""
+        """``host:port`` for clients."""
         return _address(self.options.host, self.port)
 
     @property
@@ -253,7 +255,7 @@ class Node:
                 self.state.log.exception("maintenance failed and will be tried again")
 
     def _close_checkpoints(self) -> None:
-        """Look at some vbuckets each time, so that all get their turn within seconds and none of it is felt."""
+        """Check some vbuckets each time, so that all are checked within seconds and no turn takes long."""
         state, size = self.state, len(self.state.bucket)
         for number in range(self._looked_at, min(size, self._looked_at + CHECKPOINTS_PER_TURN)):
             if (vbucket := state.bucket.existing(number)) is not None:
@@ -261,26 +263,28 @@ class Node:
         self._looked_at = (self._looked_at + CHECKPOINTS_PER_TURN) % max(size, CHECKPOINTS_PER_TURN)
 
     async def _sweep(self) -> None:
-        """Close who may not stay. One timer for all: ten thousand connections need no timers of their own, and who is
-        idle and may be so is not even looked at."""
+        """Close connections that are idle or stuck for too long.
+
+        One timer serves all connections. Connections that may be idle are not even checked.
+        """
         state, loop, limits = self.state, asyncio.get_running_loop(), self.state.limits
         shortest_s = min(filter(None, (limits.idle_s, limits.stuck_s, limits.login_s)))
-        everybody = limits.idle_s > 0 or state.users is not None
+        check_all = limits.idle_s > 0 or state.users is not None
         while True:
             await asyncio.sleep(min(SWEEP_INTERVAL_S, max(SWEEP_INTERVAL_S_MIN, shortest_s / 4)))
             try:
                 if state.users is not None:
                     take_new_users(state, state.users)
                 state.stream_watch.look(state, state.ticks())
-                for number, connection in enumerate(list(state.connections if everybody else state.watched), 1):
+                for number, connection in enumerate(list(state.connections if check_all else state.watched), 1):
                     connection.sweep(loop.time())
                     if number % SWEPT_PER_TURN == 0:
                         await asyncio.sleep(0)
             except Exception:
-                state.log.exception("the connections could not be looked through")
+                state.log.exception("the sweep of connections failed and will be tried again")
 
     async def close(self) -> None:
-        """Stop listening, answer whoever waits, close every connection, write everything. Twice is fine."""
+        """Stop listening, answer waiting requests, close every connection, write everything. Closing twice is fine."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
@@ -300,7 +304,7 @@ class Node:
         for connection in list(state.connections):
             connection.leave()
         if any(connection.session is not None and connection.session.waiting for connection in state.connections):
-            with contextlib.suppress(StorageError):  # closing the bucket will say so
+            with contextlib.suppress(StorageError):  # closing the bucket raises it again
                 await asyncio.to_thread(state.bucket.sync, STOP_WAIT_S)
         await self._all_gone(STOP_WAIT_S)
         for connection in list(state.connections):
@@ -308,7 +312,7 @@ class Node:
                 connection.session.log.warning("cut off: the node stops")
             connection.abort()
         await self._all_gone(STOP_WAIT_S)
-        while state.tap is not None and not state.tap.registry.idle:  # where the clients stood that were cut off
+        while state.tap is not None and not state.tap.registry.idle:  # the positions of clients that were cut off
             await asyncio.sleep(0.005)
         if self._metrics is not None:
             await self._metrics.close()

@@ -1,17 +1,17 @@
 """One connection of the node, without I/O: received bytes in, bytes to send out.
 
-Theory of operation. A session cuts what it receives into requests and answers them in their order. Most answers are
-there at once; one that has to wait (for the disk, for a failed login's delay) takes its place in the queue and holds
-back those behind it until it is complete; what only a stream can answer is not even looked at before. Frequent requests
-never become objects: a compiled loop answers runs of them straight from the item tables and stops at the first request
-that is anything but plain, which then comes here.
+Theory of operation. A session cuts received bytes into requests and answers them in order. Most answers are ready at
+once. An answer that waits (for the disk, or for the delay after a failed login) takes its place in a queue and holds
+back the answers behind it. A request whose answer would bypass that queue is held back too (see ``packet_handlers``).
+Frequent requests never become objects: a compiled loop answers runs of them from the item tables and stops at the
+first request that is not plain, which the session then handles.
 
-A turn is bounded: after so many requests, bytes of answers or milliseconds the session stops, also in the middle of an
-answer that consists of thousands of packets, keeps what it has received and says that it is ``stalled``. Whoever runs
-it calls ``resume`` in a later turn, and gives it nothing more to receive before.
+A turn is bounded in requests, bytes of answers and time. At its end the session stops, even in the middle of an answer
+of thousands of packets, keeps what it has received and is ``stalled``. Its connection calls ``resume`` in a later turn
+and gives it no more bytes before.
 
-The session knows no socket, and of time only what it is given. Its shell moves the bytes, tells it when the peer does
-not read, and closes the connection when it is ``finished``.
+The session has no socket, and its time comes from the node. Its connection moves the bytes, tells it when the peer
+does not read, and closes when the session is ``finished``.
 """
 
 from collections import deque
@@ -53,54 +53,54 @@ NOTHING: Final = Role(0)
 DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 _JSON: Final = 0x01
 _NO_TERMS: Final = (None, None, (False, False, 0, False))
-_STRANGER: Final = "Authenticate first"
-_EXTENDED: Final = "requests with frame extras (durability levels, kept expiries) are not understood here"
+_LOG_IN_FIRST: Final = "Authenticate first"
+_EXTENDED: Final = "requests with frame extras (durability levels, kept expiries) are not supported"
 _HEADER_SIZE: Final = MEMCACHED.header_size
-#: The type of the record that a TLS client greets with.
+#: The type of the first record that a TLS client sends.
 _TLS_HANDSHAKE: Final = 0x16
 
 
 class Deferred:
-    """The place of an answer that is not there yet."""
+    """The place of an answer that is not ready yet."""
 
     __slots__ = ("_session", "give_up", "packets")
 
     def __init__(self, session: "Session") -> None:
         self._session = session
-        #: Refuses now what may otherwise wait for long; None where the next commit to disk ends the wait by itself.
+        #: Refuses a request that may wait for long; None where the next commit to disk ends the wait.
         self.give_up: Callable[[], object] | None = None
         self.packets: bytes | None = None
 
     @property
     def ended(self) -> bool:
-        """It is answered, or nobody is there any more who wants to know."""
+        """Whether it is answered."""
         return self.packets is not None
 
     def complete(self, *answers: Message) -> None:
-        """Answer, unless that has happened. Whoever waited behind goes out too."""
+        """Answer, unless it is answered already, and release the answers behind it."""
         if not self.ended:
             self.give_up = None
             self._session.hold(self, b"".join(answer.encode() for answer in answers))
             self._session.release_soon()
 
     def fail(self, request: Request, error: StatusError) -> None:
-        """Answer with a refusal."""
+        """Refuse the request."""
         self.complete(refusal(request, error))
 
 
-#: What a command gives back: one answer, several, none (quiet forms), or one that comes later.
+#: The result of a command: one answer, several, none (quiet forms), or one that comes later.
 Answer = Response | Iterable[Response] | Deferred | None
 Command = Callable[["Session", Request], Answer]
 
 
 def refusal(request: Request, error: StatusError) -> AnyResponse:
-    """The answer that says why not: CAS 0, no extras, and never without a text."""
+    """The answer that refuses a request: CAS 0, no extras, always a text."""
     text = error.detail or error.text
     return AnyResponse(opcode=request.code, status=Status(error.status), opaque=request.opaque, value=text.encode())
 
 
 class Session:
-    """What the node knows of one connection."""
+    """The state of one connection."""
 
     __slots__ = (
         "_held_back",
@@ -143,44 +143,44 @@ class Session:
     ) -> None:
         self.node = node
         self.peer = peer
-        #: The listener that it came through.
+        #: The listener that accepted it.
         self.listen_address = listen_address
         #: The header of its packets; None until the first byte has come.
         self.framing: Framing | None = None
         #: Set if a handler claimed the connection, whose packets then have another header than memcached's.
         self.format: ConnectionFormat | None = None
-        #: Called when an answer that was waiting can go out.
+        #: Called when there is something to send.
         self.on_output = on_output
         self.user: User | None = None
         self.exchange: SaslExchange | None = None
         self.features: frozenset[Feature] = frozenset()
         self.agent = ""
-        #: What an open has made of it, if one came.
+        #: Its streams, once a handler has attached them.
         self.stream: SessionStream | None = None
-        #: The connection is to be closed once everything is sent.
+        #: The connection closes once everything is sent.
         self.closing = False
-        #: A login is under way: what stands behind it waits for its outcome.
+        #: A login is under way: the requests behind it wait for its outcome.
         self.logging_in = False
-        #: The peer does not read: nothing more is answered until it does.
+        #: The peer does not read: the session answers nothing until it does.
         self.paused = False
-        #: Requests were left for a later turn.
+        #: Requests are left for a later turn.
         self.stalled = False
-        #: The bucket was selected: who does so knows what a cluster map is.
+        #: The client has selected the bucket, so it understands a cluster map.
         self.selected = False
-        #: How many answers wait for a seqno to reach the disk.
+        #: The number of answers that wait for a seqno to reach the disk.
         self.disk_waits = 0
         self._partial = bytearray()
-        #: When what is held of a request began to come.
+        #: When the first byte of the incomplete request came.
         self._partial_since = 0.0
         self._needed = 0
-        #: The next request is a stream's, and answers before it wait.
+        #: The answer to the next request may overtake answers that wait.
         self._held_back = False
         self._work = 0
         self._turn_end = 0.0
         self._releasing = False
-        #: What is left of an answer of many packets: they are made some in each turn.
+        #: The rest of an answer of many packets, of which each turn makes some.
         self._rest: Iterator[Response] | None = None
-        #: What follows for the compiled loop from a user and the features agreed on.
+        #: The compiled loop's terms, and the user and features that they were derived from.
         self._terms: tuple[User | None, frozenset[Feature] | None, tuple[bool, bool, int, bool]] = _NO_TERMS
         self._out = bytearray()
         self._waiting: deque[Deferred] = deque()
@@ -188,13 +188,13 @@ class Session:
 
     @property
     def log(self) -> ConnectionLog:
-        """The node's log, whose lines name this connection."""
+        """The node's log, with this connection's address in each line."""
         return of_connection(self.node.log, self.peer)
 
     # Bytes
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes and answer all requests that are whole."""
+        """Take bytes and answer all complete requests."""
         if self._partial:
             self._partial += data
             if self.stalled or len(self._partial) < self._needed:
@@ -239,21 +239,21 @@ class Session:
         return None
 
     def _leave_for_later(self, data: Buffer) -> None:
-        """The turn ends before these."""
+        """End the turn before these requests."""
         self.stalled = True
         self._partial += data
         self._partial_since = self.node.ticks()
         self._hold_partial()
 
     def resume(self) -> None:
-        """The peer reads again, or another turn begins: go on with what was received meanwhile."""
+        """Continue with the received bytes: the peer reads again, or another turn begins."""
         self.paused = self.stalled = self._held_back = False
         data, self._partial = bytes(self._partial), bytearray()
         self._needed = 0
         self.receive(data)
 
     def _hold_partial(self) -> None:
-        """Keep the node's sum; if all connections together keep too much, who has kept most for longest is refused."""
+        """Update the node's budget. If it is exceeded, refuse requests that held the most memory for the longest."""
         partial, limit = self.node.partial, self.node.limits.partial_bytes_max
         partial.hold(self, len(self._partial), self._partial_since)
         if partial.total_bytes > limit:
@@ -261,32 +261,32 @@ class Session:
                 session._refuse_partial(limit)
 
     def _waits_for_its_peer(self) -> bool:
-        """What it has received is not just waiting for its turn, or for the disk."""
+        """Whether the received bytes wait for the peer, and not for a turn or for the disk."""
         return self.paused or not self.stalled
 
     def _refuse_partial(self, limit: int) -> None:
         self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
         if len(self._partial) >= _HEADER_SIZE and self.format is None:
-            text = "too many requests are half received: send it again later"
+            text = "too many requests are incomplete: send it again later"
             self.send(header_refusal(self._partial, 0, Status.ENOMEM, text))
         self._close()
         if self.on_output is not None:
             self.on_output()
 
     def _close(self) -> None:
-        """Take nothing more, and keep nothing of what was not answered."""
+        """Take nothing more, and drop the bytes that were not answered."""
         self.closing = True
         self._partial = bytearray()
         self.node.partial.release(self)
 
     def give_up(self) -> None:
-        """End all waits that may last: the peer has said everything, or the node stops."""
+        """Refuse all requests that may wait for long: the peer has half-closed, or the node stops."""
         for place in list(self._waiting):
             if place.give_up is not None:
                 place.give_up()
 
     def end(self) -> None:
-        """The connection is gone: whatever waits for it need not."""
+        """Drop everything: the connection is closed."""
         self.on_output = None
         self._close()
         self.give_up()
@@ -295,7 +295,7 @@ class Session:
         self._waiting_bytes = 0
 
     def data_to_send(self) -> bytes:
-        """The answers that are ready; each is given once."""
+        """Take the answers that are ready."""
         if not self._out:
             return b""
         out = bytes(self._out)
@@ -304,27 +304,27 @@ class Session:
 
     @property
     def unsent(self) -> int:
-        """How many bytes of answers are ready and not taken yet."""
+        """The number of bytes of answers that are ready and not taken yet."""
         return len(self._out)
 
     @property
     def unread(self) -> int:
-        """How many bytes of a request wait for the rest of it."""
+        """The number of received bytes that are not answered yet."""
         return len(self._partial)
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes of answers wait for one before them."""
+        """The number of bytes of answers that wait for one before them."""
         return self._waiting_bytes
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are kept: requests that are not answered and answers that are not sent."""
+        """The number of bytes kept: requests that are not answered, and answers that are not sent."""
         return len(self._partial) + len(self._out) + self._waiting_bytes
 
     @property
     def blocked(self) -> bool:
-        """Going on makes no sense yet: the peer does not read, logs in, or too many answers wait."""
+        """Whether it cannot continue yet: the peer does not read, a login is under way, or too many answers wait."""
         limits = self.node.limits
         return (
             self.paused
@@ -337,27 +337,27 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        """How many answers have a place and are not sent."""
+        """The number of answers in the queue."""
         return len(self._waiting)
 
     @property
     def finished(self) -> bool:
-        """Nothing more will be answered: the connection is to be closed."""
+        """Whether nothing more will be answered, so that the connection can close."""
         return self.closing and not self._waiting and self._rest is None
 
     def hold(self, place: Deferred, packets: bytes) -> None:
-        """Keep the answer until those before it are sent."""
+        """Keep an answer until those before it are sent."""
         self._waiting_bytes += len(packets) - len(place.packets or b"")
         place.packets = packets
 
     def release_soon(self) -> None:
-        """Release once for all answers that are completed together, as a commit to disk completes thousands."""
+        """Release answers once for all that are completed together: a commit to disk completes thousands."""
         if not self._releasing:
             self._releasing = True
             self.node.scheduler.from_thread(self.release)
 
     def release(self) -> None:
-        """Move answers that are complete from the queue to the output."""
+        """Move completed answers from the queue to the output."""
         self._releasing = False
         while self._waiting and (packets := self._waiting[0].packets) is not None:
             self._waiting.popleft()
@@ -369,7 +369,7 @@ class Session:
     # Requests
 
     def _answer_all(self, data: Buffer) -> int:
-        """Answer request by request; where the first byte stands that was not consumed."""
+        """Answer request by request; return the offset of the first byte that was not consumed."""
         at = self._work = self._needed = 0
         limits = self.node.limits
         self._turn_end = self.node.ticks() + limits.turn_s
@@ -426,7 +426,7 @@ class Session:
         )
 
     def _answer_rest(self) -> bool:
-        """Go on with an answer of many packets, as far as this turn goes; True if nothing is left of it."""
+        """Continue an answer of many packets within this turn; return True if it is complete."""
         while self._rest is not None:
             if (self._work and self._turn_is_over()) or self.blocked:
                 self.stalled = True
@@ -434,7 +434,7 @@ class Session:
             try:
                 packet = next(self._rest, None)
             except Exception:
-                self.log.exception("closed: an answer could not be finished")
+                self.log.exception("closed: an answer failed half-way")
                 self._rest = None
                 self._close()
                 break
@@ -446,7 +446,7 @@ class Session:
         return True
 
     def _answer_run(self, data: Buffer, at: int) -> int:
-        """Let the compiled loop answer what is plain; where it stopped."""
+        """Let the compiled loop answer plain requests; return the offset where it stopped."""
         node = self.node
         if self.stream is not None:
             at = self.stream.receive_run(data, at)
@@ -460,8 +460,10 @@ class Session:
         return at
 
     def _plain_terms(self) -> tuple[bool, bool, int, bool]:
-        """Whether the compiled loop may read and write for this user, and the data types and tokens agreed on. It
-        answers at once, so it does not write where answers have to wait for the disk."""
+        """Whether the compiled loop may read and write for this user, and the agreed data types and tokens.
+
+        The loop answers at once, so it does not write where answers wait for the disk.
+        """
         user, features, terms = self._terms
         if features is not self.features or user is not self.user:
             roles = EVERYTHING if self.node.users is None else NOTHING if self.user is None else self.user.roles
@@ -481,19 +483,19 @@ class Session:
     @property
     def _body_bytes_max(self) -> int:
         limits = self.node.limits
-        return min(limits.login_bytes_max, limits.body_bytes_max) if self._is_stranger else limits.body_bytes_max
+        return min(limits.login_bytes_max, limits.body_bytes_max) if self._needs_login else limits.body_bytes_max
 
     @property
-    def _is_stranger(self) -> bool:
-        """It has to log in, and has not."""
+    def _needs_login(self) -> bool:
+        """Whether the client must log in and has not."""
         return self.user is None and self.node.users is not None
 
     def charge(self, work: int) -> None:
-        """The request costs more than others: so much sooner this turn ends."""
+        """Count a request that costs more than others, so that the turn ends sooner."""
         self._work += work
 
     def _refuse_frame(self, data: Buffer, at: int, error: WireError) -> None:
-        """A frame that cannot be: who sent a request's header is told, and nothing behind it can be understood."""
+        """Refuse a frame that cannot be cut, if it has a request's header, and close the connection."""
         if self.format is None and data[at] == Magic.REQUEST and len(data) - at >= _HEADER_SIZE:
             length = int.from_bytes(data[at + 8 : at + 12], "big")
             status = Status.E2BIG if length > self._body_bytes_max else Status.EINVAL
@@ -511,15 +513,15 @@ class Session:
         self._close()
 
     def put(self, packets: bytes) -> None:
-        """Send packets that wait for no answer before them: a stream's."""
+        """Send packets of a stream, which do not wait for earlier answers."""
         self._out += packets
 
     def _answer_packet(self, packet: bytes) -> None:
         if self.format is not None:
             self.format.handle(self, packet)
             return
-        if self._is_stranger and self._is_closed_to_strangers(packet):
-            self.send(header_refusal(packet, 0, Status.AUTH_ERROR, _STRANGER))
+        if self._needs_login and self._is_closed_before_login(packet):
+            self.send(header_refusal(packet, 0, Status.AUTH_ERROR, _LOG_IN_FIRST))
             return
         if packet[0] == EXTENDED_REQUEST:
             self.send(header_refusal(packet, 0, Status.NOT_SUPPORTED, _EXTENDED))
@@ -528,14 +530,14 @@ class Session:
             if handler.handle(self, packet):
                 return
 
-    def _is_closed_to_strangers(self, packet: bytes) -> bool:
-        """Nobody looks at what is in it before a login: well-formed or not, in whatever dialect."""
+    def _is_closed_before_login(self, packet: bytes) -> bool:
+        """Whether the packet needs a login, whatever its dialect and body."""
         if packet[0] == Magic.RESPONSE:
             return False
         return packet[0] == EXTENDED_REQUEST or packet[1] not in self.node.open_opcodes
 
     def run(self, request: Request, command: "Command") -> None:
-        """Run one request, and answer with what it gives or why it failed."""
+        """Run a command for one request, and send its answer or its refusal."""
         try:
             self._deliver(command(self, request))
         except StatusError as error:
@@ -549,7 +551,7 @@ class Session:
             )
 
     def _refusal(self, request: Request, error: StatusError) -> AnyResponse:
-        """As everybody's; but who has selected the bucket is shown by the map whom to ask instead."""
+        """The refusal. A client that has selected the bucket gets the cluster map, which names the owner."""
         answer = refusal(request, error)
         if self.selected and isinstance(error, NotMyVbucket):
             answer.value = self.node.cluster.encoded()
@@ -558,21 +560,21 @@ class Session:
 
     @property
     def datatypes(self) -> int:
-        """The bits of data types that the client has agreed on, and is told."""
+        """The bits of the data types that the client has agreed on."""
         return sum(bit for bit, feature in DATATYPES.items() if feature in self.features)
 
     def _understood(self, error: StatusError) -> StatusError:
-        """The error in words that the client knows: who did not agree on extended errors knows of no locks."""
+        """The error as the client understands it: without extended errors there is no status for locks."""
         if isinstance(error, Locked) and Feature.XERROR not in self.features:
             return KeyExists(error.detail or error.text, vbucket=error.vbucket)
         return error
 
     def authorize(self, role: Role) -> None:
-        """Refuse what the user may not do. Without a users file everybody may do everything."""
+        """Refuse a user who lacks the role. Without a users file everything is allowed."""
         if self.node.users is None:
             return
         if self.user is None:
-            raise AuthenticationFailed(_STRANGER)
+            raise AuthenticationFailed(_LOG_IN_FIRST)
         if role not in self.user.roles:
             lacking = str((role if role is Role.ADMIN else role & ~self.user.roles).name).lower()
             raise AccessDenied(f"the user {self.user.name} lacks the role {lacking}")
@@ -591,7 +593,7 @@ class Session:
                 self._rest = iter(answer)
 
     def send(self, answer: Response) -> None:
-        """Answer, behind all that were asked for before."""
+        """Send an answer behind all answers to earlier requests."""
         if self._waiting:
             place = Deferred(self)
             self.hold(place, answer.encode())
@@ -601,11 +603,11 @@ class Session:
 
 
 def malformed(packet: bytes, error: WireError) -> AnyResponse:
-    """The answer to a packet whose frame is right and whose body is not."""
+    """The refusal of a packet with a valid header and an invalid body."""
     return header_refusal(packet, 0, Status.EINVAL, str(error))
 
 
 def header_refusal(data: Buffer, at: int, status: Status, text: str) -> AnyResponse:
-    """A refusal of which no more is known than the header of its request."""
+    """A refusal made from the header of the request only."""
     opaque = int.from_bytes(data[at + 12 : at + 16], "big")
     return AnyResponse(opcode=data[at + 1], status=status, opaque=opaque, value=text.encode())

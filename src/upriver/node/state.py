@@ -1,4 +1,4 @@
-"""What all connections of a node share."""
+"""The state that all connections of a node share."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -36,63 +36,63 @@ LOGGER: Final = "upriver.node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one connection, or all of them together, may cost."""
+    """The limits of one connection, and of all connections together."""
 
     connections_max: int = 20_000
     body_bytes_max: int = BODY_BYTES_MAX
-    #: Who has to log in, and has not, may not make the node keep more of a request than this.
+    #: The longest request before a login, where one is needed.
     login_bytes_max: int = 64 * 1024
-    #: A peer that has so many bytes of answers unread gets no more answers until it reads.
+    #: A peer with this many unread bytes of answers gets no more until it reads.
     unread_answer_bytes_max: int = 1024 * 1024
-    #: So many answers may wait for the disk before the next request is looked at.
+    #: This many answers may wait for the disk before the session stops to take requests.
     waiting_answers_max: int = 10_000
-    #: After so much work that the compiled loop did not do, others have their turn. A request is 1, and so is
-    #: everything that it asks for beyond the first: each key, each pair of statistics.
+    #: The work of a turn outside of the compiled loop. A request counts 1, and so does each further thing that it
+    #: asks for: a key, a pair of statistics.
     turn_work_max: int = 256
-    #: Or after so many seconds, whatever it was: some requests copy megabytes, or wait for a disk.
+    #: The longest turn: some requests copy megabytes, or wait for a disk.
     turn_s: float = 0.005
-    #: All connections together may leave so many bytes of answers unread.
+    #: The most bytes of answers that all connections together may leave unread.
     unread_total_bytes_max: int = 256 * 2**20
-    #: A connection with nothing going on for so long is closed; 0 for never.
+    #: An idle connection is closed after this time; 0 for never.
     idle_s: float = 0.0
-    #: The same for one that has sent half a request or leaves answers unread; 0 for never.
+    #: The same for one that has sent an incomplete request or leaves answers unread; 0 for never.
     stuck_s: float = 60.0
-    #: A peer that takes longer over its TLS handshake is closed.
+    #: The longest TLS handshake.
     tls_handshake_s: float = 10.0
-    #: A peer that has not logged in for so long, where one has to, is closed.
+    #: A peer that must log in and has not is closed after this time.
     login_s: float = 60.0
-    #: All connections together may make the node keep so many bytes of requests that are not whole yet.
+    #: The most bytes of incomplete requests that the node keeps for all connections together.
     partial_bytes_max: int = 256 * 2**20
-    #: A connection may wait so many times at once for a seqno to reach the disk.
+    #: The most waits of one connection for seqnos to reach the disk.
     disk_waits_max: int = 1024
 
 
 class Timer(Protocol):
-    """A call that is still to come."""
+    """A planned call."""
 
     def cancel(self) -> object:
-        """Do not call any more; nothing happens if it was called already."""
+        """Cancel the call, if it has not happened yet."""
 
 
 class Scheduler(Protocol):
-    """How a session gets something done later; the node's event loop, or a test's own clock."""
+    """Runs work later, or in other threads: the node's event loop, or a test's manual clock."""
 
     def later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Call back after so many seconds."""
+        """Call back after this many seconds."""
 
     def beside(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
-        """Run work that takes milliseconds beside the sessions, and hand its result to ``done`` in their thread."""
+        """Run work that takes milliseconds in another thread; pass its result to ``done`` in the sessions' thread."""
 
     def on_disk(self, work: Callable[[], T], done: Callable[[T], object]) -> None:
-        """The same for work that waits for a disk: nobody's login waits behind it."""
+        """Do the same for work that waits for a disk, so that logins do not wait behind it."""
 
     def from_thread(self, callback: Callable[[], object]) -> None:
-        """Call back soon, in the thread that runs the sessions, and after those who asked before."""
+        """Call back soon in the sessions' thread, in the order of the calls."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What only the node counts; the engine counts the rest."""
+    """Counters of the node; the engine has its own."""
 
     connections: int = 0
     connections_total: int = 0
@@ -106,14 +106,14 @@ class Counters:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """The bucket, who may use it, and what there is to know about the node."""
+    """The bucket, its users, and everything that connections share."""
 
     bucket: Bucket
     bucket_name: str
     scheduler: Scheduler
     clock: Callable[[], float]
     started: float
-    #: Tells how long something takes, and when it is due: a time that nobody sets, unlike the clock's.
+    #: A monotonic time for durations and deadlines; setting the clock does not change it.
     ticks: Callable[[], float]
     cluster: ClusterConfig
     users: Users | None = None
@@ -121,37 +121,37 @@ class NodeState:
     limits: Limits = field(default_factory=Limits)
     counters: Counters = field(default_factory=Counters)
     logins: LoginQueue = field(default_factory=LoginQueue)
-    #: A flush that was put off; it stands only until the next is asked for.
+    #: A delayed flush; the next request for a flush replaces it.
     flush_timer: Timer | None = None
     log: logging.Logger = field(default_factory=lambda: logging.getLogger(LOGGER))
     version: str = __version__
-    #: What each request type runs, and the role that it needs; None for what everybody may do.
+    #: The command of each request type, and its role; None if it needs no login.
     commands: "Mapping[type[Request], tuple[Command, Role | None]]" = field(default_factory=dict)
     #: The parts that answer packets, in the order in which they are offered one. The last takes every packet.
     handlers: "Sequence[PacketHandler]" = ()
-    #: The compiled loop for plain requests; None where it was not built.
+    #: The compiled loop for plain requests; None in tests without it.
     fast_path: "FastPath | None" = None
     stream_watch: StallCheck = field(default_factory=StallCheck)
-    #: The connections that stream; None where there are no streams.
+    #: The streaming connections; None if the node has no streams.
     streams: "StreamService | None" = None
-    #: TAP, in both directions; None where there is none.
+    #: TAP in both directions; None if the node has no TAP.
     tap: "TapService | None" = None
-    #: Every connection that is open, in its handshake or on its way out.
+    #: Every connection, also in its handshake or while it closes.
     connections: "set[ServerConnection]" = field(default_factory=set)
-    #: Those among them that hold something or are on their way out: somebody has to look whether they move.
+    #: The connections that hold memory or are closing: the sweep checks whether their bytes move.
     watched: "set[ServerConnection]" = field(default_factory=set)
-    #: What is kept of requests that are not answered, and of answers that are not read or wait for others.
+    #: The memory of incomplete requests, and of answers that are not read or wait.
     partial: "BufferBudget[Session]" = field(default_factory=lambda: BufferBudget())
     unread: "BufferBudget[ServerConnection]" = field(default_factory=lambda: BufferBudget())
-    #: Gives back what such holders have left.
+    #: Returns memory to the system after large buffers were freed.
     heap: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
-    #: Where one connection after the other puts together what its streams send.
+    #: The buffer in which each connection in turn builds the next piece of its streams.
     outbox: SendBuffer = field(default_factory=lambda: SendBuffer(PIECE_BYTES))
     #: Collects the streams that requests wake.
     wake_queue: WakeQueue = field(init=False)
-    #: No more connections are taken.
+    #: The node accepts no more connections.
     stopping: bool = False
-    #: The oldest change may wait so long for the disk, and a stream stand still, before the node is unhealthy.
+    #: The node is unhealthy when a change waits longer for the disk, or a stream does not advance for longer.
     stall_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class NodeState:
         self.bucket.role_listeners.append(self._role_changed)
 
     def _role_changed(self, _: int) -> None:
-        """Whoever gives a vbucket its role, a peer or the program around the node, clients are told who owns what."""
+        """Update the cluster map when a vbucket changes role, whether a peer or the embedding program changed it."""
         self.cluster.own_vbuckets_changed(self._active)
 
     def _active(self) -> list[int]:
@@ -167,6 +167,6 @@ class NodeState:
 
     @property
     def open_opcodes(self) -> frozenset[int]:
-        """The requests that are answered before a login."""
+        """The opcodes that need no login."""
         declared = ((kind.declaration.opcode, role) for kind, (_, role) in self.commands.items())
         return frozenset(opcode for opcode, role in declared if role is None)

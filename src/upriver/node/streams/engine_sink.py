@@ -1,7 +1,6 @@
-"""The engine as a consumer's sink: what streams bring goes into copies of vbuckets.
+"""The engine as a consumer's sink: received changes go into copies of vbuckets.
 
-A copy is fed by one stream at a time, whatever connection it comes from; and an active vbucket by none, because it
-writes its own history.
+One stream at a time feeds a copy, over any connection. No stream feeds an active vbucket, which writes its own history.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from upriver.wire.codec import ChangeBatch, ChangeDecoder
 
 
 class EngineCopy:
-    """A vbucket that receives."""
+    """A copy that a stream feeds."""
 
     __slots__ = ("_on_close", "_vbucket")
 
@@ -26,7 +25,7 @@ class EngineCopy:
 
     @property
     def number(self) -> int:
-        """Which one it is."""
+        """The number of the vbucket."""
         return self._vbucket.number
 
     @property
@@ -36,27 +35,27 @@ class EngineCopy:
 
     @property
     def position(self) -> StreamPosition:
-        """Where this copy stands."""
+        """The position of this copy."""
         return self._vbucket.position
 
     @property
     def failover_log(self) -> FailoverLog:
-        """The branches that the history of this copy has lived on."""
+        """The failover log of this copy."""
         return self._vbucket.failover_log
 
     def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:  # noqa: ARG002
-        """A marker came."""
+        """Begin a snapshot, after its marker."""
         try:
             self._vbucket.begin_snapshot(snapshot.start, snapshot.end)
         except OutOfOrder as error:
             raise OutOfRange(str(error), vbucket=self.number) from None
 
     def complete_snapshot(self) -> None:
-        """The copy is whole where it stands."""
+        """Mark the copy's seqno as a consistent point."""
         self._vbucket.complete_snapshot()
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:  # noqa: ARG002
-        """Changes that follow, in their order."""
+        """Apply changes in their order."""
         try:
             if dialect is dcp.dcp:
                 self._vbucket.apply_frames(frames)
@@ -72,28 +71,28 @@ class EngineCopy:
             raise InvalidArguments(str(error), vbucket=self.number) from None
 
     def advance(self, seqno: int) -> None:
-        """Nothing more comes up to here."""
+        """Move to this seqno: no change comes before it."""
         self._vbucket.advance(seqno)
 
     def roll_back(self, seqno: int) -> int:
-        """Go back to a whole state at or below the seqno; where that is."""
+        """Roll back to a consistent point at or below the seqno; return that point."""
         return self._vbucket.roll_back(seqno)
 
     def replace_failover_log(self, log: FailoverLog) -> None:
-        """Take over the producer's log."""
+        """Replace the failover log with the producer's."""
         self._vbucket.replace_failover_log(log)
 
     def clear(self) -> None:
-        """Drop everything: the producer was flushed."""
+        """Drop all changes: the producer was flushed."""
         self._vbucket.clear()
 
     def close(self) -> None:
-        """The stream is over; somebody else may feed it."""
+        """End the stream, so that another one may feed the copy."""
         self._on_close()
 
 
 class EngineSink:
-    """A node's bucket, where streams go into."""
+    """A node's bucket, as the sink of its consumer connections."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
@@ -101,13 +100,13 @@ class EngineSink:
         self._fed: set[int] = set()
 
     def open(self, number: int) -> EngineCopy:
-        """The copy that a stream shall feed."""
+        """Open a copy for a stream."""
         vbucket = self._node.bucket.existing(number)
         if vbucket is None:
             raise NotMyVbucket(vbucket=number)
         if vbucket.state is VbucketState.ACTIVE:
             raise NotMyVbucket("an active vbucket writes its own history", vbucket=number)
-        if vbucket.state is VbucketState.DEAD:  # it may be all that an interrupted takeover has left
+        if vbucket.state is VbucketState.DEAD:  # it may have the only data after an interrupted takeover
             raise NotMyVbucket("a dead vbucket receives nothing: make it a replica first", vbucket=number)
         if number in self._fed:
             raise KeyExists("another stream feeds this vbucket already", vbucket=number)
@@ -115,6 +114,6 @@ class EngineSink:
         return EngineCopy(vbucket, lambda: self._fed.discard(number))
 
     def set_state(self, number: int, state: VbucketState, done: Callable[[], object]) -> None:
-        """Give a vbucket another role; call back when that, and all received before, is on disk."""
+        """Change the role of a vbucket; call back when that and all earlier changes are on disk."""
         self._source.set_state(number, state)
         self._source.when_durable(done)

@@ -1,7 +1,6 @@
-"""The engine as a producer's source: where storage, which knows no dialect, meets the protocol, which knows no disk.
+"""The engine as a producer's source: it joins storage, which has no dialects, and protocol, which has no disk.
 
-Callbacks reach the protocol in the thread that runs the sessions, whoever caused them: what waits for the disk is woken
-by the flusher's thread and takes the way over the scheduler.
+Callbacks reach the protocol in the sessions' thread: the flusher's thread passes its callbacks to the scheduler.
 """
 
 from collections.abc import Callable
@@ -18,25 +17,25 @@ _FILTER_FORM: Final = '{"field": "a.b", "equals": …} or {"field": "a.b", "cont
 
 
 class EngineSource:
-    """A node's bucket."""
+    """A node's bucket, as the source of its producers."""
 
     __slots__ = ("_last", "_node")
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
-        # A connection asks for many streams with the same options.
+        # A connection requests many streams with the same options.
         self._last = StreamOptions(), Options()
 
     def vbucket(self, number: int) -> Vbucket | None:
-        """The vbucket in whatever state; None if there is none."""
+        """The vbucket in any state; None if it does not exist."""
         return self._node.bucket.existing(number)
 
     def vbuckets(self) -> list[int]:
-        """The numbers of all that there are, in whatever state."""
+        """The numbers of all vbuckets, in any state."""
         return self._node.bucket.numbers()
 
     def check(self, options: StreamOptions) -> None:
-        """Refuse filters that make no sense."""
+        """Refuse invalid filters."""
         engine_options(options)
 
     def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> Cursor:
@@ -50,22 +49,22 @@ class EngineSource:
         return cursor
 
     def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
-        """Give a vbucket another role."""
+        """Change the role of a vbucket."""
         self._node.bucket.vbucket(vbucket).set_state(state, successor=successor)
 
     def confirm_takeover(self, vbucket: int, successor: str) -> None:
-        """Its successor is active."""
+        """Note that the successor is active."""
         copy = self._node.bucket.existing(vbucket)
         if copy is not None:
             copy.confirm_takeover(successor)
 
     def when_durable(self, callback: Callable[[], object]) -> None:
-        """Call back when everything done so far is on disk."""
+        """Call back when all changes so far are on disk."""
         self._node.bucket.flusher.barrier(lambda: self._node.scheduler.from_thread(callback))
 
 
 def engine_options(options: StreamOptions) -> Options:
-    """What a stream shall hold, in the engine's words."""
+    """The engine's options for a stream."""
     return Options(
         keys_only=options.keys_only,
         key_pattern=KeyPattern(options.key_filter) if options.key_filter else None,
@@ -77,7 +76,7 @@ def engine_options(options: StreamOptions) -> Options:
 
 
 def value_filter(text: str) -> EngineValueFilter:
-    """The filter that a control's value describes."""
+    """Parse the value of a control into a filter."""
     try:
         given = read_json(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""A connection of the consumer type: the node's replicas are fed over it.
+"""A connection of the consumer type: it feeds the node's replicas.
 
 Runs of changes go from the received bytes to the engine without becoming packets. If the engine has no room for them,
-because the disk does not keep up or memory is short, the connection reads no more until there is; so the producer is
+because the disk does not keep up or memory is short, the connection stops reading until there is. The producer is then
 held back by its window and its socket, and nothing is lost.
 """
 
@@ -15,17 +15,17 @@ from upriver.wire import Buffer, Message, dcp
 if TYPE_CHECKING:
     from upriver.node.streams.service import StreamService
 
-#: How long to wait before a run is tried again for which there was no room.
+#: The pause before a run is tried again for which there was no room.
 RETRY_S: Final = 0.01
 
 
 class ReplicaConnection(StreamingSession):
-    """A session on which the node consumes."""
+    """A session over which the node consumes."""
 
     type: Final = "consumer"
-    #: The other kind of connection has one.
+    #: The producer type has one.
     producer: Final = None
-    #: An add stream is answered when the producer has answered, and nothing behind it may wait for that.
+    #: An add stream is answered after the producer has answered; later requests must not wait for that.
     answers_at_once = False
 
     def __init__(self, service: "StreamService", session: Session, name: str) -> None:
@@ -33,14 +33,14 @@ class ReplicaConnection(StreamingSession):
         self.service = service
         self.name = name
         self.created = self.node.clock()
-        #: What decodes its packets.
+        #: Decodes its packets.
         self.wire = dcp.dcp
         self.replica = Replica(service.sink, self.node.ticks(), on_output=self._on_output, on_end=self._on_end)
 
-    # Coming in
+    # Receiving
 
     def receive_run(self, data: Buffer, at: int) -> int:
-        """Take the changes that stand next; where they end."""
+        """Take the next run of changes; return the offset where it ends."""
         end, _ = self.replica.receive_runs(data, at, self.node.ticks())
         if self.replica.full and not self.full:
             self.full = True
@@ -54,14 +54,14 @@ class ReplicaConnection(StreamingSession):
         self.flush()
 
     def receive(self, message: Message) -> bool:
-        """Take a message; False if it is none of a stream's."""
+        """Take a message; return False if it does not belong to a stream."""
         if not self.replica.receive(message, self.node.ticks()):
             return False
         self._settle()
         return True
 
     def _settle(self) -> None:
-        """Do what the replica has decided: answer, set a timer, close."""
+        """Carry out what the replica decided: answer, set a timer, close."""
         replica = self.replica
         self.session.put(replica.data_to_send())
         if replica.closing:
@@ -74,27 +74,27 @@ class ReplicaConnection(StreamingSession):
         self.flush()
 
     def _on_end(self, stream: ConsumerStream) -> None:
-        self.session.log.info("the stream into vbucket %d is over: %s", stream.vbucket, stream.end_reason)
+        self.session.log.info("the stream into vbucket %d has ended: %s", stream.vbucket, stream.end_reason)
 
-    # Going out
+    # Sending
 
     def produce(self) -> bytes:
-        """Nothing: all that it has to say are answers and requests."""
+        """Return nothing: it sends only answers and requests, which ``_settle`` gives to the session."""
         return b""
 
     @property
     def has_output(self) -> bool:
-        """There is never more than what ``_settle`` has given to the session."""
+        """Always False."""
         return False
 
     def on_time(self, now: float) -> None:
-        """Bytes are to be acknowledged, or the producer was silent for too long."""
+        """Acknowledge bytes, or close the connection if the producer was silent for too long."""
         self.replica.tick(now)
         self._settle()
         self.flush()
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """Forget the connection, which is closed."""
         if self.lost:
             return
         super().lose()

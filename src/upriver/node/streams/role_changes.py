@@ -1,4 +1,4 @@
-"""Vbuckets that took on a role, told to connections together: in the next turn of the event loop, once for each."""
+"""Tells connections which vbuckets changed role: all of them together, in the event loop's next turn."""
 
 from collections.abc import Callable
 from typing import Final
@@ -7,7 +7,7 @@ from upriver.node.state import NodeState
 
 
 class RoleChanges:
-    """Gathers roles, whoever in whichever thread gives them, until the event loop has its next turn."""
+    """Gathers role changes, from any thread, until the event loop's next turn."""
 
     def __init__(self, node: NodeState, tell: Callable[[set[int]], object]) -> None:
         self._node: Final = node

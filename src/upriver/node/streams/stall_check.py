@@ -1,11 +1,11 @@
-"""Streams that do not move: what ``/healthz`` says of them.
+"""Finds streams that do not advance, for ``/healthz``.
 
-Theory of operation. Once a second the watch looks at every stream that has changes to send, of whatever protocol, and
-notes where it stands. One that stands still for long has one of three reasons. The consumer gave a window, or
-acknowledges, and has not done so: it is his own decision and no problem of the node. The consumer has stopped reading:
-nothing the node could do, but somebody must look. Or neither, and then it is the node that does not get on.
+Theory of operation. Once a second the check notes the seqno of every stream with a backlog, of any protocol. A stream
+that does not advance has one of three reasons. The consumer's window is full, or it has not acknowledged: that is the
+consumer's decision and not reported. The consumer has stopped reading: an operator must look at it. Or neither: then
+the node itself does not make progress.
 
-A look is bounded: of many connections with a thousand streams each it takes some, and the others next time.
+One look is bounded: with many connections of a thousand streams each, it checks some and leaves the rest to the next.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from upriver.node.streams.streaming_session import StreamingSession
     from upriver.protocol.producer import ProducerStream
 
-#: Which stream: the name of its connection and the vbucket.
+#: A stream: the name of its connection, and its vbucket.
 Key = tuple[str, int]
-#: Connections are looked at until they have had so many streams.
+#: A look checks connections until they have had this many streams.
 STREAMS_PER_LOOK: Final = 4096
 
 
@@ -32,15 +32,15 @@ class _Place:
 
 
 class StallCheck:
-    """Remembers where streams with a backlog stood, and since when."""
+    """Remembers the seqno of each stream with a backlog, and since when."""
 
     def __init__(self) -> None:
         self._places: dict[Key, _Place] = {}
-        #: How many connections were looked at since all had their turn.
+        #: The number of connections checked since all had their turn.
         self._looked = 0
 
     def look(self, node: "NodeState", now: float) -> None:
-        """Take note of where streams stand: all of them, or as many as one look may cost."""
+        """Note the seqnos of all streams, or of as many as one look may check."""
         chosen = self._chosen([*(node.streams or ()), *(node.tap or ())])
         places = self._places
         found = {k: old for k, old in places.items() if not (old.connection.lost or old.connection in chosen)}
@@ -52,7 +52,7 @@ class StallCheck:
         self._places = found
 
     def _chosen(self, connections: "list[StreamingSession]") -> "dict[StreamingSession, None]":
-        """Whose turn it is to be looked at."""
+        """The connections to check now."""
         if self._looked >= len(connections):
             self._looked = 0
         chosen: dict[StreamingSession, None] = {}
@@ -65,7 +65,7 @@ class StallCheck:
         return chosen
 
     def problems(self, now: float, stall_s: float) -> list[str]:
-        """Each connection with streams that have stood still for longer, and why, as far as one can tell."""
+        """One sentence for each connection with streams that have not advanced for longer, with the likely reason."""
         by_name: dict[str, list[tuple[float, int, StreamingSession]]] = {}
         for (name, number), place in self._places.items():
             if now - place.since > stall_s and not place.connection.lost:
@@ -74,7 +74,7 @@ class StallCheck:
 
 
 def backlog(node: "NodeState", stream: "ProducerStream") -> int:
-    """How many seqnos lie between what the stream has read and what it could send."""
+    """The number of seqnos that the stream has yet to read."""
     vbucket = node.bucket.existing(stream.vbucket.number)
     if vbucket is None or stream.notifier:
         return 0

@@ -1,9 +1,8 @@
-"""What there is to know of streaming connections, under the names that Couchbase's tools read.
+"""The statistics of streaming connections, under the names that Couchbase's tools read.
 
-A connection belongs to the group of the dialect that its first stream request spoke, to `dcp` before that, and those of
-the drafts to `upr`; so the two groups together hold every connection once. What was sent and is not acknowledged adds
-up with what was acknowledged to all that the window has counted; on a connection of the consumer type, what was
-received.
+A connection belongs to the group of the dialect of its first stream request, to `dcp` before that, and to `upr` if it
+speaks a draft; the two groups together have every connection once. Unacknowledged and acknowledged bytes add up to all
+bytes that the window has counted: those sent or, on a connection of the consumer type, those received.
 """
 
 from collections import Counter
@@ -23,20 +22,20 @@ Pairs = Iterator[tuple[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class StreamNumbers:
-    """All streaming connections together."""
+    """Totals over all streaming connections."""
 
-    #: How many there are of each type.
+    #: The number of connections of each type.
     connections: Counter[str]
     streams: int
-    #: Seqnos that the streams have yet to read.
+    #: The number of seqnos that the streams have yet to read.
     backlog: int
-    #: By those that are gone too.
+    #: Includes closed connections.
     bytes_sent: int
     changes_sent: int
 
 
 def stream_numbers(node: NodeState) -> StreamNumbers:
-    """What all streaming connections do, those of TAP too, in five numbers."""
+    """Totals over all streaming connections, including TAP."""
     streams, tap = _stream_numbers(node), _tap_numbers(node)
     return StreamNumbers(
         streams.connections + tap.connections,
@@ -76,7 +75,7 @@ def _tap_numbers(node: NodeState) -> StreamNumbers:
 
 
 def stream_statistics(service: StreamService | None, group: Literal["dcp", "upr"]) -> Pairs:
-    """All connections of one group, and how many they are."""
+    """The statistics of all connections of one group, and their number."""
     found = [connection for connection in service or () if _group(connection) == group]
     yield f"ep_{group}_count", len(found)
     for connection in found:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StreamConnection(StreamingSession):
-    """A session on which the node produces."""
+    """A session over which the node produces."""
 
     def __init__(
         self,

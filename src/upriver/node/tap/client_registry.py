@@ -1,15 +1,15 @@
-"""The registered TAP clients, kept over a restart of the node: each in a small file of its own.
+"""The registered TAP clients, stored over a restart of the node: each in a small file of its own.
 
-Theory of operation. A client's place is only worth something if the node knows *all* that the client may hold, for what
-a crash has lost must not stay with the client. While it is connected that changes with every message. So its file says,
-on disk before the first message, that it is connected, and when it has gone, where it stands. A node that finds the
-former has crashed meanwhile: nobody knows what the client holds, and it starts over. A client that was away goes on as
-if the node had been there all the time, as far as the history still leads on from its place.
+Theory of operation. A client's position is useful only if the node knows everything that the client may hold, because
+changes that a crash has lost must not stay with the client. While the client is connected, that changes with every
+message. So before the first message its file says that it is connected, and after it has left, its position. If a
+starting node finds a connected client, the node has crashed: it cannot know what the client holds, and the client
+starts over. A client that was away continues as if the node had never stopped, if the history still has its position.
 
-The files are written beside the sessions, which do not wait for a disk; but nothing is sent to a client before its file
-says that it is connected.
+Other threads write the files, so that sessions do not wait for a disk. Nothing is sent to a client before its file says
+that it is connected.
 
-The files do not belong to a backup: whoever uses one meets clients that have gone on without it.
+The files do not belong in a backup: after a restore, clients have moved on without it.
 """
 
 import dataclasses
@@ -27,23 +27,23 @@ from upriver.model import Snapshot, StreamPosition
 from upriver.node.state import Scheduler
 from upriver.protocol.tap import LOST, NEVER, TapClient, TapPlan, TapPosition
 
-#: Is told when something is on disk, or why it is not.
+#: Called when a write is on disk, or with the error.
 Done = Callable[[StorageError | None], object]
 
 
 class TapRegistry:
-    """The files of a node's registered clients; without a directory nothing is kept."""
+    """The files of a node's registered clients; without a directory nothing is stored."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     @property
     def keeps(self) -> bool:
-        """Is there anything to write?"""
+        """Whether clients are stored on disk."""
         return self._directory is not None
 
     def load(self, vbuckets: Iterable[int]) -> Iterator[TapClient]:
-        """All clients that were kept; ``vbuckets`` are those that one may have been sent which has asked for all."""
+        """All stored clients; ``vbuckets`` are those that a client of all vbuckets may have received."""
         if self._directory is None or not self._directory.is_dir():
             return
         for path in sorted(self._directory.iterdir()):
@@ -58,12 +58,12 @@ class TapRegistry:
                 raise StorageError(str(path), error.strerror or str(error)) from None
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UpriverError):
                 raise StorageError(
-                    str(path), "is no registered TAP client; remove the file, and the client starts over"
+                    str(path), "not a registered TAP client; remove the file to let the client start over"
                 ) from None
             yield client
 
     def keep(self, client: TapClient) -> None:
-        """Write down what is known of the client; it is on disk when this returns."""
+        """Store a client; it is on disk when this returns."""
         if self._directory is not None:
             path = self._path(self._directory, client.name)
             with storage_errors(path):
@@ -71,7 +71,7 @@ class TapRegistry:
                 write_atomically(path, json.dumps(_stored(client)).encode())
 
     def drop(self, name: str) -> None:
-        """Forget the client."""
+        """Remove a client's file."""
         if self._directory is not None:
             path = self._path(self._directory, name)
             with storage_errors(path):
@@ -79,57 +79,57 @@ class TapRegistry:
 
     @staticmethod
     def _path(directory: Path, name: str) -> Path:
-        """Names may be longer than those of files, and hold anything."""
+        """The file of a client. Its name is a hash: client names may be longer than file names, with any characters."""
         return directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
 
 @dataclass(slots=True)
 class _Errand:
-    """Something to write, and who is told."""
+    """A write, and its callbacks."""
 
     work: Callable[[], None]
     done: Done | None = None
-    #: They had the file removed, and are told in any case; who had something else written has gone when more comes.
+    #: Callbacks of removals, which are always called. Other callbacks are dropped when a newer write replaces theirs.
     removers: list[Done] = field(default_factory=list)
 
     def run(self) -> StorageError | None:
-        """Write it; what went wrong."""
+        """Run the write; return its error."""
         try:
             self.work()
         except StorageError as error:
             return error
-        except Exception as error:  # whatever it was, whoever waits is told
+        except Exception as error:  # the callbacks must learn of any error
             return StorageError("a registered TAP client", repr(error))
         return None
 
 
 class RegistryWriter:
-    """Writes a registry beside the sessions: of each client one thing at a time, and of what waits only the last."""
+    """Writes a registry in other threads: one write per client at a time, and of those that wait only the last."""
 
     def __init__(self, registry: TapRegistry, scheduler: Scheduler) -> None:
         self._registry = registry
         self._scheduler = scheduler
-        #: The clients of which something is being written, and what follows, if anything does.
+        #: The clients with a write under way, and the write that follows it, if any.
         self._next: dict[str, _Errand | None] = {}
-        #: Those whose file could not be written.
+        #: The clients whose last write failed.
         self._failed: set[str] = set()
 
     @property
     def idle(self) -> bool:
-        """Is everything written?"""
+        """Whether all writes are complete."""
         return not self._next
 
     def is_written(self, name: str) -> bool:
-        """Is everything on disk that is to be known of the client?"""
+        """Whether the client's state is on disk."""
         return name not in self._next and name not in self._failed
 
     def keep(self, client: TapClient, done: Done) -> None:
-        """Write down what is known of the client now. Unless something else of it comes in between, say when."""
+        """Store the client's state; call back when it is on disk, unless a newer write replaces this one."""
         known = dataclasses.replace(client, places=dict(client.places))
         self._ask(client.name, _Errand(partial(self._registry.keep, known), done))
 
     def drop(self, name: str, done: Done) -> None:
-        """Forget the client, and say when."""
+        """Remove the client's file, and call back."""
         self._ask(name, _Errand(partial(self._registry.drop, name), removers=[done]))
 
     def _ask(self, name: str, errand: _Errand) -> None:
@@ -196,7 +196,7 @@ def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
 
 
 def _plan(stored: dict[str, Any]) -> TapPlan:
-    """A plan; older files tell apart who wants a copy, and say from when on nothing is left out, or not even that."""
+    """Read a plan. Older files have ``full`` and perhaps ``whole_from`` in place of ``since``."""
     known = {field.name: stored[field.name] for field in dataclasses.fields(TapPlan)}
     if "full" in stored:
         known["since"] = 0 if stored["full"] else min(stored.get("whole_from", NEVER), NEVER)
@@ -217,7 +217,7 @@ def _numbers_of(place: TapPosition) -> list[int]:
 
 
 def _place(stored: list[int], plan: TapPlan, *, done: bool) -> TapPosition:
-    """A place; in older files it is a position, and all places are those of the plan."""
+    """Read a position. Older files have fewer numbers; the plan has the rest."""
     vbucket_uuid, seqno, reached, *rest = map(int, stored)
     served = plan.acks, plan.keys_only, plan.dump and not done
     known, since, until, acks, keys_only, dumping = rest or (seqno, plan.since, seqno, *served)

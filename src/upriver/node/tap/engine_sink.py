@@ -1,8 +1,8 @@
 """The engine as a TAP consumer's store.
 
-A copy (replica or pending) takes what it is told: its peer is the one that writes the history. An active vbucket has
-writers of its own, so there the newer version wins by the rules of all changes that come with a revision; what loses is
-taken and forgotten, because its sender is to learn of ours and not to try again.
+A replica or pending copy takes every change, because its peer writes the history. An active vbucket has writers of its
+own: there the newer version wins, by the rules for all changes with a revision. A change that loses is acknowledged and
+dropped, because its sender must not try again and will receive our version.
 """
 
 from upriver.engine import Vbucket
@@ -15,7 +15,7 @@ from upriver.wire.dialects.tap import Control
 
 
 class EngineTapSink:
-    """A node's bucket."""
+    """A node's bucket, as the sink of its TAP peers."""
 
     __slots__ = ("_node", "_online_update")
 
@@ -24,8 +24,8 @@ class EngineTapSink:
         self._online_update = online_update
 
     def store(self, change: ReceivedChange) -> None:
-        """Take a change."""
-        vbucket = self._alive(change.vbucket)
+        """Store a change."""
+        vbucket = self._not_dead(change.vbucket)
         if vbucket.state is VbucketState.ACTIVE:
             self._merge(vbucket, change)
         else:
@@ -41,8 +41,8 @@ class EngineTapSink:
                 ttl=change.ttl,
             )
 
-    def _alive(self, number: int) -> Vbucket:
-        """A vbucket that takes part. A dead one keeps what it has: its successor may not have it yet."""
+    def _not_dead(self, number: int) -> Vbucket:
+        """The vbucket, unless it is dead. A dead one keeps its data: its successor may not have all of it yet."""
         vbucket = self._node.bucket.vbucket(number)
         if vbucket.state is VbucketState.DEAD:
             raise NotMyVbucket("the vbucket is dead", vbucket=number)
@@ -73,17 +73,16 @@ class EngineTapSink:
             pass  # ours wins
 
     def start_over(self, vbucket: int) -> None:
-        """Everything of this vbucket comes anew: a copy drops what it has."""
-        found = self._alive(vbucket)
+        """Drop a copy's data: all of the vbucket comes again."""
+        found = self._not_dead(vbucket)
         if found.state is not VbucketState.ACTIVE and found.high_seqno:
             found.start_over()
 
     def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
-        """Empty these vbuckets; all that there are if none is named.
+        """Flush these vbuckets, or all if none is given.
 
-        One that has seen this very flush is left alone: so a flush that goes round in a ring of nodes ends where it
-        began, and takes nothing with it that was written behind it. Of a peer whose flushes have no mark, and look all
-        the same, one that finds nothing to do goes no further.
+        A vbucket that has seen this flush before is left alone, so that a flush in a ring of nodes ends where it began
+        and spares later writes. A flush without a mark, which cannot be recognised, ends where a vbucket is empty.
         """
         for vbucket in self._node.bucket:
             if vbuckets and vbucket.number not in vbuckets:
@@ -96,10 +95,10 @@ class EngineTapSink:
                 vbucket.start_over()
 
     def set_state(self, vbucket: int, state: VbucketState) -> None:
-        """Give a vbucket, which may not exist yet, a role.
+        """Change the role of a vbucket, and create it if needed.
 
-        One that is active has taken writes that nobody else has: it does not become a copy because a peer says so, as
-        one does that repeats a takeover and has missed that it was done.
+        An active vbucket has writes that no other copy has, so a peer cannot make it a copy. A peer tries that when it
+        repeats a takeover whose end it has missed.
         """
         node = self._node
         found = node.bucket.existing(vbucket)

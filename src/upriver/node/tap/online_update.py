@@ -1,9 +1,9 @@
-"""Online update: try something out on a running node, and take it back.
+"""Online update: try changes on a running node, and revert them.
 
-While it runs nothing is written to disk, once what came before is there: whoever waits for that is answered. Stopping
-it writes what has come, reverting it takes back everything that was written since, by whomever, and tells consumers so,
-because every vbucket that was cut back goes on under a new uuid.
-It is for tests: what is written meanwhile is lost in a crash, and writers are refused once the queue to disk is full.
+While it runs, nothing is written to disk, except for changes from before its start. Stopping it writes the changes
+since then. Reverting it rolls them back, whichever client wrote them. Consumers notice that, because every vbucket that
+was rolled back continues on a new branch.
+It is for tests: a crash loses the changes since its start, and writers are refused once the queue to disk is full.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from upriver.wire.dialects.tap import Control
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Where a vbucket stood."""
+    """The state of a vbucket at the start."""
 
     seqno: int
     uuid: int
 
 
 class OnlineUpdate:
-    """The online update of a node, if one runs."""
+    """The online update of a node."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
@@ -33,11 +33,11 @@ class OnlineUpdate:
 
     @property
     def running(self) -> bool:
-        """Is nothing written to disk?"""
+        """Whether an online update runs."""
         return self._marks is not None
 
     def control(self, control: Control) -> None:
-        """Start, stop or revert."""
+        """Carry out a control message: start, stop or revert."""
         match control:
             case Control.START_ONLINEUPDATE:
                 self.start()
@@ -47,7 +47,7 @@ class OnlineUpdate:
                 self.revert()
 
     def start(self) -> None:
-        """Write no more to disk than what came before. Starting twice changes nothing."""
+        """Stop writing to disk after the changes so far. Starting twice changes nothing."""
         if self._marks is not None:
             return
         bucket, soon = self._node.bucket, self._node.scheduler.from_thread
@@ -59,32 +59,32 @@ class OnlineUpdate:
         self._warn("started: nothing is written to disk until it is stopped or reverted")
 
     def _pause(self, marks: dict[int, _Mark]) -> None:
-        if self._marks is marks:  # it may have ended meanwhile, and another one begun
+        if self._marks is marks:  # it may have ended, and another one started
             self._node.bucket.flusher.pause()
 
     def stop(self) -> None:
-        """Write everything that has come meanwhile."""
+        """Write all changes since the start."""
         self._check()
         self._end()
-        self._warn("stopped: what has come meanwhile is written to disk")
+        self._warn("stopped: all changes since its start are written to disk")
 
     def revert(self) -> None:
-        """Take back everything that was written since the start; all of it or, if that cannot be, nothing."""
+        """Roll back all changes since the start, or none if that is impossible."""
         marks = self._check()
         changed = [(vbucket, self._target(vbucket, marks)) for vbucket in self._node.bucket]
         for vbucket, seqno in changed:
             _cut_back(vbucket, seqno)
         self._end()
-        self._warn("reverted: everything written since its start is gone")
+        self._warn("reverted: all changes since its start are rolled back")
 
     def _target(self, vbucket: Vbucket, marks: dict[int, _Mark]) -> int:
         mark = marks.get(vbucket.number)
-        if mark is None:  # it came into being since
+        if mark is None:  # it was created since
             return 0
         known = vbucket.failover_log.index(mark.uuid) is not None
         if mark.seqno and not (known and vbucket.consistent_at_or_below(mark.seqno) == mark.seqno):
             raise TemporaryFailure(
-                f"the state before the online update is no longer there: stop it instead (vbucket {vbucket.number})",
+                f"vbucket {vbucket.number} no longer has its state from before the online update: stop it instead",
                 vbucket=vbucket.number,
             )
         return mark.seqno

@@ -1,7 +1,7 @@
-"""What there is to know of TAP, under the names that Couchbase's tools read.
+"""The statistics of TAP, under the names that Couchbase's tools read.
 
-Every known client counts once, connected or not, and so does every peer that sends. Of one that is away, what its last
-connection has sent stands there, and what waits for it. The totals are the sums of what stands beside each client.
+Every known client counts once, connected or not, and so does every peer that sends. A client that is away shows what
+its last connection sent, and its backlog. The totals are sums over all clients.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from upriver.node.tap.service import TapService
 
 Pairs = Iterator[tuple[str, object]]
-#: What is added up over all producers.
+#: The statistics that are summed over all clients.
 _ADDED = ("total_backlog_size", "rec_fetched", "qlen", "items_sent", "bytes_sent", "unacked", "retry_later")
 
 
 def tap_statistics(service: "TapService | None") -> Pairs:
-    """All clients and peers, and the totals."""
+    """The statistics of all clients and peers, and the totals."""
     if service is None:
         yield "ep_tap_count", 0
         return
@@ -93,7 +93,7 @@ def _away(service: "TapService", client: TapClient) -> Pairs:
 
 
 def _waiting(service: "TapService", number: int, place: TapPosition, *, named: bool) -> int:
-    """How many changes of a vbucket are to be sent to who stands there, at most: all if its branch has ended."""
+    """The most changes of a vbucket that a client at this position will get: all if its branch has ended."""
     vbucket = service.source.vbucket(number)
     if vbucket is None or not (named or vbucket.state is VbucketState.ACTIVE):
         return 0
