@@ -52,7 +52,7 @@ def test_nobody_is_served_before_the_node_knows_who_it_is(tmp_path: Path, monkey
         return found
 
     monkeypatch.setattr(server_module, "bind", bind_slowly)
-    with pytest.raises(StorageError, match="holds the bucket 'ours'"):
+    with pytest.raises(StorageError, match="holds bucket 'ours'"):
         start(vbuckets=1, data=tmp_path, bucket="theirs", port=port, metrics_port=0)
     for client in waiting:
         assert client.is_closed()
