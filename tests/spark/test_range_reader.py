@@ -14,14 +14,14 @@ from tests.support.deployed_server import UUID, DeployedServer
 from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import wait_until
 from upriver.client import Mover, SyncKvClient
-from upriver.client.consumer import feed_factory
+from upriver.client.consumer.feed_factory import FeedFactory
 from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.transport.address import Address
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.move.mover import Goal
-from upriver.spark import range_reader
+from upriver.spark import range_policy, range_reader
 from upriver.spark.batch_planner import GoBack, Policy, Range, Rules
 from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
@@ -134,7 +134,7 @@ def test_a_range_of_a_vbucket_that_is_gone(
     written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever may lose data goes on with what there is; otherwise the query would come back to this range for ever."""
-    monkeypatch.setattr(range_reader, "RETRY_S", 0.2)
+    monkeypatch.setattr(range_policy, "RETRY_S", 0.2)
     node, uuid = written
     other = node.bucket.vbucket(4)
     node.call(other.set, b"k", b"v")
@@ -180,11 +180,12 @@ def test_batches_are_bounded_in_bytes_and_rows(upriver_node: EmbeddedNode) -> No
 def test_ranges_with_and_without_exact_ends_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
-    async def open_feed(cluster: Any, endpoint: Any, settings: ConsumerSettings, *rest: Any) -> Any:
-        opened.append(settings.name)
-        return await feed_factory.open_feed(cluster, endpoint, settings, *rest)
+    class Factory(FeedFactory):
+        async def open(self, endpoint: Any, settings: ConsumerSettings, owner: Any) -> Any:
+            opened.append(settings.name)
+            return await super().open(endpoint, settings, owner)
 
-    monkeypatch.setattr(range_reader, "open_feed", open_feed)
+    monkeypatch.setattr(range_reader, "FeedFactory", Factory)
     with start(vbuckets=2, history_s=0, history_bytes=0) as node:
         forgetful, large = (node.bucket.vbucket(number) for number in range(2))
 
@@ -235,7 +236,7 @@ def test_a_filter_may_look_for_long_at_what_does_not_pass(
     rows = RowMaker(("seqno",))
     reader = RangeReader(Reading(Address.parse(node.address), settings, Rules("emit"), rows, 1000))
     assert read(reader, [Range(VbucketOffset(3, uuid), 12)]) == []
-    assert reader._trying_since is None  # nobody was asked again
+    assert not reader._supervisor._failing_since
     reader.close()
 
 
@@ -404,6 +405,6 @@ def test_a_cut_between_tasks_leads_to_no_node_that_has_nothing() -> None:
             owner.call(vbucket.set, b"k%d" % seqno, b"v")
             rows = read(reader, [Range(VbucketOffset(0, uuid, seqno - 1, seqno - 1), seqno)])
             assert [row["seqno"] for row in rows] == [seqno]
-            for feed in reader._feeds.values():  # nobody notices it before the next task
-                feed.connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            for connection in reader._supervisor.connections:  # noticed only in the next task
+                connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         reader.close()

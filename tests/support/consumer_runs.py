@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 from tests.support.consumer_mirror import Mirror
 from upriver.client import Consumer, KvClient, SyncKvClient
-from upriver.client.consumer.feed_factory import high_seqnos
+from upriver.client.consumer.start_positions import high_seqnos
 from upriver.node import EmbeddedNode
 from upriver.wire.dialects.memcached import SeqnoPersistence
 

@@ -11,6 +11,7 @@ from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.node_queries import (
     VbucketStatus,
     _from_statistics,
+    _seqnos_in,
     active_vbuckets,
     failover_logs,
     owners,
@@ -28,7 +29,7 @@ def test_statistics_and_a_group_that_is_not_there(upriver_node: EmbeddedNode) ->
         cluster = Cluster(upriver_node.address)
         connection = await cluster.connection(Endpoint(upriver_node.host, upriver_node.port))
         assert (await statistics(connection))["curr_items"] == "0"
-        with pytest.raises(KeyNotFound, match="no group 'colours'"):
+        with pytest.raises(KeyNotFound, match="unknown group of statistics 'colours'"):
             await statistics(connection, "colours")
         states = await statistics(connection, "vbucket")
         assert states["vb_3"] == "active"
@@ -77,3 +78,10 @@ def test_what_deployed_servers_tell() -> None:
     assert _from_statistics({"vb_7": "replica"}, seqnos) == {
         7: VbucketStatus(7, VbucketState.REPLICA, 5, 9, 0, 2, None)
     }
+
+
+def test_seqnos_are_read_from_complete_entries_only() -> None:
+    entry = (7).to_bytes(2, "big") + (1234).to_bytes(8, "big")
+    assert _seqnos_in(entry * 1) == {7: 1234}
+    assert _seqnos_in(entry + entry[:5]) == {7: 1234}
+    assert _seqnos_in(b"") == {}

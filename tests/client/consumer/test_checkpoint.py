@@ -63,17 +63,20 @@ def test_nothing_whole_is_an_error_and_not_a_new_start(tmp_path: Path) -> None:
     checkpoint = FileCheckpoint(path, "me")
     checkpoint.write(progress(5))
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=r"no generation is whole .*remove it to start over"):
+    with pytest.raises(CheckpointError, match=r"all generations are damaged .*remove the file to start over"):
         checkpoint.read()
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"something else\n", "this is no checkpoint of Upriver"),
-        (b'{"what": "other"}\n', "this is no checkpoint of Upriver"),
-        (b"\x00\xff", "this is no checkpoint of Upriver"),
-        (b'{"what": "upriver-checkpoint", "format": 2}\n', "format 2, this version knows 1; use a later version"),
+        (b"something else\n", "not an Upriver checkpoint"),
+        (b'{"what": "other"}\n', "not an Upriver checkpoint"),
+        (b"\x00\xff", "not an Upriver checkpoint"),
+        (
+            b'{"what": "upriver-checkpoint", "format": 2}\n',
+            "format is 2, but this version reads 1; use a later version",
+        ),
         (encoded({}, "another"), "it belongs to 'another', not to 'me'"),
     ],
 )
@@ -117,7 +120,7 @@ def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
         FileCheckpoint(tmp_path / "file").read()
     with pytest.raises(CheckpointError, match="cannot be written"):
         FileCheckpoint(tmp_path / "file").write({})
-    with pytest.raises(ValueError, match="at least one generation"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         FileCheckpoint(tmp_path / "file", generations=0)
 
 

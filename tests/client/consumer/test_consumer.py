@@ -147,13 +147,13 @@ def test_one_clear_error_each(upriver_node: EmbeddedNode, guarded_node: Embedded
         run(first_batch(guarded_node.address))
     with pytest.raises(ClusterMapError, match="vbucket 64 does not exist; the bucket has vbuckets 0 to 63"):
         run(first_batch(address, vbuckets=[64]))
-    with pytest.raises(InvalidArguments, match="there is no dialect 'tup'"):
+    with pytest.raises(InvalidArguments, match="unknown dialect 'tup'"):
         Consumer(address, dialect="tup")
-    with pytest.raises(InvalidArguments, match="upr_draft3 knows no settings"):
+    with pytest.raises(InvalidArguments, match="upr_draft3 has no settings"):
         Consumer(address, dialect="upr_draft3", keys_only=True)
     with pytest.raises(InvalidArguments, match="key_filter = '\\('"):
         run(first_batch(address, key_filter="("))
-    with pytest.raises(InvalidArguments, match="there is no end for vbucket 0"):
+    with pytest.raises(InvalidArguments, match="end names no seqno for vbucket 0"):
         run(first_batch(address, end={}))
     with start(vbuckets=4, initial_vbuckets="0") as small, pytest.raises(StreamRefused, match="no node of the cluster"):
         run(first_batch(small.address, vbuckets=[2]))

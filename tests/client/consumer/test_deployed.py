@@ -76,7 +76,7 @@ def test_a_range_ends_where_it_should_and_goes_on_from_there(end: int, columns: 
 def test_what_only_our_nodes_have_is_refused() -> None:
     async def work() -> None:
         async with DeployedServer() as server:
-            with pytest.raises(NotSupported, match="is no node of Upriver and has no key_filter"):
+            with pytest.raises(NotSupported, match="is not an Upriver node and does not support key_filter"):
                 await read(server, key_filter="a", end="latest")
 
     run(work())
@@ -115,12 +115,12 @@ def test_a_source_that_is_ahead_and_a_stream_that_is_silent(caplog: pytest.LogCa
             mirror = Mirror()
             async with Consumer(server.address, stall_s=0.2) as consumer:
                 await follow(consumer, mirror, lambda: set(consumer.stalled) == {0, 1})
-                assert consumer.stalled[0] == f"it stands at 0, its source at {server.high[0]}"
+                assert consumer.stalled[0] == f"its position is 0, the high seqno of its source {server.high[0]}"
                 server.mute = False
                 # A stream that is silent is asked for anew.
                 await follow(consumer, mirror, lambda: mirror.contents == server.contents())
                 await follow(consumer, mirror, lambda: not consumer.stalled)
-        assert "vbucket 0 has stopped moving" in caplog.text
+        assert "vbucket 0 does not advance" in caplog.text
 
     run(work())
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.client.consumer.end_positions import Ranges
-from upriver.client.consumer.progress import Progress
+from upriver.client.consumer.end_positions import EndPositions
 from upriver.model import Change, Event, Snapshot, StreamPosition, change_batch
 from upriver.model.position import NO_END
 from upriver.protocol.consumer import Run
@@ -21,9 +20,10 @@ def run_of(vbucket: int, seqnos: list[int], snapshot: Snapshot) -> tuple[list[Ch
 def test_only_what_is_wanted_is_kept_and_who_is_there_is_finished(data: st.DataObject) -> None:
     vbuckets = [0, 1, 2]
     ends = {number: data.draw(st.integers(1, 30)) for number in vbuckets}
-    over: list[bool] = []
-    ranges = Ranges(vbuckets, ends, lambda: over.append(True))
-    rows, runs, progress = [], [], {}
+    finished: list[int] = []
+    ranges = EndPositions(finished.append)
+    ranges.start(vbuckets, ends)
+    rows, runs = [], []
     for number in vbuckets:
         start = data.draw(st.integers(0, ends[number] - 1))
         seqnos = sorted(data.draw(st.sets(st.integers(start + 1, 40), min_size=1)))
@@ -31,36 +31,36 @@ def test_only_what_is_wanted_is_kept_and_who_is_there_is_finished(data: st.DataO
         some, run = run_of(number, seqnos, snapshot)
         rows += some
         runs.append(run)
-        progress[number] = Progress.at(run.position)
-    kept, kept_runs, beyond = ranges.cut(change_batch(rows), tuple(runs), progress)
+    kept, kept_runs, beyond = ranges.cut(change_batch(rows), tuple(runs))
     found = list(zip(kept.column("vbucket").to_pylist(), kept.column("seqno").to_pylist(), strict=True))
     assert found == [(row.vbucket, row.seqno) for row in rows if row.seqno <= ends[row.vbucket]]
     assert sum(run.rows for run in kept_runs) == len(found)
     assert all(run.position.seqno <= ends[run.vbucket] for run in kept_runs)
     gone_beyond = [run.vbucket for run in runs if run.position.seqno > ends[run.vbucket]]
-    assert beyond == gone_beyond
+    assert list(beyond) == finished == gone_beyond
     assert ranges.unfinished == set(vbuckets) - set(gone_beyond)
-    assert bool(over) == (not ranges.unfinished)
-    for run in runs:  # where it stands is the end, inside the snapshot that goes beyond it
-        position = progress[run.vbucket].position
+    for run in runs:  # its position is its end, inside the snapshot that goes beyond it
+        position = beyond.get(run.vbucket, run.position)
         assert position.seqno == min(run.position.seqno, ends[run.vbucket])
         assert position.snapshot == run.position.snapshot
 
 
 def test_a_stream_that_cannot_be_closed_ends_where_it_should() -> None:
-    ranges = Ranges([0, 1], {0: 0, 1: 5}, lambda: None)
+    ranges = EndPositions(print)
+    ranges.start([0, 1], {0: 0, 1: 5})
     for number in (0, 1):
         ranges.stop_listening_at_end(number)
     assert ranges.unfinished == {1}  # nothing was wanted of the other
     assert ranges.may_overshoot
     rows, run = run_of(1, [3, 5], Snapshot(0, 5))
-    kept, _, beyond = ranges.cut(change_batch(rows), (run,), {1: Progress.at(run.position)})
-    assert (kept.num_rows, beyond, ranges.unfinished, ranges.may_overshoot) == (2, [], set(), False)
+    kept, _, beyond = ranges.cut(change_batch(rows), (run,))
+    assert (kept.num_rows, beyond, ranges.unfinished, ranges.may_overshoot) == (2, {}, set(), False)
 
 
 def test_no_source_is_asked_for_an_end_before_where_we_stand() -> None:
-    ranges = Ranges([0, 1], {0: 5}, lambda: None)
-    assert [ranges.end_to_ask_for(0, stands_at) for stands_at in (0, 5, 9)] == [5, 5, 9]
-    assert ranges.end_to_ask_for(1, 9) == NO_END
+    ranges = EndPositions(print)
+    ranges.start([0, 1], {0: 5})
+    assert [ranges.end_to_request(0, seqno) for seqno in (0, 5, 9)] == [5, 5, 9]
+    assert ranges.end_to_request(1, 9) == NO_END
     assert ranges.has_ends
     assert (ranges.has_end(0), ranges.has_end(1)) == (True, False)

@@ -62,9 +62,9 @@ class Owner:
 
 async def exchange(sizes: list[int], value_bytes: int) -> tuple[Owner, Line]:
     line, owner = Line(), Owner()
-    copies = TrackedVbuckets({n: Progress.beginning() for n in range(3)}, "fail", on_event=print, on_move=print)
+    tracked = TrackedVbuckets({n: Progress.beginning() for n in range(3)}, "fail", on_event=print, on_move=print)
     options = ConsumerOptions(window_bytes=1000, acks_late=True)
-    feed = Feed(line, copies, owner, options, columns=tuple(CHANGES.names))
+    feed = Feed(line, tracked, owner, owner, options, columns=tuple(CHANGES.names))
     for vbucket in range(3):
         feed.add_stream(vbucket, lambda _, error: owner.errors.append(error) if error else None, end_seqno=20)
         feed.flush()
@@ -109,9 +109,9 @@ def test_any_pieces(sizes: list[int], value_bytes: int) -> None:
 async def held_back() -> Owner:
     """A stream of the third draft whose first changes come before the log that confirms it."""
     line, owner = Line(upr_draft3.upr_draft3), Owner()
-    copies = TrackedVbuckets({0: Progress.beginning()}, "fail", on_event=print, on_move=print)
+    tracked = TrackedVbuckets({0: Progress.beginning()}, "fail", on_event=print, on_move=print)
     options = ConsumerOptions(dialects=("upr",), acks_late=True)
-    feed = Feed(line, copies, owner, options, columns=tuple(CHANGES.names), draft=upr_draft3.upr_draft3)
+    feed = Feed(line, tracked, owner, owner, options, columns=tuple(CHANGES.names), draft=upr_draft3.upr_draft3)
     feed.add_stream(0, lambda _, error: owner.errors.append(error) if error else None, end_seqno=2)
     feed.flush()
     log = (memcached.FailoverEntry(vbucket_uuid=7, seqno=0),)

@@ -1,49 +1,39 @@
-"""Where a consumer begins and ends."""
+"""Connections that are opened for streams."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from upriver.client import Cluster, Progress, SyncKvClient
-from upriver.client.consumer.feed_factory import failover_log, high_seqnos, opening_progress, range_ends, seqnos_in
+from upriver.client import Cluster
+from upriver.client.consumer.feed import Feed
+from upriver.client.consumer.feed_factory import FeedFactory
+from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
+from upriver.client.transport.address import Endpoint
 from upriver.errors import InvalidArguments
-from upriver.model import StreamPosition
 from upriver.node import EmbeddedNode
 
 
-def test_begin_and_end(upriver_node: EmbeddedNode) -> None:
-    with SyncKvClient(upriver_node.address) as kv:
-        written = [kv.set("a", str(n)) for n in range(3)][-1]
-    vbucket = written.vbucket
-    other = (vbucket + 1) % 64
-
-    async def look() -> None:
-        cluster = Cluster(upriver_node.address)
-        await cluster.open()
-        assert await high_seqnos(cluster, [vbucket, other]) | {} == (await high_seqnos(cluster, [other, vbucket]))
-        assert (await high_seqnos(cluster, [vbucket]))[vbucket] == 3
-        log = await failover_log(cluster, vbucket)
-        assert log.newest.vbucket_uuid == written.vbucket_uuid
-        saved = {other: Progress.at(StreamPosition.at(5, 9))}
-        latest = await opening_progress(cluster, [vbucket, other], "latest", saved)
-        assert latest[vbucket].position == StreamPosition.at(log.newest.vbucket_uuid, 3)
-        assert latest[other] is saved[other]
-        earliest = await opening_progress(cluster, [vbucket], "earliest", {})
-        assert earliest == {vbucket: Progress.beginning()}
-        given = await opening_progress(cluster, [vbucket, other], {vbucket: StreamPosition.at(1, 2)}, {})
-        assert (given[vbucket].position.seqno, given[other]) == (2, Progress.beginning())
-        assert await range_ends(cluster, [vbucket], "never") == {}
-        assert await range_ends(cluster, [vbucket], "latest") == {vbucket: 3}
-        assert await range_ends(cluster, [vbucket], {vbucket: 2}) == {vbucket: 2}
-        with pytest.raises(InvalidArguments, match=f"no end for vbucket {other}"):
-            await range_ends(cluster, [other], {vbucket: 2})
+def opened(node: EmbeddedNode, **settings: Any) -> tuple[Feed, Endpoint]:
+    async def look() -> tuple[Feed, Endpoint]:
+        cluster = Cluster(node.address)
+        tracked = TrackedVbuckets({}, "fail", on_event=print, on_move=print)
+        factory: Any = FeedFactory(cluster, tracked, receiver=None)  # type: ignore[arg-type]
+        feed = await factory.open(Endpoint(node.host, node.port), ConsumerSettings(**settings), owner=None)
+        await feed.close()
         await cluster.close()
+        return feed, feed.endpoint
 
-    asyncio.run(look())
+    return asyncio.run(look())
 
 
-def test_seqnos_are_read_from_whole_entries_alone() -> None:
-    entry = (7).to_bytes(2, "big") + (1234).to_bytes(8, "big")
-    assert seqnos_in(entry * 1) == {7: 1234}
-    assert seqnos_in(entry + entry[:5]) == {7: 1234}
-    assert seqnos_in(b"") == {}
+def test_the_dialect_decides_what_a_feed_can_do(upriver_node: EmbeddedNode) -> None:
+    kinds = {dialect: opened(upriver_node, dialect=dialect)[0] for dialect in ("dcp", "upr", "upr_draft2")}
+    assert [feed.speaks_dcp for feed in kinds.values()] == [True, False, False]
+    assert [feed.is_draft for feed in kinds.values()] == [False, False, True]
+
+
+def test_a_setting_that_the_node_refuses_is_named(upriver_node: EmbeddedNode) -> None:
+    with pytest.raises(InvalidArguments, match="key_filter = "):
+        opened(upriver_node, key_filter="(")

@@ -13,16 +13,16 @@ from upriver.errors import InvalidArguments, NotSupported
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dialect": "kafka"}, "there is no dialect 'kafka'; known are"),
-        ({"on_rollback": "ignore"}, "there is no policy 'ignore'; known are fail, rewind, emit"),
-        ({"start": "now"}, "start is earliest, latest or positions"),
-        ({"end": "soon"}, "end is never, latest or seqnos"),
-        ({"columns": ("key", "size")}, "there is no column size"),
-        ({"columns": ()}, "there is no column"),
-        ({"vbuckets": []}, "at least one vbucket"),
+        ({"dialect": "kafka"}, "unknown dialect 'kafka'; choose from"),
+        ({"on_rollback": "ignore"}, "unknown policy 'ignore'; choose from fail, rewind, emit"),
+        ({"start": "now"}, "start must be earliest, latest or positions"),
+        ({"end": "soon"}, "end must be never, latest or seqnos"),
+        ({"columns": ("key", "size")}, "unknown column size"),
+        ({"columns": ()}, "name at least one column"),
+        ({"vbuckets": []}, "one or more numbers"),
         ({"vbuckets": [-1]}, "numbers from 0"),
-        ({"stall_s": 0}, "not negative"),
-        ({"patience_s": 0}, "patience takes some time"),
+        ({"stall_s": 0}, "must be positive"),
+        ({"patience_s": 0}, "patience_s must be positive, not 0"),
     ],
 )
 def test_what_makes_no_sense(settings: dict[str, Any], said: str) -> None:
@@ -32,16 +32,16 @@ def test_what_makes_no_sense(settings: dict[str, Any], said: str) -> None:
 
 def test_our_own_settings_go_to_our_own_nodes_alone() -> None:
     settings = ConsumerSettings(key_filter="^a", keys_only=True, end="latest", history=True)
-    assert settings.own_controls(ours=True, node="n") == {
+    assert settings.upriver_controls(is_upriver_node=True, node="n") == {
         "key_filter": "^a",
         "history": "true",
         "keys_only": "true",
         "exact_end": "true",
     }
-    with pytest.raises(NotSupported, match="n is no node of Upriver and has no key_filter, history"):
-        settings.own_controls(ours=False, node="n")
+    with pytest.raises(NotSupported, match="n is not an Upriver node and does not support key_filter, history"):
+        settings.upriver_controls(is_upriver_node=False, node="n")
     # What does not change the contents is left out without a word.
-    assert ConsumerSettings(keys_only=True, end="latest").own_controls(ours=False, node="n") == {}
+    assert ConsumerSettings(keys_only=True, end="latest").upriver_controls(is_upriver_node=False, node="n") == {}
 
 
 def test_names_differ() -> None:

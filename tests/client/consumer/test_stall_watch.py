@@ -20,8 +20,8 @@ def test_a_vbucket_that_nobody_has_any_more(upriver_node: EmbeddedNode, caplog: 
             assert 0 not in consumer.stalled
             return consumer.stalled[1]
 
-    assert run(stand_still()) == "no node says that it has it active"
-    assert "vbucket 1 has stopped moving" in caplog.text
+    assert run(stand_still()) == "no node has it active"
+    assert "vbucket 1 does not advance" in caplog.text
 
 
 @pytest.mark.upriver(vbuckets=8)

@@ -1,6 +1,7 @@
 """Every vbucket is found, wherever it is and whatever the map said."""
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -8,10 +9,19 @@ from tests.support.consumer_mirror import Mirror, contents_of, follow
 from tests.support.consumer_runs import DIALECTS, run
 from tests.support.node_clusters import push_map, two_nodes
 from upriver.client import Consumer, KvClient
+from upriver.client.cluster.node_queries import active_seqnos
 from upriver.client.consumer import stream_supervisor
-from upriver.client.consumer.feed_factory import active_on
+from upriver.client.consumer.end_positions import EndPositions
+from upriver.client.consumer.feed import Feed
+from upriver.client.consumer.progress import Progress
+from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.stream_supervisor import StreamPolicy
+from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
-from upriver.model import VbucketState, vbucket_of
+from upriver.errors import InvalidArguments, NotMyVbucket, TemporaryFailure
+from upriver.model import NO_END, StreamPosition, VbucketState, vbucket_of
+from upriver.protocol.consumer import ConsumerStream
+from upriver.wire import dcp
 
 KEY = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
 
@@ -67,7 +77,7 @@ def test_a_connection_that_is_lost_while_its_node_is_asked_what_it_has_is_opened
         mirror, cut = Mirror(), list[Connection]()
 
         async def cut_off(connection: Connection) -> dict[int, int]:
-            found = await active_on(connection)
+            found = await active_seqnos(connection)
             if not cut:
                 cut.extend(consumer.connections)
                 cut[0].abort()
@@ -78,9 +88,76 @@ def test_a_connection_that_is_lost_while_its_node_is_asked_what_it_has_is_opened
         with two_nodes() as (first, _):
             first.call(first.bucket.vbucket(0).set, KEY, b"here")
             consumer = Consumer(first.address, dialect="upr", stall_s=1000)
-            monkeypatch.setattr(stream_supervisor, "active_on", cut_off)
+            monkeypatch.setattr(stream_supervisor, "active_seqnos", cut_off)
             async with consumer:
                 await follow(consumer, mirror, lambda: mirror.contents == {KEY: b"here"})
         assert cut
 
     run(look())
+
+
+class FeedInName:
+    """Stands for a feed and for its connection."""
+
+    def __init__(self, *, speaks_dcp: bool = True, is_upriver_node: bool = True, is_draft: bool = False) -> None:
+        self.connection = self
+        self.speaks_dcp = speaks_dcp
+        self.is_upriver_node = is_upriver_node
+        self.is_draft = is_draft
+        self.closed: list[int] = []
+
+    def close_stream(self, vbucket: int) -> None:
+        self.closed.append(vbucket)
+
+
+def policy_of(seqno: int = 0, ends: dict[int, int] | None = None, **settings: Any) -> StreamPolicy:
+    tracked = TrackedVbuckets({3: Progress.at(StreamPosition.at(7, seqno))}, "emit", on_event=print, on_move=print)
+    positions = EndPositions(on_finished=print)
+    positions.start([3], ends or {})
+    return StreamPolicy(ConsumerSettings(**settings), tracked, positions)
+
+
+@pytest.mark.parametrize(
+    ("feed", "flags", "must_check"),
+    [
+        (FeedInName(), int(dcp.StreamFlag.ACTIVE_ONLY), False),
+        (FeedInName(is_upriver_node=False), 0, False),
+        (FeedInName(speaks_dcp=False), 0, True),
+    ],
+)
+def test_only_active_copies_are_read(feed: Any, flags: int, must_check: bool) -> None:
+    assert policy_of().flags(feed) == flags
+    assert policy_of().must_check_active(feed) == must_check
+    anything = policy_of(active_only=False)
+    assert (anything.flags(feed), anything.must_check_active(feed)) == (0, False)
+
+
+def test_an_end_below_the_position_is_raised_until_a_rollback() -> None:
+    policy = policy_of(9, {3: 5})
+    assert policy.end_seqno(3) == 9
+    stream = ConsumerStream(policy.tracked[3], 1)
+    feed, draft = FeedInName(), FeedInName(is_draft=True)
+    assert policy.accepted(cast(Feed, feed), stream, 9) == ""
+    policy.tracked.put(3, Progress.at(StreamPosition.at(7, 4)))
+    assert "rolled back" in policy.accepted(cast(Feed, feed), stream, 9)
+    assert policy.accepted(cast(Feed, draft), stream, 9) == ""
+    assert (feed.closed, draft.closed, policy.ends.may_overshoot) == ([3], [], True)
+
+
+def test_a_stream_without_an_end_is_never_complete() -> None:
+    endless, finite = policy_of(), policy_of(ends={3: 5})
+    stream = ConsumerStream(endless.tracked[3], 1)
+    stream.end_reason = "ok"
+    assert endless.end_seqno(3) == NO_END
+    assert not endless.is_complete(stream)
+    assert finite.is_complete(stream)
+    stream.end_reason = "state changed"
+    assert not finite.is_complete(stream)
+
+
+def test_refusals_that_may_pass_are_retried_until_the_patience_ends() -> None:
+    policy = policy_of(patience_s=2.5)
+    assert policy.retries(NotMyVbucket())
+    assert policy.retries(TemporaryFailure())
+    assert not policy.retries(InvalidArguments())
+    assert str(policy.give_up(3, "why", unowned=True)) == "vbucket 3: no stream for 2.5 s: why"

@@ -16,15 +16,15 @@ from upriver.node import EmbeddedNode
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"start": {0: StreamPosition.at(1, 1)}}, "no positions to start from"),
-        ({"end": {0: 5}}, "no ranges that end at a seqno"),
-        ({"history": True}, "no history"),
-        ({"key_filter": "a", "persisted_only": True}, "no filters"),
-        ({"start": "latest", "end": "latest"}, "no ranges that start at the end"),
+        ({"start": {0: StreamPosition.at(1, 1)}}, "positions to start from"),
+        ({"end": {0: 5}}, "ranges that end at a seqno"),
+        ({"history": True}, "history"),
+        ({"key_filter": "a", "persisted_only": True}, "filters"),
+        ({"start": "latest", "end": "latest"}, "ranges that start at the end"),
     ],
 )
 def test_what_tap_cannot_promise_is_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(InvalidArguments, match=f"tap tells no seqnos and has .*{why}.*; dcp has"):
+    with pytest.raises(InvalidArguments, match=f"tap has no seqnos and cannot do: .*{why}.*; use dcp"):
         Consumer("127.0.0.1:1", dialect="tap", **settings)
 
 

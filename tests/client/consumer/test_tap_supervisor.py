@@ -21,12 +21,12 @@ def test_where_a_vbucket_begins() -> None:
     held = Progress.unplaced(LOG)
     assert tap_progress([1, 2], "earliest", {2: held}) == {1: Progress.beginning(), 2: held}
     assert tap_progress([1], {1: held}, {}) == {1: held}
-    with pytest.raises(InvalidArguments, match="the progress of vbucket 3 is not of tap"):
+    with pytest.raises(InvalidArguments, match="the progress of vbucket 3 is not from tap"):
         tap_progress([3], {3: Progress.at(StreamPosition.at(7, 5))}, {})
 
 
 def test_progress_of_tap_is_no_position(upriver_node: EmbeddedNode) -> None:
-    with pytest.raises(InvalidArguments, match="this progress is of tap"):
+    with pytest.raises(InvalidArguments, match="the progress was saved with tap"):
         run(read(upriver_node.address, start={0: Progress.unplaced(LOG)}))
 
 

@@ -17,13 +17,13 @@ class Stage:
     def __init__(self, policy: Policy) -> None:
         self.events: list[VbucketEvent] = []
         self.moves: list[int] = []
-        self.copies = TrackedVbuckets(
+        self.tracked = TrackedVbuckets(
             {3: Progress.beginning()},
             policy,
             on_event=lambda event, _: self.events.append(event),
             on_move=lambda _, progress: self.moves.append(progress.position.seqno),
         )
-        self.copy: TrackedVbucket = self.copies.open(3)
+        self.copy: TrackedVbucket = self.tracked.open(3)
         self.copy.replace_failover_log(FailoverLog.fresh(77))
 
     def receive(self, start: int, last: int, end: int) -> None:
@@ -61,7 +61,7 @@ def test_fail_says_where_it_stood() -> None:
         stage.copy.roll_back(5)
     assert (caught.value.vbucket, caught.value.seqno) == (3, 5)
     assert caught.value.position == StreamPosition(77, 9, Snapshot(0, 9))
-    assert "choose the policy 'rewind' or 'emit'" in str(caught.value)
+    assert "use the policy 'rewind' or 'emit'" in str(caught.value)
 
 
 def test_rewind_starts_over() -> None:
@@ -112,6 +112,6 @@ def test_a_flush_empties_and_starts_at_0() -> None:
 def test_nothing_is_taken_over_and_nothing_unknown_opened() -> None:
     stage = Stage("fail")
     with pytest.raises(NotSupported):
-        stage.copies.set_state(3, VbucketState.ACTIVE, lambda: None)
+        stage.tracked.set_state(3, VbucketState.ACTIVE, lambda: None)
     with pytest.raises(KeyNotFound):
-        stage.copies.open(4)
+        stage.tracked.open(4)

@@ -10,7 +10,8 @@ from upriver.client.transport.address import Endpoint
 from upriver.client.transport.connection import REQUEST_TIMEOUT_S, Connection
 from upriver.errors import NotMyVbucket, TimedOut, WireError
 from upriver.model import FailoverEntry, FailoverLog, VbucketState
-from upriver.wire.dialects.memcached import GetFailoverLog, Stat
+from upriver.wire import memcached
+from upriver.wire.dialects.memcached import GetAllVbucketSeqnos, GetFailoverLog, Stat
 
 _ENTRY_BYTES: Final = 16
 _STATES: Final = {state.value: state for state in VbucketState}
@@ -59,6 +60,12 @@ async def active_vbuckets(cluster: Cluster, wanted: Sequence[int] | None = None)
     return active
 
 
+async def active_seqnos(connection: Connection) -> dict[int, int]:
+    """The vbuckets that are active on a node, each with its high seqno."""
+    request = GetAllVbucketSeqnos(state=memcached.VbucketState.ACTIVE)
+    return _seqnos_in((await connection.ask(request)).value)
+
+
 async def owners(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[Endpoint, list[int]]:
     """Return the vbuckets of each owner in the newest map, without those that have no owner."""
     known = await cluster.open()
@@ -89,6 +96,14 @@ async def failover_logs(connection: Connection, numbers: Iterable[int]) -> dict[
         elif not isinstance(error, NotMyVbucket):
             raise error
     return logs
+
+
+def _seqnos_in(value: bytes) -> dict[int, int]:
+    """The entries of a reply: vbucket and seqno, 2 and 8 bytes each."""
+    return {
+        int.from_bytes(value[at : at + 2], "big"): int.from_bytes(value[at + 2 : at + 10], "big")
+        for at in range(0, len(value) - 9, 10)
+    }
 
 
 def _log(data: bytes) -> FailoverLog:

@@ -1,4 +1,4 @@
-"""What a consumer hands out: batches of changes with their bounds, and what happened to whole vbuckets."""
+"""Batches of changes, and events of whole vbuckets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ BOUNDS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The source lost everything after ``seqno``: undo it. The stream goes on from there.
+    """The source lost everything after ``seqno``: undo it. The stream continues from there.
 
     A key that was changed after ``seqno`` may have its right version at or before it, which is not sent again: read
     every key that you hold above ``seqno`` from the source, tombstones included.
@@ -38,7 +38,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The vbucket starts over: what does not come again is gone."""
+    """The vbucket starts over: keys that do not come again are gone."""
 
     vbucket: int
     old_uuid: int = 0
@@ -61,36 +61,36 @@ VbucketEvent = Rollback | Reset | Flush
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes in their order, perhaps of several vbuckets; or a single thing that happened to one."""
+    """Changes in order, of one or several vbuckets; or one event of a vbucket."""
 
     #: One row for each change, by the schema ``CHANGES``.
     records: pa.RecordBatch
     runs: tuple[Run, ...]
-    #: What happened to a vbucket; then there is one row, which says the same.
+    #: The event of a vbucket; then the only row says the same.
     event: VbucketEvent | None = None
-    #: How far the consumer is behind this batch, for each vbucket in it.
+    #: The progress after this batch, for each vbucket in it.
     progress: dict[int, Progress] = field(default_factory=dict)
-    #: How many bytes it took on the wire.
+    #: Its size on the wire.
     wire_bytes: int = 0
-    #: Counts the batches of a consumer.
+    #: The number of the batch in its consumer's queue.
     number: int = 0
 
     def __len__(self) -> int:
         return int(self.records.num_rows)
 
     @classmethod
-    def of_event(cls, event: VbucketEvent, progress: Progress) -> "Batch":
-        """The batch that tells of this event."""
+    def of_event(cls, event: VbucketEvent, progress: Progress, number: int = 0) -> "Batch":
+        """The batch that reports this event."""
         row = Change(vbucket=event.vbucket, event=event.event, seqno=event.seqno, key=b"")
         run = Run(event.vbucket, 1, progress.position)
-        return cls(change_batch([row]), (run,), event, {event.vbucket: progress})
+        return cls(change_batch([row]), (run,), event, {event.vbucket: progress}, number=number)
 
     def changes(self) -> Iterator[Change]:
-        """The rows one by one."""
+        """Iterate over the rows."""
         return changes_in(self.records)
 
     def with_bounds(self) -> pa.RecordBatch:
-        """The rows with three more columns: the branch that they lie on, and the bounds of their snapshot."""
+        """The rows with three more columns: their branch, and the bounds of their snapshot."""
         ends, end = [], 0
         for run in self.runs:
             end += run.rows

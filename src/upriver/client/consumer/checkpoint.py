@@ -1,8 +1,8 @@
-"""Where a consumer remembers how far it is, across processes.
+"""Saves the progress of a consumer across processes.
 
-A checkpoint only ever holds progress that was acknowledged without a gap, so whoever goes on from it may see changes
-again and never misses one. The file is replaced in one step and keeps its generations before; a file that somebody else
-or a later version has written is refused, a damaged one is passed over for the generation before it.
+A checkpoint holds only progress that was acknowledged without a gap. A consumer that resumes from it may see changes
+again and never misses one. The file is replaced atomically, and earlier generations are kept. A file of another program
+or a later version is refused; a damaged file is skipped for the generation before it.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ GENERATIONS: Final = 3
 
 
 class Checkpoint(Protocol):
-    """A place for progress."""
+    """Stores progress."""
 
     async def load(self) -> Mapping[int, Progress]:
-        """What was saved last; empty if nothing was."""
+        """The progress that was saved last; empty if nothing was saved."""
 
     async def save(self, progress: Mapping[int, Progress]) -> None:
-        """Remember this; when it returns, a crash does not lose it."""
+        """Save the progress; after the return a crash does not lose it."""
 
 
 def encoded(progress: Mapping[int, Progress], source: str) -> bytes:
-    """Progress as it is stored: two lines, what it is with a checksum, then everything."""
+    """Encode progress as two lines: a header with a checksum, then the content."""
     content = {str(number): each.as_json() for number, each in sorted(progress.items())}
     body = json.dumps({"source": source, "vbuckets": content}, separators=(",", ":")).encode()
     head = {"what": _MAGIC, "format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
@@ -45,11 +45,11 @@ def encoded(progress: Mapping[int, Progress], source: str) -> bytes:
 
 
 class _Damaged(Exception):
-    """The bytes are no whole checkpoint."""
+    """The bytes are not a complete checkpoint."""
 
 
 def decoded(data: bytes, source: str, where: str) -> dict[int, Progress]:
-    """What ``encoded`` gave; refuses what another program, a later version or another source has written."""
+    """Decode what ``encoded`` returned; refuses files of another program, a later version or another source."""
     head_line, newline, rest = data.partition(b"\n")
     try:
         head: Any = json.loads(head_line)
@@ -58,14 +58,14 @@ def decoded(data: bytes, source: str, where: str) -> dict[int, Progress]:
     if not isinstance(head, dict) or head.get("what") != _MAGIC:
         if _MAGIC.encode() in head_line[:64] or f'{{"what": "{_MAGIC}'.encode().startswith(data[:20]):
             raise _Damaged("its first line is cut off")
-        raise CheckpointError(where, "this is no checkpoint of Upriver; choose another path")
+        raise CheckpointError(where, "not an Upriver checkpoint; choose another path")
     if head.get("format") != FORMAT:
-        why = f"it has the format {head.get('format')!r}, this version knows {FORMAT}; use a later version of Upriver"
+        why = f"its format is {head.get('format')!r}, but this version reads {FORMAT}; use a later version of Upriver"
         raise CheckpointError(where, why)
     body = rest[:-1]
     whole = newline and rest.endswith(b"\n") and len(body) == head.get("bytes")
     if not whole or hashlib.sha256(body).hexdigest() != head.get("sha256"):
-        raise _Damaged("its checksum does not fit")
+        raise _Damaged("its checksum is wrong")
     content = json.loads(body)
     if content["source"] != source:
         why = f"it belongs to {content['source']!r}, not to {source!r}; choose another path, or remove it"
@@ -77,14 +77,14 @@ def decoded(data: bytes, source: str, where: str) -> dict[int, Progress]:
 
 
 class FileCheckpoint:
-    """Progress in a file, with a few generations before it beside it (``name.1``, ``name.2``).
+    """Progress in a file, with earlier generations beside it (``name.1``, ``name.2``).
 
-    ``source`` says whose progress it is; a file of another source is refused.
+    ``source`` names the source of the changes; a file of another source is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str], source: str = "", generations: int = GENERATIONS) -> None:
         if generations < 1:
-            raise ValueError("there is at least one generation")
+            raise ValueError(f"generations must be at least 1, not {generations}")
         self.path = Path(path)
         self.source = source
         self.generations = generations
@@ -92,7 +92,7 @@ class FileCheckpoint:
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str], generations: int = GENERATIONS) -> "FileCheckpoint":
-        """The checkpoint in a file, whosever it is; with no source if there is none that is whole."""
+        """The checkpoint in a file, with the source that the file names; without one if no generation is complete."""
         found = cls(path, "", generations)
         for number in range(generations):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -102,7 +102,7 @@ class FileCheckpoint:
         return found
 
     async def load(self) -> dict[int, Progress]:
-        """The newest generation that is whole; empty if there is none at all."""
+        """Read the newest complete generation; empty if no file exists."""
         return await asyncio.to_thread(self.read)
 
     async def save(self, progress: Mapping[int, Progress]) -> None:
@@ -110,7 +110,7 @@ class FileCheckpoint:
         await asyncio.to_thread(self.write, progress)
 
     def read(self) -> dict[int, Progress]:
-        """As ``load``, at once."""
+        """Like ``load``, but synchronous."""
         damaged: list[str] = []
         for number in range(self.generations):
             path = self._generation(number)
@@ -125,12 +125,12 @@ class FileCheckpoint:
             except _Damaged as why:
                 damaged.append(f"{path.name}: {why}")
         if damaged:
-            text = f"no generation is whole ({'; '.join(damaged)}); remove it to start over"
+            text = f"all generations are damaged ({'; '.join(damaged)}); remove the file to start over"
             raise CheckpointError(str(self.path), text)
         return {}
 
     def write(self, progress: Mapping[int, Progress]) -> None:
-        """As ``save``, at once."""
+        """Like ``save``, but synchronous."""
         try:
             with self._writing:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class FileCheckpoint:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._generation(number - 1), self._generation(number))
         if self.generations > 1:
-            # A link, not a move: at every moment there is a file under the name itself.
+            # A link, not a move, so that the file itself exists at every moment.
             with contextlib.suppress(FileNotFoundError):
                 self._generation(1).unlink()
             with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ class FileCheckpoint:
 
 
 class NodeCheckpoint:
-    """Progress in documents of a cluster: two in turn, so that a write that does not arrive leaves the other."""
+    """Progress in two documents of a cluster, written in turn, so that a lost write leaves the other."""
 
     def __init__(self, client: KvClient, name: str, source: str = "") -> None:
         self._client = client
@@ -163,7 +163,7 @@ class NodeCheckpoint:
         self._turn = 0
 
     async def load(self) -> dict[int, Progress]:
-        """The newer of the two documents that is whole."""
+        """Read the newer of the two documents that is complete."""
         found: list[tuple[int, int, dict[int, Progress]]] = []
         damaged = 0
         for turn, key in enumerate(self._keys):
@@ -177,13 +177,13 @@ class NodeCheckpoint:
                 damaged += 1
         if not found:
             if damaged:
-                raise CheckpointError(self._keys[0].decode(), "no document is whole; delete it to start over")
+                raise CheckpointError(self._keys[0].decode(), "both documents are damaged; delete them to start over")
             return {}
         self._turn, _, progress = max(found, key=lambda each: each[0])
         return progress
 
     async def save(self, progress: Mapping[int, Progress]) -> None:
-        """Write the older of the two documents."""
+        """Overwrite the older of the two documents."""
         self._turn += 1
         data = b"%d\n" % self._turn + base64.b64encode(encoded(progress, self.source))
         await self._client.set(self._keys[self._turn % 2], data)

@@ -1,12 +1,11 @@
-"""A consumer of change streams: batches of changes of all vbuckets, wherever these are, for as long as wanted.
+"""A consumer of change streams: batches of the changes of all vbuckets, wherever they are.
 
-Theory of operation. One *feed* for each node brings the streams of its vbuckets; ``seeking`` finds out who has them and
-asks there, whenever one is without a stream. What feeds receive goes into one queue (``handing_out``), which gives it
-out in order. Where each vbucket ends, and what is left out beyond that, ``ranges`` knows.
+Theory of operation. One *feed* for each node receives the streams of its vbuckets. The ``StreamSupervisor`` looks up
+the owner of each vbucket without a stream and requests the stream there. Feeds put changes into one ``DeliveryQueue``,
+from which the application takes batches in order. ``EndPositions`` knows where each vbucket ends.
 
-Changes are acknowledged to the source when they are handed out and the next are asked for, so what waits here is
-bounded by the window, while noops are still answered. Where a source knows no window the connection is not read
-meanwhile.
+The consumer acknowledges changes to the source when the application asks for the next batch. So the window bounds the
+queue, while noops are still answered. A connection without flow control is not read while the queue is full.
 """
 
 import asyncio
@@ -19,13 +18,14 @@ from upriver.client.cluster.cluster import Cluster
 from upriver.client.consumer.batches import Batch, VbucketEvent
 from upriver.client.consumer.checkpoint import Checkpoint
 from upriver.client.consumer.delivery_queue import DeliveryQueue
-from upriver.client.consumer.end_positions import Ranges
-from upriver.client.consumer.feed_factory import opening_progress, range_ends
+from upriver.client.consumer.end_positions import EndPositions
+from upriver.client.consumer.feed_factory import FeedFactory
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerArguments, ConsumerSettings
 from upriver.client.consumer.stall_watch import StallWatch
-from upriver.client.consumer.stream_supervisor import StreamSupervisor
-from upriver.client.consumer.tap_supervisor import tap_progress
+from upriver.client.consumer.start_positions import end_seqnos, start_positions
+from upriver.client.consumer.stream_supervisor import StreamPolicy, StreamSupervisor
+from upriver.client.consumer.tap_supervisor import TapSupervisor, tap_progress
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
@@ -62,9 +62,10 @@ class Consumer:
         self._checkpoint = checkpoint
         self._saved: dict[int, Progress] = {}
         self._saving = asyncio.Lock()
-        self._handing_out = DeliveryQueue(self.settings.window_bytes, auto_acknowledge=self.settings.auto_acknowledge)
-        self._ranges: Ranges
-        self._seeking: StreamSupervisor | None = None
+        self._tracked = TrackedVbuckets({}, self.settings.on_rollback, on_event=self._happened, on_move=self._moved)
+        self._ends = EndPositions(on_finished=lambda _: self._queue.wake())
+        self._queue = DeliveryQueue(self.settings, self._tracked, self._ends)
+        self._supervisor: StreamSupervisor | None = None
         self._stalls: StallWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._started = False
@@ -99,7 +100,7 @@ class Consumer:
         self._started = True
         try:
             await self._begin()
-        except BaseException:  # another attempt may find what this one did not
+        except BaseException:  # another attempt may succeed
             self._started = False
             raise
 
@@ -111,32 +112,40 @@ class Consumer:
         if settings.dialect == "tap":
             progress = tap_progress(vbuckets, settings.start, self._saved)
         else:
-            progress = await opening_progress(self.cluster, vbuckets, settings.start, self._saved)
-            ends = await range_ends(self.cluster, vbuckets, settings.end)
-        copies = TrackedVbuckets(progress, settings.on_rollback, on_event=self._happened, on_move=self._moved)
-        self._ranges = Ranges(vbuckets, ends, on_over=self._handing_out.wake)
-        self._seeking = StreamSupervisor(self.cluster, settings, copies, self._ranges, self._handing_out)
+            progress = await start_positions(self.cluster, vbuckets, settings.start, self._saved)
+            ends = await end_seqnos(self.cluster, vbuckets, settings.end)
+        for number, each in progress.items():
+            self._tracked.put(number, each)
+        self._ends.start(vbuckets, ends)
+        self._supervisor = self._new_supervisor()
         self._stalls = StallWatch(
             self.cluster,
-            self._ranges,
-            copies,
-            tells_seqnos=settings.dialect != "tap",
-            on_stalled=self._seeking.ask_anew,
+            self._ends,
+            self._tracked,
+            has_seqnos=settings.dialect != "tap",
+            on_stalled=self._supervisor.request_again,
         )
-        self._seeking.start()
+        self._supervisor.start()
         self._watching = asyncio.create_task(self._watch(self._stalls))
+
+    def _new_supervisor(self) -> StreamSupervisor:
+        policy, queue = StreamPolicy(self.settings, self._tracked, self._ends), self._queue
+        if self.settings.dialect == "tap":
+            return TapSupervisor(self.cluster, policy, queue)
+        factory = FeedFactory(self.cluster, self._tracked, queue)
+        return StreamSupervisor(self.cluster, policy, factory, on_failure=queue.fail, on_feed_lost=queue.forget)
 
     def _chosen(self, count: int, owners: tuple[int, ...]) -> list[int]:
         for given in (self.settings.start, self.settings.end):
             for number in given if isinstance(given, Mapping) else ():
-                self.cluster.map.owner(number)  # complains about one that does not exist
+                self.cluster.map.owner(number)  # raises if it does not exist
         chosen = self.settings.vbuckets
         if chosen is None:
-            # A range of a vbucket that nobody has would never end.
+            # A range of a vbucket without an owner would never end.
             return [number for number in range(count) if self.settings.end == "never" or owners[number] >= 0]
         for number in chosen:
             if self.cluster.map.owner(number) is None:
-                raise StreamRefused(number, "no node of the cluster has it; look at the cluster map")
+                raise StreamRefused(number, "no node of the cluster has it; check the cluster map")
         return list(chosen)
 
     async def close(self) -> None:
@@ -147,39 +156,39 @@ class Consumer:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        if self._seeking is not None:
-            await self._seeking.close()
+        if self._supervisor is not None:
+            await self._supervisor.close()
         await self.cluster.close()
         try:
             await self.save()
         finally:
-            self._handing_out.wake()
+            self._queue.wake()
 
-    # Handing out
+    # Delivery
 
     @property
     def queued_bytes(self) -> int:
-        """How many received bytes wait to be handed out."""
-        return self._handing_out.queued_bytes
+        """The number of received bytes in the queue."""
+        return self._queue.queued_bytes
 
     @property
     def changes_received(self) -> int:
-        """How many changes have come."""
-        return 0 if self._seeking is None else self._seeking.changes_received
+        """The number of changes received."""
+        return self._queue.changes_received
 
     @property
     def reconnects(self) -> int:
-        """How often a connection was lost."""
-        return 0 if self._seeking is None else self._seeking.reconnects
+        """How many connections were lost."""
+        return 0 if self._supervisor is None else self._supervisor.reconnects
 
     @property
     def connections(self) -> list[Connection]:
-        """Those over which streams come now."""
-        return [] if self._seeking is None else self._seeking.connections
+        """The open connections that carry streams."""
+        return [] if self._supervisor is None else self._supervisor.connections
 
     @property
     def stalled(self) -> dict[int, str]:
-        """Vbuckets that do not move although they should, each with the reason."""
+        """Vbuckets that do not advance although they should, each with the reason."""
         return {} if self._stalls is None else self._stalls.stalled
 
     def __aiter__(self) -> AsyncIterator[Batch]:
@@ -187,13 +196,13 @@ class Consumer:
 
     async def __anext__(self) -> Batch:
         await self.start()
-        self._handing_out.done(1)
+        self._queue.done(1)
         return await self._next()
 
     async def several(self, done: int) -> list[Batch]:
-        """The next batch and those that wait behind it already, for the synchronous twin; empty at the end.
+        """The next batch and those queued behind it, for the synchronous consumer; empty at the end.
 
-        ``done`` says how many of those before are done with; the others were never looked at.
+        The application is done with the first ``done`` batches of the previous call, and ignored the others.
         """
         await self.start()
         await self.leave(done)
@@ -204,27 +213,27 @@ class Consumer:
             while batch is not None:
                 out.append(batch)
                 size += batch.wire_bytes
-                batch = self._handing_out.take() if size < self.settings.window_bytes // 4 else None
+                batch = self._queue.take() if size < self.settings.window_bytes // 4 else None
         return out
 
     async def leave(self, done: int) -> None:
-        """Whoever took several batches goes before he was done with all of them."""
-        self._handing_out.done(done)
+        """The application is done with this many of the batches that it took, and ignores the others."""
+        self._queue.done(done)
 
     async def _next(self) -> Batch:
         while True:
-            batch = self._handing_out.take()
+            batch = self._queue.take()
             if batch is not None:
                 return batch
-            if self._handing_out.failure is not None:
-                raise self._handing_out.failure
-            if self._closed or not self._ranges.unfinished:
+            if self._queue.failure is not None:
+                raise self._queue.failure
+            if self._closed or not self._ends.unfinished:
                 await self.save()
                 raise StopAsyncIteration
-            await self._handing_out.wait()
+            await self._queue.wait()
 
     async def changes(self) -> AsyncIterator[Change | VbucketEvent]:
-        """Single changes, and what happened to whole vbuckets, for comfort."""
+        """Iterate over single changes and vbucket events."""
         async for batch in self:
             if batch.event is not None:
                 yield batch.event
@@ -234,26 +243,26 @@ class Consumer:
 
     def _happened(self, event: VbucketEvent, progress: Progress) -> None:
         LOG.warning("vbucket %d: %s", event.vbucket, event)
-        self._handing_out.put(Batch.of_event(event, progress), None)
+        self._queue.put_event(event, progress)
 
     def _moved(self, vbucket: int, progress: Progress) -> None:
-        self._handing_out.note({vbucket: progress})
+        self._queue.note({vbucket: progress})
 
     # Progress
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """How far everything that was acknowledged without a gap leads: where another consumer may go on."""
-        return {**self._saved, **self._handing_out.progress}
+        """The progress behind the last batch acknowledged with all before it: where another consumer can resume."""
+        return {**self._saved, **self._queue.progress}
 
     def acknowledge(self, batch: Batch) -> None:
-        """This batch is done. Progress follows when all before it are done too."""
-        self._handing_out.acknowledge(batch)
+        """Mark a batch as done. Progress advances when all batches before it are done too."""
+        self._queue.acknowledge(batch)
 
     async def save(self) -> None:
-        """Write the progress to the checkpoint, if there is one and it moved."""
-        async with self._saving:  # one after the other, or an older state could be written last
-            moved = self._handing_out.progress
+        """Write the progress to the checkpoint, if there is one and the progress has changed."""
+        async with self._saving:  # one at a time, so that an older state is never written last
+            moved = self._queue.progress
             if self._checkpoint is None or all(self._saved.get(number) == each for number, each in moved.items()):
                 return
             progress = {**self._saved, **moved}
@@ -261,17 +270,17 @@ class Consumer:
             self._saved = progress
 
     async def _watch(self, stalls: StallWatch) -> None:
-        """Save progress, and complain about vbuckets that stand still."""
+        """Save progress, and report vbuckets that do not advance."""
         looked_at = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(min(self.settings.checkpoint_interval_s, self.settings.stall_s))
             try:
-                await asyncio.shield(self.save())  # what has begun to be written is written
+                await asyncio.shield(self.save())  # a write that has begun is completed
             except UpriverError as error:
-                self._handing_out.fail(error)
+                self._queue.fail(error)
             now = asyncio.get_running_loop().time()
             if now - looked_at >= self.settings.stall_s:
                 looked_at = now
-                if not self._handing_out:  # else we are the ones who are slow
+                if not self._queue:  # otherwise the application is the slow one
                     with contextlib.suppress(UpriverError):
                         await stalls.look()

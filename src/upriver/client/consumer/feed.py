@@ -1,8 +1,8 @@
-"""One connection that feeds a consumer: received bytes become batches, whatever else comes goes to the protocol.
+"""One connection that feeds a consumer: received changes become Arrow batches, other messages go to the protocol.
 
-The socket reads into a buffer that is used again and again. Runs of changes are checked and noted by the protocol's
-consumer without an object for each; then all of them that lie next to each other are decoded at once, whichever
-vbuckets they belong to. Only the rest of a packet that is not whole yet is moved, to the front of the buffer.
+The socket reads into a buffer that is reused. The protocol's consumer checks runs of changes without an object for each
+change; then adjacent runs are decoded together, whichever vbuckets they belong to. Only the start of an incomplete
+packet is copied and kept.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import pyarrow as pa
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
+from upriver.model import inflated_batch
 from upriver.protocol.consumer import (
     Answered,
     ConsumerConnection,
@@ -24,24 +25,28 @@ from upriver.protocol.consumer import (
 from upriver.wire import MEMCACHED, AnyResponse, Dialect, Framer, dcp, packet_size, upr_draft3
 from upriver.wire.codec import ChangeBatch, ChangeDecoder
 
-#: How much is read at once. More would outgrow the cache between reading and decoding.
+#: The number of bytes to read at once. More would not fit into the processor's cache until they are decoded.
 RECEIVE_BYTES: Final = 512 * 1024
 
 
-class Owner(Protocol):
-    """Whom a feed belongs to."""
+class FeedReceiver(Protocol):
+    """Takes the changes of a feed."""
 
     def received(self, feed: "Feed", records: pa.RecordBatch, runs: tuple[Run, ...], wire_bytes: int) -> None:
-        """Changes came."""
+        """Changes arrived; call ``feed.processed`` when they are used."""
+
+
+class FeedOwner(Protocol):
+    """Hears of the streams of a feed."""
 
     def stream_ended(self, feed: "Feed", stream: ConsumerStream) -> None:
-        """A stream that was accepted is over."""
+        """An accepted stream ended."""
 
     def feed_lost(self, feed: "Feed", error: UpriverError) -> None:
-        """The connection is gone, and all its streams with it."""
+        """The connection is lost with all its streams."""
 
     def failed(self, error: BaseException) -> None:
-        """Something went wrong that no other attempt would change."""
+        """An error happened that another attempt would meet too."""
 
 
 class Feed:
@@ -50,8 +55,9 @@ class Feed:
     def __init__(
         self,
         connection: Connection,
-        copies: TrackedVbuckets,
-        owner: Owner,
+        tracked: TrackedVbuckets,
+        receiver: FeedReceiver,
+        owner: FeedOwner,
         options: ConsumerOptions,
         *,
         columns: tuple[str, ...],
@@ -60,9 +66,10 @@ class Feed:
         self.connection = connection
         self.endpoint = connection.endpoint
         self._loop = asyncio.get_running_loop()
+        self._receiver = receiver
         self._owner = owner
         self._protocol = ConsumerConnection(
-            copies, self._loop.time(), options, on_output=self._send, on_end=self._ended
+            tracked, self._loop.time(), options, on_output=self._send, on_end=self._ended
         )
         self._decoder = ChangeDecoder(dcp.dcp, columns=columns, batch_rows_max=1 << 24, batch_bytes_max=1 << 30)
         self._partial = bytearray()
@@ -73,42 +80,42 @@ class Feed:
         self._translator = DraftTranslator(draft.name) if draft is not None else None
         self._framer = Framer(draft.framing) if draft is not None else None
         self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
-        #: It speaks one of the drafts, which cannot close a stream.
+        #: Whether it speaks a draft, which cannot close a stream.
         self.is_draft = draft is not None
-        #: It speaks `dcp`, in which a stream can be asked for that only an active copy gives.
+        #: Whether it speaks `dcp`, in which only active copies can be requested.
         self.speaks_dcp = "dcp" in options.dialects
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
-        #: The vbuckets that were asked for here.
+        #: The vbuckets that were requested here.
         self.carried: set[int] = set()
         connection.stream_to(self)
 
-    # Asking
+    # Requests
 
     def add_stream(self, vbucket: int, done: Answered, *, end_seqno: int, flags: int = 0) -> None:
-        """Ask for the changes of a vbucket from where its copy stands; ``flush`` sends it."""
+        """Request a vbucket's changes from its tracked position; ``flush`` sends the request."""
         self._protocol.add_stream(vbucket, done, flags=flags, end_seqno=end_seqno)
         self.carried.add(vbucket)
 
     def flush(self) -> None:
-        """Send what was asked for."""
+        """Send the requests."""
         self._send()
 
     def has_stream(self, vbucket: int) -> bool:
-        """Whether one was asked for here and has not ended."""
+        """Whether a stream was requested here and has not ended."""
         stream = self._protocol.streams.get(vbucket)
         return stream is not None and not stream.life.ended
 
     def close_stream(self, vbucket: int) -> None:
-        """Take no more of it, and tell the node so."""
+        """Close a stream, here and on the node."""
         stream = self._protocol.streams.get(vbucket)
         if stream is not None and not stream.life.ended:
-            if self._translator is None:  # the drafts know no such thing; what still comes is not taken
+            if self._translator is None:  # a draft cannot say so; the rest of the stream is ignored
                 self.connection.write(dcp.CloseStream(vbucket=vbucket, opaque=stream.opaque).encode())
             self._protocol.close_stream(vbucket)
 
     def processed(self, wire_bytes: int) -> None:
-        """Whoever uses the changes is done with so many bytes of them."""
+        """The receiver has used this many bytes of changes."""
         if not self._lost:
             self._protocol.processed(wire_bytes, self._loop.time())
             self._send()
@@ -119,7 +126,7 @@ class Feed:
     # The connection's receiver
 
     def receive(self, data: memoryview) -> None:
-        """Take bytes from the socket."""
+        """Handle bytes from the socket."""
         now = self._loop.time()
         try:
             if self._framer is None:
@@ -146,7 +153,7 @@ class Feed:
             self._partial += data[at:]
 
     def _receive_draft(self, data: memoryview, now: float) -> None:
-        """Take what a draft says, in `upr`: always whole packets, and between them what `upr` has no packets for."""
+        """Handle packets of a draft, translated into `upr`, and the draft's messages that `upr` does not have."""
         assert self._framer is not None
         assert self._translator is not None
         assert self._draft is not None
@@ -163,15 +170,15 @@ class Feed:
 
     def _receive_translated(self, packets: list[bytes], now: float) -> None:
         assert self._translator is not None
-        # What was held back comes with all that follows it, of which some is taken only after this.
+        # The translator may release deletions whose extra fields are needed only by a later batch.
         self._left_over |= self._translator.take_left_over()
         self._receive(memoryview(b"".join(packets)), now)
         packets.clear()
 
     def _completed(self, data: memoryview, now: float) -> memoryview:
-        """Take the packet whose first bytes came last time; what is left of the new bytes."""
+        """Handle the packet whose first bytes came earlier; returns the rest of the new bytes."""
         partial = self._partial
-        for _ in range(2):  # first the header, which tells how long the whole is
+        for _ in range(2):  # first the header, which has the packet's length
             size = packet_size(partial, 0)
             missing = (24 if size is None else size) - len(partial)
             if missing > 0:
@@ -191,7 +198,7 @@ class Feed:
         return data
 
     def _receive_whole(self, data: memoryview, now: float) -> int:
-        """Take everything that is whole; where the rest begins."""
+        """Handle all complete packets; returns where the incomplete one starts."""
         at = 0
         while True:
             end, runs = self._protocol.receive_runs(data, at, now)
@@ -221,16 +228,18 @@ class Feed:
         assert isinstance(batch, ChangeBatch)
         records = batch.records if self._translator is None else self._restored(batch.records)
         try:
-            self._owner.received(self, records, tuple(runs), batch.wire_bytes)
-        except WireError as error:  # a value that cannot be inflated: another connection would begin behind it
+            records = inflated_batch(records, self.connection.inflate)
+        except WireError as error:  # a damaged value: another connection would start behind it
             self._owner.failed(error)
+        else:
+            self._receiver.received(self, records, tuple(runs), batch.wire_bytes)
 
     def _restored(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """With what the deletions of a draft carry and `upr` has no room for."""
+        """Add the fields of a draft's deletions that `upr` does not have."""
         if not self._left_over:
             return records
-        places = zip(records.column("vbucket").to_pylist(), records.column("seqno").to_pylist(), strict=True)
-        found = {row: self._left_over.pop(place) for row, place in enumerate(places) if place in self._left_over}
+        keys = zip(records.column("vbucket").to_pylist(), records.column("seqno").to_pylist(), strict=True)
+        found = {row: self._left_over.pop(key) for row, key in enumerate(keys) if key in self._left_over}
         for at, name in enumerate(("flags", "expiry", "lock_time")):
             index = records.schema.get_field_index(name)
             if index >= 0 and found:
@@ -242,7 +251,7 @@ class Feed:
         return records
 
     def lost(self, error: UpriverError) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         if self._lost:
             return
         self._lost = True
@@ -276,7 +285,7 @@ class Feed:
             self._send()
 
     async def close(self) -> None:
-        """Close the connection; nobody is told."""
+        """Close the connection without a report to the owner."""
         self._lost = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,8 +1,8 @@
-"""How far a consumer is with a vbucket: all that is needed to go on from there, in this process or another.
+"""The progress of a consumer in a vbucket: everything needed to resume, in this process or another.
 
-Beside the position this is the failover log of the branch that was followed, because `upr` and the drafts must name an
-entry of it, and the first seqno that was held whole since the start at 0: whoever is sent back behind that has never
-held a state to go back to, and starts over.
+Beside the position this is the failover log of the consumer's branch, because `upr` and the drafts must name an entry
+of it, and the first consistent point since the start at 0. A consumer that is rolled back below that point has never
+held a consistent state there, and starts over.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from upriver.model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamPo
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a consumer stands in one vbucket."""
+    """The progress of a consumer in one vbucket."""
 
     position: StreamPosition
     failover_log: FailoverLog
-    #: The first seqno held whole since the start at 0; None while there was none.
+    #: The first consistent point since the start at 0; None before there is one.
     consistent_from: int | None = None
 
     @classmethod
@@ -28,7 +28,7 @@ class Progress:
 
     @classmethod
     def at(cls, position: StreamPosition, consistent_from: int | None = None) -> "Progress":
-        """At a position whose history before it is not known."""
+        """At a position whose earlier history is unknown."""
         if position.seqno == 0:
             return _BEGINNING
         log = FailoverLog((FailoverEntry(position.vbucket_uuid, 0),))
@@ -36,23 +36,23 @@ class Progress:
 
     @classmethod
     def unplaced(cls, log: FailoverLog) -> "Progress":
-        """Somewhere on this branch: `tap` tells no seqnos, the source alone remembers how far it was acknowledged."""
+        """Somewhere on this branch: `tap` has no seqnos, and only the source knows what was acknowledged."""
         return cls(StreamPosition.at(log.newest.vbucket_uuid, 0), log, NO_END)
 
     @property
     def is_unplaced(self) -> bool:
-        """Whether something is held of which nobody here knows how far it reaches."""
+        """Whether changes were received at an unknown position."""
         return self.consistent_from == NO_END
 
     def moved(self, position: StreamPosition) -> "Progress":
-        """Further on, on the same branch."""
+        """The progress at a later position of the same branch."""
         consistent_from = self.consistent_from
         if consistent_from is None and position.seqno and position.consistent_seqno == position.seqno:
             consistent_from = position.seqno
         return Progress(position, self.failover_log, consistent_from)
 
     def as_json(self) -> list[Any]:
-        """In a form that JSON can hold."""
+        """The progress as JSON values."""
         position, snapshot = self.position, self.position.snapshot
         entries = [[entry.vbucket_uuid, entry.seqno] for entry in self.failover_log]
         consistent_from = -1 if self.consistent_from is None else self.consistent_from
@@ -60,17 +60,17 @@ class Progress:
 
     @classmethod
     def from_json(cls, value: Any) -> "Progress":
-        """What ``as_json`` gave; a PositionError if it cannot be right."""
+        """Read what ``as_json`` returned; raises PositionError if it is invalid."""
         try:
             uuid, seqno, start, end, consistent_from, entries = value
             if not all(type(number) is int and -1 <= number <= NO_END for number in value[:5]):
-                raise PositionError(f"{value!r} are no numbers of a position")
+                raise PositionError(f"invalid numbers in the position {value!r}")
             log = FailoverLog(tuple(FailoverEntry(int(entry[0]), int(entry[1])) for entry in entries))
             return cls(
                 StreamPosition(uuid, seqno, Snapshot(start, end)), log, None if consistent_from < 0 else consistent_from
             )
         except (TypeError, ValueError, IndexError) as error:
-            raise PositionError(f"{value!r} is no position: {error}") from None
+            raise PositionError(f"invalid position {value!r}: {error}") from None
 
 
 _BEGINNING: Final = Progress(StreamPosition.beginning(), FailoverLog.fresh(0))

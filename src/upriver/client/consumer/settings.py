@@ -1,4 +1,4 @@
-"""What a consumer may be told, checked before anything is connected."""
+"""The settings of a consumer, checked before it connects."""
 
 import math
 import os
@@ -59,82 +59,84 @@ class ConsumerArguments(TypedDict, total=False):
 class ConsumerSettings:
     """The options of a ``Consumer``."""
 
-    #: Which of the protocols to speak.
+    #: The dialect to speak.
     dialect: str = "dcp"
-    #: Which vbuckets to follow; None for all.
+    #: The vbuckets to follow; None for all.
     vbuckets: Iterable[int] | None = None
-    #: From the beginning, from now on, or from a position for each vbucket.
+    #: Start at the beginning, at the current end, or at a position for each vbucket.
     start: Start = "earliest"
-    #: Go on for ever, stop at what is there now, or after a seqno for each vbucket.
+    #: Never end, end at the current high seqnos, or at a seqno for each vbucket.
     end: End = "never"
-    #: What to do when the source has lost changes that were handed out already.
+    #: What to do when the source has lost changes that were delivered already.
     on_rollback: Policy = "fail"
-    #: Leave out the values.
+    #: Do not fetch values.
     keys_only: bool = False
     #: A regular expression (RE2) that is searched in each key.
     key_filter: str | None = None
-    #: A condition on a field of a JSON value, as the node's setting `value_filter` takes it.
+    #: A condition on a field of a JSON value, in the syntax of the node's setting `value_filter`.
     value_filter: str | None = None
-    #: Only what is on the source's disk.
+    #: Only changes that are on the source's disk.
     persisted_only: bool = False
     #: Every retained version of a key.
     history: bool = False
-    #: Ranges shall end with the state that was current there; None: if ``end`` is given and the source can.
+    #: Ranges end with the state that was current at their end; None: if ``end`` is given and the source can do it.
     exact_end: bool | None = None
-    #: Only from active copies. Else from whatever copy the map names, which may be behind and need never move on.
+    #: Read only active copies. Otherwise read any copy that the map names, which may be behind and never advance.
     active_only: bool = True
-    #: Which columns of the changes to decode; all unless told otherwise.
+    #: The columns of the changes to decode.
     columns: tuple[str, ...] = tuple(CHANGES.names)
-    #: Where each node gives streams, if not where it answers everything else; a pinned listener, for instance.
+    #: The port for stream requests, if it differs from the node's port: a listener of one draft, for instance.
     stream_port: int | None = None
-    #: What the connections are called in the source's statistics. In `tap` it is also what the source remembers the
-    #: consumer by; one that is given is registered, and comes back under it in another process too.
+    #: The name of the connections in the source's statistics. In `tap` the source remembers the consumer by it. A given
+    #: name is registered, so that the consumer can resume under it in another process.
     name: str = ""
-    #: Whether the name was given, and not made up here.
+    #: Whether the name was given, not generated.
     is_named: bool = field(init=False, default=False)
-    #: How much may be on its way or waiting here, per node.
+    #: The maximum number of unprocessed bytes per node.
     window_bytes: int = WINDOW_BYTES
-    #: How often the source shall say that it is there; after two intervals of silence it is given up.
+    #: The interval of the source's noops; after two silent intervals the connection is closed.
     noop_interval_s: float = NOOP_INTERVAL_S
-    #: After how long a vbucket that does not move is complained about.
+    #: A vbucket that has not advanced for this long, though its source is ahead, is reported.
     stall_s: float = STALL_S
-    #: After how long a vbucket that gets no stream is given up; None: after a minute if ``end`` is given, else never.
+    #: Give up when a vbucket has had no stream for this long; None: a minute if ``end`` is given, else unlimited.
     patience_s: float | None = None
-    #: Whether asking for the next batch says that the one before is done; else ``acknowledge`` says so.
+    #: Whether asking for the next batch acknowledges the one before; otherwise call ``acknowledge``.
     auto_acknowledge: bool = True
-    #: How often progress is saved, at most.
+    #: The minimum time between two saves of the progress.
     checkpoint_interval_s: float = 1.0
 
     def __post_init__(self) -> None:
         if self.dialect not in DIALECTS:
-            raise InvalidArguments(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
+            raise InvalidArguments(f"unknown dialect {self.dialect!r}; choose from {', '.join(DIALECTS)}")
         if self.on_rollback not in POLICIES:
-            raise InvalidArguments(f"there is no policy {self.on_rollback!r}; known are {', '.join(POLICIES)}")
+            raise InvalidArguments(f"unknown policy {self.on_rollback!r}; choose from {', '.join(POLICIES)}")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
-            raise InvalidArguments(f"start is earliest, latest or positions, not {self.start!r}")
+            raise InvalidArguments(f"start must be earliest, latest or positions, not {self.start!r}")
         if isinstance(self.end, str) and self.end not in ("never", "latest"):
-            raise InvalidArguments(f"end is never, latest or seqnos, not {self.end!r}")
+            raise InvalidArguments(f"end must be never, latest or seqnos, not {self.end!r}")
         if self.dialect in DRAFTS and self.needs_settings:
-            raise InvalidArguments(f"{self.dialect} knows no settings: no filters, no keys_only, no history")
+            raise InvalidArguments(f"{self.dialect} has no settings: filters, keys_only and history need dcp or upr")
         if self.dialect == "tap":
             self._check_tap()
+        if not self.columns:
+            raise InvalidArguments("columns is empty; name at least one column")
         unknown = [name for name in self.columns if name not in CHANGES.names]
-        if unknown or not self.columns:
-            raise InvalidArguments(f"there is no column {', '.join(unknown)}; known are {', '.join(CHANGES.names)}")
+        if unknown:
+            raise InvalidArguments(f"unknown column {', '.join(unknown)}; choose from {', '.join(CHANGES.names)}")
         if self.window_bytes < 0 or self.noop_interval_s < 0 or self.stall_s <= 0:
-            raise InvalidArguments("window, noop interval and stall time are not negative")
+            raise InvalidArguments("window_bytes and noop_interval_s must not be negative, stall_s must be positive")
         if self.patience_s is not None and not self.patience_s > 0:
-            raise InvalidArguments("patience takes some time")
+            raise InvalidArguments(f"patience_s must be positive, not {self.patience_s:g}")
         if self.vbuckets is not None:
             wanted = sorted(set(self.vbuckets))
             if not wanted or wanted[0] < 0 or wanted[-1] > 0xFFFF:
-                raise InvalidArguments("name at least one vbucket, by numbers from 0")
+                raise InvalidArguments("vbuckets must be one or more numbers from 0 to 65535")
             object.__setattr__(self, "vbuckets", tuple(wanted))
         object.__setattr__(self, "is_named", bool(self.name))
         object.__setattr__(self, "name", self.name or default_name())
 
     def _check_tap(self) -> None:
-        """TAP tells neither seqnos nor branches, so much cannot be promised; better refused than left out."""
+        """TAP has neither seqnos nor branches: refuse the settings that it cannot honour instead of ignoring them."""
         impossible = {
             "positions to start from": isinstance(self.start, Mapping)
             and any(type(each) is StreamPosition for each in self.start.values()),
@@ -146,11 +148,11 @@ class ConsumerSettings:
         }
         wanted = [name for name, asked in impossible.items() if asked]
         if wanted:
-            raise InvalidArguments(f"tap tells no seqnos and has no {', no '.join(wanted)}; dcp has")
+            raise InvalidArguments(f"tap has no seqnos and cannot do: {', '.join(wanted)}; use dcp")
 
     @property
     def decoded(self) -> tuple[str, ...]:
-        """The columns that are decoded: beside those that are handed out, what is needed to cut and to inflate."""
+        """The columns to decode: the wanted ones, and those needed to cut ranges and to decompress values."""
         needed = [] if self.end == "never" else ["seqno"]
         if "value" in self.columns:
             needed.append("datatype")
@@ -161,18 +163,18 @@ class ConsumerSettings:
 
     @property
     def gives_up_after_s(self) -> float:
-        """How long a vbucket may be without a stream. Whoever waits for an end shall not wait for ever."""
+        """How long a vbucket may be without a stream. A consumer with an end never waits for ever."""
         if self.patience_s is not None:
             return self.patience_s
         return math.inf if self.end == "never" else PATIENCE_S
 
     @property
     def needs_settings(self) -> bool:
-        """Whether something is wanted that a connection must be told."""
+        """Whether the connection needs settings."""
         return bool(self.key_filter or self.value_filter or self.persisted_only or self.history or self.keys_only)
 
-    def own_controls(self, *, ours: bool, node: str) -> dict[str, str]:
-        """The settings that only nodes of ours understand; refuses to leave out one that changes what comes."""
+    def upriver_controls(self, *, is_upriver_node: bool, node: str) -> dict[str, str]:
+        """The settings for Upriver nodes; raises if another server would need one of them."""
         wanted: dict[str, str] = {}
         if self.key_filter is not None:
             wanted["key_filter"] = self.key_filter
@@ -182,9 +184,9 @@ class ConsumerSettings:
             wanted["persisted_only"] = "true"
         if self.history:
             wanted["history"] = "true"
-        if wanted and not ours:
-            raise NotSupported(f"{node} is no node of Upriver and has no {', '.join(wanted)}")
-        if not ours:
+        if wanted and not is_upriver_node:
+            raise NotSupported(f"{node} is not an Upriver node and does not support {', '.join(wanted)}")
+        if not is_upriver_node:
             return {}
         if self.keys_only:
             wanted["keys_only"] = "true"

@@ -1,9 +1,9 @@
-"""One TAP connection that feeds a consumer: received bytes become batches, and what is done is acknowledged.
+"""One TAP connection that feeds a consumer: received changes become Arrow batches, and used ones are acknowledged.
 
-TAP tells no seqnos: how far a consumer is only its source remembers, under the consumer's name, by what was
-acknowledged. So an acknowledgement goes out when whoever uses the changes is done with them and with everything before
-them, not when they arrive. What was sent and not acknowledged comes again after a reconnect; and where the source does
-not know how to go on it says *initial vbucket stream*, which is a reset here.
+TAP has no seqnos. Only the source remembers a consumer's progress, under the consumer's name, by what was acknowledged.
+So an acknowledgement goes out when the application is done with the changes and with everything before them, not when
+they arrive. Unacknowledged changes come again after a reconnect. A source that cannot resume says *initial vbucket
+stream*, which is a reset here.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import Busy, StatusError, StreamRefused, StreamRolledBack, TemporaryFailure, UpriverError, WireError
-from upriver.model import Event
+from upriver.model import Event, inflated_batch
 from upriver.protocol import SilenceWatch
 from upriver.protocol.consumer import Run
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codec import ChangeBatch, ChangeDecoder
 from upriver.wire.dialects.tap import Control, TapFlag
 
-#: What is needed of each change beside what was asked for: whose it is, and what to answer.
+#: Columns that the feed needs beside the requested ones: to find the vbucket, and to acknowledge.
 _NEEDED: Final = ("vbucket", "event")
 _OPCODES: Final = {Event.MUTATION: tap.Mutation.declaration.opcode, Event.DELETION: tap.Delete.declaration.opcode}
 
 
-class TapOwner(Protocol):
-    """Whom a TAP feed belongs to."""
+class TapFeedReceiver(Protocol):
+    """Takes the changes of a TAP feed."""
 
     def received(
         self,
@@ -43,49 +43,56 @@ class TapOwner(Protocol):
         wire_bytes: int,
         on_done: Callable[[], object] | None = None,
     ) -> None:
-        """Changes came."""
+        """Changes arrived; call ``on_done`` when they and all before them are used."""
 
-    def passed(self, on_done: Callable[[], object]) -> None:
-        """Something came that is no change and wants an answer in its order."""
+    def note(self, progress: dict[int, Progress], on_done: Callable[[], object] | None = None) -> None:
+        """Call ``on_done`` when everything before it is used."""
+
+
+class TapFeedOwner(Protocol):
+    """Hears what happens to a TAP feed."""
 
     def dumped(self, feed: "TapFeed", vbuckets: Iterable[int]) -> None:
-        """The source has sent everything; of these vbuckets it is whole."""
+        """The source has sent everything of these vbuckets, and ends."""
 
     def branched(self, feed: "TapFeed") -> None:
-        """The source lives on other branches now, and we follow it there."""
+        """The source has changed branches, and the feed follows it."""
 
     def feed_lost(self, feed: "TapFeed", error: UpriverError) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
 
     def failed(self, error: BaseException) -> None:
-        """Something went wrong that no other attempt would change."""
+        """An error happened that another attempt would meet too."""
 
 
 class TapFeed:
-    """The vbuckets of one node that come over one TAP connection."""
+    """The vbuckets of one node, over one TAP connection."""
 
     def __init__(
         self,
         connection: Connection,
-        copies: TrackedVbuckets,
-        owner: TapOwner,
+        tracked: TrackedVbuckets,
+        receiver: TapFeedReceiver,
+        owner: TapFeedOwner,
         settings: ConsumerSettings,
         vbuckets: Iterable[int],
     ) -> None:
         self.connection = connection
         self.endpoint = connection.endpoint
-        #: The vbuckets that were asked for here.
+        #: The vbuckets that were requested here.
         self.carried = set(vbuckets)
-        self._copies = copies
+        self._tracked = tracked
+        self._receiver = receiver
         self._owner = owner
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         decoded = settings.decoded
         needed = tuple(name for name in _NEEDED if name not in decoded)
         self._decoder = ChangeDecoder(tap.tap, columns=(*decoded, *needed))
-        #: Those that have begun on this connection, and those of which everything was sent that there was.
+        #: Vbuckets whose stream has started on this connection.
         self._begun: set[int] = set()
-        self._whole: set[int] = set()
+        #: Vbuckets whose backfill is complete.
+        self._backfilled: set[int] = set()
         self._silence = SilenceWatch(settings.noop_interval_s if connection.is_upriver_node else 0.0, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._lost = False
@@ -93,12 +100,12 @@ class TapFeed:
         self._watch()
 
     def processed(self, wire_bytes: int) -> None:
-        """Nothing to do: what bounds TAP is what is not acknowledged."""
+        """Nothing to do: unacknowledged changes bound TAP."""
 
     # The connection's receiver
 
     def receive(self, data: memoryview) -> None:
-        """Take bytes from the socket."""
+        """Handle bytes from the socket."""
         self._silence.heard(self._loop.time())
         self._decoder.feed(data)
         try:
@@ -118,22 +125,24 @@ class TapFeed:
         encoded = pc.run_end_encode(records.column("vbucket"))
         for number, end in zip(encoded.values.to_pylist(), encoded.run_ends.to_pylist(), strict=True):
             if number not in self.carried:
-                raise WireError(self._decoder.offset, "a vbucket that was asked for", f"vbucket {number}")
-            copy = self._copies[number]
-            if not copy.progress.is_unplaced:
-                copy.progress = Progress.unplaced(copy.failover_log)
-            runs.append(Run(number, end - at, copy.position))
+                raise WireError(self._decoder.offset, "a requested vbucket", f"vbucket {number}")
+            vbucket = self._tracked[number]
+            if not vbucket.progress.is_unplaced:
+                vbucket.progress = Progress.unplaced(vbucket.failover_log)
+            runs.append(Run(number, end - at, vbucket.position))
             at = end
         asking = pc.indices_nonzero(pc.bit_wise_and(flags, pa.scalar(int(TapFlag.ACK), pa.uint16())))
         on_done = None
-        if len(asking):  # one answer covers all before it
+        if len(asking):  # one acknowledgement covers all before it
             row = asking[-1].as_py()
             opcode = _OPCODES[Event(records.column("event")[row].as_py())]
             on_done = partial(self._answer, opcode, batch.transport.column("opaque")[row].as_py())
         try:
-            self._owner.received(self, records, tuple(runs), batch.wire_bytes, on_done)
-        except WireError as error:  # a value that cannot be inflated: another connection would bring it again
+            records = inflated_batch(records, self.connection.inflate)
+        except WireError as error:  # a damaged value: another connection would bring it again
             self._owner.failed(error)
+        else:
+            self._receiver.received(self, records, tuple(runs), batch.wire_bytes, on_done)
 
     def _message(self, message: Message) -> None:
         if isinstance(message, memcached.Noop):
@@ -146,43 +155,44 @@ class TapFeed:
             elif isinstance(message, tap.Opaque):
                 self._control(message)
             if TapFlag.ACK in getattr(message, "tap_flags", TapFlag(0)):
-                self._owner.passed(partial(self._answer, message.code, message.opaque))
+                self._receiver.note({}, partial(self._answer, message.code, message.opaque))
             if isinstance(message, tap.Opaque) and message.control is Control.CLOSE_TAP_STREAM:
-                self._owner.dumped(self, self._whole)
+                self._owner.dumped(self, self._backfilled)
 
     def _answered(self, message: Response) -> None:
-        """The only answer that a connect gets is a refusal."""
+        """A connect is answered only if it is refused."""
         if message.code != tap.Connect.declaration.opcode or not message.status:
             return
         error = StatusError.of(int(message.status), bytes(getattr(message, "value", b"")).decode(errors="replace"))
-        if not isinstance(error, (TemporaryFailure, Busy)):  # these may be different next time
+        if not isinstance(error, (TemporaryFailure, Busy)):  # which may pass
             vbucket = min(self.carried)
-            self._owner.failed(StreamRefused(vbucket, f"{self.endpoint} gives no TAP stream: {error}"))
+            self._owner.failed(StreamRefused(vbucket, f"{self.endpoint} refuses the TAP stream: {error}"))
 
     def _control(self, message: tap.Opaque) -> None:
         if message.control is Control.INITIAL_VBUCKET_STREAM and message.vbucket in self.carried:
             self._start_over(message.vbucket)
         elif message.control is Control.CLOSE_BACKFILL:
-            self._whole.add(message.vbucket)
+            self._backfilled.add(message.vbucket)
 
     def _start_over(self, number: int) -> None:
-        copy = self._copies[number]
+        vbucket = self._tracked[number]
         again = number in self._begun
         self._begun.add(number)
-        self._whole.discard(number)
-        if not copy.progress.is_unplaced:
+        self._backfilled.discard(number)
+        if not vbucket.progress.is_unplaced:
             return
         if again and self._settings.on_rollback == "fail":
-            # Not because we came back: the history behind the stream broke.
-            raise StreamRolledBack(number, 0, copy.position)
-        self._copies.happened(copy, Reset(number, copy.position.vbucket_uuid, copy.position.vbucket_uuid))
+            # The source's history broke; a reconnect is not the reason.
+            raise StreamRolledBack(number, 0, vbucket.position)
+        uuid = vbucket.position.vbucket_uuid
+        self._tracked.happened(vbucket, Reset(number, uuid, uuid))
         if again:
             self._owner.branched(self)
 
     def _flushed(self) -> None:
-        """Everything that came over this connection is gone."""
+        """The source was flushed."""
         for number in sorted(self.carried):
-            self._copies.happened(self._copies[number], Flush(number))
+            self._tracked.happened(self._tracked[number], Flush(number))
         self._owner.branched(self)
 
     def _answer(self, opcode: int, opaque: int) -> None:
@@ -190,7 +200,7 @@ class TapFeed:
             self.connection.write(AnyResponse(opcode=opcode, opaque=opaque).encode())
 
     def lost(self, error: UpriverError) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         if self._lost:
             return
         self._end()
@@ -199,7 +209,7 @@ class TapFeed:
     # Time
 
     def _watch(self) -> None:
-        """Ask whether the source is there, which only nodes of ours are sure to answer in the middle of a stream."""
+        """Check that the source responds, if it is an Upriver node: others may not answer during a stream."""
         self._timer = None
         if self._silence.is_dead(self._loop.time()):
             self.connection.abort()
@@ -213,6 +223,6 @@ class TapFeed:
             self._timer.cancel()
 
     async def close(self) -> None:
-        """Close the connection; nobody is told."""
+        """Close the connection without a report to the owner."""
         self._end()
         await self.connection.close()

@@ -1,7 +1,7 @@
-"""The consumer's copies of vbuckets: nothing but how far each is, and what to do when the source goes back.
+"""The progress of each vbucket of a consumer, and what to do when the source is rolled back.
 
-To the protocol a copy is a sink like any other. Changes that it is given are only noted, because they are decoded for
-all vbuckets together; what happens to the vbucket as a whole becomes an event, at its place in the order.
+To the protocol a tracked vbucket is a sink. It stores no changes, because the feed decodes them for all vbuckets
+together. What happens to a whole vbucket becomes an event, in order with the changes.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ POLICIES: Final[tuple[str, ...]] = get_args(Policy)
 
 
 class TrackedVbucket:
-    """One vbucket, as far as this consumer has it."""
+    """The progress of one vbucket."""
 
-    def __init__(self, number: int, progress: Progress, policy: Policy, copies: "TrackedVbuckets") -> None:
+    def __init__(self, number: int, progress: Progress, policy: Policy, tracked: "TrackedVbuckets") -> None:
         self.number = number
         self.progress = progress
         self._policy = policy
-        self._copies = copies
-        #: Where the source sent us back to, and on which branch we were; told when it has accepted.
+        self._tracked = tracked
+        #: The seqno that the source rolled us back to, and our branch; reported when the source has accepted.
         self._back: tuple[int, int] | None = None
 
     @property
     def state(self) -> VbucketState:
-        """To the protocol it is a replica: it receives and never writes."""
+        """To the protocol this is a replica: it receives and never writes."""
         return VbucketState.REPLICA
 
     @property
@@ -42,7 +42,7 @@ class TrackedVbucket:
         return self.progress.failover_log
 
     def begin_snapshot(self, snapshot: Snapshot, flags: int) -> None:  # noqa: ARG002
-        """A marker came: new bounds."""
+        """A marker sets the bounds of the next snapshot."""
         position = self.position
         bounded = snapshot.end != NO_END
         self._move(
@@ -50,9 +50,9 @@ class TrackedVbucket:
         )
 
     def complete_snapshot(self) -> None:
-        """Whole where it stands."""
+        """The position is a consistent point."""
         self._move(StreamPosition.at(self.position.vbucket_uuid, self.position.seqno))
-        self._copies.moved(self)
+        self._tracked.moved(self)
 
     def apply(self, frames: Buffer, dialect: Dialect, last_seqno: int, changes: int) -> None:  # noqa: ARG002
         """Move behind these changes; the feed decodes them."""
@@ -60,12 +60,12 @@ class TrackedVbucket:
         self._move(StreamPosition(position.vbucket_uuid, last_seqno, position.snapshot))
 
     def advance(self, seqno: int) -> None:
-        """What stood up to here did not pass a filter."""
+        """The changes up to here did not pass a filter."""
         self._move(self.position.advanced(seqno))
-        self._copies.moved(self)
+        self._tracked.moved(self)
 
     def roll_back(self, seqno: int) -> int:
-        """The source went back: follow by the policy, or fail."""
+        """The source was rolled back: follow it as the policy says, or fail."""
         if self._policy == "fail":
             raise StreamRolledBack(self.number, seqno, self.position)
         consistent_from = self.progress.consistent_from
@@ -81,13 +81,13 @@ class TrackedVbucket:
         return seqno
 
     def replace_failover_log(self, log: FailoverLog) -> None:
-        """The source has accepted: we are on its branch now, and can tell what happened before."""
+        """The source has accepted the request: take its branch, and report a rollback before it."""
         position, new_uuid = self.position, log.newest.vbucket_uuid
         moved = StreamPosition(new_uuid, position.seqno, position.snapshot)
         self.progress = Progress(moved, log, self.progress.consistent_from)
         if self._back is not None:
             (seqno, old_uuid), self._back = self._back, None
-            self._copies.happened(
+            self._tracked.happened(
                 self,
                 Rollback(self.number, seqno, old_uuid, new_uuid) if seqno else Reset(self.number, old_uuid, new_uuid),
             )
@@ -95,17 +95,17 @@ class TrackedVbucket:
     def clear(self) -> None:
         """The source was flushed."""
         self.progress = Progress(StreamPosition.at(self.position.vbucket_uuid, 0), self.failover_log)
-        self._copies.happened(self, Flush(self.number))
+        self._tracked.happened(self, Flush(self.number))
 
     def close(self) -> None:
-        """The stream is over; another one may feed it."""
+        """The stream ended; another one may feed this vbucket."""
 
     def _move(self, position: StreamPosition) -> None:
         self.progress = self.progress.moved(position)
 
 
 class TrackedVbuckets:
-    """All copies of a consumer: the sink of its connections."""
+    """The vbuckets of a consumer: the sink of its connections."""
 
     def __init__(
         self,
@@ -116,35 +116,35 @@ class TrackedVbuckets:
         on_move: Callable[[int, Progress], object],
     ) -> None:
         self._policy: Policy = policy
-        self._copies: dict[int, TrackedVbucket] = {}
+        self._by_number: dict[int, TrackedVbucket] = {}
         self._on_event = on_event
         self._on_move = on_move
         for number, each in progress.items():
             self.put(number, each)
 
     def __getitem__(self, number: int) -> TrackedVbucket:
-        return self._copies[number]
+        return self._by_number[number]
 
     def put(self, number: int, progress: Progress) -> None:
-        """Have a copy that stands here, instead of one that stood elsewhere."""
-        self._copies[number] = TrackedVbucket(number, progress, self._policy, self)
+        """Track a vbucket from this progress on."""
+        self._by_number[number] = TrackedVbucket(number, progress, self._policy, self)
 
-    def happened(self, copy: TrackedVbucket, event: VbucketEvent) -> None:
-        """Something happened to a whole vbucket."""
-        self._on_event(event, copy.progress)
+    def happened(self, vbucket: TrackedVbucket, event: VbucketEvent) -> None:
+        """Report an event of a whole vbucket."""
+        self._on_event(event, vbucket.progress)
 
-    def moved(self, copy: TrackedVbucket) -> None:
-        """A copy moved on without a change."""
-        self._on_move(copy.number, copy.progress)
+    def moved(self, vbucket: TrackedVbucket) -> None:
+        """Report progress without a change."""
+        self._on_move(vbucket.number, vbucket.progress)
 
     # The protocol's sink
 
     def open(self, number: int) -> TrackedVbucket:
-        """The copy that a stream shall feed."""
-        if number not in self._copies:
-            raise KeyNotFound("this consumer has no such vbucket", vbucket=number)
-        return self._copies[number]
+        """The vbucket that a stream feeds."""
+        if number not in self._by_number:
+            raise KeyNotFound("this consumer does not read the vbucket", vbucket=number)
+        return self._by_number[number]
 
     def set_state(self, number: int, state: VbucketState, done: Callable[[], object]) -> None:  # noqa: ARG002
-        """A consumer takes nothing over."""
-        raise NotSupported("a consumer takes no vbucket over", vbucket=number)
+        """A consumer cannot take over a vbucket."""
+        raise NotSupported("a consumer cannot take over a vbucket", vbucket=number)

@@ -48,38 +48,38 @@ class SyncConsumer(BatchIterator):
 
     @property
     def queued_bytes(self) -> int:
-        """How many received bytes wait to be handed out."""
+        """The number of received bytes in the queue."""
         return self._client.queued_bytes
 
     @property
     def changes_received(self) -> int:
-        """How many changes have come."""
+        """The number of changes received."""
         return self._client.changes_received
 
     @property
     def reconnects(self) -> int:
-        """How often a connection was lost."""
+        """How many connections were lost."""
         return self._client.reconnects
 
     @property
     def connections(self) -> list[Connection]:
-        """Those over which streams come now."""
+        """The open connections that carry streams."""
         return self._client.connections
 
     @property
     def stalled(self) -> dict[int, str]:
-        """Vbuckets that do not move although they should, each with the reason."""
+        """Vbuckets that do not advance although they should, each with the reason."""
         return self._client.stalled
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """How far everything that was acknowledged without a gap leads: where another consumer may go on."""
+        """The progress behind the last batch acknowledged with all before it: where another consumer can resume."""
         return self._client.progress
 
     def acknowledge(self, batch: Batch) -> None:
-        """This batch is done. Progress follows when all before it are done too."""
+        """Mark a batch as done. Progress advances when all batches before it are done too."""
         self._call(self._client.acknowledge, batch)
 
     def save(self) -> None:
-        """Write the progress to the checkpoint, if there is one and it moved."""
+        """Write the progress to the checkpoint, if there is one and the progress has changed."""
         self._wait(self._client.save())

@@ -1,0 +1,230 @@
+"""How the streams of a task's ranges are requested, followed through rollbacks, and finished.
+
+A range was planned on a branch. A source that accepts it on another branch has lost that branch: the end of the range
+may never arrive, so the range is finished early and the next plan rolls back. But a former owner may not know the
+planned branch at all; then the supervisor asks again with a newer map first.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Final
+
+from upriver.client.cluster import failover_logs
+from upriver.client.consumer import (
+    ConsumerSettings,
+    EndPositions,
+    Feed,
+    Flush,
+    Progress,
+    Reset,
+    Rollback,
+    Run,
+    StreamPolicy,
+    TrackedVbuckets,
+    VbucketEvent,
+)
+from upriver.client.transport import Connection
+from upriver.errors import ClusterMapError, DataLoss, OutOfRange, StatusError, StreamRefused, UpriverError
+from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
+from upriver.protocol.consumer import ConsumerStream
+from upriver.spark.batch_planner import GoBack, Range, Rules, answered_with_rollback
+from upriver.spark.rows import Bounds
+from upriver.wire import dcp
+
+LOG: Final = logging.getLogger("upriver.spark")
+#: A task fails when its ranges have got no stream and no changes for this long.
+RETRY_S: Final = 60.0
+
+
+class RangePolicy(StreamPolicy):
+    """Read finite ranges from active copies, task after task."""
+
+    shares_patience: ClassVar[bool] = True
+    checks_active_again: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        rules: Rules,
+        *,
+        on_rollback: Callable[[VbucketEvent, Progress], object],
+        on_finished: Callable[[], object],
+    ) -> None:
+        """``on_rollback`` is called with each rollback and the progress after it."""
+        # A former owner may answer, and only the failover log in its answer shows that; so a rollback never fails here.
+        tracked = TrackedVbuckets(
+            {},
+            "rewind" if rules.on_rollback == "rewind" else "emit",
+            on_event=self._happened,
+            on_move=lambda *_: None,
+        )
+        settings = dataclasses.replace(settings, patience_s=RETRY_S)
+        super().__init__(settings, tracked, EndPositions(on_finished=self._finished))
+        #: Two connections to one node need two names.
+        self._inexact_settings = dataclasses.replace(settings, exact_end=False, name=f"current:{settings.name}")
+        self._rules = rules
+        self._on_rollback = on_rollback
+        self._on_finished = on_finished
+        self._ranges: dict[int, Range] = {}
+        #: Vbuckets whose state at the end of the range is not retained any more.
+        self._inexact: set[int] = set()
+        #: The position of each vbucket that has received changes in this task.
+        self._received: dict[int, StreamPosition] = {}
+        #: Rollbacks inside a range. They are reported with the first snapshot that follows.
+        self._unreported: dict[int, GoBack] = {}
+        #: Vbuckets that a node accepted without knowing their branch.
+        self._doubted: set[int] = set()
+
+    def start(self, ranges: Iterable[Range]) -> None:
+        """Read these ranges next."""
+        for state in (self._ranges, self._inexact, self._received, self._unreported, self._doubted):
+            state.clear()
+        for asked in ranges:
+            number = asked.place.vbucket
+            self._ranges[number] = asked
+            if asked.go_back is not None:
+                self._report(number, asked.go_back, asked.go_back.seqno)
+            if asked.end_seqno > asked.place.seqno:
+                self.tracked.put(number, _progress(asked))
+        ends = {number: each.end_seqno for number, each in self._ranges.items() if each.end_seqno > each.place.seqno}
+        self.ends.start(ends, ends)
+
+    def received(self, runs: Iterable[Run]) -> None:
+        """These runs arrived."""
+        for number, _, position in runs:
+            self._received[number] = position
+            self._report_pending(number, position.snapshot.end)
+
+    def bounds(self, run: Run) -> Bounds:
+        """The bounds of a run's rows."""
+        uuid, snapshot = run.position.vbucket_uuid, run.position.snapshot
+        return Bounds(uuid, self._ranges[run.vbucket].place.branch, snapshot.start, snapshot.end)
+
+    # What the supervisor asks
+
+    def settings_for(self, vbucket: int) -> ConsumerSettings:
+        """Exact ends, unless the node has refused them."""
+        return self._inexact_settings if vbucket in self._inexact else self.settings
+
+    def flags(self, feed: Feed) -> int:
+        """Request active copies where the dialect can."""
+        return int(dcp.StreamFlag.ACTIVE_ONLY) if feed.speaks_dcp else 0
+
+    def must_check_active(self, feed: Feed) -> bool:
+        """Check everywhere except on Upriver nodes with `dcp`: other servers may ignore the flag."""
+        return not (feed.speaks_dcp and feed.connection.is_upriver_node)
+
+    async def prepare(self, feed: Feed, connection: Connection, vbuckets: Sequence[int]) -> None:
+        """Learn where the branches began: `upr` and the drafts compare that too, but an offset has only uuids."""
+        if feed.speaks_dcp:
+            return
+        begun = [number for number in vbuckets if self.tracked[number].position.seqno]
+        try:
+            logs = await failover_logs(connection, begun)
+        except StatusError:  # the node does not know the request
+            return
+        for number, log in logs.items():
+            vbucket = self.tracked[number]
+            index = log.index(vbucket.position.vbucket_uuid)
+            if index is not None:
+                vbucket.progress = dataclasses.replace(vbucket.progress, failover_log=FailoverLog(log.entries[index:]))
+
+    def accepted(self, feed: Feed, stream: ConsumerStream, end_seqno: int) -> str:  # noqa: ARG002
+        """Read nothing from another branch than the planned one."""
+        number = stream.vbucket
+        if number not in self.ends.unfinished:
+            feed.close_stream(number)
+            return ""
+        asked = self._ranges[number]
+        if asked.place.vbucket_uuid in (0, stream.position.vbucket_uuid):
+            return ""
+        feed.close_stream(number)
+        if feed.is_draft:  # which cannot close a stream, and would refuse a second one
+            asyncio.get_running_loop().call_soon(feed.connection.abort)
+        if self._is_unknown_branch(number, self.tracked[number].failover_log):
+            self._doubted.add(number)
+            self.tracked.put(number, _progress(asked, self._received.get(number)))
+            return f"{feed.endpoint} does not know its branch"
+        self.ends.finish(number)
+        return ""
+
+    def changes_request(self, vbucket: int, error: UpriverError) -> bool:
+        """Read the current state where the exact end is not retained any more."""
+        if not isinstance(error, OutOfRange) or vbucket in self._inexact:
+            return False
+        self._inexact.add(vbucket)
+        return True
+
+    def retries(self, error: UpriverError) -> bool:
+        """Retry every refusal until the task's patience ends."""
+        return isinstance(error, (StatusError, ClusterMapError))
+
+    def is_complete(self, stream: ConsumerStream) -> bool:
+        """Whether the range is complete when its stream ended."""
+        return stream.end_reason == "ok" or stream.position.seqno >= self.ends.wanted_end(stream.vbucket)
+
+    def give_up(self, vbucket: int, why: str, *, unowned: bool) -> UpriverError | None:
+        """Fail, or leave out a vbucket without an owner if the query tolerates data loss."""
+        asked = self._ranges[vbucket]
+        why = f"{why} (changes {asked.place.seqno} to {asked.end_seqno}, tried for {RETRY_S:g} s)"
+        if not unowned:
+            return StreamRefused(vbucket, why)
+        if self._rules.fail_on_data_loss:
+            return DataLoss(vbucket, why)
+        # Spark has logged the offset behind the range, so no later batch would read it.
+        LOG.warning("vbucket %d: %s: left out, because failOnDataLoss is false", vbucket, why)
+        self.ends.finish(vbucket)
+        return None
+
+    # Rollbacks
+
+    def _is_unknown_branch(self, number: int, log: FailoverLog) -> bool:
+        return log.index(self._ranges[number].place.vbucket_uuid) is None and number not in self._doubted
+
+    def _happened(self, event: VbucketEvent, progress: Progress) -> None:
+        """The source was rolled back after the range was planned. (The next plan sees a flush.)"""
+        number = event.vbucket
+        if (
+            number not in self.ends.unfinished
+            or isinstance(event, Flush)
+            or self._is_unknown_branch(number, progress.failover_log)
+        ):
+            return
+        asked = self._ranges[number]
+        instead = answered_with_rollback(asked, event.seqno, progress.failover_log, self._rules)
+        assert instead.go_back is not None
+        if number in self._received and event.new_uuid == asked.place.vbucket_uuid:
+            # Spark has rows above the rollback already, and a batch cannot take them back.
+            raise StreamRefused(number, "the source was rolled back during the read; the task must run again")
+        if instead.end_seqno > instead.place.seqno:
+            self._unreported[number] = instead.go_back
+        else:
+            self._report(number, instead.go_back, instead.go_back.seqno)
+            self.ends.finish(number)
+
+    def _finished(self, number: int) -> None:
+        self._report_pending(number, self.ends.wanted_end(number))
+        self._on_finished()
+
+    def _report_pending(self, number: int, snapshot_end: int) -> None:
+        """The planned offset keeps its branch, so the snapshot's end shows which rows follow the rollback."""
+        back = self._unreported.pop(number, None)
+        if back is not None:
+            self._report(number, back, snapshot_end)
+
+    def _report(self, number: int, back: GoBack, snapshot_end: int) -> None:
+        seqno, old_uuid, new_uuid = back
+        event = Rollback(number, seqno, old_uuid, new_uuid) if seqno else Reset(number, old_uuid, new_uuid)
+        position = StreamPosition(new_uuid, seqno, Snapshot(seqno, snapshot_end))
+        self._on_rollback(event, Progress(position, FailoverLog.fresh(new_uuid)))
+
+
+def _progress(asked: Range, received: StreamPosition | None = None) -> Progress:
+    """The progress of a consumer that starts the range, or continues it behind ``received``."""
+    place, position = asked.place, received or asked.place.position
+    if not position.seqno:
+        return Progress.beginning()
+    log = FailoverLog((FailoverEntry(place.vbucket_uuid, 0),))
+    return Progress(position, log, place.first_consistent or None)
