@@ -4,30 +4,38 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.command_peers import VBUCKETS, Peer, Rig, SessionPeer, SocketPeer, make_states, open_rig
+from tests.support.command_peers import (
+    VBUCKETS,
+    ManualNode,
+    Peer,
+    SessionPeer,
+    SocketPeer,
+    make_states,
+    open_manual_node,
+)
 from upriver.node.embedded import start
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def manual() -> Iterator[ManualNode]:
     """A node without I/O."""
-    opened = open_rig()
+    opened = open_manual_node()
     with opened.bucket:
         yield opened
 
 
 @pytest.fixture
-def disk_rig() -> Iterator[Rig]:
+def manual_on_disk() -> Iterator[ManualNode]:
     """A node without I/O that answers writes when they are on disk."""
-    opened = open_rig(ack="disk")
+    opened = open_manual_node(ack="disk")
     with opened.bucket:
         yield opened
 
 
 @pytest.fixture
-def session_peer(rig: Rig) -> SessionPeer:
+def session_peer(manual: ManualNode) -> SessionPeer:
     """A client of the node without I/O."""
-    return rig.peer()
+    return manual.peer()
 
 
 @pytest.fixture(params=["session", "compiled", "socket"])
@@ -39,6 +47,6 @@ def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
             with SocketPeer(node.host, node.port) as connected:
                 yield connected
         return
-    opened = open_rig(compiled=request.param == "compiled")
+    opened = open_manual_node(compiled=request.param == "compiled")
     with opened.bucket:
         yield SessionPeer(opened.node, after_send=opened.commit)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.command_peers import Rig, SessionPeer, encoded, open_rig
+from tests.support.command_peers import ManualNode, SessionPeer, encoded, open_manual_node
 from tests.support.depth import examples
 from upriver.engine import StoredItem
 from upriver.model import FailoverLog, VbucketState
@@ -75,16 +75,16 @@ class Plain:
     flags: int = 0
     size: int = 0
 
-    def encode(self, rig: Rig) -> bytes:
+    def encode(self, manual: ManualNode) -> bytes:
         extras = self.extras
         if extras is None:
-            absolute = self.expiration if self.expiration <= 100 else int(rig.time.now) + self.expiration - 200
+            absolute = self.expiration if self.expiration <= 100 else int(manual.time.now) + self.expiration - 200
             extras = (
                 b"" if self.opcode in GETS + DELETES else self.flags.to_bytes(4, "big") + absolute.to_bytes(4, "big")
             )
         cas = 0
         if self.cas:
-            item = held(rig, self.vbucket, self.key)
+            item = held(manual, self.vbucket, self.key)
             cas = (item.cas if item else 1) + (self.cas == "other")
         value = b"" if self.opcode in GETS + DELETES and self.extras is None else bytes(self.size)
         return AnyRequest(
@@ -116,8 +116,8 @@ class WithMeta:
     #: None for our own one.
     value: bytes | None = b""
 
-    def encode(self, rig: Rig) -> bytes:
-        item = held(rig, 0, self.key)
+    def encode(self, manual: ManualNode) -> bytes:
+        item = held(manual, 0, self.key)
         ours = (item.rev_seqno, item.cas, item.expiry, item.flags) if item else (1, 2**48, 0, 0)
         rev_seqno, cas, expiry, flags = (
             0 if more is None else max(0, own + more) % 2**bits
@@ -147,7 +147,7 @@ class Again:
     cas: int = 0
     short: bool = False
 
-    def encode(self, rig: Rig) -> bytes:
+    def encode(self, manual: ManualNode) -> bytes:
         expiration, value = self.expiration.to_bytes(4, "big"), b""
         if self.opcode in SETS:
             extras, value = (7).to_bytes(4, "big") + expiration, self.number
@@ -159,9 +159,9 @@ class Again:
         return AnyRequest(opcode=self.opcode, extras=extras, key=self.key, value=value, cas=self.cas).encode()
 
 
-def held(rig: Rig, number: int, key: bytes) -> StoredItem | None:
+def held(manual: ManualNode, number: int, key: bytes) -> StoredItem | None:
     """What the node has of the key."""
-    vbucket = rig.bucket.existing(number)
+    vbucket = manual.bucket.existing(number)
     return None if vbucket is None or not key else vbucket.table.find(key)
 
 
@@ -173,13 +173,13 @@ class Other:
     key: bytes = b""
     number: int = 0
 
-    def encode(self, rig: Rig) -> bytes:
+    def encode(self, manual: ManualNode) -> bytes:
         key = self.key
         match self.name:
             case "lock":
                 return GetLocked(key=key, lock_time=self.number % 30 + 1).encode()
             case "unlock":
-                lock = rig.bucket.vbucket(0).table.locks.get(key)
+                lock = manual.bucket.vbucket(0).table.locks.get(key)
                 return Unlock(key=key, cas=lock[0] if lock else 1).encode()
             case "delete":
                 return Delete(key=key).encode()
@@ -294,20 +294,20 @@ burst = st.builds(
 )
 
 
-def answers(burst_: Burst, rig: Rig, peer: SessionPeer) -> bytes:
+def answers(burst_: Burst, manual: ManualNode, peer: SessionPeer) -> bytes:
     """Send a burst piece by piece; all answers."""
-    rig.time.pass_by(burst_.seconds)
-    data = b"".join(request.encode(rig) for request in burst_.requests)
+    manual.time.pass_by(burst_.seconds)
+    data = b"".join(request.encode(manual) for request in burst_.requests)
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in burst_.cuts)})
     return b"".join(peer.send_bytes(data[start:end]) for start, end in itertools.pairwise(places))
 
 
-def state(rig: Rig) -> list[object]:
-    ledger = rig.bucket.ledger
+def state(manual: ManualNode) -> list[object]:
+    ledger = manual.bucket.ledger
     counted: list[object] = [ledger.gets, ledger.get_misses, ledger.sets, ledger.deletes]
     counted += [ledger.expirations, ledger.last_cas]
-    tables = [v.table for v in rig.bucket]
-    counted.append(dict(rig.bucket.operations))
+    tables = [v.table for v in manual.bucket]
+    counted.append(dict(manual.bucket.operations))
     # The records, byte for byte: flags, expiry, times and all that no answer shows.
     return [*counted, *((t.high_seqno, t.items, t.tombstones, t.records(0, t.high_seqno, 2**40)) for t in tables)]
 
@@ -316,17 +316,17 @@ def told(bursts: list[Burst], limits: Limits, *, compiled: bool, ack: Literal["m
     """All that a client and the bucket show of the bursts; what is random otherwise is counted."""
     uuids = itertools.count(1)
     with mock.patch("upriver.engine.vbucket.new_uuid", side_effect=uuids):
-        rig = open_rig(limits=limits, compiled=compiled, ack=ack)
-        with rig.bucket:
-            assert (rig.node.fast_path is not None) is compiled
-            peer = rig.peer()
+        manual = open_manual_node(limits=limits, compiled=compiled, ack=ack)
+        with manual.bucket:
+            assert (manual.node.fast_path is not None) is compiled
+            peer = manual.peer()
             peer.hello(*FEATURES)
             seen: list[object] = []
             for sent in bursts:
-                seen += (answers(sent, rig, peer), peer.session.unread, peer.session.waiting, peer.session.closing)
-                rig.commit()  # what waits for the disk is answered now
+                seen += (answers(sent, manual, peer), peer.session.unread, peer.session.waiting, peer.session.closing)
+                manual.commit()  # what waits for the disk is answered now
                 seen.append(peer.session.data_to_send())
-            return seen + state(rig)
+            return seen + state(manual)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -360,12 +360,12 @@ def test_every_conflict_ends_alike() -> None:
     pairs = list(itertools.product(fields, repeat=2))
     seen: list[list[object]] = []
     for compiled in (False, True):
-        rig = open_rig(compiled=compiled)
-        with rig.bucket:
-            peer = rig.peer()
+        manual = open_manual_node(compiled=compiled)
+        with manual.bucket:
+            peer = manual.peer()
             peer.hello(Feature.JSON)
             requests = [version(b"%d" % n, **each) for n, pair in enumerate(pairs) for each in pair]
-            seen.append([peer.send_bytes(request.encode()) for request in requests] + state(rig))
+            seen.append([peer.send_bytes(request.encode()) for request in requests] + state(manual))
     assert seen[0] == seen[1]
 
 
@@ -392,12 +392,12 @@ def test_parity_of_nonsense(packets: list[tuple[int, int, int, int, int, int, in
             bytes((magic, opcode)) + key.to_bytes(2, "big") + bytes((extras, datatype)) + vbucket.to_bytes(2, "big")
         )
         data += header + length.to_bytes(4, "big") + bytes(12) + body
-    without, with_ = open_rig(), open_rig(compiled=True)
+    without, with_ = open_manual_node(), open_manual_node(compiled=True)
     with without.bucket, with_.bucket:
-        for rig in (without, with_):  # what is not the same in two buckets
-            rig.node.commands = {
+        for manual in (without, with_):  # what is not the same in two buckets
+            manual.node.commands = {
                 request: entry
-                for request, entry in rig.node.commands.items()
+                for request, entry in manual.node.commands.items()
                 if request.__name__ not in ("GetFailoverLog", "Stat", "Hello")
             }
         assert without.peer().send_bytes(data) == with_.peer().send_bytes(data)
@@ -416,8 +416,8 @@ def users() -> Users:
 
 
 @pytest.fixture
-def pair(users: Users) -> Iterator[tuple[Rig, Rig]]:
-    without, with_ = open_rig(users=users), open_rig(users=users, compiled=True)
+def pair(users: Users) -> Iterator[tuple[ManualNode, ManualNode]]:
+    without, with_ = open_manual_node(users=users), open_manual_node(users=users, compiled=True)
     with without.bucket, with_.bucket:
         yield without, with_
 
@@ -431,11 +431,11 @@ def pair(users: Users) -> Iterator[tuple[Rig, Rig]]:
         ("both", [Status.SUCCESS, Status.SUCCESS, Status.SUCCESS, Status.SUCCESS]),
     ],
 )
-def test_roles(pair: tuple[Rig, Rig], users: Users, name: str | None, statuses: list[Status]) -> None:
+def test_roles(pair: tuple[ManualNode, ManualNode], users: Users, name: str | None, statuses: list[Status]) -> None:
     data = encoded(Set(key=b"k"), Get(key=b"k"), SetQ(key=b"k"), GetQ(key=b"k"), GetK(key=b"k"))
     seen = []
-    for rig in pair:
-        peer = rig.peer()
+    for manual in pair:
+        peer = manual.peer()
         peer.session.user = None if name is None else users.get(name)
         seen.append(peer.send_bytes(data))
         peer.session.user = None
@@ -449,14 +449,14 @@ def test_roles(pair: tuple[Rig, Rig], users: Users, name: str | None, statuses: 
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    opened = open_rig(compiled=True)
+def manual() -> Iterator[ManualNode]:
+    opened = open_manual_node(compiled=True)
     with opened.bucket:
         yield opened
 
 
 def taken(
-    rig: Rig,
+    manual: ManualNode,
     *data: bytes,
     datatypes: int = 0,
     tokens: bool = False,
@@ -464,61 +464,61 @@ def taken(
     answer_bytes_max: int = 2**20,
 ) -> int:
     """How many bytes the loop answered."""
-    assert rig.node.fast_path is not None
+    assert manual.node.fast_path is not None
     joined = b"".join(data)
     terms = (datatypes, tokens, body_bytes_max, answer_bytes_max)
-    return rig.node.fast_path.serve(joined, 0, len(joined), True, True, *terms)[0]
+    return manual.node.fast_path.serve(joined, 0, len(joined), True, True, *terms)[0]
 
 
-def test_plain_requests_are_taken(rig: Rig) -> None:
+def test_plain_requests_are_taken(manual: ManualNode) -> None:
     stored = [Set(key=b"k", value=b"v").encode(), SetQ(key=b"l", value=b"v").encode()]
     read = [request(key=key).encode() for request in (Get, GetQ, GetK, GetKQ) for key in (b"k", b"l")]
     missed = [request(key=b"none").encode() for request in (Get, GetQ, GetKQ)]
     deleted = [Delete(key=b"k").encode(), DeleteQ(key=b"l").encode(), Delete(key=b"k").encode()]
     data = [*stored, *read, *missed, *deleted]
-    assert taken(rig, *data) == sum(map(len, data))
+    assert taken(manual, *data) == sum(map(len, data))
 
 
-def test_touches_and_counts_are_taken(rig: Rig) -> None:
+def test_touches_and_counts_are_taken(manual: ManualNode) -> None:
     data = [Set(key=b"k", value=b"17", flags=3).encode(), Touch(key=b"k", expiration=100).encode()]
     data += [kind(key=b"k", delta=4).encode() for kind in (Increment, IncrementQ, Decrement, DecrementQ, Increment)]
-    assert taken(rig, *data) == sum(map(len, data))
-    item = rig.bucket.vbucket(0).get(b"k")
-    assert (item.value, item.flags, item.expiry, item.seqno) == (b"21", 3, rig.time.now + 100, 7)
-    assert rig.bucket.operations == {"touch": 1, "increment": 3, "decrement": 2}
+    assert taken(manual, *data) == sum(map(len, data))
+    item = manual.bucket.vbucket(0).get(b"k")
+    assert (item.value, item.flags, item.expiry, item.seqno) == (b"21", 3, manual.time.now + 100, 7)
+    assert manual.bucket.operations == {"touch": 1, "increment": 3, "decrement": 2}
 
 
-def test_what_is_special_about_a_touch_or_a_count_is_not(rig: Rig) -> None:
+def test_what_is_special_about_a_touch_or_a_count_is_not(manual: ManualNode) -> None:
     touch, count = Touch(key=b"k", expiration=100).encode(), Increment(key=b"k", initial=1).encode()
 
     def left(value: bytes) -> tuple[bool, bool]:
-        rig.bucket.vbucket(0).set(b"k", value)
-        return taken(rig, touch) == 0, taken(rig, count) == 0
+        manual.bucket.vbucket(0).set(b"k", value)
+        return taken(manual, touch) == 0, taken(manual, count) == 0
 
-    assert (taken(rig, touch), taken(rig, count)) == (0, 0)  # it is not there
+    assert (taken(manual, touch), taken(manual, count)) == (0, 0)  # it is not there
     assert left(b"1") == (False, False)
     assert left(b"no number") == left(b"") == left(b"1" * 20) == (False, True)
     assert left(bytes(1025)) == (True, True)  # to copy it again and again would take its time
-    rig.bucket.vbucket(0).set(b"k", b"1", 0, 10)
-    rig.time.pass_by(10)
-    assert (taken(rig, touch), taken(rig, count)) == (0, 0)
+    manual.bucket.vbucket(0).set(b"k", b"1", 0, 10)
+    manual.time.pass_by(10)
+    assert (taken(manual, touch), taken(manual, count)) == (0, 0)
 
 
-def test_versions_from_elsewhere_are_taken(rig: Rig) -> None:
+def test_versions_from_elsewhere_are_taken(manual: ManualNode) -> None:
     kinds = [SetWithMeta, SetQWithMeta, DeleteWithMeta, DeleteQWithMeta] * 2
     data = [
         kind(key=b"k", rev_seqno=number // 2, item_cas=number, expiration=4_000_000_000, options=options).encode()
         for number, kind in enumerate(kinds, 2)
         for options in (None, MetaOption.SKIP_CONFLICT_RESOLUTION, MetaOption.DELETE_IS_EXPIRATION)
     ]
-    assert taken(rig, *data) == sum(map(len, data))
-    assert rig.bucket.operations == {"set_with_meta": 12, "delete_with_meta": 12}
+    assert taken(manual, *data) == sum(map(len, data))
+    assert manual.bucket.operations == {"set_with_meta": 12, "delete_with_meta": 12}
 
 
-def test_what_is_special_about_a_version_is_not(rig: Rig) -> None:
+def test_what_is_special_about_a_version_is_not(manual: ManualNode) -> None:
     def left(**fields: Any) -> bool:
         request = SetWithMeta(**{"key": b"k", "rev_seqno": 9, "item_cas": 9, **fields})
-        return taken(rig, request.encode()) == 0
+        return taken(manual, request.encode()) == 0
 
     assert left(rev_seqno=0)
     assert left(item_cas=0)
@@ -527,37 +527,37 @@ def test_what_is_special_about_a_version_is_not(rig: Rig) -> None:
     assert left(datatype=1)
     assert left(options=MetaOption.REGENERATE_CAS | MetaOption.SKIP_CONFLICT_RESOLUTION)
     assert not left()
-    rig.bucket.vbucket(0).get_and_lock(b"k")
+    manual.bucket.vbucket(0).get_and_lock(b"k")
     assert left(rev_seqno=10)
-    assert taken(rig, Delete(key=b"k").encode()) == 0
-    rig.bucket.vbucket(0).table.locks.clear()
-    rig.peer().ask(Set(key=b"k", expiration=10))
-    rig.time.pass_by(10)
+    assert taken(manual, Delete(key=b"k").encode()) == 0
+    manual.bucket.vbucket(0).table.locks.clear()
+    manual.peer().ask(Set(key=b"k", expiration=10))
+    manual.time.pass_by(10)
     assert left(rev_seqno=99)
-    assert taken(rig, Delete(key=b"k").encode()) == 0
+    assert taken(manual, Delete(key=b"k").encode()) == 0
 
 
-def test_what_sdks_do_is_taken(rig: Rig) -> None:
+def test_what_sdks_do_is_taken(manual: ManualNode) -> None:
     """Items that expire, data types that were agreed on, tokens, and keys beside one that is locked."""
-    vbucket = rig.bucket.vbucket(0)
+    vbucket = manual.bucket.vbucket(0)
     stored = Set(key=b"k", value=b"{}", datatype=1, expiration=100).encode()
-    assert taken(rig, stored, datatypes=1, tokens=True) == len(stored)
+    assert taken(manual, stored, datatypes=1, tokens=True) == len(stored)
     item = vbucket.get(b"k")
-    assert (item.datatype, item.expiry) == (1, rig.time.now + 100)
+    assert (item.datatype, item.expiry) == (1, manual.time.now + 100)
     vbucket.set(b"locked", b"v")
     vbucket.get_and_lock(b"locked")
     for request in (Get, GetQ, GetK, GetKQ):
         read = request(key=b"k", datatype=1).encode()
-        assert taken(rig, read, datatypes=1) == len(read)
-        assert taken(rig, request(key=b"k").encode()) == len(read)  # the type is not told to who did not agree
-        assert taken(rig, request(key=b"locked").encode()) == 0
-    assert taken(rig, Set(key=b"locked").encode()) == 0
-    rig.time.pass_by(100)
-    assert taken(rig, Get(key=b"k").encode()) == 0
+        assert taken(manual, read, datatypes=1) == len(read)
+        assert taken(manual, request(key=b"k").encode()) == len(read)  # the type is not told to who did not agree
+        assert taken(manual, request(key=b"locked").encode()) == 0
+    assert taken(manual, Set(key=b"locked").encode()) == 0
+    manual.time.pass_by(100)
+    assert taken(manual, Get(key=b"k").encode()) == 0
 
 
 def test_reads_are_taken_where_writes_wait_for_the_disk() -> None:
-    opened = open_rig(compiled=True, ack="disk")
+    opened = open_manual_node(compiled=True, ack="disk")
     with opened.bucket:
         peer = opened.peer()
         assert peer.send(Set(key=b"k", value=b"v")) == []
@@ -569,43 +569,43 @@ def test_reads_are_taken_where_writes_wait_for_the_disk() -> None:
         assert answer.value == b"v"
 
 
-def test_room_for_large_answers_is_given_back(rig: Rig) -> None:
-    fast_path = rig.node.fast_path
+def test_room_for_large_answers_is_given_back(manual: ManualNode) -> None:
+    fast_path = manual.node.fast_path
     assert fast_path is not None
-    assert taken(rig, Set(key=b"k", value=b"v" * 500_000).encode()) > 0
+    assert taken(manual, Set(key=b"k", value=b"v" * 500_000).encode()) > 0
     large = Get(key=b"k").encode() * 40
-    assert taken(rig, large, answer_bytes_max=2**30) == len(large)
+    assert taken(manual, large, answer_bytes_max=2**30) == len(large)
     assert fast_path.room_bytes <= 256 * 1024
-    assert taken(rig, large) > 0
+    assert taken(manual, large) > 0
     with pytest.raises(ValueError, match="outside"):
         fast_path.serve(large, 0, len(large) + 1, True, True, 0, False, 2**24, 2**20)
     with pytest.raises(ValueError, match="outside"):
         fast_path.serve(large, -1, 5, True, True, 0, False, 2**24, 2**20)
 
 
-def test_others_are_not(rig: Rig) -> None:
+def test_others_are_not(manual: ManualNode) -> None:
     get, set_ = Get(key=b"k").encode(), Set(key=b"k", value=b"v").encode()
-    vbucket = rig.bucket.vbucket(0)
-    assert taken(rig, set_) == len(set_)
-    assert taken(rig, b"") == 0
-    assert taken(rig, get, get[:-1]) == len(get)
-    assert taken(rig, get, get[:10]) == len(get)
-    assert taken(rig, Noop().encode(), get) == 0
-    assert taken(rig, set_, body_bytes_max=9) == 0
-    assert taken(rig, get, get, get, answer_bytes_max=1) == len(get)
+    vbucket = manual.bucket.vbucket(0)
+    assert taken(manual, set_) == len(set_)
+    assert taken(manual, b"") == 0
+    assert taken(manual, get, get[:-1]) == len(get)
+    assert taken(manual, get, get[:10]) == len(get)
+    assert taken(manual, Noop().encode(), get) == 0
+    assert taken(manual, set_, body_bytes_max=9) == 0
+    assert taken(manual, get, get, get, answer_bytes_max=1) == len(get)
     vbucket.get_and_lock(b"k")
-    assert taken(rig, get) == taken(rig, set_) == 0
+    assert taken(manual, get) == taken(manual, set_) == 0
     vbucket.table.locks.clear()
     vbucket.touch(b"k", 100)
-    rig.time.pass_by(100)
-    assert taken(rig, get) == 0
-    assert taken(rig, set_) == len(set_)
-    assert taken(rig, Set(key=b"k", datatype=3).encode(), datatypes=1) == 0
-    assert taken(rig, Get(key=b"k", datatype=2).encode(), datatypes=1) == 0
+    manual.time.pass_by(100)
+    assert taken(manual, get) == 0
+    assert taken(manual, set_) == len(set_)
+    assert taken(manual, Set(key=b"k", datatype=3).encode(), datatypes=1) == 0
+    assert taken(manual, Get(key=b"k", datatype=2).encode(), datatypes=1) == 0
     vbucket.set_state(VbucketState.REPLICA)
-    assert taken(rig, get) == taken(rig, set_) == 0
-    rig.bucket.delete_vbucket(0)
-    assert taken(rig, get) == taken(rig, set_) == 0
+    assert taken(manual, get) == taken(manual, set_) == 0
+    manual.bucket.delete_vbucket(0)
+    assert taken(manual, get) == taken(manual, set_) == 0
 
 
 @pytest.mark.parametrize(
@@ -619,20 +619,20 @@ def test_others_are_not(rig: Rig) -> None:
         DeleteQWithMeta(key=b"k", rev_seqno=1, item_cas=1),
     ],
 )
-def test_refusals_are_left_to_the_session(rig: Rig, asked: Request) -> None:
-    request, ledger = asked.encode(), rig.bucket.ledger
+def test_refusals_are_left_to_the_session(manual: ManualNode, asked: Request) -> None:
+    request, ledger = asked.encode(), manual.bucket.ledger
     ledger.refusal = "no disk"
-    assert taken(rig, request) == 0
+    assert taken(manual, request) == 0
     ledger.refusal, ledger.quota_bytes = "", 1
     ledger.memory_bytes += 1
-    assert taken(rig, request) == 0
+    assert taken(manual, request) == 0
     ledger.quota_bytes, ledger.queue_bytes_max = 0, 1
-    rig.peer().send(Set(key=b"other"))
-    assert taken(rig, request) == 0
+    manual.peer().send(Set(key=b"other"))
+    assert taken(manual, request) == 0
 
 
-def test_tokens_name_the_newest_branch(rig: Rig) -> None:
-    peer, vbucket = rig.peer(), rig.bucket.vbucket(0)
+def test_tokens_name_the_newest_branch(manual: ManualNode) -> None:
+    peer, vbucket = manual.peer(), manual.bucket.vbucket(0)
     peer.hello(Feature.MUTATION_SEQNO)
     answers = peer.send(Set(key=b"k", value=b"v"), Get(key=b"k"), SetQ(key=b"k", value=b"w"), Get(key=b"k"))
     assert isinstance(answers[0], SetResponse)
@@ -648,17 +648,17 @@ def test_tokens_name_the_newest_branch(rig: Rig) -> None:
 
 
 def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:
-    rig = open_rig(path=str(tmp_path), compiled=True)
-    with rig.bucket:
-        peer, table = rig.peer(), rig.bucket.vbucket(0).table
+    manual = open_manual_node(path=str(tmp_path), compiled=True)
+    with manual.bucket:
+        peer, table = manual.peer(), manual.bucket.vbucket(0).table
         for number in range(50):
             peer.ask(Set(key=b"%d" % number, value=b"%d" % number * 1000))
-        rig.bucket.flusher.request_checkpoint()
-        rig.bucket.flusher.drain()
-        rig.bucket.ledger.quota_bytes = 1
+        manual.bucket.flusher.request_checkpoint()
+        manual.bucket.flusher.drain()
+        manual.bucket.ledger.quota_bytes = 1
         for _ in range(10):  # what was read lately is spared at first
-            rig.bucket.maintenance.relieve()
-        rig.bucket.ledger.quota_bytes = 0
+            manual.bucket.maintenance.relieve()
+        manual.bucket.ledger.quota_bytes = 0
         assert table.evicted_items
         for number in range(50):  # the same version, also where only its value tells that it is the same
             key, value, item = b"%d" % number, b"%d" % number * 1000, peer.ask(GetMeta(key=b"%d" % number))
@@ -670,11 +670,11 @@ def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:
             assert peer.ask(SetWithMeta(value=value + b"x", **again)).cas == item.cas
 
 
-def test_who_is_woken_by_a_change_may_send_requests(rig: Rig) -> None:
+def test_who_is_woken_by_a_change_may_send_requests(manual: ManualNode) -> None:
     """A change notification runs inside the loop; the loop is not entered twice."""
-    sender, reader = rig.peer(), rig.peer()
+    sender, reader = manual.peer(), manual.peer()
     seen: list[bytes] = []
-    rig.bucket.vbucket(0).when_changed(lambda: seen.append(reader.send_bytes(encoded(Get(key=b"k"), Set(key=b"l")))))
+    manual.bucket.vbucket(0).when_changed(lambda: seen.append(reader.send_bytes(encoded(Get(key=b"k"), Set(key=b"l")))))
     both = sender.send(Set(key=b"k", value=b"v", opaque=1), Get(key=b"k", opaque=2), Get(key=b"l", opaque=3))
     assert [(answer.opaque, answer.status) for answer in both] == [
         (1, Status.SUCCESS), (2, Status.SUCCESS), (3, Status.SUCCESS)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.command_peers import Peer, SocketPeer, open_rig
+from tests.support.command_peers import Peer, SocketPeer, open_manual_node
 from tests.support.depth import examples
 from tests.support.memcached_model import NUMBER_KEYS, Model, Operation, Outcome, operations, outcome, perform
 from upriver.node.embedded import EmbeddedNode, start
@@ -26,14 +26,14 @@ _prefixes = (b"%d:" % number for number in itertools.count())
 @settings(max_examples=examples(250), deadline=None)
 @given(steps=st.lists(operations(st.sampled_from([0, 0, 1, 5, 4_000_000_000]), "wait", "flush"), max_size=40))
 def test_the_node_agrees_with_the_model(compiled: bool, steps: list[Operation]) -> None:
-    rig = open_rig(compiled=compiled)
-    with rig.bucket:
-        peer, model = rig.peer(), Model(rig.time.now)
+    manual = open_manual_node(compiled=compiled)
+    with manual.bucket:
+        peer, model = manual.peer(), Model(manual.time.now)
         for step in steps:
             if step.name == "wait":
-                rig.time.pass_by(step.seconds)
+                manual.time.pass_by(step.seconds)
             assert perform(peer, step) == model.perform(step), step
-        assert rig.bucket.statistics().items >= len(model.items)  # what is expired may still be there
+        assert manual.bucket.statistics().items >= len(model.items)  # what is expired may still be there
 
 
 def in_a_pipeline(peer: Peer, steps: list[Operation]) -> list[Outcome]:
@@ -44,11 +44,11 @@ def in_a_pipeline(peer: Peer, steps: list[Operation]) -> list[Outcome]:
 @settings(max_examples=examples(100), deadline=None)
 @given(steps=st.lists(operations(st.just(0), "flush"), max_size=60))
 def test_a_pipeline_agrees_with_the_model(steps: list[Operation]) -> None:
-    rig = open_rig(compiled=True)
-    with rig.bucket:
-        model = Model(rig.time.now)
+    manual = open_manual_node(compiled=True)
+    with manual.bucket:
+        model = Model(manual.time.now)
         expected = [model.perform(replace(step, cas="")) for step in steps]
-        assert in_a_pipeline(rig.peer(), steps) == [answer for answer in expected if answer is not None]
+        assert in_a_pipeline(manual.peer(), steps) == [answer for answer in expected if answer is not None]
 
 
 # Memcached itself

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_peers import Rig, decoded, encoded, open_rig
+from tests.support.command_peers import ManualNode, decoded, encoded, open_manual_node
 from tests.support.in_memory_node import InMemoryNode
 from upriver.errors import WireError
 from upriver.node.commands import COMMANDS, CommandHandler
@@ -37,8 +37,8 @@ class Handler(PacketHandler):
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return open_rig()
+def manual() -> ManualNode:
+    return open_manual_node()
 
 
 def request(opcode: int, opaque: int = 0) -> bytes:
@@ -47,16 +47,16 @@ def request(opcode: int, opaque: int = 0) -> bytes:
     return bytes(packet)
 
 
-def test_the_first_handler_that_takes_a_packet_answers_it(rig: Rig) -> None:
+def test_the_first_handler_that_takes_a_packet_answers_it(manual: ManualNode) -> None:
     first, second = Handler(), Handler(TAKEN + 1)
-    rig.node.handlers = (first, second, CommandHandler())
-    answers = rig.peer().send(request(TAKEN, 1), request(TAKEN + 1, 2), Noop(opaque=3))
+    manual.node.handlers = (first, second, CommandHandler())
+    answers = manual.peer().send(request(TAKEN, 1), request(TAKEN + 1, 2), Noop(opaque=3))
     assert [answer.opaque for answer in answers] == [1, 2, 3]
     assert first.offered == [TAKEN, TAKEN + 1, 0x0A]
     assert second.offered == [TAKEN + 1, 0x0A]
 
 
-def test_a_request_whose_answer_may_overtake_waits_for_the_answers_before_it(rig: Rig) -> None:
+def test_a_request_whose_answer_may_overtake_waits_for_the_answers_before_it(manual: ManualNode) -> None:
     places: list[Deferred] = []
 
     def put_off(session: Any, request: object) -> Deferred:
@@ -64,9 +64,9 @@ def test_a_request_whose_answer_may_overtake_waits_for_the_answers_before_it(rig
         return places[-1]
 
     handler = Handler()
-    rig.node.handlers = (handler, CommandHandler())
-    rig.node.commands = {**COMMANDS, Verbosity: (put_off, None)}
-    peer = rig.peer()
+    manual.node.handlers = (handler, CommandHandler())
+    manual.node.commands = {**COMMANDS, Verbosity: (put_off, None)}
+    peer = manual.peer()
     assert peer.send(Verbosity(opaque=1), Noop(opaque=2), request(TAKEN, 3), Noop(opaque=4)) == []
     assert TAKEN not in handler.offered
     assert peer.session.blocked
@@ -77,15 +77,15 @@ def test_a_request_whose_answer_may_overtake_waits_for_the_answers_before_it(rig
     assert [answer.opaque for answer in decoded(peer.session.data_to_send())] == [3, 4]
 
 
-def test_without_handlers_nothing_overtakes_and_nothing_is_claimed(rig: Rig) -> None:
+def test_without_handlers_nothing_overtakes_and_nothing_is_claimed(manual: ManualNode) -> None:
     command = CommandHandler()
-    session = Session(rig.node, "peer")
+    session = Session(manual.node, "peer")
     assert not command.may_overtake(session, TAKEN)
     assert command.claim(session, 1) is None
 
 
-def test_a_request_without_the_magic_of_one_ends_the_connection(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_request_without_the_magic_of_one_ends_the_connection(manual: ManualNode) -> None:
+    peer = manual.peer()
     assert peer.send(AnyResponse(opcode=TAKEN).encode()) == []
     assert peer.session.closing
 
@@ -118,10 +118,10 @@ class Claiming(Handler):
         return self.upper if first_byte == 1 else None
 
 
-def test_a_claimed_connection_goes_past_all_handlers(rig: Rig) -> None:
+def test_a_claimed_connection_goes_past_all_handlers(manual: ManualNode) -> None:
     claiming = Claiming()
-    rig.node.handlers = (Handler(), claiming, CommandHandler())
-    session = Session(rig.node, "peer")
+    manual.node.handlers = (Handler(), claiming, CommandHandler())
+    session = Session(manual.node, "peer")
     packet = upr_draft2.FailoverLogRequest(vbucket=1).encode()
     session.receive(packet[:5])
     assert session.framing is DRAFT
@@ -135,9 +135,9 @@ def test_a_claimed_connection_goes_past_all_handlers(rig: Rig) -> None:
     assert session.data_to_send() == b""
 
 
-def test_other_connections_of_the_same_node_are_not_claimed(rig: Rig) -> None:
-    rig.node.handlers = (Claiming(), CommandHandler())
-    session = Session(rig.node, "peer")
+def test_other_connections_of_the_same_node_are_not_claimed(manual: ManualNode) -> None:
+    manual.node.handlers = (Claiming(), CommandHandler())
+    session = Session(manual.node, "peer")
     session.receive(encoded(Noop(opaque=3)))
     assert session.format is None
     assert [answer.opaque for answer in decoded(session.data_to_send())] == [3]

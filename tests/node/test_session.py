@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.command_peers import Rig, SessionPeer, SocketPeer, assert_refusal, decoded, encoded, open_rig
+from tests.support.command_peers import (
+    ManualNode,
+    SessionPeer,
+    SocketPeer,
+    assert_refusal,
+    decoded,
+    encoded,
+    open_manual_node,
+)
 from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS
 from upriver.node.embedded import start
@@ -62,14 +70,14 @@ CONVERSATION: list[Request] = [
 ]
 
 
-def fresh(compiled: bool = False, **options: Any) -> Rig:
-    return open_rig(compiled=compiled, **options)
+def fresh(compiled: bool = False, **options: Any) -> ManualNode:
+    return open_manual_node(compiled=compiled, **options)
 
 
 def whole_conversation(compiled: bool = False) -> bytes:
-    rig = fresh(compiled)
-    with rig.bucket:
-        return rig.peer().send_bytes(encoded(*CONVERSATION))
+    manual = fresh(compiled)
+    with manual.bucket:
+        return manual.peer().send_bytes(encoded(*CONVERSATION))
 
 
 # Bytes
@@ -79,9 +87,9 @@ def whole_conversation(compiled: bool = False) -> bytes:
 @pytest.mark.parametrize("size", [1, 2, 7, 23, 24, 25, 100, 1000])
 def test_pieces_of_any_size_give_the_same_answers(compiled: bool, size: int) -> None:
     data, expected = encoded(*CONVERSATION), whole_conversation()
-    rig = fresh(compiled)
-    with rig.bucket:
-        peer = rig.peer()
+    manual = fresh(compiled)
+    with manual.bucket:
+        peer = manual.peer()
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
         assert b"".join(map(peer.send_bytes, pieces)) == expected
         assert peer.session.unread == 0
@@ -92,9 +100,9 @@ def test_pieces_of_any_size_give_the_same_answers(compiled: bool, size: int) -> 
 def test_any_split_gives_the_same_answers(compiled: bool, cuts: list[int]) -> None:
     data = encoded(*CONVERSATION)
     places = sorted({0, len(data), *cuts})
-    rig = fresh(compiled)
-    with rig.bucket:
-        peer = rig.peer()
+    manual = fresh(compiled)
+    with manual.bucket:
+        peer = manual.peer()
         pieces = [data[start:end] for start, end in itertools.pairwise(places)]
         assert b"".join(map(peer.send_bytes, pieces)) == whole_conversation()
 
@@ -167,14 +175,14 @@ def test_a_request_with_frame_extras_is_refused_and_passed_over(session_peer: Se
 
 
 def test_a_stranger_is_told_to_log_in_whatever_the_frame() -> None:
-    rig = fresh(users=Users())
-    with rig.bucket:
+    manual = fresh(users=Users())
+    with manual.bucket:
         hello = b"\x08\x1f" + EXTENDED[2:]  # a plain one is answered to everybody
-        for answer in rig.peer().send(EXTENDED, hello):
+        for answer in manual.peer().send(EXTENDED, hello):
             assert_refusal(answer, Status.AUTH_ERROR)
 
 
-def test_a_length_is_refused_at_the_header(rig: Rig) -> None:
+def test_a_length_is_refused_at_the_header(manual: ManualNode) -> None:
     small = fresh(limits=Limits(body_bytes_max=1000))
     with small.bucket:
         peer = small.peer()
@@ -187,19 +195,19 @@ def test_a_length_is_refused_at_the_header(rig: Rig) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_limit_of_bodies_holds_for_all(compiled: bool) -> None:
-    rig = fresh(compiled, limits=Limits(body_bytes_max=1000))
-    with rig.bucket:
-        peer = rig.peer()
+    manual = fresh(compiled, limits=Limits(body_bytes_max=1000))
+    with manual.bucket:
+        peer = manual.peer()
         assert [answer.status for answer in peer.send(Set(key=b"k", value=bytes(992)))] == [Status.E2BIG]
         assert peer.session.closing
-        assert rig.bucket.vbucket(0).high_seqno == 0
+        assert manual.bucket.vbucket(0).high_seqno == 0
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_who_does_not_read_gets_no_answers_until_he_does(compiled: bool) -> None:
-    rig = fresh(compiled)
-    with rig.bucket:
-        peer = rig.peer()
+    manual = fresh(compiled)
+    with manual.bucket:
+        peer = manual.peer()
         peer.ask(Set(key=b"k", value=b"v"))
         peer.session.paused = True
         assert peer.send(Get(key=b"k", opaque=1), Noop(opaque=2), Get(key=b"k").encode()[:10]) == []
@@ -211,12 +219,12 @@ def test_who_does_not_read_gets_no_answers_until_he_does(compiled: bool) -> None
 # Errors
 
 
-def test_an_error_of_ours_is_answered_and_logged(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_ours_is_answered_and_logged(manual: ManualNode, caplog: pytest.LogCaptureFixture) -> None:
     def broken(session: object, request: object) -> None:
         raise RuntimeError("a bug")
 
-    rig.node.commands = {**COMMANDS, GetVbucket: (broken, None)}
-    peer = rig.peer()
+    manual.node.commands = {**COMMANDS, GetVbucket: (broken, None)}
+    peer = manual.peer()
     answers = peer.send(GetVbucket(opaque=1), Noop(opaque=2))
     assert_refusal(answers[0], Status.EINTERNAL)
     assert [answer.opaque for answer in answers] == [1, 2]
@@ -226,9 +234,9 @@ def test_an_error_of_ours_is_answered_and_logged(rig: Rig, caplog: pytest.LogCap
     assert "a bug" not in str(answers[0])
 
 
-def test_a_request_without_a_command_is_unknown(rig: Rig) -> None:
-    rig.node.commands = {}
-    rig.peer().refused(Noop(), Status.UNKNOWN_COMMAND)
+def test_a_request_without_a_command_is_unknown(manual: ManualNode) -> None:
+    manual.node.commands = {}
+    manual.peer().refused(Noop(), Status.UNKNOWN_COMMAND)
 
 
 def test_no_refusal_is_without_a_text() -> None:
@@ -243,7 +251,7 @@ def test_no_refusal_is_without_a_text() -> None:
 # Answers that come later
 
 
-def later(rig: Rig) -> list[Deferred]:
+def later(manual: ManualNode) -> list[Deferred]:
     """Make Verbosity answer when the test says so."""
     places: list[Deferred] = []
 
@@ -251,7 +259,7 @@ def later(rig: Rig) -> list[Deferred]:
         places.append(Deferred(session))
         return places[-1]
 
-    rig.node.commands = {**COMMANDS, Verbosity: (put_off, None)}
+    manual.node.commands = {**COMMANDS, Verbosity: (put_off, None)}
     return places
 
 
@@ -261,9 +269,9 @@ def answer_to(opaque: int) -> AnyResponse:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_whoever_is_behind_waits(compiled: bool) -> None:
-    rig = fresh(compiled)
-    with rig.bucket:
-        places, peer = later(rig), rig.peer()
+    manual = fresh(compiled)
+    with manual.bucket:
+        places, peer = later(manual), manual.peer()
         sent = peer.send(
             Set(key=b"k", opaque=1), Verbosity(opaque=2), Get(key=b"k", opaque=3), Verbosity(opaque=4), Noop(opaque=5)
         )
@@ -275,8 +283,8 @@ def test_whoever_is_behind_waits(compiled: bool) -> None:
         assert peer.send(Noop(opaque=6))[0].opaque == 6
 
 
-def test_a_late_answer_may_be_none_or_many(rig: Rig) -> None:
-    places, peer = later(rig), rig.peer()
+def test_a_late_answer_may_be_none_or_many(manual: ManualNode) -> None:
+    places, peer = later(manual), manual.peer()
     peer.send(Verbosity(), Verbosity(), Noop(opaque=9))
     places[0].complete()
     places[1].complete(answer_to(1), answer_to(2))
@@ -284,10 +292,10 @@ def test_a_late_answer_may_be_none_or_many(rig: Rig) -> None:
     assert peer.wakes == 2
 
 
-def test_a_late_answer_may_be_a_refusal(rig: Rig) -> None:
+def test_a_late_answer_may_be_a_refusal(manual: ManualNode) -> None:
     from upriver.errors import Busy
 
-    places, peer = later(rig), rig.peer()
+    places, peer = later(manual), manual.peer()
     peer.send(Verbosity(opaque=3))
     places[0].fail(Verbosity(opaque=3), Busy())
     (answer,) = peer.receive()
@@ -295,18 +303,18 @@ def test_a_late_answer_may_be_a_refusal(rig: Rig) -> None:
     assert (answer.opaque, answer.code) == (3, 0x1B)
 
 
-def test_an_answer_may_be_there_at_once(rig: Rig) -> None:
+def test_an_answer_may_be_there_at_once(manual: ManualNode) -> None:
     def prompt(session: Any, request: Request) -> Deferred:
         place = Deferred(session)
         place.complete(answer_to(request.opaque))
         return place
 
-    rig.node.commands = {**COMMANDS, Verbosity: (prompt, None)}
-    assert [answer.opaque for answer in rig.peer().send(Verbosity(opaque=1), Noop(opaque=2))] == [1, 2]
+    manual.node.commands = {**COMMANDS, Verbosity: (prompt, None)}
+    assert [answer.opaque for answer in manual.peer().send(Verbosity(opaque=1), Noop(opaque=2))] == [1, 2]
 
 
-def test_what_comes_after_the_end_harms_nobody(rig: Rig) -> None:
-    places, peer = later(rig), rig.peer()
+def test_what_comes_after_the_end_harms_nobody(manual: ManualNode) -> None:
+    places, peer = later(manual), manual.peer()
     peer.send(Verbosity())
     peer.session.closing = True
     peer.session.on_output = None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.command_peers import STATES, VBUCKETS, assert_refusal, decoded, encoded, open_rig
+from tests.support.command_peers import STATES, VBUCKETS, assert_refusal, decoded, encoded, open_manual_node
 from upriver.node.auth.users import Role
 from upriver.node.commands.observe import OBSERVED_KEYS_MAX
 from upriver.node.commands.statistics import GROUPS
@@ -72,8 +72,8 @@ def test_pauses_lose_nothing_and_keep_the_order(
     requests: list[Request], cuts: list[int], pauses: list[bool], compiled: bool, disk: bool
 ) -> None:
     data = numbered(requests)
-    plain = open_rig(compiled=compiled)
-    turns = open_rig(compiled=compiled, ack="disk" if disk else "memory", limits=SMALL)
+    plain = open_manual_node(compiled=compiled)
+    turns = open_manual_node(compiled=compiled, ack="disk" if disk else "memory", limits=SMALL)
     with plain.bucket, turns.bucket:
         whole = Session(plain.node, "whole")
         whole.receive(data)
@@ -108,9 +108,9 @@ def test_pauses_lose_nothing_and_keep_the_order(
 
 
 def test_a_turn_ends_after_so_many_requests() -> None:
-    rig = open_rig(limits=Limits(turn_work_max=10))
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    manual = open_manual_node(limits=Limits(turn_work_max=10))
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         session.receive(encoded(*[Noop()] * 25))
         assert session.stalled
         assert len(decoded(session.data_to_send())) == 10
@@ -125,7 +125,7 @@ def test_a_turn_ends_after_so_many_requests() -> None:
 
 def test_a_turn_ends_after_some_time_whatever_the_requests_are() -> None:
     """A touch of a large value copies all of it, which neither its request nor its answer shows."""
-    rig = open_rig(limits=Limits(turn_s=1.0))
+    manual = open_manual_node(limits=Limits(turn_s=1.0))
 
     def turns_of(*requests: Request) -> list[int]:
         session.receive(encoded(*requests))
@@ -135,13 +135,13 @@ def test_a_turn_ends_after_some_time_whatever_the_requests_are() -> None:
             answered.append(len(decoded(session.data_to_send())))
         return answered
 
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         assert turns_of(Set(key=b"key", value=b"v")) == [1]
         touch = Touch(key=b"key", expiration=9)
-        rig.node.ticks = itertools.count(0, 0.3).__next__  # it looks once for each request
+        manual.node.ticks = itertools.count(0, 0.3).__next__  # it looks once for each request
         assert turns_of(*[touch] * 10) == [4, 4, 2]
-        rig.node.ticks = itertools.count(0, 7).__next__  # each takes longer than a turn
+        manual.node.ticks = itertools.count(0, 7).__next__  # each takes longer than a turn
         assert turns_of(*[touch] * 3) == [1, 1, 1]
         packets = turns_of(Stat(key=b"vbucket"), touch)
         assert max(packets) == 1
@@ -149,9 +149,9 @@ def test_a_turn_ends_after_some_time_whatever_the_requests_are() -> None:
 
 
 def test_a_turn_ends_sooner_after_requests_that_cost_more() -> None:
-    rig = open_rig(limits=Limits(turn_work_max=100))
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    manual = open_manual_node(limits=Limits(turn_work_max=100))
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         session.receive(encoded(*[Stat(key=b"vbucket-details")] * 10, Noop(opaque=9)))
         pairs = len(decoded(session.data_to_send()))
         turns = 1
@@ -172,9 +172,9 @@ def test_a_turn_ends_sooner_after_requests_that_cost_more() -> None:
     "request_", [Stat(), Stat(key=b"memory"), Stat(key=b"vbucket-positions"), GetAllVbucketSeqnos()]
 )
 def test_what_looks_at_every_vbucket_ends_a_turn(request_: Request) -> None:
-    rig = open_rig(limits=Limits(turn_work_max=VBUCKETS))
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    manual = open_manual_node(limits=Limits(turn_work_max=VBUCKETS))
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         session.receive(encoded(*[request_] * 3, Noop(opaque=9)))
         turns, answers = 1, decoded(session.data_to_send())
         while session.stalled:
@@ -187,9 +187,9 @@ def test_what_looks_at_every_vbucket_ends_a_turn(request_: Request) -> None:
 
 def test_a_long_answer_takes_turns() -> None:
     """Nothing of it is lost or overtaken, whoever waits, and it stops for a peer that does not read."""
-    rig = open_rig(limits=Limits(turn_work_max=10))
-    with rig.bucket:
-        peer, session = rig.peer(), Session(rig.node, "peer")
+    manual = open_manual_node(limits=Limits(turn_work_max=10))
+    with manual.bucket:
+        peer, session = manual.peer(), Session(manual.node, "peer")
         expected = [answer.encode() for answer in peer.send(Stat(key=b"vbucket-details", opaque=1))]
         assert len(expected) > 50
         session.receive(encoded(Stat(key=b"vbucket-details", opaque=1), Noop(opaque=2), Quit(opaque=3)))
@@ -209,9 +209,9 @@ def test_a_long_answer_takes_turns() -> None:
 
 
 def test_who_is_told_to_go_gets_his_long_answer_to_the_end() -> None:
-    rig = open_rig(limits=Limits(turn_work_max=10))
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    manual = open_manual_node(limits=Limits(turn_work_max=10))
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         session.receive(encoded(Stat(key=b"vbucket-details")))
         session.closing = True
         assert not session.finished
@@ -228,10 +228,10 @@ def test_an_answer_that_breaks_off_closes_the_connection(
         yield "first", 1
         raise RuntimeError("a mistake of ours")
 
-    rig = open_rig()
+    manual = open_manual_node()
     monkeypatch.setitem(GROUPS, "broken", (broken, Role.READ))
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         session.receive(encoded(Stat(key=b"broken"), Noop(opaque=9)))
         assert [answer.status for answer in decoded(session.data_to_send())] == [Status.SUCCESS]
         assert session.finished
@@ -239,9 +239,9 @@ def test_an_answer_that_breaks_off_closes_the_connection(
 
 
 def test_what_lists_too_much_is_refused_before_it_is_taken_apart() -> None:
-    rig = open_rig()
-    with rig.bucket:
-        peer = rig.peer()
+    manual = open_manual_node()
+    with manual.bucket:
+        peer = manual.peer()
         many = tuple(ObservedKey(vbucket=0, key=b"k") for _ in range(OBSERVED_KEYS_MAX + 1))
         assert f"send at most {OBSERVED_KEYS_MAX}" in peer.refused(Observe(keys=many), Status.EINVAL)
         assert peer.ask(Observe(keys=many[1:])).status is Status.SUCCESS
@@ -252,17 +252,17 @@ def test_what_lists_too_much_is_refused_before_it_is_taken_apart() -> None:
 
 
 def test_who_has_held_half_a_request_for_longest_makes_room(caplog: pytest.LogCaptureFixture) -> None:
-    rig = open_rig(limits=Limits(partial_bytes_max=10_000))
+    manual = open_manual_node(limits=Limits(partial_bytes_max=10_000))
     whole = Set(key=b"key", value=b"v" * 6000, opaque=5).encode()
     half = whole[:6000]
-    with rig.bucket:
-        first, second, third, small = (rig.peer() for _ in range(4))
+    with manual.bucket:
+        first, second, third, small = (manual.peer() for _ in range(4))
         small.send(half[:100])
-        rig.time.pass_by(1000)
+        manual.time.pass_by(1000)
         assert first.send(half[:3000]) == []
-        rig.time.pass_by(5)
+        manual.time.pass_by(5)
         assert first.send(half[3000:]) == []
-        assert rig.node.partial.total_bytes == 6100
+        assert manual.node.partial.total_bytes == 6100
         assert second.send(half) == []
         (answer,) = first.receive()
         assert_refusal(answer, Status.ENOMEM)
@@ -271,24 +271,24 @@ def test_who_has_held_half_a_request_for_longest_makes_room(caplog: pytest.LogCa
         assert first.wakes == 1
         assert len(caplog.records) == 1
         assert "half-received requests" in caplog.text
-        assert rig.node.partial.total_bytes == 6100
+        assert manual.node.partial.total_bytes == 6100
         (answer,) = second.send(whole[6000:])
         assert answer.status is Status.SUCCESS
         assert not small.session.closing  # however long it takes, it is within its share
-        assert rig.node.partial.total_bytes == 100
+        assert manual.node.partial.total_bytes == 100
         third.send(half)
         third.session.end()
-        assert rig.node.partial.total_bytes == 100
+        assert manual.node.partial.total_bytes == 100
 
 
 def test_who_only_waits_for_his_turn_makes_no_room() -> None:
     """What a session has left for a later turn is no half request; nobody is refused for it."""
-    rig = open_rig(limits=Limits(partial_bytes_max=10_000, turn_work_max=1))
-    with rig.bucket:
-        busy, other = Session(rig.node, "busy"), rig.peer()
+    manual = open_manual_node(limits=Limits(partial_bytes_max=10_000, turn_work_max=1))
+    with manual.bucket:
+        busy, other = Session(manual.node, "busy"), manual.peer()
         busy.receive(encoded(*[Set(key=b"key", value=b"v" * 3000)] * 4))
         assert busy.stalled
-        rig.time.pass_by(1000)
+        manual.time.pass_by(1000)
         large = Set(key=b"key", value=b"v" * 8000).encode()
         assert other.send(large[:2000]) == []  # it is within its share
         (answer,) = other.send(large[2000:6000])
@@ -297,14 +297,14 @@ def test_who_only_waits_for_his_turn_makes_no_room() -> None:
         while busy.stalled:
             busy.resume()
         assert len(decoded(busy.data_to_send())) == 4
-        assert rig.node.partial.total_bytes == 0
+        assert manual.node.partial.total_bytes == 0
 
 
 def test_a_turn_ends_after_so_many_bytes_of_answers() -> None:
     for compiled in (False, True):
-        rig = open_rig(compiled=compiled, limits=Limits(unread_answer_bytes_max=10_000))
-        with rig.bucket:
-            session = Session(rig.node, "peer")
+        manual = open_manual_node(compiled=compiled, limits=Limits(unread_answer_bytes_max=10_000))
+        with manual.bucket:
+            session = Session(manual.node, "peer")
             session.receive(encoded(Set(key=b"key", value=b"v" * 1000), *[Get(key=b"key")] * 1000))
             assert session.stalled
             assert 10_000 <= len(session.data_to_send()) < 10_000 + 1100
@@ -313,9 +313,9 @@ def test_a_turn_ends_after_so_many_bytes_of_answers() -> None:
 def test_one_large_answer_fills_a_turn() -> None:
     """However it is received: what stands behind it waits until it is read."""
     for compiled in (False, True):
-        rig = open_rig(compiled=compiled, limits=Limits(unread_answer_bytes_max=10_000))
-        with rig.bucket:
-            session, large = Session(rig.node, "peer"), 24 + 4 + 50_000
+        manual = open_manual_node(compiled=compiled, limits=Limits(unread_answer_bytes_max=10_000))
+        with manual.bucket:
+            session, large = Session(manual.node, "peer"), 24 + 4 + 50_000
             session.receive(encoded(Set(key=b"key", value=bytes(50_000))))
             session.data_to_send()
             pipeline = encoded(*[Get(key=b"key")] * 3, Noop())
@@ -331,13 +331,13 @@ def test_one_large_answer_fills_a_turn() -> None:
 
 
 def test_nothing_behind_a_quit_is_answered_and_nothing_before_it_is_lost() -> None:
-    rig = open_rig(ack="disk")
-    with rig.bucket:
-        session = Session(rig.node, "peer")
+    manual = open_manual_node(ack="disk")
+    with manual.bucket:
+        session = Session(manual.node, "peer")
         session.receive(encoded(Set(key=b"key", value=b"value", opaque=1), Noop(opaque=2), QuitQ(), Noop(opaque=3)))
         assert session.closing
         assert not session.finished
         assert session.data_to_send() == b""
-        rig.commit()
+        manual.commit()
         assert session.finished
         assert [answer.opaque for answer in decoded(session.data_to_send())] == [1, 2]

@@ -223,7 +223,7 @@ class SocketPeer(Peer):
 
 
 @dataclass
-class Rig:
+class ManualNode:
     """A node without a network, whose time is the test's and whose disk writes when it is told."""
 
     time: ManualTime
@@ -242,14 +242,14 @@ class Rig:
         self.bucket.flusher.step()
 
 
-def open_rig(
+def open_manual_node(
     *,
     path: str | None = None,
     ack: Literal["memory", "disk"] = "memory",
     compiled: bool = False,
     users: Users | None = None,
     limits: Limits | None = None,
-) -> Rig:
+) -> ManualNode:
     """A bucket with the vbuckets of ``STATES`` and a node over it; close the bucket at the end."""
     time = ManualTime()
     bucket = Bucket.open(path, vbuckets=VBUCKETS, ack=ack, clock=time, background=False)
@@ -274,7 +274,7 @@ def open_rig(
     )
     if compiled:
         node.fast_path = FastPath(bucket.tables, bucket.ledger, bucket.operations)
-    return Rig(time, node)
+    return ManualNode(time, node)
 
 
 def make_states(node: EmbeddedNode) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_peers import Rig, SessionPeer, open_rig
+from tests.support.command_peers import ManualNode, SessionPeer, open_manual_node
 from tests.support.node_connections import connections, logged, name_of
 from tests.support.node_process import Client, Reply, wait_until
 from upriver.node.auth.login_queue import LoginQueue
@@ -35,27 +35,27 @@ ALICE = User.create("alice", "secret", Role.ADMIN, iterations=4096)
 
 
 @pytest.fixture
-def guarded() -> Iterator[Rig]:
+def guarded() -> Iterator[ManualNode]:
     """A node without I/O where one has to log in."""
     users = Users()
     users.add(ALICE)
-    rig = open_rig(users=users)
-    with rig.bucket:
-        yield rig
+    manual = open_manual_node(users=users)
+    with manual.bucket:
+        yield manual
 
 
-def peers_of(rig: Rig, count: int, host: str = "10.0.0.1") -> list[SessionPeer]:
-    return [SessionPeer(rig.node, f"{host}:{port}") for port in range(1, count + 1)]
+def peers_of(manual: ManualNode, count: int, host: str = "10.0.0.1") -> list[SessionPeer]:
+    return [SessionPeer(manual.node, f"{host}:{port}") for port in range(1, count + 1)]
 
 
-def failed(rig: Rig) -> int:
-    return rig.node.counters.logins_failed
+def failed(manual: ManualNode) -> int:
+    return manual.node.counters.logins_failed
 
 
 # In line
 
 
-def test_many_connections_guess_no_faster_than_one(guarded: Rig) -> None:
+def test_many_connections_guess_no_faster_than_one(guarded: ManualNode) -> None:
     for peer in peers_of(guarded, 20):
         peer.put(WRONG)
     assert failed(guarded) == 1
@@ -65,7 +65,7 @@ def test_many_connections_guess_no_faster_than_one(guarded: Rig) -> None:
     assert len(guarded.node.logins) == 14
 
 
-def test_others_do_not_stand_in_that_line(guarded: Rig) -> None:
+def test_others_do_not_stand_in_that_line(guarded: ManualNode) -> None:
     for peer in peers_of(guarded, 5):
         peer.put(WRONG)
     (elsewhere,) = peers_of(guarded, 1, "10.0.0.2")
@@ -75,7 +75,7 @@ def test_others_do_not_stand_in_that_line(guarded: Rig) -> None:
         assert failed(guarded) - 1 == count - 5, number
 
 
-def test_a_right_password_waits_for_its_turn_too(guarded: Rig) -> None:
+def test_a_right_password_waits_for_its_turn_too(guarded: ManualNode) -> None:
     guesser, honest = peers_of(guarded, 2)
     guesser.put(WRONG)
     honest.put(RIGHT, Noop(opaque=5))
@@ -87,7 +87,7 @@ def test_a_right_password_waits_for_its_turn_too(guarded: Rig) -> None:
 
 
 @pytest.mark.parametrize("leaver", [1, 2, 3])
-def test_who_leaves_gives_up_his_place(guarded: Rig, leaver: int) -> None:
+def test_who_leaves_gives_up_his_place(guarded: ManualNode, leaver: int) -> None:
     peers = peers_of(guarded, 4)
     for peer in peers:
         peer.put(WRONG)
@@ -101,7 +101,9 @@ def test_who_leaves_gives_up_his_place(guarded: Rig, leaver: int) -> None:
     assert guarded.time.timers == 0
 
 
-def test_what_is_being_looked_at_counts_even_if_nobody_waits(guarded: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_looked_at_counts_even_if_nobody_waits(
+    guarded: ManualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     under_way = []
     monkeypatch.setattr(guarded.time, "beside", lambda work, done: under_way.append((work, done)))
     (peer,) = peers_of(guarded, 1)
@@ -117,7 +119,7 @@ def test_what_is_being_looked_at_counts_even_if_nobody_waits(guarded: Rig, monke
     assert peer.session.user is None
 
 
-def test_an_error_of_ours_does_not_hold_up_the_line(guarded: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_ours_does_not_hold_up_the_line(guarded: ManualNode, caplog: pytest.LogCaptureFixture) -> None:
     queue, outcomes = LoginQueue(), list[LoginOutcome]()
 
     def broken() -> LoginOutcome:
@@ -136,7 +138,7 @@ def test_an_error_of_ours_does_not_hold_up_the_line(guarded: Rig, caplog: pytest
 OPEN_OPCODES = {0x07, 0x17, 0x1F, 0x20, 0x21, 0x22, 0xFE}
 
 
-def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: Rig) -> None:
+def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: ManualNode) -> None:
     (peer,) = peers_of(guarded, 1)
     for request in (
         Noop(),
@@ -154,7 +156,7 @@ def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: Rig) ->
 
 
 @pytest.mark.parametrize("opcode", sorted({*range(256)} - OPEN_OPCODES))
-def test_who_has_not_logged_in_is_not_told_what_is_wrong_with_his_request(guarded: Rig, opcode: int) -> None:
+def test_who_has_not_logged_in_is_not_told_what_is_wrong_with_his_request(guarded: ManualNode, opcode: int) -> None:
     """Whatever it says and in whatever dialect, it is not looked at; the connection stays."""
     (peer,) = peers_of(guarded, 1)
     add_services(guarded.node)

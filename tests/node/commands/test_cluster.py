@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_peers import ABSENT, Peer, Rig, SocketPeer, open_rig
+from tests.support.command_peers import ABSENT, ManualNode, Peer, SocketPeer, open_manual_node
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
 from upriver.node.embedded import start
@@ -179,9 +179,9 @@ def test_what_is_no_map(peer: Peer, content: bytes) -> None:
 def test_every_user_may_ask_what_clients_ask_at_the_start(role: Role) -> None:
     users = Users(Path("unused"))
     users.add(User.create("u", "p", role, iterations=4096))
-    rig: Rig = open_rig(users=users)
-    with rig.bucket:
-        peer = rig.peer()
+    manual: ManualNode = open_manual_node(users=users)
+    with manual.bucket:
+        peer = manual.peer()
         for request in (ListBuckets(), SelectBucket(name=b"default"), GetClusterConfig()):
             peer.refused(request, Status.AUTH_ERROR)
         peer.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0u\0p"))

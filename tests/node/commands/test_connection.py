@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_peers import Peer, Rig, SessionPeer, SocketPeer
+from tests.support.command_peers import ManualNode, Peer, SessionPeer, SocketPeer
 from upriver.node.embedded import start
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
@@ -101,17 +101,17 @@ def test_what_takes_no_body_refuses_one(peer: Peer, opcode: int, body: dict[str,
 # Good-byes
 
 
-def test_quit_is_answered_and_then_nothing_more_is(rig: Rig) -> None:
-    peer = rig.peer()
+def test_quit_is_answered_and_then_nothing_more_is(manual: ManualNode) -> None:
+    peer = manual.peer()
     answers = peer.send(Set(key=b"a", opaque=1), Quit(opaque=2), Set(key=b"b", opaque=3))
     assert [answer.opaque for answer in answers] == [1, 2]
     assert peer.session.closing
     assert peer.send(Noop()) == []
-    assert rig.bucket.vbucket(0).high_seqno == 1
+    assert manual.bucket.vbucket(0).high_seqno == 1
 
 
-def test_quiet_quit(rig: Rig) -> None:
-    peer = rig.peer()
+def test_quiet_quit(manual: ManualNode) -> None:
+    peer = manual.peer()
     assert peer.send(QuitQ(), Noop()) == []
     assert peer.session.closing
 

@@ -3,7 +3,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.command_peers import ABSENT, Peer, Rig, assert_refusal, encoded, open_rig
+from tests.support.command_peers import ABSENT, ManualNode, Peer, assert_refusal, encoded, open_manual_node
 from upriver.engine.table import RELATIVE_EXPIRY_S_MAX
 from upriver.errors import StorageError
 from upriver.model.compression import SNAPPY
@@ -69,8 +69,8 @@ def value(peer: Peer, key: bytes = b"k") -> bytes:
 
 @pytest.mark.parametrize("request_type", REQUESTS)
 @pytest.mark.parametrize("length", [0, 251, 1000])
-def test_keys_have_1_to_250_bytes(rig: Rig, request_type: Any, length: int) -> None:
-    answer = rig.peer().send(request_type(key=b"k" * length, opaque=9))
+def test_keys_have_1_to_250_bytes(manual: ManualNode, request_type: Any, length: int) -> None:
+    answer = manual.peer().send(request_type(key=b"k" * length, opaque=9))
     assert len(answer) == 1
     assert_refusal(answer[0], Status.EINVAL)
     assert answer[0].opaque == 9
@@ -78,13 +78,13 @@ def test_keys_have_1_to_250_bytes(rig: Rig, request_type: Any, length: int) -> N
 
 @pytest.mark.parametrize("request_type", REQUESTS)
 @pytest.mark.parametrize("vbucket", [2, 3, 4, ABSENT, 0xFFFF])
-def test_other_vbuckets_are_not_mine(rig: Rig, request_type: Any, vbucket: int) -> None:
-    rig.peer().refused(request_type(key=b"k", vbucket=vbucket, opaque=9), Status.NOT_MY_VBUCKET)
+def test_other_vbuckets_are_not_mine(manual: ManualNode, request_type: Any, vbucket: int) -> None:
+    manual.peer().refused(request_type(key=b"k", vbucket=vbucket, opaque=9), Status.NOT_MY_VBUCKET)
 
 
 @pytest.mark.parametrize("request_type", REQUESTS)
-def test_a_data_type_must_have_been_agreed_on(rig: Rig, request_type: Any) -> None:
-    peer = rig.peer()
+def test_a_data_type_must_have_been_agreed_on(manual: ManualNode, request_type: Any) -> None:
+    peer = manual.peer()
     assert "0x01" in peer.refused(request_type(key=b"k", datatype=1), Status.EINVAL)
     peer.hello(Feature.JSON)
     peer.refused(request_type(key=b"k", datatype=2), Status.EINVAL)
@@ -116,15 +116,15 @@ def test_get(peer: Peer) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_get_what_was_stored_compressed_elsewhere(compiled: bool) -> None:
     """Nobody can agree on compression here, so nobody can be expected to inflate."""
-    rig = open_rig(compiled=compiled)
-    rig.bucket.vbucket(0).set(b"k", bytes(pa.Codec("snappy").compress(b"plain")), datatype=SNAPPY)
-    peer = rig.peer()
+    manual = open_manual_node(compiled=compiled)
+    manual.bucket.vbucket(0).set(b"k", bytes(pa.Codec("snappy").compress(b"plain")), datatype=SNAPPY)
+    peer = manual.peer()
     for request in (Get(key=b"k"), GetK(key=b"k"), Gat(key=b"k", expiration=100)):
         (answer,) = peer.send(request)
         assert isinstance(answer, GetResponse | GetKResponse | GatResponse)
         assert answer.value == b"plain"
         assert answer.datatype == 0
-    rig.bucket.close()
+    manual.bucket.close()
 
 
 def test_get_what_is_not_there(peer: Peer) -> None:
@@ -167,8 +167,8 @@ def test_a_large_value(peer: Peer) -> None:
     assert value(peer) == large
 
 
-def test_a_value_over_the_limit_is_too_big(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_value_over_the_limit_is_too_big(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.refused(Set(key=b"k", value=bytes(20 * 2**20 + 1)), Status.E2BIG)
     assert peer.ask(Set(key=b"k", value=bytes(20 * 2**20))).status is Status.SUCCESS
     peer.refused(Append(key=b"k", value=b"!"), Status.E2BIG)
@@ -315,58 +315,58 @@ def test_counting_with_a_cas(peer: Peer) -> None:
 # Time
 
 
-def test_items_expire(rig: Rig) -> None:
-    peer = rig.peer()
+def test_items_expire(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"relative", expiration=10))
-    peer.ask(Add(key=b"absolute", expiration=int(rig.time.now) + 10))
+    peer.ask(Add(key=b"absolute", expiration=int(manual.time.now) + 10))
     peer.ask(Increment(key=b"number", expiration=10))
     peer.ask(Set(key=b"forever"))
-    rig.time.pass_by(9)
+    manual.time.pass_by(9)
     for key in (b"relative", b"absolute", b"number", b"forever"):
         assert peer.ask(Get(key=key)).status is Status.SUCCESS
-    rig.time.pass_by(1)
+    manual.time.pass_by(1)
     for key in (b"relative", b"absolute", b"number"):
         peer.refused(Get(key=key), Status.KEY_ENOENT)
     assert peer.ask(Get(key=b"forever")).status is Status.SUCCESS
 
 
-def test_expiries_beyond_30_days_count_from_the_epoch(rig: Rig) -> None:
-    peer = rig.peer()
+def test_expiries_beyond_30_days_count_from_the_epoch(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"past", expiration=RELATIVE_EXPIRY_S_MAX + 1))
     peer.refused(Get(key=b"past"), Status.KEY_ENOENT)
     peer.ask(Set(key=b"month", expiration=RELATIVE_EXPIRY_S_MAX))
-    rig.time.pass_by(RELATIVE_EXPIRY_S_MAX - 1)
+    manual.time.pass_by(RELATIVE_EXPIRY_S_MAX - 1)
     assert peer.ask(Get(key=b"month")).status is Status.SUCCESS
 
 
-def test_append_keeps_the_expiry_and_counting_too(rig: Rig) -> None:
-    peer = rig.peer()
+def test_append_keeps_the_expiry_and_counting_too(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a", value=b"1", expiration=10), Append(key=b"a", value=b"2"), Increment(key=b"a"))
-    rig.time.pass_by(10)
+    manual.time.pass_by(10)
     peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
 
 
-def test_touch(rig: Rig) -> None:
-    peer = rig.peer()
+def test_touch(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.refused(Touch(key=b"k", expiration=10), Status.KEY_ENOENT)
     stored = peer.ask(Set(key=b"k", value=b"v", flags=3))
     touched = peer.ask(Touch(key=b"k", expiration=10))
     assert touched.cas > stored.cas
     answer = peer.ask(Get(key=b"k"))
     assert answer == GetResponse(value=b"v", flags=3, cas=touched.cas)
-    rig.time.pass_by(10)
+    manual.time.pass_by(10)
     peer.refused(Touch(key=b"k", expiration=0), Status.KEY_ENOENT)
 
 
-def test_touch_with_0_takes_the_expiry_away(rig: Rig) -> None:
-    peer = rig.peer()
+def test_touch_with_0_takes_the_expiry_away(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"k", expiration=10), Touch(key=b"k", expiration=0))
-    rig.time.pass_by(1000)
+    manual.time.pass_by(1000)
     assert peer.ask(Get(key=b"k")).status is Status.SUCCESS
 
 
-def test_get_and_touch(rig: Rig) -> None:
-    peer = rig.peer()
+def test_get_and_touch(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.refused(Gat(key=b"k", expiration=10), Status.KEY_ENOENT)
     assert peer.send(GatQ(key=b"k", expiration=10)) == []
     stored = peer.ask(Set(key=b"k", value=b"v", flags=3))
@@ -375,9 +375,9 @@ def test_get_and_touch(rig: Rig) -> None:
     second = peer.ask(GatQ(key=b"k", expiration=20))
     assert second == GatQResponse(value=b"v", flags=3, cas=second.cas)
     assert stored.cas < first.cas < second.cas
-    rig.time.pass_by(19)
+    manual.time.pass_by(19)
     assert peer.ask(Get(key=b"k")).status is Status.SUCCESS
-    rig.time.pass_by(1)
+    manual.time.pass_by(1)
     peer.refused(Get(key=b"k"), Status.KEY_ENOENT)
 
 
@@ -404,67 +404,67 @@ def test_quiet_flush(peer: Peer) -> None:
     peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
 
 
-def test_flush_with_a_delay(rig: Rig) -> None:
-    peer = rig.peer()
+def test_flush_with_a_delay(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Flush(expiration=10), Set(key=b"b"))
-    rig.time.pass_by(9)
+    manual.time.pass_by(9)
     assert [answer.status for answer in peer.send(Get(key=b"a"), Get(key=b"b"))] == [Status.SUCCESS] * 2
-    rig.time.pass_by(1)
+    manual.time.pass_by(1)
     assert [answer.status for answer in peer.send(Get(key=b"a"), Get(key=b"b"))] == [Status.KEY_ENOENT] * 2
     peer.ask(Set(key=b"a"))
-    rig.time.pass_by(100)
+    manual.time.pass_by(100)
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
 
 
-def test_a_flush_is_refused_as_other_writes_are_while_the_disk_takes_none(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_flush_is_refused_as_other_writes_are_while_the_disk_takes_none(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"a"))
-    rig.bucket.ledger.refusal = "the disk does not take writes"
+    manual.bucket.ledger.refusal = "the disk does not take writes"
     peer.refused(Flush(), Status.ETMPFAIL)
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
-    assert rig.node.counters.flushes == 0
+    assert manual.node.counters.flushes == 0
 
 
-def test_a_flush_that_was_put_off_is_tried_until_the_disk_takes_it(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_flush_that_was_put_off_is_tried_until_the_disk_takes_it(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Flush(expiration=10))
-    rig.bucket.ledger.refusal = "the disk does not take writes"
-    rig.time.pass_by(10)
-    rig.time.pass_by(60)
+    manual.bucket.ledger.refusal = "the disk does not take writes"
+    manual.time.pass_by(10)
+    manual.time.pass_by(60)
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
-    rig.bucket.ledger.refusal = ""
-    rig.time.pass_by(1)
+    manual.bucket.ledger.refusal = ""
+    manual.time.pass_by(1)
     peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
-    assert rig.node.counters.flushes == 1
+    assert manual.node.counters.flushes == 1
 
 
-def test_flush_at_a_moment(rig: Rig) -> None:
-    peer = rig.peer()
-    peer.send(Set(key=b"a"), FlushQ(expiration=int(rig.time.now) + 10))
-    rig.time.pass_by(9)
+def test_flush_at_a_moment(manual: ManualNode) -> None:
+    peer = manual.peer()
+    peer.send(Set(key=b"a"), FlushQ(expiration=int(manual.time.now) + 10))
+    manual.time.pass_by(9)
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
-    rig.time.pass_by(1)
+    manual.time.pass_by(1)
     peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
-    peer.send(Set(key=b"a"), Flush(expiration=int(rig.time.now) - 10))
+    peer.send(Set(key=b"a"), Flush(expiration=int(manual.time.now) - 10))
     peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
 
 
-def test_a_later_flush_replaces_one_that_was_put_off(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_later_flush_replaces_one_that_was_put_off(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Flush(expiration=10), Flush(expiration=20), Set(key=b"a"))
-    rig.time.pass_by(10)
+    manual.time.pass_by(10)
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
-    rig.time.pass_by(10)
+    manual.time.pass_by(10)
     peer.refused(Get(key=b"a"), Status.KEY_ENOENT)
     peer.send(Flush(expiration=10), Flush(), Set(key=b"a"))
-    rig.time.pass_by(10)
+    manual.time.pass_by(10)
     assert peer.ask(Get(key=b"a")).status is Status.SUCCESS
 
 
-def test_flush_touches_active_vbuckets_only(rig: Rig) -> None:
-    before = {vbucket.number: vbucket.failover_log for vbucket in rig.bucket}
-    rig.peer().ask(Flush())
-    changed = [number for number, log in before.items() if rig.bucket.vbucket(number).failover_log != log]
+def test_flush_touches_active_vbuckets_only(manual: ManualNode) -> None:
+    before = {vbucket.number: vbucket.failover_log for vbucket in manual.bucket}
+    manual.peer().ask(Flush())
+    changed = [number for number, log in before.items() if manual.bucket.vbucket(number).failover_log != log]
     assert changed == [0, 1]
 
 
@@ -492,16 +492,16 @@ def test_mutation_tokens(peer: Peer) -> None:
     assert touched.extras == b""
 
 
-def test_tokens_name_the_newest_branch(rig: Rig) -> None:
-    peer = rig.peer()
+def test_tokens_name_the_newest_branch(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.hello(Feature.MUTATION_SEQNO)
     answer = peer.ask(Set(key=b"k", vbucket=1))
     assert isinstance(answer, SetResponse)
-    assert answer.vbucket_uuid == rig.bucket.vbucket(1).failover_log.newest.vbucket_uuid
+    assert answer.vbucket_uuid == manual.bucket.vbucket(1).failover_log.newest.vbucket_uuid
 
 
-def test_data_types_are_kept_and_shown_to_who_knows_them(rig: Rig) -> None:
-    json, plain = rig.peer(), rig.peer()
+def test_data_types_are_kept_and_shown_to_who_knows_them(manual: ManualNode) -> None:
+    json, plain = manual.peer(), manual.peer()
     json.hello(Feature.JSON)
     for store in (Set, Replace):
         json.ask(store(key=b"k", value=b"{}", datatype=1))
@@ -514,8 +514,8 @@ def test_data_types_are_kept_and_shown_to_who_knows_them(rig: Rig) -> None:
     assert json.ask(Get(key=b"k")).datatype == 0
 
 
-def test_what_is_joined_is_not_called_json(rig: Rig) -> None:
-    peer = rig.peer()
+def test_what_is_joined_is_not_called_json(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.hello(Feature.JSON)
     for request in (Append(key=b"k", value=b"x", datatype=1), Prepend(key=b"k", value=b"x")):
         peer.ask(Set(key=b"k", value=b"{}", datatype=1))
@@ -526,8 +526,8 @@ def test_what_is_joined_is_not_called_json(rig: Rig) -> None:
 # Locks
 
 
-def test_a_locked_item_is_not_written_by_others(rig: Rig) -> None:
-    modern, old = rig.peer(), rig.peer()
+def test_a_locked_item_is_not_written_by_others(manual: ManualNode) -> None:
+    modern, old = manual.peer(), manual.peer()
     modern.hello(Feature.XERROR)
     modern.ask(Set(key=b"k", value=b"1"))
     locked = modern.ask(GetLocked(key=b"k"))
@@ -548,11 +548,11 @@ def test_a_locked_item_is_not_written_by_others(rig: Rig) -> None:
 # On disk first
 
 
-def test_writes_are_answered_when_they_are_on_disk(disk_rig: Rig) -> None:
-    peer = disk_rig.peer()
+def test_writes_are_answered_when_they_are_on_disk(manual_on_disk: ManualNode) -> None:
+    peer = manual_on_disk.peer()
     assert peer.send(Set(key=b"k", value=b"1", opaque=1)) == []
     assert peer.send(Get(key=b"k", opaque=2)) == []
-    disk_rig.commit()
+    manual_on_disk.commit()
     answers = peer.receive()
     assert [answer.opaque for answer in answers] == [1, 2]
     assert answers[0].cas == answers[1].cas
@@ -561,19 +561,19 @@ def test_writes_are_answered_when_they_are_on_disk(disk_rig: Rig) -> None:
 @pytest.mark.parametrize(
     "request_type", [Set, Replace, Append, Prepend, Increment, Decrement, Delete, Touch, Gat, GatQ]
 )
-def test_every_write_waits_for_the_disk(disk_rig: Rig, request_type: Any) -> None:
-    peer = disk_rig.peer()
+def test_every_write_waits_for_the_disk(manual_on_disk: ManualNode, request_type: Any) -> None:
+    peer = manual_on_disk.peer()
     peer.send(Set(key=b"k", value=b"1"))
-    disk_rig.commit()
+    manual_on_disk.commit()
     assert len(peer.receive()) == 1
     assert peer.send(request_type(key=b"k", opaque=5)) == []
-    disk_rig.commit()
+    manual_on_disk.commit()
     (answer,) = peer.receive()
     assert (answer.status, answer.opaque) == (Status.SUCCESS, 5)
 
 
-def test_refusals_and_misses_keep_their_place_behind_writes(disk_rig: Rig) -> None:
-    peer = disk_rig.peer()
+def test_refusals_and_misses_keep_their_place_behind_writes(manual_on_disk: ManualNode) -> None:
+    peer = manual_on_disk.peer()
     sent = peer.send(
         Get(key=b"none", opaque=1),
         Set(key=b"k", opaque=2),
@@ -584,27 +584,27 @@ def test_refusals_and_misses_keep_their_place_behind_writes(disk_rig: Rig) -> No
         Delete(key=b"k", opaque=6),
     )
     assert [answer.opaque for answer in sent] == [1]
-    disk_rig.commit()
+    manual_on_disk.commit()
     answers = peer.receive()
     assert [(answer.opaque, int(answer.status)) for answer in answers] == [(2, 0), (3, 1), (5, 2), (0, 0x81), (6, 0)]
 
 
-def test_the_order_holds_across_commits(disk_rig: Rig) -> None:
-    peer = disk_rig.peer()
+def test_the_order_holds_across_commits(manual_on_disk: ManualNode) -> None:
+    peer = manual_on_disk.peer()
     peer.send(Set(key=b"a", opaque=1))
-    disk_rig.commit()
+    manual_on_disk.commit()
     answers = peer.send(Set(key=b"b", vbucket=1, opaque=2), GetQ(key=b"none", opaque=3), Set(key=b"c", opaque=4))
-    disk_rig.commit()
+    manual_on_disk.commit()
     assert [answer.opaque for answer in answers + peer.receive()] == [1, 2, 4]
 
 
-def test_flush_waits_for_the_disk_too(disk_rig: Rig) -> None:
-    peer = disk_rig.peer()
+def test_flush_waits_for_the_disk_too(manual_on_disk: ManualNode) -> None:
+    peer = manual_on_disk.peer()
     peer.send(Set(key=b"a"))
-    disk_rig.commit()
+    manual_on_disk.commit()
     peer.receive()
     assert peer.send(Flush(opaque=7), FlushQ(opaque=8)) == []
-    disk_rig.commit()
+    manual_on_disk.commit()
     (answer,) = peer.receive()
     assert (answer.opaque, answer.status) == (7, Status.SUCCESS)
 
@@ -612,22 +612,22 @@ def test_flush_waits_for_the_disk_too(disk_rig: Rig) -> None:
 # Room
 
 
-def test_a_full_quota_is_no_memory(rig: Rig) -> None:
-    peer = rig.peer()
-    rig.bucket.ledger.quota_bytes = 1
+def test_a_full_quota_is_no_memory(manual: ManualNode) -> None:
+    peer = manual.peer()
+    manual.bucket.ledger.quota_bytes = 1
     for request in (Set(key=b"k"), Set(key=b"l"), Add(key=b"m")):
         (answer,) = peer.send(request)
     assert_refusal(answer, Status.ENOMEM)
 
 
-def test_a_full_queue_and_a_broken_disk_are_temporary(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_full_queue_and_a_broken_disk_are_temporary(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"k"))
-    rig.bucket.ledger.queue_bytes_max = 1
+    manual.bucket.ledger.queue_bytes_max = 1
     for request in (Set(key=b"k"), Add(key=b"l"), Delete(key=b"k"), Touch(key=b"k"), Increment(key=b"n")):
         assert "queue" in peer.refused(request, Status.ETMPFAIL)
-    rig.bucket.ledger.queue_bytes_max = 0
-    rig.bucket.ledger.refusal = "the disk is on fire"
+    manual.bucket.ledger.queue_bytes_max = 0
+    manual.bucket.ledger.refusal = "the disk is on fire"
     assert peer.refused(Set(key=b"k"), Status.ETMPFAIL) == "the disk is on fire"
     assert peer.ask(Get(key=b"k")).status is Status.SUCCESS
 
@@ -648,31 +648,31 @@ def test_a_pipeline_is_answered_in_order(peer: Peer) -> None:
 # A disk that fails
 
 
-def test_who_waits_for_a_disk_that_fails_is_told(disk_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_disk_that_fails_is_told(manual_on_disk: ManualNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The change may still be stored later: it is no success, and not undone."""
 
     def full(batch: object) -> None:
         raise StorageError("store", "No space left on device")
 
-    peer = disk_rig.peer()
+    peer = manual_on_disk.peer()
     peer.put(
         Set(key=b"k", value=b"v", opaque=1),
         SetQ(key=b"l", opaque=2),
         SetVbucket(vbucket=1, state=VbucketState.DEAD, opaque=3),
     )
     with monkeypatch.context() as broken:
-        broken.setattr(disk_rig.bucket.storage, "commit", full)
+        broken.setattr(manual_on_disk.bucket.storage, "commit", full)
         with pytest.raises(StorageError):
-            disk_rig.commit()
+            manual_on_disk.commit()
     answers = peer.receive()
     assert [answer.opaque for answer in answers] == [1, 2, 3]
     for answer in answers:
         assert_refusal(answer, Status.ETMPFAIL)
         assert isinstance(answer, AnyResponse)
         assert "No space left on device" in answer.text
-    disk_rig.commit()
+    manual_on_disk.commit()
     assert peer.receive() == []
-    assert disk_rig.bucket.vbucket(0).get(b"k").value == b"v"
+    assert manual_on_disk.bucket.vbucket(0).get(b"k").value == b"v"
     peer.put(Set(key=b"k", value=b"w", opaque=4))
-    disk_rig.commit()
+    manual_on_disk.commit()
     assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(4, Status.SUCCESS)]

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.command_peers import ABSENT, Peer, Rig
+from tests.support.command_peers import ABSENT, ManualNode, Peer
 from upriver.engine.table import LOCKED_CAS
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import Feature, Get, GetLocked, GetLockedResponse, Set, Unlock
@@ -41,20 +41,20 @@ def test_who_knows_no_extended_errors_hears_of_temporary_failures(peer: Peer) ->
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(None, 15), (0, 15), (1, 1), (30, 30), (31, 15), (0xFFFFFFFF, 15)])
-def test_a_lock_ends_by_itself(rig: Rig, asked: int | None, seconds: int) -> None:
-    peer = rig.peer()
+def test_a_lock_ends_by_itself(manual: ManualNode, asked: int | None, seconds: int) -> None:
+    peer = manual.peer()
     peer.hello(Feature.XERROR)
     peer.ask(Set(key=b"k"))
     locked = peer.ask(GetLocked(key=b"k", lock_time=asked))
-    rig.time.pass_by(seconds - 0.5)
+    manual.time.pass_by(seconds - 0.5)
     peer.refused(Set(key=b"k"), Status.LOCKED)
-    rig.time.pass_by(0.5)
+    manual.time.pass_by(0.5)
     peer.refused(Unlock(key=b"k", cas=locked.cas), Status.NOT_LOCKED)
     assert peer.ask(Set(key=b"k")).status is Status.SUCCESS
 
 
-def test_the_data_type_comes_along(rig: Rig) -> None:
-    peer = rig.peer()
+def test_the_data_type_comes_along(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.hello(Feature.JSON)
     peer.ask(Set(key=b"k", value=b"{}", datatype=1))
     assert peer.ask(GetLocked(key=b"k")).datatype == 1

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_peers import ABSENT, Peer, Rig
+from tests.support.command_peers import ABSENT, ManualNode, Peer
 from upriver.model import Event
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import (
@@ -49,10 +49,10 @@ def test_get_meta_with_the_data_type(peer: Peer) -> None:
         assert answer.item_datatype == datatype
 
 
-def test_an_expired_item_is_a_deleted_one(rig: Rig) -> None:
-    peer = rig.peer()
+def test_an_expired_item_is_a_deleted_one(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"k", expiration=10))
-    rig.time.pass_by(10)
+    manual.time.pass_by(10)
     assert meta(peer).deleted == 1
 
 
@@ -185,24 +185,24 @@ def test_every_length_of_the_extras(peer: Peer, form: dict[str, Any]) -> None:
     peer.ask(DeleteWithMeta(key=b"k", rev_seqno=2, item_cas=2, **form))
 
 
-def test_a_deletion_that_was_an_expiration(rig: Rig) -> None:
-    rig.peer().ask(DeleteWithMeta(key=b"k", rev_seqno=1, item_cas=1, options=MetaOption.DELETE_IS_EXPIRATION))
-    item = rig.bucket.vbucket(0).table.find(b"k")
+def test_a_deletion_that_was_an_expiration(manual: ManualNode) -> None:
+    manual.peer().ask(DeleteWithMeta(key=b"k", rev_seqno=1, item_cas=1, options=MetaOption.DELETE_IS_EXPIRATION))
+    item = manual.bucket.vbucket(0).table.find(b"k")
     assert item is not None
     assert item.event == Event.EXPIRATION
 
 
-def test_tokens_and_the_disk(disk_rig: Rig) -> None:
-    peer = disk_rig.peer()
+def test_tokens_and_the_disk(manual_on_disk: ManualNode) -> None:
+    peer = manual_on_disk.peer()
     peer.hello(Feature.MUTATION_SEQNO)
     assert (
         peer.send(SetWithMeta(key=b"k", rev_seqno=1, item_cas=1), DeleteWithMeta(key=b"k", rev_seqno=2, item_cas=2))
         == []
     )
-    disk_rig.commit()
+    manual_on_disk.commit()
     stored, deleted = peer.receive()
     assert isinstance(stored, SetWithMetaResponse)
     assert isinstance(deleted, DeleteWithMetaResponse)
     assert (stored.seqno, deleted.seqno) == (1, 2)
-    uuid = disk_rig.bucket.vbucket(0).failover_log.newest.vbucket_uuid
+    uuid = manual_on_disk.bucket.vbucket(0).failover_log.newest.vbucket_uuid
     assert stored.vbucket_uuid == deleted.vbucket_uuid == uuid

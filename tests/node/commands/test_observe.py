@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from tests.support.command_peers import ABSENT, Peer, Rig, SocketPeer, open_rig
+from tests.support.command_peers import ABSENT, ManualNode, Peer, SocketPeer, open_manual_node
 from tests.support.node_process import wait_until
 from upriver.model import VbucketState
 from upriver.node.commands.observe import PERSISTENCE_WAIT_S
@@ -36,33 +36,33 @@ def observed(peer: Peer, key: bytes, vbucket: int = 0) -> tuple[KeyState, int]:
     return found.state, found.cas
 
 
-def test_the_states_of_a_key(rig: Rig) -> None:
-    peer = rig.peer()
+def test_the_states_of_a_key(manual: ManualNode) -> None:
+    peer = manual.peer()
     assert observed(peer, b"k") == (KeyState.NOT_FOUND, 0)
     stored = peer.ask(Set(key=b"k"))
     assert observed(peer, b"k") == (KeyState.FOUND, stored.cas)
-    rig.commit()
+    manual.commit()
     assert observed(peer, b"k") == (KeyState.PERSISTED, stored.cas)
     peer.ask(Delete(key=b"k"))
     assert observed(peer, b"k")[0] is KeyState.LOGICALLY_DELETED
-    rig.commit()
+    manual.commit()
     assert observed(peer, b"k")[0] is KeyState.NOT_FOUND
 
 
-def test_an_expired_key_is_deleted(rig: Rig) -> None:
-    peer = rig.peer()
+def test_an_expired_key_is_deleted(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"k", expiration=10))
-    rig.commit()
-    rig.time.pass_by(10)
+    manual.commit()
+    manual.time.pass_by(10)
     assert observed(peer, b"k")[0] is KeyState.LOGICALLY_DELETED
 
 
-def test_an_expired_key_is_not_there_while_its_expiration_cannot_be_written(rig: Rig) -> None:
-    peer = rig.peer()
+def test_an_expired_key_is_not_there_while_its_expiration_cannot_be_written(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"k", expiration=10))
-    rig.commit()
-    rig.time.pass_by(10)
-    rig.node.bucket.ledger.refusal = "not now"
+    manual.commit()
+    manual.time.pass_by(10)
+    manual.node.bucket.ledger.refusal = "not now"
     assert observed(peer, b"k") == (KeyState.NOT_FOUND, 0)
 
 
@@ -90,8 +90,8 @@ def test_half_a_key_is_malformed(peer: Peer) -> None:
     assert answer.status is Status.EINVAL
 
 
-def test_observe_a_seqno(rig: Rig) -> None:
-    peer = rig.peer()
+def test_observe_a_seqno(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.hello(Feature.MUTATION_SEQNO)
     stored = peer.ask(Set(key=b"k"))
     assert isinstance(stored, SetResponse)
@@ -99,16 +99,16 @@ def test_observe_a_seqno(rig: Rig) -> None:
     asked = ObserveSeqno(vbucket_uuid=stored.vbucket_uuid)
     expected = ObserveSeqnoResponse(vbucket=0, vbucket_uuid=stored.vbucket_uuid, persisted_seqno=0, current_seqno=1)
     assert peer.ask(asked) == expected
-    rig.commit()
+    manual.commit()
     expected.persisted_seqno = 1
     assert peer.ask(asked) == expected
     peer.refused(ObserveSeqno(vbucket_uuid=stored.vbucket_uuid ^ 1), Status.KEY_ENOENT)
 
 
-def test_observe_a_branch_that_was_left(rig: Rig) -> None:
-    peer = rig.peer()
+def test_observe_a_branch_that_was_left(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Set(key=b"b"))
-    vbucket = rig.bucket.vbucket(0)
+    vbucket = manual.bucket.vbucket(0)
     old = vbucket.failover_log.newest.vbucket_uuid
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.set_state(VbucketState.ACTIVE)
@@ -122,16 +122,16 @@ def test_observe_a_branch_that_was_left(rig: Rig) -> None:
 # The disk
 
 
-def test_wait_for_the_disk(rig: Rig) -> None:
-    peer = rig.peer()
+def test_wait_for_the_disk(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Set(key=b"b"))
     assert peer.send(SeqnoPersistence(seqno=2, opaque=1), Noop(opaque=2)) == []
-    rig.commit()
+    manual.commit()
     answers = peer.receive()
     assert [(answer.opaque, answer.status) for answer in answers] == [(1, Status.SUCCESS), (2, Status.SUCCESS)]
     assert peer.wakes == 1
     assert peer.ask(SeqnoPersistence(seqno=2)).status is Status.SUCCESS
-    rig.time.pass_by(2 * PERSISTENCE_WAIT_S)
+    manual.time.pass_by(2 * PERSISTENCE_WAIT_S)
     assert peer.receive() == []
 
 
@@ -145,30 +145,30 @@ def test_the_seqno_may_stand_in_the_value(peer: Peer) -> None:
     assert (answer.status, answer.opaque) == (Status.SUCCESS, 7)
 
 
-def test_nobody_waits_forever(rig: Rig) -> None:
-    peer = rig.peer()
+def test_nobody_waits_forever(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"a"))
     assert peer.send(SeqnoPersistence(seqno=1, opaque=1)) == []
-    rig.time.pass_by(PERSISTENCE_WAIT_S - 1)
+    manual.time.pass_by(PERSISTENCE_WAIT_S - 1)
     assert peer.receive() == []
-    rig.time.pass_by(1)
+    manual.time.pass_by(1)
     (answer,) = peer.receive()
     assert (answer.opaque, answer.status, answer.cas) == (1, Status.ETMPFAIL, 0)
-    rig.commit()
+    manual.commit()
     assert peer.receive() == []
 
 
-def test_a_wait_that_is_over_leaves_nothing_behind(rig: Rig) -> None:
+def test_a_wait_that_is_over_leaves_nothing_behind(manual: ManualNode) -> None:
     """Neither in the node's timers nor with the flusher, however it ended."""
 
     def waits() -> int:
-        return rig.time.timers + len(rig.bucket.flusher.waiting)
+        return manual.time.timers + len(manual.bucket.flusher.waiting)
 
-    peer = rig.peer()
-    for end in (rig.commit, lambda: rig.time.pass_by(PERSISTENCE_WAIT_S), peer.session.give_up, peer.session.end):
+    peer = manual.peer()
+    for end in (manual.commit, lambda: manual.time.pass_by(PERSISTENCE_WAIT_S), peer.session.give_up, peer.session.end):
         before = waits()
         peer.put(Set(key=b"a"))
-        peer.put(*[SeqnoPersistence(seqno=rig.bucket.vbucket(0).high_seqno, opaque=n) for n in range(10)])
+        peer.put(*[SeqnoPersistence(seqno=manual.bucket.vbucket(0).high_seqno, opaque=n) for n in range(10)])
         assert peer.session.disk_waits == 10
         assert waits() >= before + 20
         end()
@@ -178,12 +178,12 @@ def test_a_wait_that_is_over_leaves_nothing_behind(rig: Rig) -> None:
 
 
 def test_a_connection_waits_only_so_often_at_once() -> None:
-    rig = open_rig(limits=Limits(disk_waits_max=3))
-    with rig.bucket:
-        peer, other = rig.peer(), rig.peer()
+    manual = open_manual_node(limits=Limits(disk_waits_max=3))
+    with manual.bucket:
+        peer, other = manual.peer(), manual.peer()
         peer.put(Set(key=b"a"), *[SeqnoPersistence(seqno=1, opaque=number) for number in range(5)])
         other.put(SeqnoPersistence(seqno=1, opaque=9))
-        rig.commit()
+        manual.commit()
         answers = {answer.opaque: answer.status for answer in peer.receive()[1:]}
         assert answers == {0: 0, 1: 0, 2: 0, 3: Status.ETMPFAIL, 4: Status.ETMPFAIL}
         assert [answer.status for answer in other.receive()] == [Status.SUCCESS]
@@ -215,52 +215,52 @@ def test_who_half_closes_is_told_that_it_is_not_on_disk_yet() -> None:
         assert answers == [(1, Status.ETMPFAIL), (2, Status.SUCCESS)]
 
 
-def test_one_may_wait_for_what_is_not_here_yet(rig: Rig) -> None:
-    peer, writer = rig.peer(), rig.peer()
+def test_one_may_wait_for_what_is_not_here_yet(manual: ManualNode) -> None:
+    peer, writer = manual.peer(), manual.peer()
     assert peer.send(SeqnoPersistence(seqno=2)) == []
     writer.ask(Set(key=b"a"))
-    rig.commit()
+    manual.commit()
     assert peer.receive() == []
     writer.ask(Set(key=b"b"))
-    rig.commit()
+    manual.commit()
     (answer,) = peer.receive()
     assert answer.status is Status.SUCCESS
 
 
-def test_the_first_commit_of_a_new_vbucket_ends_no_wait(rig: Rig) -> None:
+def test_the_first_commit_of_a_new_vbucket_ends_no_wait(manual: ManualNode) -> None:
     """It cuts off what an older vbucket of this number may have left on disk, and a cut ends waits."""
-    peer, writer = rig.peer(), rig.peer()
-    rig.bucket.create_vbucket(ABSENT)
+    peer, writer = manual.peer(), manual.peer()
+    manual.bucket.create_vbucket(ABSENT)
     assert peer.send(SeqnoPersistence(vbucket=ABSENT, seqno=2, opaque=1)) == []
     writer.ask(Set(key=b"a", vbucket=ABSENT))
-    rig.commit()
+    manual.commit()
     assert peer.receive() == []
     writer.ask(Set(key=b"b", vbucket=ABSENT))
-    rig.commit()
+    manual.commit()
     assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.SUCCESS)]
 
 
-def test_a_flush_ends_no_wait(rig: Rig) -> None:
-    peer, writer = rig.peer(), rig.peer()
+def test_a_flush_ends_no_wait(manual: ManualNode) -> None:
+    peer, writer = manual.peer(), manual.peer()
     writer.ask(Set(key=b"a"))
-    rig.commit()
+    manual.commit()
     assert peer.send(SeqnoPersistence(seqno=2, opaque=1)) == []
-    rig.bucket.vbucket(0).flush()
-    rig.commit()
+    manual.bucket.vbucket(0).flush()
+    manual.commit()
     assert peer.receive() == []
     writer.send(Set(key=b"a"), Set(key=b"b"))
-    rig.commit()
+    manual.commit()
     assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.SUCCESS)]
 
 
-def test_who_waits_for_a_vbucket_that_goes_is_told(rig: Rig) -> None:
-    peer = rig.peer()
+def test_who_waits_for_a_vbucket_that_goes_is_told(manual: ManualNode) -> None:
+    peer = manual.peer()
     assert peer.send(SeqnoPersistence(seqno=2, opaque=1)) == []
-    rig.bucket.delete_vbucket(0)
-    rig.bucket.create_vbucket(0)
-    rig.commit()
+    manual.bucket.delete_vbucket(0)
+    manual.bucket.create_vbucket(0)
+    manual.commit()
     assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.NOT_MY_VBUCKET)]
-    assert (peer.session.disk_waits, len(rig.bucket.flusher.waiting)) == (0, 0)
+    assert (peer.session.disk_waits, len(manual.bucket.flusher.waiting)) == (0, 0)
 
 
 def test_persistence_stops_and_starts() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.command_peers import Peer, SessionPeer, assert_refusal, decoded, open_rig
+from tests.support.command_peers import Peer, SessionPeer, assert_refusal, decoded, open_manual_node
 from tests.support.depth import examples
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
@@ -55,9 +55,9 @@ def test_without_its_role_no_command_runs(lacking: Role) -> None:
     users = Users(Path("unused"))
     roles = (Role.READ | Role.WRITE | Role.STREAM) & ~lacking
     users.add(User.create("u", "p", roles, iterations=4096))
-    rig = open_rig(users=users)
-    with rig.bucket:
-        peer = rig.peer()
+    manual = open_manual_node(users=users)
+    with manual.bucket:
+        peer = manual.peer()
         peer.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0u\0p"))
         for request, (_, role) in COMMANDS.items():
             if role is not None and role & ~roles:
@@ -133,17 +133,17 @@ _numbers = st.sampled_from([bytes(4), b"\0\0\0\1", bytes(8), bytes(7) + b"\1", b
     )
 )
 def test_no_request_is_an_error_of_ours(requests: list[AnyRequest]) -> None:
-    rig = open_rig()
-    with rig.bucket:
-        peer = rig.peer()
+    manual = open_manual_node()
+    with manual.bucket:
+        peer = manual.peer()
         peer.hello(Feature.JSON, Feature.MUTATION_SEQNO)
         peer.send(*requests)
-        rig.commit()
-        rig.time.pass_by(100)
+        manual.commit()
+        manual.time.pass_by(100)
         for request in requests:
             if peer.session.closing:
                 break
             answers = peer.send(request)
-            rig.commit()
+            manual.commit()
             answers += decoded(peer.session.data_to_send())
             assert all(answer.status is not Status.EINTERNAL for answer in answers)

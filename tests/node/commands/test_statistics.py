@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_peers import ABSENT, STATES, Peer, Rig, SessionPeer, open_rig
+from tests.support.command_peers import ABSENT, STATES, ManualNode, Peer, SessionPeer, open_manual_node
 from upriver.engine.cursor import Options
 from upriver.model import VbucketState
 from upriver.node.auth.users import Role, User
@@ -49,16 +49,16 @@ def test_the_names_that_tools_read(peer: Peer) -> None:
     assert found["version"][0].isdigit()
 
 
-def test_copies_count_only_in_the_total(rig: Rig) -> None:
-    peer = rig.peer()
+def test_copies_count_only_in_the_total(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Set(key=b"b", vbucket=1))
-    rig.bucket.vbucket(1).set_state(VbucketState.REPLICA)
+    manual.bucket.vbucket(1).set_state(VbucketState.REPLICA)
     found = stats(peer)
     assert (found["curr_items"], found["curr_items_tot"]) == ("1", "2")
 
 
-def test_what_is_counted(rig: Rig) -> None:
-    peer = rig.peer()
+def test_what_is_counted(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a", expiration=10), Add(key=b"b"), Get(key=b"a"), Get(key=b"c"), Delete(key=b"b"))
     peer.send(Touch(key=b"a", expiration=10), Gat(key=b"a", expiration=10))
     found = stats(peer)
@@ -66,8 +66,8 @@ def test_what_is_counted(rig: Rig) -> None:
     assert (found["cmd_delete"], found["cmd_touch"], found["curr_items"]) == ("1", "2", "1")
     assert (found["ep_queue_size"], found["ep_flusher_todo"]) == ("5", "5")
     assert found["ep_flusher_state"] == "paused"
-    rig.commit()
-    rig.time.pass_by(10)
+    manual.commit()
+    manual.time.pass_by(10)
     peer.send(Get(key=b"a"), Flush())
     found = stats(peer)
     assert (found["vb_active_expired"], found["cmd_flush"], found["curr_items"]) == ("1", "1", "0")
@@ -82,49 +82,49 @@ def test_vbucket(peer: Peer) -> None:
     assert stats(peer, b"vbucket 2") == {"vb_2": "replica"}
 
 
-def test_vbucket_details(rig: Rig) -> None:
-    peer = rig.peer()
+def test_vbucket_details(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Set(key=b"b"), Delete(key=b"b"))
     found = stats(peer, b"vbucket-details 0")
     assert found["vb_0"] == "active"
     assert (found["vb_0:num_items"], found["vb_0:num_tombstones"], found["vb_0:high_seqno"]) == ("1", "1", "3")
-    assert found["vb_0:uuid"] == str(rig.bucket.vbucket(0).failover_log.newest.vbucket_uuid)
+    assert found["vb_0:uuid"] == str(manual.bucket.vbucket(0).failover_log.newest.vbucket_uuid)
     assert set(found) < set(stats(peer, b"vbucket-details"))
 
 
-def test_vbucket_seqnos(rig: Rig) -> None:
-    peer = rig.peer()
+def test_vbucket_seqnos(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"a"))
     found = stats(peer, b"vbucket-seqno 0")
     assert (found["vb_0:high_seqno"], found["vb_0:last_persisted_seqno"], found["vb_0:purge_seqno"]) == ("1", "0", "0")
-    rig.commit()
+    manual.commit()
     assert stats(peer, b"vbucket-seqno 0")["vb_0:last_persisted_seqno"] == "1"
     assert {name.partition(":")[0] for name in stats(peer, b"vbucket-seqno")} == {f"vb_{number}" for number in STATES}
 
 
-def test_failovers(rig: Rig) -> None:
-    vbucket = rig.bucket.vbucket(0)
+def test_failovers(manual: ManualNode) -> None:
+    vbucket = manual.bucket.vbucket(0)
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.set_state(VbucketState.ACTIVE)
-    found = stats(rig.peer(), b"failovers 0")
+    found = stats(manual.peer(), b"failovers 0")
     assert found["vb_0:num_entries"] == str(len(vbucket.failover_log))
     for place, entry in enumerate(vbucket.failover_log):
         assert found[f"vb_0:{place}:id"] == str(entry.vbucket_uuid)
         assert found[f"vb_0:{place}:seq"] == str(entry.seqno)
-    assert "vb_2:0:id" in stats(rig.peer(), b"failovers")
+    assert "vb_2:0:id" in stats(manual.peer(), b"failovers")
 
 
-def test_checkpoints(rig: Rig) -> None:
-    peer = rig.peer()
+def test_checkpoints(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Set(key=b"b"), CreateCheckpoint())
-    with rig.bucket.vbucket(0).open_cursor("reader", 0, options=Options()):
+    with manual.bucket.vbucket(0).open_cursor("reader", 0, options=Options()):
         found = stats(peer, b"checkpoint 0")
         assert found["vb_0:num_checkpoint_items"] == "2"
         assert found["vb_0:num_conn_cursors"] == "1"
         assert found["vb_0:reader:cursor_seqno"] == "0"
     assert (found["vb_0:open_checkpoint_id"], found["vb_0:last_closed_checkpoint_id"]) == ("2", "1")
     assert found["vb_0:persisted_checkpoint_id"] == "0"
-    rig.commit()
+    manual.commit()
     found = stats(peer, b"checkpoint")
     assert (found["vb_0:num_checkpoint_items"], found["vb_0:persisted_checkpoint_id"]) == ("0", "1")
 
@@ -136,8 +136,8 @@ def test_memory_and_connections(peer: Peer) -> None:
         assert stats(peer, group)[f"ep_{group.decode()}_count"] == "0"
 
 
-def test_reset(rig: Rig) -> None:
-    peer = rig.peer()
+def test_reset(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.send(Set(key=b"a"), Get(key=b"a"), Get(key=b"b"), Flush(), Add(key=b"c"))
     assert stats(peer, b"reset") == {}
     found = stats(peer)
@@ -168,9 +168,9 @@ def test_every_group_is_served(session_peer: SessionPeer) -> None:
 def test_only_administrators_reset() -> None:
     users = Users(Path("unused"))
     users.add(User.create("u", "p", Role.STREAM, iterations=4096))
-    rig = open_rig(users=users)
-    with rig.bucket:
-        peer = rig.peer()
+    manual = open_manual_node(users=users)
+    with manual.bucket:
+        peer = manual.peer()
         peer.refused(Stat(), Status.AUTH_ERROR)
         peer.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0u\0p"))
         assert stats(peer, b"vbucket-seqno")

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_peers import ABSENT, STATES, Peer, Rig
+from tests.support.command_peers import ABSENT, STATES, ManualNode, Peer
 from upriver.model import VbucketState as ModelState
 from upriver.node.commands.vbuckets import model_state, wire_state
 from upriver.wire.codes import Status
@@ -89,24 +89,24 @@ def test_a_number_beyond_the_bucket_is_not_mine(peer: Peer) -> None:
         peer.refused(SetVbucket(vbucket=number, state=VbucketState.ACTIVE), Status.NOT_MY_VBUCKET)
 
 
-def test_a_state_is_answered_when_it_is_on_disk(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_state_is_answered_when_it_is_on_disk(manual: ManualNode) -> None:
+    peer = manual.peer()
     assert peer.send(SetVbucket(vbucket=0, state=VbucketState.DEAD, opaque=1)) == []
-    assert rig.bucket.vbucket(0).state is ModelState.DEAD  # it holds at once
+    assert manual.bucket.vbucket(0).state is ModelState.DEAD  # it holds at once
     assert peer.send(GetVbucket(vbucket=0, opaque=2)) == []
-    rig.commit()
+    manual.commit()
     assert [answer.opaque for answer in peer.receive()] == [1, 2]
 
 
-def test_who_becomes_active_starts_a_branch(rig: Rig) -> None:
-    before = rig.bucket.vbucket(0).failover_log
-    peer = rig.peer()
+def test_who_becomes_active_starts_a_branch(manual: ManualNode) -> None:
+    before = manual.bucket.vbucket(0).failover_log
+    peer = manual.peer()
     peer.send(
         Set(key=b"k"),
         SetVbucket(vbucket=0, state=VbucketState.REPLICA),
         SetVbucket(vbucket=0, state=VbucketState.ACTIVE),
     )
-    after = rig.bucket.vbucket(0).failover_log
+    after = manual.bucket.vbucket(0).failover_log
     assert (len(after), after.newest.seqno) == (len(before) + 1, 1)
 
 
@@ -138,9 +138,9 @@ def test_all_seqnos(peer: Peer) -> None:
     peer.refused(GetAllVbucketSeqnos(state=VbucketState(9)), Status.EINVAL)
 
 
-def test_the_failover_log(rig: Rig) -> None:
-    peer = rig.peer()
-    vbucket = rig.bucket.vbucket(0)
+def test_the_failover_log(manual: ManualNode) -> None:
+    peer = manual.peer()
+    vbucket = manual.bucket.vbucket(0)
     peer.ask(Set(key=b"k"))
     vbucket.set_state(ModelState.REPLICA)
     vbucket.set_state(ModelState.ACTIVE)
@@ -168,15 +168,15 @@ def create(peer: Peer, vbucket: int = 0) -> tuple[int, int]:
     return answer.checkpoint, answer.persisted_checkpoint
 
 
-def test_checkpoints(rig: Rig) -> None:
-    peer = rig.peer()
+def test_checkpoints(manual: ManualNode) -> None:
+    peer = manual.peer()
     assert closed(peer) == 0
     peer.ask(Set(key=b"a"))
     assert create(peer) == (2, 0)
     assert closed(peer) == 1
     peer.ask(Set(key=b"b"))
     assert create(peer) == (3, 0)
-    rig.commit()
+    manual.commit()
     peer.ask(Set(key=b"c"))
     assert create(peer) == (4, 2)
     assert (closed(peer), closed(peer, 1)) == (3, 0)
@@ -190,11 +190,11 @@ def test_the_answer_has_the_form_that_real_servers_send(peer: Peer) -> None:
     )
 
 
-def test_a_flush_starts_over(rig: Rig) -> None:
-    peer = rig.peer()
+def test_a_flush_starts_over(manual: ManualNode) -> None:
+    peer = manual.peer()
     peer.ask(Set(key=b"a"))
     create(peer)
-    rig.commit()
+    manual.commit()
     peer.ask(Flush())
     assert closed(peer) == 0
 
