@@ -1,7 +1,7 @@
-"""What makes ``spark.read.format("upriver")`` work without registration: Spark looks for modules of this name.
+"""Makes ``spark.read.format("upriver")`` work without registration: Spark looks for modules with such a name.
 
-One module of this kind that cannot be imported breaks the lookup for all of them, so nothing is imported here but what
-the class itself needs; everything else comes with the first use.
+A module of this kind that cannot be imported breaks the lookup for all of them. So only what the class itself needs is
+imported here; the rest is imported on first use.
 """
 
 from upriver.spark import UpriverDataSource as DefaultSource

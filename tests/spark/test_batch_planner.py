@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from tests.support.modelled_source import ModelledVbucket, failover_log
 from upriver.errors import DataLoss, QueryRolledBack
 from upriver.spark.batch_planner import (
-    GoBack,
     Policy,
     Range,
+    RangeRollback,
     Rules,
     SourceState,
     answered_with_rollback,
     backlog_rows,
     end_seqno,
-    going_on,
     next_offset,
     proven,
     ranges,
+    resume_offset,
 )
 from upriver.spark.offsets import Offset, VbucketOffset
 
@@ -69,34 +69,34 @@ def test_exact_ranges_prove_the_place_whole_if_all_versions_since_are_kept() -> 
 
 def test_after_a_failover_it_goes_on_only_from_what_is_whole_and_shared() -> None:
     state = SourceState(failover_log((8, 5), (7, 0)), 6)
-    assert going_on(VbucketOffset(0, 7, 5, 5, 0, 5), state, Rules()) == VbucketOffset(0, 8, 5, 5, 0, 5)
-    assert going_on(VbucketOffset(0, 7, 5, 3, 0, 3), state, EMIT) == VbucketOffset(0, 8, 3, 3, 1, 3)
-    assert going_on(VbucketOffset(0, 7, 6, 6, 0, 3), state, EMIT) == VbucketOffset(0, 8, 5, 5, 1, 3)
+    assert resume_offset(VbucketOffset(0, 7, 5, 5, 0, 5), state, Rules()) == VbucketOffset(0, 8, 5, 5, 0, 5)
+    assert resume_offset(VbucketOffset(0, 7, 5, 3, 0, 3), state, EMIT) == VbucketOffset(0, 8, 3, 3, 1, 3)
+    assert resume_offset(VbucketOffset(0, 7, 6, 6, 0, 3), state, EMIT) == VbucketOffset(0, 8, 5, 5, 1, 3)
 
 
 def test_below_what_was_first_whole_everything_starts_over() -> None:
     state = SourceState(failover_log((8, 5), (7, 0)), 6)
-    assert going_on(VbucketOffset(0, 7, 9, 9, 0, 6), state, EMIT) == VbucketOffset(0, 8, 0, 0, 1)
-    assert going_on(VbucketOffset(0, 7, 9, 0, 0, 0), state, EMIT) == VbucketOffset(0, 8, 0, 0, 1)
-    assert going_on(VbucketOffset(0, 7, 6, 6, 0, 3), state, REWIND) == VbucketOffset(0, 8, 0, 0, 1)
+    assert resume_offset(VbucketOffset(0, 7, 9, 9, 0, 6), state, EMIT) == VbucketOffset(0, 8, 0, 0, 1)
+    assert resume_offset(VbucketOffset(0, 7, 9, 0, 0, 0), state, EMIT) == VbucketOffset(0, 8, 0, 0, 1)
+    assert resume_offset(VbucketOffset(0, 7, 6, 6, 0, 3), state, REWIND) == VbucketOffset(0, 8, 0, 0, 1)
 
 
 def test_forgotten_deletions_start_over() -> None:
     state = SourceState(failover_log((7, 0)), 20, purge_seqno=10)
-    assert going_on(VbucketOffset(0, 7, 9, 9, 2, 1), state, EMIT) == VbucketOffset(0, 7, 0, 0, 3)
-    assert going_on(VbucketOffset(0, 7, 10, 10, 2, 1), state, EMIT) == VbucketOffset(0, 7, 10, 10, 2, 1)
+    assert resume_offset(VbucketOffset(0, 7, 9, 9, 2, 1), state, EMIT) == VbucketOffset(0, 7, 0, 0, 3)
+    assert resume_offset(VbucketOffset(0, 7, 10, 10, 2, 1), state, EMIT) == VbucketOffset(0, 7, 10, 10, 2, 1)
 
 
 def test_the_policy_fail_names_the_positions() -> None:
     with pytest.raises(QueryRolledBack, match=r"vbucket 3: .* must roll back from .* to seqno 5 of uuid 0x8"):
-        going_on(VbucketOffset(3, 7, 6, 6, 0, 3), SourceState(failover_log((8, 5), (7, 0)), 6), Rules())
+        resume_offset(VbucketOffset(3, 7, 6, 6, 0, 3), SourceState(failover_log((8, 5), (7, 0)), 6), Rules())
 
 
 def test_a_replaced_history_is_data_loss() -> None:
     state = SourceState(failover_log((9, 0)), 4)
     with pytest.raises(DataLoss, match="uuid 0x7, read up to 5, is unknown"):
-        going_on(VbucketOffset(0, 7, 5, 5), state, EMIT)
-    assert going_on(VbucketOffset(0, 7, 5, 5), state, Rules("emit", fail_on_data_loss=False)) == VbucketOffset(
+        resume_offset(VbucketOffset(0, 7, 5, 5), state, EMIT)
+    assert resume_offset(VbucketOffset(0, 7, 5, 5), state, Rules("emit", fail_on_data_loss=False)) == VbucketOffset(
         0, 9, 0, 0, 1
     )
 
@@ -110,7 +110,7 @@ def test_a_vbucket_that_is_gone_is_data_loss() -> None:
 
 def test_going_back_is_told_by_the_offsets_alone() -> None:
     start, end = Offset([VbucketOffset(0, 7, 9, 4, 0, 2)]), Offset([VbucketOffset(0, 8, 6, 4, 1, 2)])
-    assert list(ranges(start, end)) == [Range(VbucketOffset(0, 8, 4, 4, 1, 2), 6, GoBack(4, 7, 8))]
+    assert list(ranges(start, end)) == [Range(VbucketOffset(0, 8, 4, 4, 1, 2), 6, RangeRollback(4, 7, 8))]
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.integers(1, 500))
@@ -146,9 +146,13 @@ def test_a_range_that_is_answered_with_a_rollback() -> None:
     asked = Range(VbucketOffset(0, 7, 5, 5, 1, 2), 9)
     same, other = failover_log((7, 0)), failover_log((8, 3), (7, 0))
     again = answered_with_rollback(asked, 3, same, EMIT)
-    assert again == Range(VbucketOffset(0, 7, 3, 3, 1, 2), 9, GoBack(3, 7, 7))
-    assert answered_with_rollback(asked, 3, other, EMIT) == Range(VbucketOffset(0, 8, 3, 3, 1, 2), 3, GoBack(3, 7, 8))
-    assert answered_with_rollback(asked, 1, same, EMIT) == Range(VbucketOffset(0, 7, 0, 0, 1, 2), 9, GoBack(0, 7, 7))
+    assert again == Range(VbucketOffset(0, 7, 3, 3, 1, 2), 9, RangeRollback(3, 7, 7))
+    assert answered_with_rollback(asked, 3, other, EMIT) == Range(
+        VbucketOffset(0, 8, 3, 3, 1, 2), 3, RangeRollback(3, 7, 8)
+    )
+    assert answered_with_rollback(asked, 1, same, EMIT) == Range(
+        VbucketOffset(0, 7, 0, 0, 1, 2), 9, RangeRollback(0, 7, 7)
+    )
     with pytest.raises(QueryRolledBack):
         answered_with_rollback(asked, 3, other, Rules())
 
@@ -159,7 +163,7 @@ def test_a_range_whose_history_was_replaced_is_data_loss_too(policy: Policy) -> 
     with pytest.raises(DataLoss, match="history was replaced"):
         answered_with_rollback(asked, 0, replaced, Rules(policy))
     instead = answered_with_rollback(asked, 0, replaced, Rules(policy, fail_on_data_loss=False))
-    assert instead == Range(VbucketOffset(0, 8, 0, 0, 1, 2), 0, GoBack(0, 7, 8))
+    assert instead == Range(VbucketOffset(0, 8, 0, 0, 1, 2), 0, RangeRollback(0, 7, 8))
 
 
 # A source, a query and a sink
@@ -171,7 +175,7 @@ class Sink:
 
     held: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
-    def go_back(self, back: GoBack, source: ModelledVbucket) -> None:
+    def rollback(self, back: RangeRollback, source: ModelledVbucket) -> None:
         if back.seqno == 0:
             self.held.clear()
             return
@@ -191,11 +195,11 @@ class Sink:
 
 def run_range(asked: Range, source: ModelledVbucket, rules: Rules, sink: Sink) -> None:
     """What a task and the sink do with a range."""
-    if (seqno := source.rollback_for(asked.place)) is not None:
+    if (seqno := source.rollback_for(asked.start)) is not None:
         asked = answered_with_rollback(asked, seqno, source.log, rules)
-    if asked.go_back is not None:
-        sink.go_back(asked.go_back, source)
-    sink.apply(source.read(asked.place.seqno, asked.end_seqno))
+    if asked.rollback is not None:
+        sink.rollback(asked.rollback, source)
+    sink.apply(source.read(asked.start.seqno, asked.end_seqno))
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -34,9 +34,9 @@ def test_an_option_that_makes_no_sense_is_one_clear_error(spark: SparkSession, u
 @pytest.mark.parametrize(
     ("columns", "mode", "complaint"),
     [
-        ({"name": "string", "value": "string"}, "upsert", "there is no column key"),
-        ({"key": "string", "value": "string"}, "meta", "there is no column cas, rev_seqno"),
-        ({"key": "integer", "value": "string"}, "upsert", "schema = 'key int': it must be string or binary"),
+        ({"name": "string", "value": "string"}, "upsert", "the column key is missing"),
+        ({"key": "string", "value": "string"}, "meta", "the column cas, rev_seqno is missing"),
+        ({"key": "integer", "value": "string"}, "upsert", "schema = 'key int': must be string or binary"),
         ({"key": "string", "value": StructType()}, "upsert", r"schema = 'value struct<>': .*to_json"),
     ],
 )
@@ -57,7 +57,7 @@ def test_rows_that_cannot_be_written_are_refused_before_a_task_starts(
         ("key", "string", {}, "schema = 'key string': the column is binary"),
         ("seqno", "integer", {}, "schema = 'seqno int': the column is bigint"),
         ("value", "binary", {"valueFormat": "json"}, "schema = 'value binary': the column is string"),
-        ("keys", "binary", {}, "there is no column keys"),
+        ("keys", "binary", {}, "unknown column keys"),
     ],
 )
 def test_columns_that_cannot_be_read_are_refused_before_a_task_starts(

@@ -38,7 +38,7 @@ def test_the_form_for_people_says_the_same(offset: Offset) -> None:
     described = describe_offset(json.dumps(offset.packed()))
     read = read_offset(json.dumps(described))
     assert isinstance(read, dict)
-    assert read == offset.places
+    assert read == offset.vbuckets
 
 
 def test_the_order_in_which_places_are_given_does_not_matter() -> None:
@@ -74,16 +74,16 @@ def test_per_vbucket_words_are_taken() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("soon", "neither earliest, latest nor JSON"),
+        ("soon", "must be earliest, latest or JSON"),
         ("[1]", "a JSON object"),
-        ('{"x": "latest"}', "no vbucket"),
-        ('{"70000": "latest"}', "no vbucket"),
+        ('{"x": "latest"}', "invalid vbucket"),
+        ('{"70000": "latest"}', "invalid vbucket"),
         ('{"1": "soon"}', 'write "earliest", "latest"'),
-        ('{"1": {"seqno": 4}}', "uuid and seqno are needed"),
-        ('{"1": {"uuid": 3, "seqno": -1}}', "no number of 64 bits"),
-        ('{"1": {"uuid": 3, "seqno": true}}', "no number of 64 bits"),
-        ('{"1": {"uuid": 3, "seqno": 2, "whole": 3}}', "cannot be whole at 3"),
-        ('{"1": {"uuid": 0, "seqno": 2}}', "means nothing without the uuid"),
+        ('{"1": {"seqno": 4}}', "uuid and seqno must be given"),
+        ('{"1": {"uuid": 3, "seqno": -1}}', "not an unsigned 64-bit number"),
+        ('{"1": {"uuid": 3, "seqno": true}}', "not an unsigned 64-bit number"),
+        ('{"1": {"uuid": 3, "seqno": 2, "whole": 3}}', "whole is 3, but must not exceed the seqno 2"),
+        ('{"1": {"uuid": 0, "seqno": 2}}', "needs the uuid of its branch"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(text: str, complaint: str) -> None:

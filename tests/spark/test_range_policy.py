@@ -10,7 +10,7 @@ from upriver.client.consumer import Progress, Rollback, Run, VbucketEvent
 from upriver.errors import ClusterMapError, DataLoss, InvalidArguments, NodeUnavailable, OutOfRange, StreamRefused
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
 from upriver.protocol.consumer import ConsumerStream
-from upriver.spark.batch_planner import GoBack, Range, Rules
+from upriver.spark.batch_planner import Range, RangeRollback, Rules
 from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_policy import RangePolicy
@@ -61,7 +61,9 @@ def test_only_active_copies_are_read(feed: Any, flags: int, must_check: bool) ->
 
 
 def test_a_planned_rollback_is_reported_at_the_start() -> None:
-    policy = PolicyUnderTest(ranges=(RANGE._replace(go_back=GoBack(8, 1, 7)), Range(VbucketOffset(4, 7, 5, 5), 5)))
+    policy = PolicyUnderTest(
+        ranges=(RANGE._replace(rollback=RangeRollback(8, 1, 7)), Range(VbucketOffset(4, 7, 5, 5), 5))
+    )
     assert policy.reported == [(Rollback(3, 8, 1, 7), Bounds(7, 2, 8, 8))]
     assert policy.ends.unfinished == {3}  # the other range is empty
 

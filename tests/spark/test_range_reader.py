@@ -22,7 +22,7 @@ from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.move.mover import Goal
 from upriver.spark import range_policy, range_reader
-from upriver.spark.batch_planner import GoBack, Policy, Range, Rules
+from upriver.spark.batch_planner import Policy, Range, RangeRollback, Rules
 from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_reader import READERS_MAX, RangeReader, Reading, reader_for
@@ -85,7 +85,7 @@ def test_nothing_to_read(written: tuple[EmbeddedNode, int]) -> None:
 def test_going_back_is_told_first(written: tuple[EmbeddedNode, int]) -> None:
     node, uuid = written
     reader = reader_of(node.address)
-    rows = read(reader, [Range(VbucketOffset(3, uuid, 8, 8, 2), 10, GoBack(8, 1, uuid))])
+    rows = read(reader, [Range(VbucketOffset(3, uuid, 8, 8, 2), 10, RangeRollback(8, 1, uuid))])
     assert [(row["event"], row["seqno"], row["branch"]) for row in rows] == [
         ("rollback", 8, 2),
         ("mutation", 9, 2),

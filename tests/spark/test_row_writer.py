@@ -41,11 +41,11 @@ def test_without_an_event_a_null_deletes() -> None:
 @pytest.mark.parametrize(
     ("batch", "with_meta", "complaint"),
     [
-        (rows(value=[b"x"]), False, "need a column key"),
-        (rows(key=[b"x"], value=[b"x"]), True, "need a column cas, rev_seqno"),
-        (rows(key=[b"a", None], value=[b"x", b"y"]), False, "a row without a key"),
-        (rows(key=[b"a", None], event=["mutation", "reset"]), False, "tell of a reset.*pipeline replicate"),
-        (rows(key=[b"a"], event=["rename"]), False, "no event 'rename'"),
+        (rows(value=[b"x"]), False, "missing column key"),
+        (rows(key=[b"x"], value=[b"x"]), True, "missing column cas, rev_seqno"),
+        (rows(key=[b"a", None], value=[b"x", b"y"]), False, "a row has no key"),
+        (rows(key=[b"a", None], event=["mutation", "reset"]), False, "report a reset.*pipeline replicate"),
+        (rows(key=[b"a"], event=["rename"]), False, "unknown event 'rename'"),
     ],
 )
 def test_rows_that_mean_nothing(batch: pa.RecordBatch, with_meta: bool, complaint: str) -> None:
@@ -130,7 +130,7 @@ def test_batches_follow_each_other(upriver_node: EmbeddedNode) -> None:
 
 def test_when_rows_cannot_be_made_what_came_before_is_written(upriver_node: EmbeddedNode) -> None:
     batches = [rows(key=["a"], value=["1"]), rows(key=["b", None], value=["2", "3"])]
-    with pytest.raises(ValueError, match="without a key"):
+    with pytest.raises(ValueError, match="has no key"):
         writer(upriver_node).write(batches)
     with SyncKvClient(upriver_node.address) as kv:
         item = kv.get("a")

@@ -99,7 +99,7 @@ def test_a_row_of_a_vbucket() -> None:
 
 
 def test_an_unknown_column_is_refused() -> None:
-    with pytest.raises(ValueError, match="no column colour; there are vbucket, seqno"):
+    with pytest.raises(ValueError, match="unknown column colour; choose from vbucket, seqno"):
         RowMaker(["key", "colour"])
 
 

@@ -103,10 +103,10 @@ def test_a_source_that_went_back_starts_over(upriver_node: EmbeddedNode) -> None
 def test_a_stream_keeps_its_vbuckets(upriver_node: EmbeddedNode) -> None:
     with Query(address=upriver_node.address, dialect="tap", name="observer", vbuckets="0-1") as query:
         query.restart(vbuckets="0-2")
-        with pytest.raises(OptionError, match=r"option vbuckets = '0,1,2': .*take another name"):
+        with pytest.raises(OptionError, match=r"option vbuckets = '0,1,2': .*use another name"):
             query.plan()
 
 
 def test_a_stream_needs_a_name(upriver_node: EmbeddedNode) -> None:
-    with pytest.raises(OptionError, match="a stream by tap needs one"):
+    with pytest.raises(OptionError, match="a tap stream needs a name"):
         Query(address=upriver_node.address, dialect="tap")

@@ -87,17 +87,17 @@ class Cluster(NodeSource):
 
     def rows(self, asked: Range, rules: Rules) -> list[dict[str, Any]]:
         """What a task reads of a range, whenever it does."""
-        place, vbucket = asked.place, self.vbuckets[asked.place.vbucket]
+        place, vbucket = asked.start, self.vbuckets[asked.start.vbucket]
         if (seqno := vbucket.rollback_for(place)) is not None:
             asked = answered_with_rollback(asked, seqno, vbucket.log, rules)
         shared: dict[str, Any] = {"vbucket_uuid": signed(vbucket.state.vbucket_uuid), "branch": place.branch}
         rows = []
-        if (back := asked.go_back) is not None:
+        if (back := asked.rollback) is not None:
             event, value = "rollback" if back.seqno else "reset", rollback_value(back.old_uuid, back.new_uuid)
             rows.append(row(place.vbucket, back.seqno, event, None, value, **shared))
         return rows + [
             self._change(place.vbucket, *version, **shared)
-            for version in vbucket.read(asked.place.seqno, asked.end_seqno)
+            for version in vbucket.read(asked.start.seqno, asked.end_seqno)
         ]
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Spark reads and writes a change stream: ``spark.read.format("upriver")`` and what belongs to it.
+"""The Spark data source ``upriver``: planning, reading ranges, offsets, options and writing.
 
-What needs Spark itself is imported when it is first used, so that looking at an offset does not start anything.
+Modules that need Spark are imported on first use, so that reading an offset does not import Spark.
 """
 
 from typing import TYPE_CHECKING

@@ -1,16 +1,17 @@
-"""What a micro-batch shall read: the rules of docs/semantics.md for a reader of ranges, without any I/O.
+"""Plans micro-batches by the rules of docs/semantics.md, without any I/O.
 
-Theory of operation. A range's end E is chosen before the range is read. A key that changes in between moves beyond E,
-and what was read up to E is then no state that the source ever had. That heals itself with the next range, unless the
-source falls over before: then the newer version may be lost, and nobody would send the older one again. So an offset
-keeps beside E the last seqno W that is *proven* whole, and after a failover a query goes back to W, never on from E.
+Theory of operation. The end E of a range is chosen before the range is read. A key that changes in between moves beyond
+E, and then the changes up to E do not add up to a state that the source ever had. The next range corrects that, unless
+the source fails over first: then the newer version may be lost, and no node would send the older one again. So an
+offset also holds W, the last *proven* consistent point. After a failover a query goes back to W, and never continues
+from E.
 
-Two things prove E whole, seen after the read under the same uuid: the source's high seqno is still E, so nothing has
-moved; or the source keeps every version from W on and was asked for exact ends, so what was read was the state at E.
+Two observations after the read, under the same uuid, prove that E is consistent. Either the high seqno of the source is
+still E, so nothing has moved. Or the source retains every version from W on and was asked for exact ends.
 
-Going back is data. The offset's branch is raised by one and the batch begins with a row that says so: a *rollback* to
-R, or a *reset* where nothing that was held can be built upon. Both can be told from the two offsets of a batch alone,
-so a batch that is run again says the same.
+A rollback is data. The offset's branch is increased by one, and the batch starts with a row that reports a *rollback*
+to a seqno, or a *reset* if no earlier state can be kept. Both follow from the two offsets of a batch alone, so a batch
+that Spark runs again reports the same.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,22 +26,22 @@ POLICIES: Final[tuple[Policy, ...]] = ("fail", "rewind", "emit")
 
 
 class SourceState(NamedTuple):
-    """What the source says of a vbucket."""
+    """The state of a vbucket at its source."""
 
     failover_log: FailoverLog
     high_seqno: int
     purge_seqno: int = 0
-    #: From here on the source keeps every version and serves exact ends; None if it does not know exact ends.
+    #: From here on the source retains every version; None if it does not support exact ends.
     exact_from: int | None = None
 
     @property
     def vbucket_uuid(self) -> int:
-        """The branch that it writes now."""
+        """The current branch."""
         return self.failover_log.newest.vbucket_uuid
 
 
-class GoBack(NamedTuple):
-    """A range begins with this: what was read after ``seqno`` belongs to a lost branch; 0 is a reset."""
+class RangeRollback(NamedTuple):
+    """The start of a range: changes read after ``seqno`` belong to a lost branch; 0 is a reset."""
 
     seqno: int
     old_uuid: int
@@ -48,90 +49,94 @@ class GoBack(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What one task reads of one vbucket: the changes after ``place`` up to ``end_seqno``."""
+    """The changes of one vbucket after ``start`` up to ``end_seqno``."""
 
-    place: VbucketOffset
+    start: VbucketOffset
     end_seqno: int
-    go_back: GoBack | None = None
+    rollback: RangeRollback | None = None
 
 
 class Rules(NamedTuple):
-    """What a query wants when its source has lost something."""
+    """What to do when the source has lost changes."""
 
     on_rollback: Policy = "fail"
     fail_on_data_loss: bool = True
 
 
-def proven(place: VbucketOffset, state: SourceState) -> VbucketOffset:
-    """The place with what can be proven of it, seen after it was read."""
-    if place.vbucket_uuid != state.vbucket_uuid or not place.seqno:
-        return place
-    still = state.high_seqno == place.seqno
-    exact = state.exact_from is not None and state.exact_from <= place.consistent_seqno
+def proven(offset: VbucketOffset, state: SourceState) -> VbucketOffset:
+    """The offset with its proven consistent point, given the state of the source after the read."""
+    if offset.vbucket_uuid != state.vbucket_uuid or not offset.seqno:
+        return offset
+    still = state.high_seqno == offset.seqno
+    exact = state.exact_from is not None and state.exact_from <= offset.consistent_seqno
     if not still and not exact:
-        return place
-    if place.consistent_seqno == place.seqno and place.first_consistent and state.purge_seqno <= place.consistent_seqno:
-        return place  # as it mostly is, for a thousand vbuckets in each micro-batch
-    # Whoever read from below the purge seqno was reset while it read, and its offset does not know it.
-    reset = state.purge_seqno > place.consistent_seqno or not place.first_consistent
-    return place._replace(
-        consistent_seqno=place.seqno, first_consistent=place.seqno if reset else place.first_consistent
+        return offset
+    if (
+        offset.consistent_seqno == offset.seqno
+        and offset.first_consistent
+        and state.purge_seqno <= offset.consistent_seqno
+    ):
+        return offset  # the common case, for a thousand vbuckets in each micro-batch
+    # A read that started below the purge seqno was reset, which its offset does not show.
+    reset = state.purge_seqno > offset.consistent_seqno or not offset.first_consistent
+    return offset._replace(
+        consistent_seqno=offset.seqno, first_consistent=offset.seqno if reset else offset.first_consistent
     )
 
 
-def going_on(place: VbucketOffset, state: SourceState, rules: Rules) -> VbucketOffset:
-    """Where reading goes on: at the place, or where a rollback leads."""
+def resume_offset(offset: VbucketOffset, state: SourceState, rules: Rules) -> VbucketOffset:
+    """Where reading resumes: at the offset, or where a rollback leads."""
     log = state.failover_log
-    if not place.seqno:
-        known = place.vbucket_uuid == state.vbucket_uuid
-        return place if known else place._replace(vbucket_uuid=state.vbucket_uuid)
-    index = log.index(place.vbucket_uuid)
-    if place.seqno < min(state.purge_seqno, state.high_seqno):
-        return _back(place, 0, state, rules, f"deletions up to {state.purge_seqno} are forgotten")
+    if not offset.seqno:
+        known = offset.vbucket_uuid == state.vbucket_uuid
+        return offset if known else offset._replace(vbucket_uuid=state.vbucket_uuid)
+    index = log.index(offset.vbucket_uuid)
+    if offset.seqno < min(state.purge_seqno, state.high_seqno):
+        return _back(offset, 0, state, rules, f"deletions up to {state.purge_seqno} were purged")
     if index is None:
-        return _back(place, 0, state, _replaced(place, rules), "its history was replaced")
-    if index == 0 and place.seqno <= state.high_seqno:
-        return place
+        return _back(offset, 0, state, _replaced(offset, rules), "its history was replaced")
+    if index == 0 and offset.seqno <= state.high_seqno:
+        return offset
     upper = log.upper(index, state.high_seqno)
-    if place.consistent_seqno == place.seqno <= upper:
-        return place._replace(vbucket_uuid=state.vbucket_uuid)
-    shared = min(place.consistent_seqno, upper)
+    if offset.consistent_seqno == offset.seqno <= upper:
+        return offset._replace(vbucket_uuid=state.vbucket_uuid)
+    shared = min(offset.consistent_seqno, upper)
     back = 0 if shared < state.purge_seqno else shared
-    return _back(place, back, state, rules, f"the source went another way after {upper}")
+    return _back(offset, back, state, rules, f"the source has another history after {upper}")
 
 
-def end_seqno(place: VbucketOffset, state: SourceState, rules: Rules) -> int:
-    """Where a query ends that was told to end at this place: what the source has lost of it cannot be read."""
-    if not place.seqno:
+def end_seqno(offset: VbucketOffset, state: SourceState, rules: Rules) -> int:
+    """The end of a query with this ending offset: at most what the source still has of it."""
+    if not offset.seqno:
         return 0
-    index = state.failover_log.index(place.vbucket_uuid)
+    index = state.failover_log.index(offset.vbucket_uuid)
     if index is None:
-        _replaced(place, rules)
-        return place.seqno
+        _replaced(offset, rules)
+        return offset.seqno
     upper = state.failover_log.upper(index, state.high_seqno)
-    if index and place.seqno > upper and rules.on_rollback == "fail":
-        why = f"it shall end on a branch that the source has left after {upper}"
-        raise QueryRolledBack(place.vbucket, upper, place.position, state.vbucket_uuid, why)
-    return min(place.seqno, upper)
+    if index and offset.seqno > upper and rules.on_rollback == "fail":
+        why = f"endingOffsets is on a branch that the source left after {upper}"
+        raise QueryRolledBack(offset.vbucket, upper, offset.position, state.vbucket_uuid, why)
+    return min(offset.seqno, upper)
 
 
-def _replaced(place: VbucketOffset, rules: Rules) -> Rules:
-    """What holds where nobody knows the branch any more: that is a loss of data, or a reset whatever the policy is."""
+def _replaced(offset: VbucketOffset, rules: Rules) -> Rules:
+    """The rules for a branch that the source does not know: data loss, or a reset whatever the policy is."""
     if rules.fail_on_data_loss:
         raise DataLoss(
-            place.vbucket,
-            f"its history was replaced: uuid {place.vbucket_uuid:#x}, read up to {place.seqno}, is unknown now",
+            offset.vbucket,
+            f"its history was replaced: uuid {offset.vbucket_uuid:#x}, read up to {offset.seqno}, is unknown now",
         )
     return rules._replace(on_rollback="rewind")
 
 
-def _back(place: VbucketOffset, seqno: int, state: SourceState, rules: Rules, why: str) -> VbucketOffset:
+def _back(offset: VbucketOffset, seqno: int, state: SourceState, rules: Rules, why: str) -> VbucketOffset:
     if rules.on_rollback == "fail":
-        raise QueryRolledBack(place.vbucket, seqno, place.position, state.vbucket_uuid, why)
-    branch = place.branch + 1
-    if rules.on_rollback == "rewind" or not seqno or seqno < place.first_consistent or not place.first_consistent:
-        return VbucketOffset(place.vbucket, state.vbucket_uuid, branch=branch)
-    return VbucketOffset(place.vbucket, state.vbucket_uuid, seqno, seqno, branch, place.first_consistent)
+        raise QueryRolledBack(offset.vbucket, seqno, offset.position, state.vbucket_uuid, why)
+    branch = offset.branch + 1
+    if rules.on_rollback == "rewind" or not seqno or seqno < offset.first_consistent or not offset.first_consistent:
+        return VbucketOffset(offset.vbucket, state.vbucket_uuid, branch=branch)
+    return VbucketOffset(offset.vbucket, state.vbucket_uuid, seqno, seqno, branch, offset.first_consistent)
 
 
 def next_offset(
@@ -142,40 +147,40 @@ def next_offset(
     rows_max: int | None = None,
     target: Mapping[int, int] | None = None,
 ) -> Offset:
-    """The end of the next batch; equal to ``start`` if there is nothing to do.
+    """The end of the next batch; equal to ``start`` if there is nothing to read.
 
-    ``target`` bounds the seqnos that a query with a fixed goal may reach.
+    ``target`` has the last seqnos of a query with a fixed end.
     """
     bases: dict[int, VbucketOffset] = {}
     ends: dict[int, int] = {}
-    for place in start:
-        state = states.get(place.vbucket)
+    for offset in start:
+        state = states.get(offset.vbucket)
         if state is None:
             if rules.fail_on_data_loss:
-                raise DataLoss(place.vbucket, "no node has it any more")
+                raise DataLoss(offset.vbucket, "no node has it any more")
             continue
-        base = going_on(proven(place, state), state, rules)
-        bases[place.vbucket] = base
-        end = state.high_seqno if target is None else min(state.high_seqno, target.get(place.vbucket, 0))
-        ends[place.vbucket] = max(end, base.seqno)
+        base = resume_offset(proven(offset, state), state, rules)
+        bases[offset.vbucket] = base
+        end = state.high_seqno if target is None else min(state.high_seqno, target.get(offset.vbucket, 0))
+        ends[offset.vbucket] = max(end, base.seqno)
     _share(bases, ends, states, rows_max)
-    return Offset(_ended(place, bases.get(place.vbucket), ends.get(place.vbucket, 0)) for place in start)
+    return Offset(_ended(offset, bases.get(offset.vbucket), ends.get(offset.vbucket, 0)) for offset in start)
 
 
-def _ended(place: VbucketOffset, base: VbucketOffset | None, end: int) -> VbucketOffset:
-    """The place after the batch. What is proven of it alone is no reason for one."""
-    if base is None or (base.branch == place.branch and end == base.seqno):
-        return place
+def _ended(offset: VbucketOffset, base: VbucketOffset | None, end: int) -> VbucketOffset:
+    """The offset after the batch. A new consistent point alone does not start a batch."""
+    if base is None or (base.branch == offset.branch and end == base.seqno):
+        return offset
     return base._replace(seqno=end)
 
 
 def _share(
     bases: Mapping[int, VbucketOffset], ends: dict[int, int], states: Mapping[int, SourceState], rows_max: int | None
 ) -> None:
-    """Let no batch have more rows than allowed: each vbucket gets its share, and whoever is behind moves.
+    """Limit the rows of a batch: each vbucket gets its share of the backlog.
 
-    But who stops where deletions are forgotten starts over, and would stop there again, for ever; and a copy that was
-    filled from nothing knows none up to where it was filled. So everybody gets as far as that.
+    A range that ends below the purge seqno would be reset by the next batch, again and again. So each range reaches at
+    least the purge seqno.
     """
     backlog = {vbucket: ends[vbucket] - base.seqno for vbucket, base in bases.items()}
     total = sum(backlog.values())
@@ -190,38 +195,38 @@ def _share(
 
 
 def backlog_rows(start: Offset, states: Mapping[int, SourceState]) -> int:
-    """How many seqnos lie between the offset and the source's end."""
-    pairs = ((place, states.get(place.vbucket)) for place in start)
-    return sum(max(0, state.high_seqno - place.seqno) for place, state in pairs if state is not None)
+    """The number of seqnos between the offset and the high seqnos of the source."""
+    pairs = ((offset, states.get(offset.vbucket)) for offset in start)
+    return sum(max(0, state.high_seqno - offset.seqno) for offset, state in pairs if state is not None)
 
 
 def ranges(start: Offset, end: Offset) -> Iterable[Range]:
-    """What lies between two offsets, vbucket by vbucket; nothing for those that did not move."""
+    """The ranges between two offsets; none for a vbucket that did not advance."""
     for after in end:
-        before = start.places.get(after.vbucket, VbucketOffset(after.vbucket))
+        before = start.vbuckets.get(after.vbucket, VbucketOffset(after.vbucket))
         if after.branch != before.branch:
             base = after._replace(seqno=after.consistent_seqno)
-            yield Range(base, after.seqno, GoBack(base.seqno, before.vbucket_uuid, after.vbucket_uuid))
+            yield Range(base, after.seqno, RangeRollback(base.seqno, before.vbucket_uuid, after.vbucket_uuid))
         elif after.seqno > before.seqno:
             yield Range(after._replace(seqno=before.seqno), after.seqno)
 
 
 def answered_with_rollback(asked: Range, seqno: int, log: FailoverLog, rules: Rules) -> Range:
-    """What is read instead of a range that the source, when it is read, wants to be rolled back.
+    """The range to read instead of one that the source answers with a rollback.
 
-    A batch that Spark runs again has its range from the log, whatever has happened to the source since. While the
-    range's uuid is still the newest, what is missing can be read at once; otherwise only the going back is told, and
-    the next batch is planned from where the source stands then.
+    A batch that Spark runs again has its range from the log, whatever has happened to the source since. If the range's
+    uuid is still the newest, the missing changes are read at once. Otherwise only the rollback is reported, and the
+    next batch is planned from the current state of the source.
     """
-    place, newest_uuid = asked.place, log.newest.vbucket_uuid
-    if log.index(place.vbucket_uuid) is None:
-        rules = _replaced(place, rules)
+    start, newest_uuid = asked.start, log.newest.vbucket_uuid
+    if log.index(start.vbucket_uuid) is None:
+        rules = _replaced(start, rules)
     if rules.on_rollback == "fail":
         why = "the range was planned before the source was rolled back"
-        raise QueryRolledBack(place.vbucket, seqno, place.position, newest_uuid, why)
-    if rules.on_rollback == "rewind" or seqno < place.first_consistent or not place.first_consistent:
+        raise QueryRolledBack(start.vbucket, seqno, start.position, newest_uuid, why)
+    if rules.on_rollback == "rewind" or seqno < start.first_consistent or not start.first_consistent:
         seqno = 0
-    old_uuid = place.vbucket_uuid if asked.go_back is None else asked.go_back.old_uuid
-    seqno_end = asked.end_seqno if newest_uuid == place.vbucket_uuid else seqno
-    base = place._replace(vbucket_uuid=newest_uuid, seqno=seqno, consistent_seqno=min(seqno, place.consistent_seqno))
-    return Range(base, seqno_end, GoBack(seqno, old_uuid, newest_uuid))
+    old_uuid = start.vbucket_uuid if asked.rollback is None else asked.rollback.old_uuid
+    seqno_end = asked.end_seqno if newest_uuid == start.vbucket_uuid else seqno
+    base = start._replace(vbucket_uuid=newest_uuid, seqno=seqno, consistent_seqno=min(seqno, start.consistent_seqno))
+    return Range(base, seqno_end, RangeRollback(seqno, old_uuid, newest_uuid))

@@ -1,4 +1,4 @@
-"""What the driver knows of the cluster: who has which vbucket, and where each stands."""
+"""The driver's view of the cluster: the owner and the state of each vbucket."""
 
 import asyncio
 import contextlib
@@ -14,46 +14,46 @@ from upriver.spark.batch_planner import SourceState
 from upriver.spark.offsets import Offset
 
 T = TypeVar("T")
-#: For so long an answer is sought from a cluster that has lost a node: one that starts again is soon back.
+#: The driver tolerates an unreachable node for this long, because a restarted node is soon back.
 PATIENCE_S: Final = 60.0
-#: For so long somebody is sought who has a vbucket: one that moves, or is taken over, is nobody's for a moment.
+#: The driver waits this long for an owner, because a vbucket has none for a moment while it moves.
 MOVING_S: Final = 10.0
 
 
 class ClusterView:
-    """Questions of a driver to a cluster, asked one after the other."""
+    """Requests of a driver to a cluster, one at a time."""
 
     def __init__(self, address: Address, vbuckets: tuple[int, ...] | None) -> None:
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(address)
         self._vbuckets = vbuckets
-        #: Vbuckets that were sought in vain, so that they are not waited for each time.
+        #: Vbuckets without an owner, which the next call does not wait for again.
         self._missed: frozenset[int] = frozenset()
 
     def vbuckets(self) -> list[int]:
-        """Which vbuckets the query reads: those that were chosen, or all that there are."""
+        """The vbuckets that the query reads: the chosen ones, or all."""
         if self._vbuckets is not None:
             return list(self._vbuckets)
         return list(range(self.count()))
 
     def count(self) -> int:
-        """How many vbuckets the cluster has, whichever of them are read."""
+        """The number of vbuckets of the cluster."""
         return self._run(self._cluster.open()).vbuckets
 
     def states(self, known: Offset | None = None) -> dict[int, SourceState]:
-        """Where the active copies stand. Their failover logs are fetched only where ``known`` is of another branch."""
+        """The states of the active copies. Failover logs are fetched only where ``known`` has another branch."""
         return self._run(self._states(known))
 
     def owners(self, numbers: Iterable[int]) -> dict[Endpoint, list[int]]:
-        """Who has which of these vbuckets."""
+        """The owners of these vbuckets."""
         return self._run(owners(self._cluster, list(numbers)))
 
     def bytes_per_change(self) -> int:
-        """How large a change is on average, by what the nodes hold: an estimate."""
+        """An estimate of the average size of a change, from the nodes' statistics."""
         return self._run(self._bytes_per_change())
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if not self._loop.is_closed():
             self._run(self._cluster.close())
             self._loop.close()
@@ -77,20 +77,20 @@ class ClusterView:
             except NodeUnavailable:
                 if waited_s > PATIENCE_S:
                     raise
-            # Somebody is gone or has moved: a newer map may say whither.
+            # A node is unreachable or a vbucket has moved: a newer map may name the owner.
             if is_newest:
                 await asyncio.sleep(backoff.pause_s())
-            with contextlib.suppress(NodeUnavailable):  # the next attempt says it, if it stays so
+            with contextlib.suppress(NodeUnavailable):  # the next attempt raises it
                 await self._cluster.refresh(self._cluster.map)
             is_newest = True
 
     async def _with_logs(self, found: dict[int, VbucketStatus], known: Offset | None) -> dict[int, SourceState]:
-        """The same with logs; without those whose log nobody has any more, because they have gone in between."""
-        places = {} if known is None else known.places
+        """Add the failover logs; vbuckets that have moved meanwhile are left out."""
+        offsets = {} if known is None else known.vbuckets
         branched = [
             number
             for number, status in found.items()
-            if number in places and places[number].seqno and places[number].vbucket_uuid != status.vbucket_uuid
+            if number in offsets and offsets[number].seqno and offsets[number].vbucket_uuid != status.vbucket_uuid
         ]
         logs: dict[int, FailoverLog] = {}
         for endpoint, numbers in (await owners(self._cluster, branched)).items():
@@ -113,5 +113,5 @@ class ClusterView:
 
 @lru_cache(maxsize=4096)
 def _fresh_log(vbucket_uuid: int) -> FailoverLog:
-    """The same log for the same uuid: they are asked for with each micro-batch."""
+    """Cached, because each micro-batch needs the same logs."""
     return FailoverLog.fresh(vbucket_uuid)

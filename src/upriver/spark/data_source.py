@@ -1,4 +1,4 @@
-"""The data source ``upriver``: who reads and who writes when Spark asks, and what a row looks like."""
+"""The data source ``upriver``: its readers, its writers and the schema of its rows."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class UpriverDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format``."""
+        """The name for ``format``."""
         return "upriver"
 
     def schema(self) -> StructType:
@@ -67,7 +67,7 @@ class UpriverDataSource(DataSource):
 
     def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
         if overwrite:
-            raise OptionError("mode", "overwrite", "a bucket is not overwritten as a whole: write with mode append")
+            raise OptionError("mode", "overwrite", "a bucket cannot be overwritten: write with mode append")
         options = WriteOptions.read(dict(self.options))
         check_writable(schema, with_meta=options.mode == "meta")
         return options
@@ -77,14 +77,14 @@ class UpriverDataSource(DataSource):
 
 
 class Done(WriterCommitMessage):
-    """What a task has written."""
+    """The outcome of a task's writes."""
 
     def __init__(self, outcome: WriteOutcome) -> None:
         self.outcome = outcome
 
 
 class _Writer:
-    """What batch and stream writes share."""
+    """Writes the rows of a task."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -102,11 +102,11 @@ class UpriverWriter(_Writer, DataSourceArrowWriter):
     """A batch write."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks are done; what they wrote is there already."""
+        """All tasks are done, and their writes are in the cluster already."""
         _report(self._total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """A task has failed; what was written stays, and writing it again changes nothing."""
+        """A task has failed. Written rows stay, and writing them again changes nothing."""
 
 
 class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -117,7 +117,7 @@ class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
         _report(self._total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A micro-batch has failed and will be run again, which changes nothing."""
+        """A micro-batch has failed. Spark runs it again, which changes nothing."""
 
 
 def _report(outcome: WriteOutcome) -> None:
@@ -126,29 +126,29 @@ def _report(outcome: WriteOutcome) -> None:
 
 
 def readable_columns(schema: StructType, declared: StructType) -> list[str]:
-    """The columns that are asked for; refuses types that no task could give, before the first of them starts."""
+    """The requested columns; raises before the first task starts if a type is wrong."""
     for field in schema:
         if field.name in declared.names and not isinstance(field.dataType, type(declared[field.name].dataType)):
             kind = declared[field.name].dataType.simpleString()
             given = f"{field.name} {field.dataType.simpleString()}"
-            raise OptionError("schema", given, f"the column is {kind}: read it so, and use a cast")
+            raise OptionError("schema", given, f"the column is {kind}: read it as {kind} and cast it")
     return schema.fieldNames()
 
 
 def check_writable(schema: StructType, *, with_meta: bool) -> None:
-    """Refuse rows that no task could write, before the first of them starts."""
+    """Raise before the first task starts if the rows cannot be written."""
     names = schema.fieldNames()
     missing = [name for name in ("key", *(("cas", "rev_seqno") if with_meta else ())) if name not in names]
     if missing:
-        raise OptionError("schema", ", ".join(names), f"there is no column {', '.join(missing)}")
+        raise OptionError("schema", ", ".join(names), f"the column {', '.join(missing)} is missing")
     for name in ("key", "value"):
         if name in names and not isinstance(schema[name].dataType, StringType | BinaryType | NullType):
             kind = schema[name].dataType.simpleString()
-            raise OptionError("schema", f"{name} {kind}", "it must be string or binary: use a cast, or to_json")
+            raise OptionError("schema", f"{name} {kind}", "must be string or binary: use a cast, or to_json")
 
 
 def row_schema(value_format: str, value_schema: str | None) -> StructType:
-    """What a row looks like; documents stay text here, and the column says how Spark shall read them."""
+    """The schema of the rows; documents are text, and the column's metadata has their schema."""
     kinds = {"int": IntegerType(), "long": LongType(), "string": StringType(), "binary": BinaryType()}
     schema = StructType()
     for name, kind in (part.split() for part in SCHEMA.split(", ")):

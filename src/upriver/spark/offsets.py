@@ -1,8 +1,8 @@
-"""Where a query stands, as Spark keeps it in its log.
+"""The offset of a query, as Spark stores it in its log.
 
-Spark compares offsets as text, so an offset always names all vbuckets, in one order and in one spelling. 1,024 nested
-entries would cost some 60 KB in every batch's log entry and as many objects to parse, so the places are packed: column
-by column, each in as many bytes as its largest number needs.
+Spark compares offsets as text, so an offset always names all vbuckets, in one order and one spelling. 1,024 nested
+entries would take about 60 KB in every batch's log entry, and as many objects to parse. So they are packed by column,
+each in as many bytes as its largest number needs.
 """
 
 import base64
@@ -17,7 +17,7 @@ import numpy as np
 from upriver.errors import OffsetError
 from upriver.model import Snapshot, StreamPosition
 
-#: Of the packed form; a later one is refused rather than misread.
+#: The version of the packed form; other versions are refused.
 VERSION: Final = 1
 _WIDTHS: Final = (0, 1, 2, 4, 8)
 _EARLIEST: Final = "earliest"
@@ -25,61 +25,61 @@ _LATEST: Final = "latest"
 
 
 class VbucketOffset(NamedTuple):
-    """How far a query has read one vbucket, and what it may be sure of."""
+    """The progress of a query in one vbucket."""
 
     vbucket: int
-    #: The branch of the source's history that it was read on; 0 before anything was read.
+    #: The branch that was read; 0 before anything was read.
     vbucket_uuid: int = 0
     #: Everything up to here was read.
     seqno: int = 0
-    #: The last seqno at which what was read is proven whole: a key that changes while a range is read moves beyond it.
+    #: The last proven consistent point: a key that changes while a range is read moves beyond the range.
     consistent_seqno: int = 0
-    #: How many rollbacks this query has seen.
+    #: The number of rollbacks that this query has seen.
     branch: int = 0
-    #: The first seqno held whole since the start at 0; 0 if there was none yet.
+    #: The first consistent point since the start at 0; 0 before there is one.
     first_consistent: int = 0
 
     @classmethod
     def consistent_at(
         cls, vbucket: int, vbucket_uuid: int, seqno: int, branch: int = 0, first_consistent: int = 0
     ) -> "VbucketOffset":
-        """Everything up to ``seqno`` is held as the source held it."""
+        """An offset at a consistent point."""
         return cls(vbucket, vbucket_uuid, seqno, seqno, branch, first_consistent or seqno)
 
     @property
     def position(self) -> StreamPosition:
-        """What a stream request says of it."""
+        """The position for a stream request."""
         return StreamPosition(self.vbucket_uuid, self.seqno, Snapshot(self.consistent_seqno, self.seqno))
 
 
-_SEQNO, _WHOLE = map(VbucketOffset._fields.index, ("seqno", "consistent_seqno"))
+_SEQNO, _CONSISTENT = map(VbucketOffset._fields.index, ("seqno", "consistent_seqno"))
 
 
 class Offset:
-    """The places of all vbuckets of a query, by number."""
+    """The offsets of all vbuckets of a query, by number."""
 
-    __slots__ = ("places",)
+    __slots__ = ("vbuckets",)
 
-    def __init__(self, places: Iterable[VbucketOffset]) -> None:
-        self.places = {place.vbucket: place for place in sorted(places)}
+    def __init__(self, offsets: Iterable[VbucketOffset]) -> None:
+        self.vbuckets = {each.vbucket: each for each in sorted(offsets)}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Offset) and self.places == other.places
+        return isinstance(other, Offset) and self.vbuckets == other.vbuckets
 
     def __hash__(self) -> int:
-        return hash(tuple(self.places.values()))
+        return hash(tuple(self.vbuckets.values()))
 
     def __iter__(self) -> Iterator[VbucketOffset]:
-        return iter(self.places.values())
+        return iter(self.vbuckets.values())
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.vbuckets)
 
     def __repr__(self) -> str:
         return f"Offset({list(self)})"
 
     def packed(self) -> dict[str, Any]:
-        """The form that Spark logs: the same text for the same places."""
+        """The form that Spark logs: equal offsets give equal text."""
         rows = np.array(list(self), dtype=np.uint64).reshape(-1, len(VbucketOffset._fields))
         out = bytearray()
         for column in _differences(rows).T:
@@ -91,7 +91,7 @@ class Offset:
 
     @classmethod
     def unpacked(cls, offset: Mapping[str, Any]) -> "Offset":
-        """Read what ``packed`` has written."""
+        """Read what ``packed`` returned."""
         version = offset.get("version")
         if version != VERSION:
             raise OffsetError(
@@ -104,35 +104,35 @@ class Offset:
             raise OffsetError(f"the offset is damaged ({error}): start with a new checkpoint location") from None
 
     def described(self) -> dict[str, dict[str, Any]]:
-        """A form for people, which ``read_offset`` and the option ``startingOffsets`` take as well."""
+        """A readable form, which ``read_offset`` and the option ``startingOffsets`` accept too."""
         return {
-            str(place.vbucket): {
-                "uuid": f"{place.vbucket_uuid:#x}",
-                "seqno": place.seqno,
-                "whole": place.consistent_seqno,
-                "branch": place.branch,
-                "first_whole": place.first_consistent,
+            str(each.vbucket): {
+                "uuid": f"{each.vbucket_uuid:#x}",
+                "seqno": each.seqno,
+                "whole": each.consistent_seqno,
+                "branch": each.branch,
+                "first_whole": each.first_consistent,
             }
-            for place in self
+            for each in self
         }
 
 
 @lru_cache(maxsize=8)
 def _unpacked(packed: str, count: int) -> Offset:
-    """Spark gives the end of a micro-batch back when its tasks are planned, and again as the start of the next."""
+    """Cached, because Spark passes the end of a micro-batch when its tasks are planned and as the start of the next."""
     rows = _differences(_columns(base64.b64decode(packed, validate=True), count))
     return Offset(VbucketOffset(*row) for row in rows.tolist())
 
 
 def _differences(rows: np.ndarray) -> np.ndarray:
-    """What is whole as the distance from the seqno, which is mostly 0; applied twice it undoes itself."""
+    """Replace the consistent point by its distance from the seqno, which is mostly 0; a second call undoes it."""
     out = rows.copy()
-    out[:, _WHOLE] = rows[:, _SEQNO] - rows[:, _WHOLE]
+    out[:, _CONSISTENT] = rows[:, _SEQNO] - rows[:, _CONSISTENT]
     return out
 
 
 def _columns(data: bytes, count: int) -> np.ndarray:
-    """The numbers of a packed offset, one row a vbucket."""
+    """The numbers of a packed offset, one row per vbucket."""
     rows = np.zeros((count, len(VbucketOffset._fields)), dtype=np.uint64)
     at = 0
     for column in range(rows.shape[1]):
@@ -149,17 +149,17 @@ def _columns(data: bytes, count: int) -> np.ndarray:
 
 
 def describe_offset(offset: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """An offset as people read it: per vbucket uuid, seqno, what is proven whole, and branch.
+    """An offset in readable form: uuid, seqno, consistent points and branch of each vbucket.
 
-    Takes an offset as it stands in a checkpoint or in ``query.lastProgress``, as text or as a dictionary.
+    Takes an offset from a checkpoint or from ``query.lastProgress``, as text or as a dictionary.
     """
     return Offset.unpacked(_parsed(offset)).described()
 
 
 def read_offset(text: str) -> Offset | dict[int, VbucketOffset | str]:
-    """The value of ``startingOffsets`` or ``endingOffsets`` that is JSON: packed, or per vbucket for people.
+    """Read ``startingOffsets`` or ``endingOffsets`` in JSON: packed, or with an entry per vbucket.
 
-    Per vbucket it is ``"earliest"``, ``"latest"`` or an object as ``describe_offset`` makes it, of which ``uuid`` and
+    An entry is ``"earliest"``, ``"latest"`` or an object as ``describe_offset`` returns it, of which ``uuid`` and
     ``seqno`` are enough.
     """
     given = _parsed(text)
@@ -174,9 +174,9 @@ def _parsed(offset: str | Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             given = json.loads(offset)
         except ValueError:
-            raise OffsetError(f"{_shortened(offset)} is neither earliest, latest nor JSON") from None
+            raise OffsetError(f"{_shortened(offset)} must be earliest, latest or JSON") from None
     if not isinstance(given, Mapping):
-        raise OffsetError(f"{_shortened(str(offset))}: an offset is a JSON object with one entry per vbucket")
+        raise OffsetError(f"{_shortened(str(offset))}: an offset must be a JSON object with one entry per vbucket")
     return given
 
 
@@ -186,7 +186,7 @@ def _shortened(text: str) -> str:
 
 def _entry(name: str, value: Any) -> tuple[int, VbucketOffset | str]:
     if not name.isascii() or not name.isdigit() or int(name) > 0xFFFF:
-        raise OffsetError(f"{_shortened(name)} is no vbucket")
+        raise OffsetError(f"invalid vbucket {_shortened(name)}: use a number from 0 to 65535")
     number = int(name)
     if value in (_EARLIEST, _LATEST):
         return number, value
@@ -198,17 +198,17 @@ def _entry(name: str, value: Any) -> tuple[int, VbucketOffset | str]:
         branch = _number(value.get("branch", 0))
         first_consistent = _number(value.get("first_whole", whole))
     except (KeyError, TypeError, ValueError) as error:
-        raise OffsetError(f"vbucket {number}: uuid and seqno are needed, as numbers ({error})") from None
+        raise OffsetError(f"vbucket {number}: uuid and seqno must be given as numbers ({error})") from None
     if whole > seqno:
-        raise OffsetError(f"vbucket {number}: it cannot be whole at {whole} when it was read up to {seqno}")
+        raise OffsetError(f"vbucket {number}: whole is {whole}, but must not exceed the seqno {seqno}")
     if seqno and not uuid:
-        raise OffsetError(f"vbucket {number}: seqno {seqno} means nothing without the uuid that it was read under")
+        raise OffsetError(f"vbucket {number}: seqno {seqno} needs the uuid of its branch")
     return number, VbucketOffset(number, uuid, seqno, whole, branch, first_consistent)
 
 
 def _number(value: Any) -> int:
-    """A number; uuids are also written in hexadecimal, because JSON readers round what exceeds 53 bits."""
+    """A number, or text in hexadecimal, because JSON readers round numbers above 53 bits."""
     number = int(value, 0) if isinstance(value, str) else value
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**64:
-        raise ValueError(f"{value!r} is no number of 64 bits")
+        raise ValueError(f"{value!r} is not an unsigned 64-bit number")
     return number

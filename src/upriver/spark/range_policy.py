@@ -29,7 +29,7 @@ from upriver.client.transport import Connection
 from upriver.errors import ClusterMapError, DataLoss, OutOfRange, StatusError, StreamRefused, UpriverError
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
 from upriver.protocol.consumer import ConsumerStream
-from upriver.spark.batch_planner import GoBack, Range, Rules, answered_with_rollback
+from upriver.spark.batch_planner import Range, RangeRollback, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds
 from upriver.wire import dcp
 
@@ -73,7 +73,7 @@ class RangePolicy(StreamPolicy):
         #: The position of each vbucket that has received changes in this task.
         self._received: dict[int, StreamPosition] = {}
         #: Rollbacks inside a range. They are reported with the first snapshot that follows.
-        self._unreported: dict[int, GoBack] = {}
+        self._unreported: dict[int, RangeRollback] = {}
         #: Vbuckets that a node accepted without knowing their branch.
         self._doubted: set[int] = set()
 
@@ -82,13 +82,13 @@ class RangePolicy(StreamPolicy):
         for state in (self._ranges, self._inexact, self._received, self._unreported, self._doubted):
             state.clear()
         for asked in ranges:
-            number = asked.place.vbucket
+            number = asked.start.vbucket
             self._ranges[number] = asked
-            if asked.go_back is not None:
-                self._report(number, asked.go_back, asked.go_back.seqno)
-            if asked.end_seqno > asked.place.seqno:
+            if asked.rollback is not None:
+                self._report(number, asked.rollback, asked.rollback.seqno)
+            if asked.end_seqno > asked.start.seqno:
                 self.tracked.put(number, _progress(asked))
-        ends = {number: each.end_seqno for number, each in self._ranges.items() if each.end_seqno > each.place.seqno}
+        ends = {number: each.end_seqno for number, each in self._ranges.items() if each.end_seqno > each.start.seqno}
         self.ends.start(ends, ends)
 
     def received(self, runs: Iterable[Run]) -> None:
@@ -100,7 +100,7 @@ class RangePolicy(StreamPolicy):
     def bounds(self, run: Run) -> Bounds:
         """The bounds of a run's rows."""
         uuid, snapshot = run.position.vbucket_uuid, run.position.snapshot
-        return Bounds(uuid, self._ranges[run.vbucket].place.branch, snapshot.start, snapshot.end)
+        return Bounds(uuid, self._ranges[run.vbucket].start.branch, snapshot.start, snapshot.end)
 
     # What the supervisor asks
 
@@ -138,7 +138,7 @@ class RangePolicy(StreamPolicy):
             feed.close_stream(number)
             return ""
         asked = self._ranges[number]
-        if asked.place.vbucket_uuid in (0, stream.position.vbucket_uuid):
+        if asked.start.vbucket_uuid in (0, stream.position.vbucket_uuid):
             return ""
         feed.close_stream(number)
         if feed.is_draft:  # which cannot close a stream, and would refuse a second one
@@ -168,7 +168,7 @@ class RangePolicy(StreamPolicy):
     def give_up(self, vbucket: int, why: str, *, unowned: bool) -> UpriverError | None:
         """Fail, or leave out a vbucket without an owner if the query tolerates data loss."""
         asked = self._ranges[vbucket]
-        why = f"{why} (changes {asked.place.seqno} to {asked.end_seqno}, tried for {RETRY_S:g} s)"
+        why = f"{why} (changes {asked.start.seqno} to {asked.end_seqno}, tried for {RETRY_S:g} s)"
         if not unowned:
             return StreamRefused(vbucket, why)
         if self._rules.fail_on_data_loss:
@@ -181,7 +181,7 @@ class RangePolicy(StreamPolicy):
     # Rollbacks
 
     def _is_unknown_branch(self, number: int, log: FailoverLog) -> bool:
-        return log.index(self._ranges[number].place.vbucket_uuid) is None and number not in self._doubted
+        return log.index(self._ranges[number].start.vbucket_uuid) is None and number not in self._doubted
 
     def _happened(self, event: VbucketEvent, progress: Progress) -> None:
         """The source was rolled back after the range was planned. (The next plan sees a flush.)"""
@@ -194,14 +194,14 @@ class RangePolicy(StreamPolicy):
             return
         asked = self._ranges[number]
         instead = answered_with_rollback(asked, event.seqno, progress.failover_log, self._rules)
-        assert instead.go_back is not None
-        if number in self._received and event.new_uuid == asked.place.vbucket_uuid:
+        assert instead.rollback is not None
+        if number in self._received and event.new_uuid == asked.start.vbucket_uuid:
             # Spark has rows above the rollback already, and a batch cannot take them back.
             raise StreamRefused(number, "the source was rolled back during the read; the task must run again")
-        if instead.end_seqno > instead.place.seqno:
-            self._unreported[number] = instead.go_back
+        if instead.end_seqno > instead.start.seqno:
+            self._unreported[number] = instead.rollback
         else:
-            self._report(number, instead.go_back, instead.go_back.seqno)
+            self._report(number, instead.rollback, instead.rollback.seqno)
             self.ends.finish(number)
 
     def _finished(self, number: int) -> None:
@@ -214,7 +214,7 @@ class RangePolicy(StreamPolicy):
         if back is not None:
             self._report(number, back, snapshot_end)
 
-    def _report(self, number: int, back: GoBack, snapshot_end: int) -> None:
+    def _report(self, number: int, back: RangeRollback, snapshot_end: int) -> None:
         seqno, old_uuid, new_uuid = back
         event = Rollback(number, seqno, old_uuid, new_uuid) if seqno else Reset(number, old_uuid, new_uuid)
         position = StreamPosition(new_uuid, seqno, Snapshot(seqno, snapshot_end))
@@ -223,8 +223,8 @@ class RangePolicy(StreamPolicy):
 
 def _progress(asked: Range, received: StreamPosition | None = None) -> Progress:
     """The progress of a consumer that starts the range, or continues it behind ``received``."""
-    place, position = asked.place, received or asked.place.position
+    start, position = asked.start, received or asked.start.position
     if not position.seqno:
         return Progress.beginning()
-    log = FailoverLog((FailoverEntry(place.vbucket_uuid, 0),))
-    return Progress(position, log, place.first_consistent or None)
+    log = FailoverLog((FailoverEntry(start.vbucket_uuid, 0),))
+    return Progress(position, log, start.first_consistent or None)

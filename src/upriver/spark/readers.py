@@ -1,7 +1,7 @@
-"""Reads of ranges: batches between two offsets, and micro-batches one after the other.
+"""Reads of ranges: a batch between two offsets, or one micro-batch after the other.
 
-Spark pickles readers and unpickles them in every task, so they hold nothing but what the options say; connections live
-in the processes that use them. ``stop`` is never called and ``commit`` comes late: nothing relies on either.
+Spark pickles readers and unpickles them in every task, so they hold only the options; connections belong to the
+processes that use them. Spark never calls ``stop`` and calls ``commit`` late, so nothing relies on either.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class RangesPartition(InputPartition):
         self.ranges = ranges
 
 
-class ReaderOfRows:
-    """What all reads share: the options, and the columns that are asked for."""
+class SparkReader:
+    """The options of a read, and the requested columns."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         self.options = options
@@ -48,16 +48,16 @@ class ReaderOfRows:
 
     def _rows(self) -> RowMaker:
         options = self.options
-        text, placed = options.value_format != "binary", options.dialect != "tap"
-        return RowMaker(self.columns, keys_only=options.keys_only, value_as_text=text, placed=placed)
+        text, has_positions = options.value_format != "binary", options.dialect != "tap"
+        return RowMaker(self.columns, keys_only=options.keys_only, value_as_text=text, has_positions=has_positions)
 
 
-class _Ranges(ReaderOfRows):
-    """What reads of ranges share: cutting work into tasks, and doing it."""
+class _Ranges(SparkReader):
+    """Divides ranges into tasks, and reads them."""
 
     def _partitions(self, view: ClusterView, todo: Sequence[Range]) -> list[InputPartition]:
-        """One or two tasks for each node, so that each has many vbuckets and one connection."""
-        by_vbucket = {asked.place.vbucket: asked for asked in todo}
+        """One or two tasks for each node, so that a task has many vbuckets and one connection."""
+        by_vbucket = {asked.start.vbucket: asked for asked in todo}
         by_owner = list(view.owners(by_vbucket).values())
         unowned = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
         groups = [*by_owner, *([sorted(unowned)] if unowned else [])]
@@ -69,7 +69,7 @@ class _Ranges(ReaderOfRows):
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
-        # Where a query begins and ends is nothing to its connections.
+        # Readers are shared by queries that differ only in their start and end.
         options = dataclasses.replace(self.options, starting_offsets="earliest", ending_offsets="latest")
         reader = reader_for((options, self.columns), self._new_reader)
         yield from reader.read(partition.ranges)
@@ -91,7 +91,7 @@ class BatchReader(_Ranges, DataSourceReader):
     """A batch read: everything between two offsets."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The work, cut into tasks."""
+        """The tasks of the batch."""
         view = ClusterView(self.options.cluster, self.options.vbuckets)
         try:
             numbers = view.vbuckets()
@@ -110,26 +110,26 @@ class BatchReader(_Ranges, DataSourceReader):
         given = self.options.ending_offsets
         if given == "latest":
             return None
-        places = existing("endingOffsets", given, view)
-        ends = Offset(place for n, place in places.items() if n in states and isinstance(place, VbucketOffset))
-        seen = states | view.states(ends)  # with the logs of the ends, which may be of other branches than the start
+        offsets = existing("endingOffsets", given, view)
+        ends = Offset(each for n, each in offsets.items() if n in states and isinstance(each, VbucketOffset))
+        seen = states | view.states(ends)  # with the logs of the ends, whose branches may differ from the start's
         highest = {number: state.high_seqno for number, state in states.items()}
         return highest | {end.vbucket: end_seqno(end, seen[end.vbucket], self.options.rules) for end in ends}
 
 
 class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream read: plans one micro-batch after the other."""
+    """A stream read, which plans one micro-batch after the other."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
         self._opened: ClusterView | None = None
         self._target: dict[int, int] | None = None
         self._waiting_since: float | None = None
-        #: Where the source stood when the last micro-batch was planned.
+        #: The state of the source when the last micro-batch was planned.
         self._seen: dict[int, SourceState] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a task needs: sockets stay with the driver."""
+        """Only what a task needs: sockets stay in the driver."""
         return {"options": self.options, "columns": self.columns}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -142,50 +142,50 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._opened
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
+        """The offset at which a query without a checkpoint starts."""
         return starting_offset(self.options.starting_offsets, self._view.vbuckets(), self._view).packed()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What Spark passes to ``latestOffset``; the other limits are applied there."""
+        """The limit that Spark passes to ``latestOffset``, which applies the other limits."""
         rows = self.options.max_rows_per_trigger
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now, and no more."""
+        """Read up to the current high seqnos."""
         self._target = {number: state.high_seqno for number, state in self._view.states().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends."""
+        """The end of the next micro-batch."""
         logged = Offset.unpacked(start)
         before = self._chosen(logged)
         states = self._seen = self._view.states(before)
         if self._shall_wait(before, states):
             return start
-        if self._target is not None:  # nor does a fixed goal lie where deletions are forgotten by now
+        if self._target is not None:  # a fixed end must not lie below the purge seqno
             self._target |= {n: max(self._target.get(n, 0), state.purge_seqno) for n, state in states.items()}
         rows_max = self._rows_max(limit)
         after = next_offset(before, states, self.options.rules, rows_max=rows_max, target=self._target)
-        return start if after == before else Offset((logged.places | after.places).values()).packed()
+        return start if after == before else Offset((logged.vbuckets | after.vbuckets).values()).packed()
 
     def _chosen(self, logged: Offset) -> Offset:
-        """The places of the vbuckets that are read now, which may be others than when the query was begun.
+        """The offsets of the vbuckets that are read now, which may differ from those at the start of the query.
 
-        One that is new begins at its beginning; one that is not read any more keeps its place in the log.
+        A new vbucket starts at its beginning. One that is not read any more keeps its offset in the log.
         """
         numbers = self._view.vbuckets()
-        if logged.places.keys() == set(numbers):
+        if logged.vbuckets.keys() == set(numbers):
             return logged
-        return Offset(logged.places.get(number, VbucketOffset(number)) for number in numbers)
+        return Offset(logged.vbuckets.get(number, VbucketOffset(number)) for number in numbers)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the source is, so that the lag can be told; Spark asks right after ``latestOffset``, which saw it."""
+        """The high seqnos of the source, for the lag; Spark calls this right after ``latestOffset``."""
         states = self._view.states() if self._seen is None else self._seen
         return Offset(
             VbucketOffset.consistent_at(n, state.vbucket_uuid, state.high_seqno) for n, state in states.items()
         ).packed()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch, cut into tasks; also of one that Spark has planned in another life."""
+        """The tasks of a micro-batch, which an earlier process may have planned."""
         return self._partitions(self._view, list(ranges(Offset.unpacked(start), Offset.unpacked(end))))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -193,7 +193,7 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._read(partition)
 
     def stop(self) -> None:
-        """The query is over: let go of the driver's connections."""
+        """Close the driver's connections."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -207,7 +207,7 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return by_size if rows is None else min(rows, by_size)
 
     def _shall_wait(self, before: Offset, states: dict[int, SourceState]) -> bool:
-        """Are there too few changes yet, and was the wait not too long? A query with a fixed goal does not wait."""
+        """Whether to wait for more changes. A query with a fixed end does not wait."""
         least = self.options.min_rows_per_trigger
         backlog = backlog_rows(before, states)
         if least is None or self._target is not None or not backlog or backlog >= least:
@@ -224,21 +224,21 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
 def existing(
     name: str, given: Offset | Mapping[int, VbucketOffset | str], view: ClusterView
 ) -> Mapping[int, VbucketOffset] | Mapping[int, VbucketOffset | str]:
-    """The offsets that an option gives by vbucket, all of which the cluster has; it may be that not all are read."""
-    places = given.places if isinstance(given, Offset) else given
+    """The offsets that an option gives by vbucket; raises if the cluster does not have one of the vbuckets."""
+    offsets = given.vbuckets if isinstance(given, Offset) else given
     count = view.count()
-    for number in places:
+    for number in offsets:
         if number >= count:
-            raise OptionError(name, str(number), f"there is no such vbucket; the cluster has {count}, from 0 on")
-    return places
+            raise OptionError(name, str(number), f"the cluster has only the vbuckets 0 to {count - 1}")
+    return offsets
 
 
 def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Offset:
-    """The offset that the option means; vbuckets that it does not name begin at the beginning."""
+    """The offset that the option describes; vbuckets that it does not name start at their beginning."""
     words = dict.fromkeys(numbers, given) if isinstance(given, str) else existing("startingOffsets", given, view)
     latest = view.states() if "latest" in words.values() else {}
 
-    def place(number: int) -> VbucketOffset:
+    def offset_of(number: int) -> VbucketOffset:
         word = words.get(number, "earliest")
         if isinstance(word, VbucketOffset):
             return word
@@ -249,11 +249,11 @@ def starting_offset(given: Any, numbers: Sequence[int], view: ClusterView) -> Of
             else VbucketOffset.consistent_at(number, state.vbucket_uuid, state.high_seqno)
         )
 
-    return Offset(place(number) for number in numbers)
+    return Offset(offset_of(number) for number in numbers)
 
 
 def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
-    """How many tasks each group gets: one, and of what is wanted beyond that the largest ones more."""
+    """The number of tasks of each group: at least one, and more for the largest groups until ``wanted`` is reached."""
     shares = [1] * len(sizes)
     while sum(shares) < wanted:
         shares[max(range(len(sizes)), key=lambda group: sizes[group] / shares[group])] += 1
@@ -261,11 +261,11 @@ def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
 
 
 def _balanced(todo: list[Range], tasks: int) -> list[list[Range]]:
-    """The ranges in so many heaps of about the same number of changes: the largest first, onto the smallest heap."""
-    heaps: list[list[Range]] = [[] for _ in range(tasks)]
+    """Distribute ranges to tasks with about the same number of changes: the largest first, to the smallest task."""
+    by_task: list[list[Range]] = [[] for _ in range(tasks)]
     sizes = [0] * tasks
-    for asked in sorted(todo, key=lambda asked: asked.place.seqno - asked.end_seqno):
+    for asked in sorted(todo, key=lambda asked: asked.start.seqno - asked.end_seqno):
         smallest = sizes.index(min(sizes))
-        heaps[smallest].append(asked)
-        sizes[smallest] += asked.end_seqno - asked.place.seqno + 1
-    return heaps
+        by_task[smallest].append(asked)
+        sizes[smallest] += asked.end_seqno - asked.start.seqno + 1
+    return by_task

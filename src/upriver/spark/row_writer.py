@@ -1,10 +1,9 @@
-"""Writing rows of Spark to a cluster, in a task.
+"""Writes rows of Spark to a cluster, in a task.
 
-Theory of operation. Rows go out batch by batch, many on their way at once. So that their order on the way does not
-matter, each batch keeps only the last row of a key: by (branch, seqno) where the rows tell them, else by their order.
-Batches follow each other: while one is on its way Spark hands over the next, which is made ready but does not leave
-before everything of the one before is answered. With meta a row that the cluster knows already, or knows better,
-changes nothing; so a batch that Spark runs again changes nothing either.
+Theory of operation. Rows are sent in batches, with many rows in flight at once. So that their order does not matter,
+each batch keeps only the last row of a key: by (branch, seqno) if the rows have them, else by their order. While one
+batch is in flight the next one is prepared; it is sent when every row of the first is answered. With meta, a row that
+the cluster has in the same or a newer version changes nothing. So a batch that Spark runs again changes nothing.
 """
 
 import dataclasses
@@ -25,11 +24,11 @@ from upriver.model import CHANGES, Event
 from upriver.spark.options import WriteOptions
 from upriver.wire.dialects.memcached import MetaOption
 
-#: So many refused rows are told by name.
+#: The maximum number of refused rows in a message.
 SAMPLES_MAX: Final = 5
-#: What is on its way at once is at most so large, but one row.
+#: The maximum size of the rows in flight; a single row may exceed it.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
-#: To delete what is not there, or to bring what is older, is no failure.
+#: Refusals of a deletion of a missing key, and of a version that is older than the cluster's: not failures.
 _KNOWN: Final = (KeyNotFound, KeyExists)
 _EVENTS: Final = {event.name.lower(): int(event) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
 _OF_VBUCKETS: Final = {event.name.lower() for event in Event} - _EVENTS.keys()
@@ -37,10 +36,10 @@ _OF_VBUCKETS: Final = {event.name.lower() for event in Event} - _EVENTS.keys()
 
 @dataclasses.dataclass
 class WriteOutcome:
-    """What became of the rows of a task."""
+    """The outcome of the rows of a task."""
 
     written: int = 0
-    #: The cluster had them already, or something newer.
+    #: Rows that the cluster had in the same or a newer version.
     known: int = 0
     refused: int = 0
     samples: list[str] = dataclasses.field(default_factory=list)
@@ -65,22 +64,22 @@ class RowWriter:
         self._meta_options = MetaOption.SKIP_CONFLICT_RESOLUTION if force else None
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
-        """Write all rows; refused ones end as the options say."""
+        """Write all rows; the options say what happens to refused ones."""
         outcome = WriteOutcome()
-        on_its_way: tuple[pa.RecordBatch, int, Future[dict[bytes, StatusError]]] | None = None
+        in_flight: tuple[pa.RecordBatch, int, Future[dict[bytes, StatusError]]] | None = None
         with SyncKvClient(self._options.cluster) as client, ThreadPoolExecutor(1, "upriver-writing") as sender:
             for rows in self._pieces(batches):
                 changes = as_changes(rows, with_meta=self._with_meta)
-                if on_its_way is not None:
-                    outcome += self._counted(*on_its_way)
+                if in_flight is not None:
+                    outcome += self._counted(*in_flight)
                 sent = sender.submit(client.write_batch, changes, with_meta=self._with_meta, options=self._meta_options)
-                on_its_way = rows, changes.num_rows, sent
-            if on_its_way is not None:
-                outcome += self._counted(*on_its_way)
+                in_flight = rows, changes.num_rows, sent
+            if in_flight is not None:
+                outcome += self._counted(*in_flight)
         return outcome
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in pieces that go out together."""
+        """The rows in pieces that are sent together."""
         for batch in batches:
             per_row = max(1, batch.nbytes // max(1, batch.num_rows))
             together = max(1, min(self._options.batch_rows, BATCH_BYTES_MAX // per_row))
@@ -88,7 +87,7 @@ class RowWriter:
                 yield batch.slice(at, together)
 
     def _counted(self, rows: pa.RecordBatch, changes: int, sent: "Future[dict[bytes, StatusError]]") -> WriteOutcome:
-        """Wait until the rows are answered."""
+        """Wait for the answers, and count them."""
         refused = sent.result()
         failed = {key: error for key, error in refused.items() if not isinstance(error, _KNOWN)}
         samples = [f"{key!r}: {error}" for key, error in list(failed.items())[:SAMPLES_MAX]]
@@ -96,16 +95,16 @@ class RowWriter:
         if failed and self._options.errors_as == "fail":
             raise RowsRefused(outcome.refused, samples)
         if failed and self._options.dead_letter_path is not None:
-            bury(rows, failed, self._options.dead_letter_path)
+            save_refused(rows, failed, self._options.dead_letter_path)
         return outcome
 
 
 def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
-    """Rows as changes: each key once, with the last that was said of it."""
+    """Rows as changes: the last row of each key."""
     names = batch.schema.names
     missing = {"key", *(("cas", "rev_seqno") if with_meta else ())} - set(names)
     if missing:
-        raise ValueError(f"the rows need a column {', '.join(sorted(missing))}; they have {', '.join(names)}")
+        raise ValueError(f"missing column {', '.join(sorted(missing))}; the rows have {', '.join(names)}")
     keys = batch.column("key").cast(pa.binary())
     if keys.null_count:
         raise ValueError(_about_nulls(batch))
@@ -128,7 +127,7 @@ def _last_of_each_key(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _events(batch: pa.RecordBatch) -> pa.Array:
     if "event" not in batch.schema.names:
-        # Without a word about it, a row without a value deletes.
+        # Without the column event, a row without a value is a deletion.
         has_value = "value" in batch.schema.names
         deletes = pc.is_null(batch.column("value")) if has_value else pa.repeat(pa.scalar(True), batch.num_rows)
         return pc.if_else(
@@ -139,7 +138,7 @@ def _events(batch: pa.RecordBatch) -> pa.Array:
     codes = pc.index_in(given, names)
     if codes.null_count:
         unknown = pc.filter(given, pc.is_null(codes))[0].as_py()
-        raise ValueError(f"there is no event {unknown!r} to write; known are {', '.join(_EVENTS)}")
+        raise ValueError(f"unknown event {unknown!r}; choose from {', '.join(_EVENTS)}")
     return pc.take(numbers, codes)
 
 
@@ -160,23 +159,23 @@ def _unsigned(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _about_nulls(batch: pa.RecordBatch) -> str:
-    """What a row without a key means: mostly that a vbucket was reset, which no write to keys can repeat."""
+    """The message for a row without a key: mostly a rollback or reset, which writes to keys cannot repeat."""
     events = set(batch.column("event").to_pylist()) & _OF_VBUCKETS if "event" in batch.schema.names else set()
     if events:
         return (
-            f"the rows tell of a {' and a '.join(sorted(events))} of the source, which this sink cannot undo: "
+            f"the rows report a {' and a '.join(sorted(events))} of the source, which this sink cannot repeat: "
             "use the pipeline replicate, or leave onRollback at fail"
         )
-    return "there is a row without a key"
+    return "a row has no key"
 
 
-def bury(rows: pa.RecordBatch, refused: dict[bytes, StatusError], directory: str) -> None:
-    """Keep refused rows as they came, where somebody can look at them and write them again."""
+def save_refused(rows: pa.RecordBatch, refused: dict[bytes, StatusError], directory: str) -> None:
+    """Save refused rows with their errors, so that they can be examined and written again."""
     is_url = "://" in directory
     files, path = FileSystem.from_uri(directory) if is_url else (LocalFileSystem(), directory)
     files.create_dir(path, recursive=True)
-    places = [row for row, key in enumerate(_keys(rows)) if key in refused]
-    table = pa.Table.from_batches([_last_of_each_key(rows.take(pa.array(places, pa.int64())))])
+    numbers = [row for row, key in enumerate(_keys(rows)) if key in refused]
+    table = pa.Table.from_batches([_last_of_each_key(rows.take(pa.array(numbers, pa.int64())))])
     errors = pa.array([str(refused[key]) for key in _keys(table)], pa.string())
     pq.write_table(table.append_column("error", errors), f"{path}/{uuid.uuid4().hex}.parquet", filesystem=files)
 

@@ -1,10 +1,10 @@
-"""Changes as rows of Spark: the schema, and record batches fitted to it without an object for each row.
+"""Changes as rows of Spark: the schema, and record batches in it without an object for each row.
 
-Spark has no unsigned numbers: seqnos, CAS and uuids are shown as 64-bit numbers with a sign, by the same bits. A
-deletion has no value (null); a mutation may have an empty one. Rows of a whole vbucket (flush, rollback, reset) have no
-key, and a rollback's value tells both uuids as JSON.
+Spark has no unsigned numbers: the bits of seqnos, CAS and uuids are shown as signed 64-bit numbers. A deletion has no
+value (null); a mutation may have an empty one. Rows about a whole vbucket (flush, rollback, reset) have no key, and a
+rollback's value has both uuids as JSON.
 
-Arrays are made from buffers here: ``pa.array`` and ``pa.scalar`` import pandas, which takes a new worker longer than
+Arrays are made from buffers: ``pa.array`` and ``pa.scalar`` import pandas, which takes a new worker longer than
 everything else together.
 """
 
@@ -28,9 +28,9 @@ _ARROW: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),
     "binary": pa.binary(),
 }
-#: The columns by name, as Spark wants them in record batches.
+#: The columns by name, with the types that Spark expects in record batches.
 FIELDS: Final = {name: _ARROW[kind] for name, kind in (part.split() for part in SCHEMA.split(", "))}
-#: The same as a schema of Arrow.
+#: The same as an Arrow schema.
 ROWS: Final = pa.schema(list(FIELDS.items()))
 
 
@@ -40,12 +40,12 @@ def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def bits(values: np.ndarray) -> pa.Buffer:
-    """Booleans as Arrow keeps them: eight in a byte, the lowest first."""
+    """Booleans in Arrow's layout: eight per byte, the lowest bit first."""
     return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
 def unsigned_numbers(column: pa.Array) -> np.ndarray:
-    """What a column of unsigned numbers holds."""
+    """The values of a column of unsigned numbers."""
     width = column.type.bit_width // 8
     return np.frombuffer(column.buffers()[1], f"u{width}", len(column), column.offset * width)
 
@@ -63,7 +63,7 @@ _EVENTS: Final = _texts(["", *(event.name.lower() for event in Event)])
 
 
 class Bounds(NamedTuple):
-    """What the rows of a batch share: where they lie in the history of their vbucket."""
+    """What the rows of a run share: their branch and their snapshot."""
 
     vbucket_uuid: int
     branch: int
@@ -72,11 +72,11 @@ class Bounds(NamedTuple):
 
 
 _SHARED: Final = frozenset(Bounds._fields)
-_PLACES: Final = frozenset({"seqno", "vbucket_uuid", "snapshot_start", "snapshot_end"})
+_POSITION_COLUMNS: Final = frozenset({"seqno", "vbucket_uuid", "snapshot_start", "snapshot_end"})
 
 
 def columns_to_decode(columns: Sequence[str], *, keys_only: bool) -> tuple[str, ...]:
-    """Which columns of a batch of changes are needed for these of Spark, and to see where a range ends."""
+    """The columns of changes that these columns of Spark need, and ``seqno`` to find the end of a range."""
     needed = {name for name in columns if name not in _SHARED and not (keys_only and name == "value")} | {"seqno"}
     if "value" in needed:
         needed.add("event")  # a deletion's value is null
@@ -84,31 +84,36 @@ def columns_to_decode(columns: Sequence[str], *, keys_only: bool) -> tuple[str, 
 
 
 class RowMaker:
-    """Fits batches of changes to the columns that a query asked for."""
+    """Converts changes to the columns of a query."""
 
     def __init__(
-        self, columns: Sequence[str], *, keys_only: bool = False, value_as_text: bool = False, placed: bool = True
+        self,
+        columns: Sequence[str],
+        *,
+        keys_only: bool = False,
+        value_as_text: bool = False,
+        has_positions: bool = True,
     ) -> None:
-        """Rows that are not ``placed`` have no seqno, no branch of history and no snapshot: nobody tells them."""
+        """``has_positions`` is False for TAP, whose changes have no seqno, branch or snapshot."""
         unknown = [name for name in columns if name not in FIELDS]
         if unknown:
-            raise ValueError(f"there is no column {', '.join(unknown)}; there are {', '.join(FIELDS)}")
+            raise ValueError(f"unknown column {', '.join(unknown)}; choose from {', '.join(FIELDS)}")
         self.columns = tuple(columns)
         self.to_decode = columns_to_decode(columns, keys_only=keys_only)
         self._keys_only = keys_only
-        self._unknown = frozenset() if placed else _PLACES
+        self._unknown = frozenset() if has_positions else _POSITION_COLUMNS
         self._value_type = pa.string() if value_as_text else pa.binary()
         types = FIELDS | {"value": self._value_type}
         self.schema = pa.schema([pa.field(name, types[name]) for name in columns])
 
     def rows(self, changes: pa.RecordBatch, runs: Sequence[tuple[int, Bounds]]) -> pa.RecordBatch:
-        """The rows of Spark for these changes: so many of them with these bounds, so many with those."""
+        """The rows for these changes; ``runs`` has the number of rows and the bounds of each run."""
         return pa.RecordBatch.from_arrays(
             [self._column(name, changes, runs) for name in self.columns], schema=self.schema
         )
 
     def row(self, event: Event, vbucket: int, seqno: int, bounds: Bounds, value: bytes | None = None) -> pa.RecordBatch:
-        """One row that concerns a whole vbucket."""
+        """One row about a whole vbucket."""
         known = {"vbucket": vbucket, "seqno": signed(seqno), "event": event.name.lower(), "value": value}
         known |= {name: signed(number) for name, number in bounds._asdict().items()}
         known |= dict.fromkeys(self._unknown)
@@ -127,7 +132,7 @@ class RowMaker:
         column = changes.column(name)
         if name == "event":
             return _EVENTS.take(column.cast(pa.int8()))
-        # The same bits with a sign need no copy; smaller numbers are widened, which keeps their value.
+        # The bits of 64-bit numbers are reused without a copy; smaller numbers are widened.
         return column.view(kind) if column.type == pa.uint64() else column.cast(kind)
 
     def _values(self, changes: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
@@ -136,14 +141,14 @@ class RowMaker:
         values = changes.column("value")
         is_mutation = unsigned_numbers(changes.column("event")) == int(Event.MUTATION)
         _, offsets, data = values.buffers()
-        if values.offset:  # buffers of a slice begin elsewhere
+        if values.offset:  # the buffers of a slice are those of the whole array
             offsets = offsets.slice(values.offset * 4)
         array = pa.Array.from_buffers(pa.binary(), len(values), [bits(is_mutation), offsets, data])
         return _as_text(array) if kind == pa.string() else array
 
 
 def _as_text(values: pa.Array) -> pa.Array:
-    """Values as text. What is none in places is shown so there: one picture in a bucket must not end a query."""
+    """Values as text. Invalid bytes are replaced: one picture in a bucket must not end a query."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -151,12 +156,12 @@ def _as_text(values: pa.Array) -> pa.Array:
         return pa.array(texts, pa.string())
 
 
-#: Under this name a column says that it holds documents, and with which schema.
+#: The metadata key with which a column says that it holds documents, and their schema.
 DOCUMENTS: Final = "upriver.documents"
 
 
 def document_metadata(value_format: str, value_schema: str | None) -> dict[str, str] | None:
-    """What the column of values says of itself, so that whoever has the rows can parse them without being told."""
+    """The metadata of the value column, from which ``changes()`` knows how to parse it."""
     return {DOCUMENTS: value_schema or ""} if value_format == "json" else None
 
 
@@ -171,5 +176,5 @@ def unsigned(number: int) -> int:
 
 
 def rollback_value(old_uuid: int, new_uuid: int) -> bytes:
-    """What a rollback's row says in its value."""
+    """The value of a rollback's row."""
     return json.dumps({"old_uuid": f"{old_uuid:#x}", "new_uuid": f"{new_uuid:#x}"}).encode()

@@ -1,10 +1,10 @@
-"""TAP under Spark: a dump of what there is, and a look at what comes.
+"""TAP in Spark: a batch is a dump, a stream is an observation.
 
-TAP tells neither seqnos nor branches, so there are no ranges: a batch is a dump, and nothing can be read twice. A
-stream is an observation. Its offsets are those that the nodes tell beside TAP, and only say that something has
-happened; each micro-batch then takes what the node has for the query's name, until it is silent. The node remembers for
-the name what was acknowledged, so nothing is skipped from one micro-batch to the next; but what a micro-batch has taken
-is gone for one that Spark runs again. Whoever needs that reads `dcp`.
+TAP has neither seqnos nor branches, so there are no ranges, and nothing can be read twice. The offsets of a stream come
+from the nodes' statistics and only show that something has changed. Each micro-batch then reads what the node has for
+the query's name, until the node is silent. The node remembers what was acknowledged under the name, so no change is
+skipped between micro-batches. But a micro-batch that Spark runs again does not get the changes of its first run: use
+`dcp` if that matters.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from upriver.spark.batch_planner import Range, ranges
 from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import Offset
 from upriver.spark.options import ReadOptions
-from upriver.spark.readers import ReaderOfRows, StreamReader
+from upriver.spark.readers import SparkReader, StreamReader
 from upriver.spark.rows import Bounds, rollback_value
 
-#: A node that says nothing for so long has said everything.
+#: A micro-batch ends when the node has sent nothing for this long.
 SILENCE_S: Final = 0.5
-#: A micro-batch takes no longer than this, however much comes.
+#: A micro-batch ends after this time.
 OBSERVATION_S: Final = 10.0
 _TASKS: Final = 2
 
@@ -39,14 +39,14 @@ class TapShare(InputPartition):
         super().__init__(None)
         self.name = name
         self.vbuckets = tuple(vbuckets)
-        #: What has happened to them since the last micro-batch.
+        #: Their changes since the last micro-batch, as ranges.
         self.moved = tuple(moved)
-        #: Nothing of them was read before.
+        #: Whether nothing of them was read before.
         self.is_first = is_first
 
 
-class TapReader(ReaderOfRows, DataSourceReader):
-    """A batch: a dump of everything."""
+class TapReader(SparkReader, DataSourceReader):
+    """A batch read: a dump of everything."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Two tasks, each with half of the vbuckets."""
@@ -59,60 +59,62 @@ class TapReader(ReaderOfRows, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
         assert isinstance(partition, TapShare)
-        return _Taken(self, partition, {}).rows(end="latest")
+        return _TapRows(self, partition, {}).rows(end="latest")
 
 
 class TapStreamReader(StreamReader):
-    """A stream: what a node has for a name, micro-batch by micro-batch."""
+    """A stream read: what a node has for a name, micro-batch by micro-batch."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
         if options.name is None:
-            raise OptionError("name", "", "a stream by tap needs one: the node remembers by it what was acknowledged")
+            raise OptionError(
+                "name", "", "a tap stream needs a name, under which the node remembers what was acknowledged"
+            )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The shares in which something has happened. Which vbucket is in which never changes: names stand for them."""
+        """The shares with changes. The vbuckets of a share never change, because the node knows them by its name."""
         before, after = Offset.unpacked(start), Offset.unpacked(end)
-        moved = {each.place.vbucket: each for each in ranges(before, after)}
+        moved = {each.start.vbucket: each for each in ranges(before, after)}
         return [
             TapShare(
                 share.name,
                 share.vbuckets,
                 [moved[number] for number in share.vbuckets if number in moved],
-                is_first=not any(before.places[number].seqno for number in share.vbuckets),
+                is_first=not any(before.vbuckets[number].seqno for number in share.vbuckets),
             )
-            for share in self._all_shares(list(after.places))
+            for share in self._all_shares(list(after.vbuckets))
             if not moved.keys().isdisjoint(share.vbuckets)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
         assert isinstance(partition, TapShare)
-        went_back = {each.place.vbucket: each for each in partition.moved if each.go_back is not None}
-        for number, each in went_back.items():
-            assert each.go_back is not None
-            bounds = Bounds(0, each.place.branch, 0, 0)
-            value = rollback_value(each.go_back.old_uuid, each.go_back.new_uuid)
+        rolled_back = {each.start.vbucket: each for each in partition.moved if each.rollback is not None}
+        for number, each in rolled_back.items():
+            assert each.rollback is not None
+            bounds = Bounds(0, each.start.branch, 0, 0)
+            value = rollback_value(each.rollback.old_uuid, each.rollback.new_uuid)
             yield self._rows().row(Event.RESET, number, 0, bounds, value)
-        begin = set(partition.vbuckets) if partition.is_first else set(went_back)
+        begin = set(partition.vbuckets) if partition.is_first else set(rolled_back)
         logs = asyncio.run(_logs(self.options, [n for n in partition.vbuckets if n not in begin]))
         start = {n: Progress.unplaced(logs[n]) if n in logs else Progress.beginning() for n in partition.vbuckets}
-        branches = {each.place.vbucket: each.place.branch for each in partition.moved}
-        yield from _Taken(self, partition, branches).rows(
+        branches = {each.start.vbucket: each.start.branch for each in partition.moved}
+        yield from _TapRows(self, partition, branches).rows(
             start=start, name=partition.name, patience_s=SILENCE_S, on_rollback=self.options.on_rollback
         )
 
     def _chosen(self, logged: Offset) -> Offset:
-        """A name stands for the vbuckets that it was begun with."""
+        """The vbuckets of a name cannot change."""
         chosen = super()._chosen(logged)
         if chosen is not logged:
-            numbers = ",".join(map(str, chosen.places))
-            raise OptionError("vbuckets", numbers, "a stream by tap keeps those that it began with: take another name")
+            numbers = ",".join(map(str, chosen.vbuckets))
+            raise OptionError("vbuckets", numbers, "a tap stream cannot change its vbuckets: use another name")
         return chosen
 
     def _all_shares(self, numbers: list[int]) -> list[TapShare]:
         shares = _shares(numbers, self.options.min_partitions)
-        return [TapShare(f"{self.options.name}:{place}", share) for place, share in enumerate(shares)]
+        return [TapShare(f"{self.options.name}:{number}", share) for number, share in enumerate(shares)]
 
 
 def _shares(numbers: Sequence[int], wanted: int | None) -> list[Sequence[int]]:
@@ -120,17 +122,17 @@ def _shares(numbers: Sequence[int], wanted: int | None) -> list[Sequence[int]]:
     return [numbers[first::count] for first in range(count)]
 
 
-class _Taken:
-    """What one task takes of a consumer, as rows."""
+class _TapRows:
+    """The rows of one task."""
 
-    def __init__(self, reader: ReaderOfRows, share: TapShare, branches: dict[int, int]) -> None:
+    def __init__(self, reader: SparkReader, share: TapShare, branches: dict[int, int]) -> None:
         self._options = reader.options
         self._rows = reader._rows()
         self._share = share
         self._branches = branches
 
     def rows(self, patience_s: float | None = None, **settings: Any) -> Iterator[pa.RecordBatch]:
-        """Everything until the end, or until nothing has come for so long."""
+        """Read to the end, or until nothing has arrived for ``patience_s``."""
         loop = asyncio.new_event_loop()
         consumer = Consumer(
             self._options.cluster,

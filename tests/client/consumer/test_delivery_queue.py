@@ -154,7 +154,7 @@ def at(seqno: int) -> Progress:
 def test_only_what_has_no_gap_before_it_counts(order: list[int], count: int) -> None:
     batches = Acknowledgements()
     for number in range(1, 9):
-        batches.hand_out(number, {number % 2: at(number)})
+        batches.deliver(number, {number % 2: at(number)})
     for number in order[:count]:
         batches.done(number)
         batches.done(number)
@@ -170,7 +170,7 @@ def test_only_what_has_no_gap_before_it_counts(order: list[int], count: int) -> 
 def test_a_batch_that_was_never_handed_out_counts_for_nothing() -> None:
     batches = Acknowledgements()
     assert not batches.done(1)
-    batches.hand_out(1, {0: at(5)})
+    batches.deliver(1, {0: at(5)})
     assert batches.done(1)
     assert not batches.done(1)
     assert batches.progress == {0: at(5)}

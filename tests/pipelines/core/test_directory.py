@@ -70,7 +70,7 @@ def test_a_target_in_another_directory_has_another_checkpoint(
 def test_the_last_batch_is_found_in_sparks_log(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.batch() is None
-    assert not directory.reached().places
+    assert not directory.reached().vbuckets
     offsets = directory.spark / "offsets"
     offsets.mkdir(parents=True)
     (directory.spark / "commits").mkdir()
@@ -78,15 +78,15 @@ def test_the_last_batch_is_found_in_sparks_log(tmp_path: Path) -> None:
         packed = Offset([VbucketOffset.consistent_at(3, 0x55, seqno), VbucketOffset(4)]).packed()
         (offsets / str(number)).write_text("v1\n" + json.dumps({"batchWatermarkMs": 0}) + "\n" + json.dumps(packed))
     (directory.spark / "commits" / "0").write_text("v1\n{}")
-    assert directory.reached().places[3].seqno == 10
+    assert directory.reached().vbuckets[3].seqno == 10
     batch = directory.batch()
     assert batch is not None
     assert (batch.number, batch.is_done) == (1, False)
-    assert [(number, asked.place.seqno, asked.end_seqno) for number, asked in batch.ranges.items()] == [(3, 10, 25)]
+    assert [(number, asked.start.seqno, asked.end_seqno) for number, asked in batch.ranges.items()] == [(3, 10, 25)]
     (directory.spark / "commits" / "1").write_text("v1\n{}")
     assert (found := directory.batch()) is not None
     assert found.is_done
-    assert directory.reached().places[3].seqno == 25
+    assert directory.reached().vbuckets[3].seqno == 25
 
 
 def test_what_is_kept_is_there_whole_or_as_it_was(tmp_path: Path) -> None:

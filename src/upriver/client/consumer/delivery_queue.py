@@ -33,7 +33,7 @@ class _Queued(NamedTuple):
 
 
 class Acknowledgements:
-    """The batches that were handed out, in order, and the progress before the first one that is not done.
+    """The delivered batches in order, and the progress before the first one that is not done.
 
     Progress never passes an open batch, so a crash can repeat changes but never skip one.
     """
@@ -41,23 +41,23 @@ class Acknowledgements:
     def __init__(self) -> None:
         #: The progress of each vbucket that has advanced.
         self.progress: dict[int, Progress] = {}
-        self._handed_out: deque[tuple[int, Mapping[int, Progress], Callable[[], object] | None]] = deque()
+        self._delivered: deque[tuple[int, Mapping[int, Progress], Callable[[], object] | None]] = deque()
         self._done: set[int] = set()
 
-    def hand_out(
+    def deliver(
         self, number: int, progress: Mapping[int, Progress], on_done: Callable[[], object] | None = None
     ) -> None:
-        """Hand out a batch; numbers increase. ``on_done`` is called when it and all before it are done."""
-        self._handed_out.append((number, progress, on_done))
+        """Deliver a batch; numbers increase. ``on_done`` is called when it and all before it are done."""
+        self._delivered.append((number, progress, on_done))
 
     def done(self, number: int) -> bool:
         """Mark a batch as done; returns whether the progress advanced. A batch that is done already is ignored."""
-        if not self._handed_out or number < self._handed_out[0][0]:
+        if not self._delivered or number < self._delivered[0][0]:
             return False
         self._done.add(number)
         moved = False
-        while self._handed_out and self._handed_out[0][0] in self._done:
-            first, progress, on_done = self._handed_out.popleft()
+        while self._delivered and self._delivered[0][0] in self._done:
+            first, progress, on_done = self._delivered.popleft()
             self._done.discard(first)
             self.progress.update(progress)
             if on_done is not None:
@@ -67,8 +67,8 @@ class Acknowledgements:
 
     @property
     def open(self) -> int:
-        """The number of batches that are handed out and not done."""
-        return len(self._handed_out) - len(self._done)
+        """The number of delivered batches that are not done."""
+        return len(self._delivered) - len(self._done)
 
 
 class DeliveryQueue:
@@ -182,7 +182,7 @@ class DeliveryQueue:
         """The next batch; None if the queue has none."""
         while self._queue:
             number, batch, feed, progress, on_done = self._queue.popleft()
-            self._acknowledgements.hand_out(number, progress, on_done)
+            self._acknowledgements.deliver(number, progress, on_done)
             if batch is not None:
                 self.queued_bytes -= batch.wire_bytes
                 self._taken.append((batch, feed))

@@ -110,7 +110,7 @@ class Applier:
         """
         if not ahead:
             return {}, set(), set()
-        places = self._reached().places
+        places = self._reached().vbuckets
         now = self._source.grounds(ahead)
         left = {number for number, ground in now.items() if ground != ahead[number].ground}
         unseen = ahead.keys() - now.keys()

@@ -135,7 +135,7 @@ class LoggedBatch(NamedTuple):
     @property
     def ranges(self) -> dict[int, Range]:
         """The range that it reads of each vbucket."""
-        return {asked.place.vbucket: asked for asked in ranges(self.start, self.end)}
+        return {asked.start.vbucket: asked for asked in ranges(self.start, self.end)}
 
 
 def identity(job: Job) -> dict[str, Any]:

@@ -68,19 +68,19 @@ class Trouble(NamedTuple):
             )
         asked = batch.ranges
         if self.vbucket is not None:
-            place = batch.end.places.get(self.vbucket)
+            place = batch.end.vbuckets.get(self.vbucket)
             seqno = 0 if place is None else place.seqno
             found = asked.get(self.vbucket)
             told = f"after change {seqno}"
             if found is not None and not batch.is_done:
-                told = f"changes {found.place.seqno} to {found.end_seqno}"
+                told = f"changes {found.start.seqno} to {found.end_seqno}"
             return f"batch {batch.number}, vbucket {self.vbucket} ({told})"
         if batch.is_done or not asked:
             return f"after batch {batch.number}, which ended at {_highest(batch)}"
         first = next(iter(asked.values()))
         several = f"{len(asked)} vbuckets, first " if len(asked) > 1 else ""
-        span = f"changes {first.place.seqno} to {first.end_seqno}"
-        return f"batch {batch.number}, {several}vbucket {first.place.vbucket} ({span})"
+        span = f"changes {first.start.seqno} to {first.end_seqno}"
+        return f"batch {batch.number}, {several}vbucket {first.start.vbucket} ({span})"
 
 
 def _highest(batch: LoggedBatch) -> str:

@@ -226,7 +226,7 @@ class _Leg:
         """Update the lag."""
         reached = self._directory.reached()
         # A query that starts at latest has no known start until its first batch is complete.
-        if self.source.high_seqnos and (reached.places or self.pipeline.options.start == "earliest"):
+        if self.source.high_seqnos and (reached.vbuckets or self.pipeline.options.start == "earliest"):
             self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
 
     def end(self) -> None:

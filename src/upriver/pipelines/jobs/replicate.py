@@ -142,7 +142,7 @@ class Replicate(Pipeline):
     async def _put_right(self, rolled_back: set[int]) -> None:
         assert self.directory is not None
         directory = RunDirectory(self.directory)
-        done = directory.reached().places
+        done = directory.reached().vbuckets
         before, due = dict(self._marks), set(rolled_back)
         # Ask after reading the stream's seqno: the stream has read on this basis or an earlier one.
         for number, ground in (await self._repair.grounds(before) if before else {}).items():
