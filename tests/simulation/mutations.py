@@ -338,10 +338,10 @@ def acknowledge_before_commit() -> list[Change]:
 def source_lives_on() -> list[Change]:
     """The destination becomes active while the source still is."""
 
-    def die(self: SourceTakeover) -> None:
+    def make_dead(self: SourceTakeover) -> None:
         self.dead = self.durable = True
 
-    return [(SourceTakeover, "die", die)]
+    return [(SourceTakeover, "make_dead", make_dead)]
 
 
 @mutation
@@ -354,11 +354,11 @@ def death_not_on_disk() -> list[Change]:
 def source_does_not_await_its_death() -> list[Change]:
     """The same, of the source alone."""
 
-    def die(self: SourceTakeover) -> None:
+    def make_dead(self: SourceTakeover) -> None:
         self._source.set_state(self._vbucket.number, VbucketState.DEAD, successor=self._successor)
         self.dead = self.durable = True
 
-    return [(SourceTakeover, "die", die)]
+    return [(SourceTakeover, "make_dead", make_dead)]
 
 
 @mutation

@@ -69,7 +69,7 @@ def test_a_test_gets_a_node_of_its_own(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error", "--strict-markers")
     result.assert_outcomes(passed=5, errors=3)
     for complaint in (
-        "*vbuckets = 3: it is a power of two up to 1024*",
+        "*vbuckets = 3: it must be a power of two up to 1024*",
         "*unexpected keyword argument 'vbukets'*",
         "*pytest.mark.upriver takes options by name*",
     ):

@@ -138,7 +138,7 @@ def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
         running.wait(lambda: sorted(last.keys) == sorted(b"b%d" % n for n in range(50)))
         fill("c")
         running.wait(lambda: len(last.keys) == 100 and last.idled.is_set())
-        running.wait(lambda: running.seen[-1].lag_changes == 0)
+        running.wait(lambda: (running.seen[-1].rows, running.seen[-1].lag_changes) == (100, 0))
     assert running.summary is not None
     assert running.summary.last.rows == 100
 
