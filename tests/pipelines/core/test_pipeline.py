@@ -42,6 +42,7 @@ def started(spark: SparkSession, pipeline: Pipeline, checkpoint: Path) -> Any:
     return pipeline.start(reader.load(), checkpoint / "spark", once=True)
 
 
+@pytest.mark.heavy
 def test_a_failed_batch_keeps_its_error_and_comes_again(
     spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ class Collecting(Pipeline):
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
+@pytest.mark.heavy
 def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
     spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path
 ) -> None:

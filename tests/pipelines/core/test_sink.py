@@ -38,6 +38,7 @@ def write(spark: SparkSession, checkpoint: Path, options: dict[str, str]) -> Non
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@pytest.mark.heavy
 def test_a_table_follows_over_replays_rollbacks_and_a_new_beginning(spark: SparkSession, tmp_path: Path) -> None:
     node, to, checkpoint = RestartableNode(tmp_path / "node", vbuckets=8), tmp_path / "table", tmp_path / "checkpoint"
     options = {"pipeline": "mirror", "from": node.address, "to": str(to)}

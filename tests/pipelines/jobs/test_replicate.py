@@ -94,6 +94,7 @@ def test_a_source_that_dies_and_forgets_is_followed(spark: SparkSession, target:
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.upriver(vbuckets=8)
+@pytest.mark.heavy
 def test_both_ways_with_other_names_the_echo_ends(
     spark: SparkSession, upriver_node: EmbeddedNode, target: EmbeddedNode, tmp_path: Path
 ) -> None:
