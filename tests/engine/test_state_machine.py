@@ -866,4 +866,6 @@ def test_state_machine(machine: type[CopyMachine], part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [EngineMachine, CopyMachine])
 def test_state_machine_for_long(machine: type[CopyMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=10_000, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=by_depth(quick=500, deep=10_000), stateful_step_count=50, deadline=None)
+    )

@@ -51,5 +51,6 @@ class Durations:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.too_long and session.exitstatus == pytest.ExitCode.OK:
+        # CI shares its machine with others, whose load is not seen here: it shows them and goes on.
+        if self.too_long and session.exitstatus == pytest.ExitCode.OK and not os.environ.get("CI"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
