@@ -1,5 +1,5 @@
 """Makes ``writeStream.format("upriver_pipeline")`` work without registration, as ``pyspark_upriver`` does."""
 
-from upriver.pipelines.core import PipelineSink as DefaultSource
+from upriver.pipelines.sinks import PipelineSink as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -53,11 +53,11 @@ def test_a_cluster_gets_the_package_with_the_job(
         kv.set_many({f"k{n}": b"v%d" % n for n in range(1500)})
         kv.delete("k7")
     pythons = {"PYSPARK_PYTHON": bare_python, "PYSPARK_DRIVER_PYTHON": bare_python}
-    with start(vbuckets=8) as other, cluster(tmp_path, 2, **pythons) as master:
+    with start(vbuckets=8) as other, cluster(tmp_path, 2, **pythons) as processes:
         command = [
             script("spark-submit"),
             "--master",
-            master,
+            processes.master,
             "--py-files",
             str(package),
             *settings(spark_cores_max="2"),

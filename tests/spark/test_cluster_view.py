@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,10 @@ from upriver.client import SyncKvClient
 from upriver.client.cluster.node_queries import failover_logs
 from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
+from upriver.errors import ClusterMapError
 from upriver.model import FailoverLog, VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
+from upriver.node.commands import statistics
 from upriver.spark import cluster_view as view_module
 from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import Offset, VbucketOffset
@@ -31,6 +35,32 @@ def test_where_the_active_copies_stand(upriver_node: EmbeddedNode) -> None:
     assert states[number].exact_from == 0
     assert view.bytes_per_change() > 1
     view.close()
+
+
+def test_how_far_ranges_go_that_deliver_few_changes(
+    upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node looks at some records for each answer, and is asked again."""
+    monkeypatch.setattr(statistics, "COUNTED_RECORDS_MAX", 10)
+    vbucket = upriver_node.bucket.vbucket(3)
+
+    def write() -> None:
+        for n in range(5):
+            vbucket.set(b"k%d" % n, b"v")
+        for _ in range(60):
+            vbucket.set(b"hot", b"v")
+        for n in range(5, 50):
+            vbucket.set(b"k%d" % n, b"v")
+
+    upriver_node.call(write)
+    with closing(ClusterView(Address.parse(upriver_node.address), None)) as view:
+        assert view.item_counts()[3] == 51
+        assert view.visible_ends({3: (0, 5), 4: (0, 5)}) == {3: (5, 5), 4: (0, 0)}
+        # Each answer counts the hot key again, because it does not know the ones before.
+        end_seqno, changes = view.visible_ends({3: (0, 12)})[3]
+        assert (end_seqno, changes) == (65, 12)
+        monkeypatch.setattr(view_module, "COUNTING_ROUNDS_MAX", 2)
+        assert view.visible_ends({3: (0, 12)})[3] == (20, 7)
 
 
 def test_the_branches_are_told_where_they_matter(upriver_node: EmbeddedNode) -> None:
@@ -81,7 +111,7 @@ def test_two_nodes() -> None:
         view.close()
 
 
-def test_a_vbucket_that_nobody_has_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_query_waits_once_for_a_vbucket_without_an_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_module, "MOVING_S", 0.3)
     with two_nodes() as (one, other):
         push_map([one, other], [0] * 4 + [-1] + [1] * 3, rev=2)
@@ -111,3 +141,27 @@ def test_a_node_that_starts_again_is_waited_for() -> None:
     assert before[0].vbucket_uuid != after[0].vbucket_uuid
     view.close()
     again[0].close()
+
+
+def test_a_bucket_is_known_by_its_uuid_and_whether_a_restart_empties_it(tmp_path: Path) -> None:
+    found = []
+    for data in (tmp_path, tmp_path, None, None):
+        with start(vbuckets=4, data=data) as node, closing(ClusterView(Address.parse(node.address), None)) as view:
+            found.append(view.bucket())
+    on_disk, again, in_memory, other = found
+    assert on_disk == again
+    assert (on_disk.is_in_memory, in_memory.is_in_memory) == (False, True)
+    assert len({on_disk.uuid, in_memory.uuid, other.uuid}) == 3
+
+
+def test_a_node_without_vbuckets_does_not_say_which_bucket_it_is() -> None:
+    """Its map is its own: the node that has the vbuckets may be down."""
+    with start(vbuckets=4) as first, start(vbuckets=4, initial_vbuckets="none") as second:
+        found = []
+        for addresses in (first.address, f"{second.address},{first.address}"):
+            with closing(ClusterView(Address.parse(addresses), None)) as view:
+                found.append(view.bucket())
+        assert found[0] == found[1]
+        first.close()
+        with closing(ClusterView(Address.parse(addresses), None)) as view, pytest.raises(ClusterMapError):
+            view.bucket()

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, DoubleType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from tests.support.spark_driver import source_of
-from tests.support.spark_tables import PATIENCE_S, contents_at, stream_of
+from tests.support.spark_tables import PATIENCE_S, contents_at, lose_commit, stream_of
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start
+from upriver.spark.data_source import check_writable, row_schema
 from upriver.spark.rows import SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -107,10 +108,25 @@ def test_a_batch_that_is_written_again_changes_nothing(
         replicate()
         assert contents_at(other.address) == contents_at(upriver_node.address)
         before = {vbucket.number: vbucket.high_seqno for vbucket in other.bucket}
-        last = max(int(file.name) for file in (tmp_path / "c" / "commits").glob("[0-9]*"))
-        for name in (f"{last}", f".{last}.crc"):
-            (tmp_path / "c" / "commits" / name).unlink()
+        lose_commit(tmp_path / "c")
         replicate()
         assert contents_at(other.address) == contents_at(upriver_node.address)
         if mode == "meta":
             assert {vbucket.number: vbucket.high_seqno for vbucket in other.bucket} == before
+
+
+@pytest.mark.parametrize("column", ["flags string", "expiry timestamp", "cas double", "event int", "datatype boolean"])
+def test_the_types_of_rows_are_checked_before_the_job_starts(column: str) -> None:
+    name, kind = column.split()
+    schema = row_schema("binary", None)
+    types = {
+        "string": StringType(),
+        "timestamp": TimestampType(),
+        "double": DoubleType(),
+        "int": IntegerType(),
+        "boolean": BooleanType(),
+    }
+    wrong = StructType([StructField(each.name, types[kind]) if each.name == name else each for each in schema])
+    with pytest.raises(OptionError, match=f"{name} {kind}"):
+        check_writable(wrong, with_meta=False)
+    check_writable(schema, with_meta=True)

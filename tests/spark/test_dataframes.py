@@ -96,3 +96,19 @@ def test_the_time_of_a_change(spark: SparkSession, upriver_node: EmbeddedNode) -
     (row,) = with_event_time(frame).selectExpr("unix_micros(event_time) AS at").collect()
     assert before - 1 <= row["at"] / 1e6 <= time.time() + 1
     assert dt.datetime.fromtimestamp(row["at"] / 1e6, dt.UTC).year >= 2026
+
+
+def test_invalid_documents_are_null_with_a_schema_too(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set_many({"good": b'{"a": 1}', "empty": b"{}", "bad": b'{"a": ', "other": b"text"})
+    reader = spark.read.format("upriver").options(address=upriver_node.address, valueFormat="json", valueSchema="a int")
+    for frame in (reader.load(), reader.schema("key binary, event string, value string").load()):
+        found = {row.key: row.value for row in changes(frame).select("key", "value").collect()}
+        assert {key: value and value.a for key, value in found.items()} == {
+            "good": 1,
+            "empty": None,
+            "bad": None,
+            "other": None,
+        }
+        assert found["empty"] is not None
+        assert found["bad"] is found["other"] is None

@@ -90,7 +90,7 @@ def test_between_the_plan_and_the_read(
         raise RuntimeError(f"in batch {number}")
 
     table.before = interrupt
-    with pytest.raises(StreamingQueryException, match="in batch 1"):
+    with pytest.raises(StreamingQueryException, match="in batch 2"):
         catch_up(spark, table, tmp_path / "c", onRollback=policy)
     fail_over(upriver_node, 30)
     write(address, "other", range(350, 450))
@@ -160,7 +160,7 @@ def test_a_history_that_was_replaced(spark: SparkSession, upriver_node: Embedded
 
 @contextmanager
 def crashing(directory: Path) -> Iterator[tuple[NodeProcess, list[str]]]:
-    """A node with a disk, which loses what it is told from now on when it is killed."""
+    """A node with a disk, which loses all later writes when it is killed."""
     arguments = ["--vbuckets", "4", "--data", str(directory), "--ack", "disk"]
     with NodeProcess("--port", "0", *arguments) as served:
         yield served, ["--port", str(served.port), *arguments]
@@ -223,7 +223,7 @@ def _go_on(query: Query, table: Table, *, is_planned: bool) -> None:
 
 
 def _lose(address: str) -> None:
-    """Write what nobody will remember. Nobody is answered, because it does not come to the disk."""
+    """Write changes that will be lost. They are not answered, because they do not reach the disk."""
     port = int(address.rpartition(":")[2])
     with Client(port) as client:
         client.ask(StopPersistence())

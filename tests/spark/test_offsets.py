@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from upriver.errors import OffsetError
 from upriver.spark import describe_offset
-from upriver.spark.offsets import Offset, VbucketOffset, read_offset
+from upriver.spark.offsets import Offset, VbucketOffset, first_end, logged_start, read_offset, starting
 
 SEQNOS = st.integers(0, 2**64 - 1)
 
@@ -17,7 +17,9 @@ SEQNOS = st.integers(0, 2**64 - 1)
 def places(draw: st.DrawFn, vbucket: int) -> VbucketOffset:
     seqno = draw(SEQNOS)
     uuid = draw(st.integers(1, 2**48 - 1))
-    return VbucketOffset(vbucket, uuid, seqno, draw(st.integers(0, seqno)), draw(st.integers(0, 99)), draw(SEQNOS))
+    flags = draw(st.tuples(st.integers(0, 1), st.integers(0, 1)))
+    consistent, branch = draw(st.integers(0, seqno)), draw(st.integers(0, 99))
+    return VbucketOffset(vbucket, uuid, seqno, consistent, branch, draw(SEQNOS), *flags)
 
 
 @st.composite
@@ -52,9 +54,27 @@ def test_1024_vbuckets_stay_small() -> None:
 
 
 def test_a_later_version_is_refused() -> None:
-    packed = Offset([VbucketOffset(1, 7, 3, 3)]).packed() | {"version": 2}
-    with pytest.raises(OffsetError, match=r"version 2.*new checkpoint"):
+    packed = Offset([VbucketOffset(1, 7, 3, 3)]).packed() | {"version": 3}
+    with pytest.raises(OffsetError, match=r"version 3.*new checkpoint"):
         Offset.unpacked(packed)
+
+
+def test_the_first_version_is_read() -> None:
+    packed = {"version": 1, "count": 2, "places": "AQECAQcIAQMEAQADAAEDAQ=="}
+    assert Offset.unpacked(packed) == Offset([VbucketOffset(1, 7, 3, 3, 0, 3), VbucketOffset(2, 8, 4, 1, 0, 1)])
+
+
+def test_the_first_end_remembers_its_start() -> None:
+    nothing, other = Offset([VbucketOffset(1)]).packed(), Offset([VbucketOffset(1, 7, 9, 9)]).packed()
+    begun = starting(nothing)
+    ends = [Offset([VbucketOffset(1, 7, seqno)]).packed() for seqno in (3, 4)]
+    first = first_end(begun, ends[0])
+    assert logged_start(starting(other), first) == nothing
+    assert logged_start(starting(other), begun) == nothing  # the first batch was empty
+    second = first_end(first, ends[1])
+    assert second == ends[1]
+    assert logged_start(first, second) == first
+    assert Offset.unpacked(logged_start(nothing, ends[0])) == Offset([VbucketOffset(1)])  # by an earlier release
 
 
 @pytest.mark.parametrize("text", ["!", "", "AAAA", "CQ=="])

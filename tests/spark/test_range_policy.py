@@ -1,21 +1,24 @@
 """Which streams a task requests, and what a rollback or a missing owner does to its ranges."""
 
+import asyncio
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.client.consumer.test_stream_supervisor import FeedInName
+from tests.support.fake_feed import FakeFeed
 from upriver.client.consumer import Progress, Rollback, Run, VbucketEvent
 from upriver.errors import ClusterMapError, DataLoss, InvalidArguments, NodeUnavailable, OutOfRange, StreamRefused
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
 from upriver.protocol.consumer import ConsumerStream
-from upriver.spark.batch_planner import Range, RangeRollback, Rules
+from upriver.spark.batch_planner import Range, RangeEnd, RangeRollback, Rules
 from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_policy import RangePolicy
 from upriver.spark.rows import Bounds
 from upriver.wire import dcp
+from upriver.wire.dialects.memcached import GetAllVbucketSeqnos
 
 LOG = FailoverLog((FailoverEntry(7, 0),))
 RANGE = Range(VbucketOffset(3, 7, 8, 8, 2, 5), 12)
@@ -50,9 +53,9 @@ class PolicyUnderTest(RangePolicy):
 @pytest.mark.parametrize(
     ("feed", "flags", "must_check"),
     [
-        (FeedInName(), int(dcp.StreamFlag.ACTIVE_ONLY), False),
-        (FeedInName(is_upriver_node=False), int(dcp.StreamFlag.ACTIVE_ONLY), True),
-        (FeedInName(speaks_dcp=False), 0, True),
+        (FakeFeed(), int(dcp.StreamFlag.ACTIVE_ONLY), False),
+        (FakeFeed(is_upriver_node=False), int(dcp.StreamFlag.ACTIVE_ONLY), True),
+        (FakeFeed(speaks_dcp=False), 0, True),
     ],
 )
 def test_only_active_copies_are_read(feed: Any, flags: int, must_check: bool) -> None:
@@ -85,14 +88,14 @@ def test_a_rollback_to_another_branch_finishes_the_range() -> None:
     policy.roll_back(6, FailoverLog((FailoverEntry(9, 6), FailoverEntry(7, 0))))
     assert policy.reported == [(Rollback(3, 6, 7, 9), Bounds(9, 2, 6, 6))]
     assert (policy.ends.unfinished, policy.finished) == (set(), 1)
-    feed: Any = FeedInName()
+    feed: Any = FakeFeed()
     assert policy.accepted(feed, ConsumerStream(policy.tracked[3], 1), 12) == ""
     assert feed.closed == [3]
 
 
 def test_a_node_that_does_not_know_the_branch_is_doubted_once() -> None:
     policy = PolicyUnderTest()
-    feed: Any = FeedInName()
+    feed: Any = FakeFeed()
     feed.endpoint = "a:1"
     for expected in ("a:1 does not know its branch", ""):
         policy.tracked[3].replace_failover_log(FailoverLog((FailoverEntry(9, 0),)))
@@ -108,6 +111,61 @@ def test_an_exact_end_that_is_not_retained_is_read_without() -> None:
     assert not policy.changes_request(3, InvalidArguments())
     inexact = policy.settings_for(3)
     assert (inexact.exact_end, inexact.name) == (False, f"current:{exact.name}")
+
+
+def test_an_exact_range_of_a_batch_fails_where_its_end_is_not_retained() -> None:
+    policy = PolicyUnderTest(ranges=(RANGE._replace(end=RangeEnd.EXACT),))
+    with pytest.raises(StreamRefused, match="vbucket 3: the state at 12 is gone: leave out endingOffsets"):
+        policy.changes_request(3, OutOfRange("the state at 12 is gone"))
+    with pytest.raises(StreamRefused, match="cannot give the state at 12"):
+        policy.received([Run(3, 2, StreamPosition(7, 13, Snapshot(6, 20)))])
+
+
+def test_an_exact_range_of_a_batch_is_read_on_a_branch_that_shares_its_end() -> None:
+    for begun, shares in ((12, True), (11, False)):
+        policy, feed = PolicyUnderTest(ranges=(RANGE._replace(end=RangeEnd.EXACT),)), FakeFeed()
+        other: Any = feed
+        policy.tracked[3].replace_failover_log(FailoverLog((FailoverEntry(9, begun), FailoverEntry(7, 0))))
+        if shares:
+            assert policy.accepted(other, ConsumerStream(policy.tracked[3], 1), 12) == ""
+            assert (feed.closed, policy.ends.unfinished) == ([], {3})
+        else:
+            with pytest.raises(StreamRefused, match="another history before 12"):
+                policy.accepted(other, ConsumerStream(policy.tracked[3], 1), 12)
+
+
+def test_an_open_range_ends_at_the_high_seqno_of_the_node_that_accepts_it() -> None:
+    policy, feed = PolicyUnderTest(ranges=(RANGE._replace(end=RangeEnd.OPEN),)), FakeFeed()
+    other: Any = feed
+    assert (policy.end_seqno(3), policy.must_check_active(other)) == (12, True)
+    assert not policy.changes_request(3, OutOfRange())  # it is asked again, up to a newer end
+    asyncio.run(policy.prepare(other, ask_for_seqnos({3: 20}), [3]))
+    assert policy.end_seqno(3) == 20
+    policy.tracked[3].replace_failover_log(FailoverLog((FailoverEntry(9, 11), FailoverEntry(7, 0))))
+    assert policy.accepted(other, ConsumerStream(policy.tracked[3], 1), 20) == ""
+    asyncio.run(policy.prepare(other, ask_for_seqnos({3: 6}), [3]))
+    policy.roll_back(6, FailoverLog((FailoverEntry(10, 6), FailoverEntry(7, 0))))
+    assert "below the requested end" in policy.accepted(other, ConsumerStream(policy.tracked[3], 1), 8)
+    assert (feed.closed, policy.ends.unfinished) == ([3], {3})
+
+
+def test_an_open_range_of_an_empty_vbucket_is_finished_without_a_stream() -> None:
+    policy, feed = PolicyUnderTest(ranges=(Range(VbucketOffset(3), 0, end=RangeEnd.OPEN),)), FakeFeed()
+    other: Any = feed
+    asyncio.run(policy.prepare(other, ask_for_seqnos({3: 0}), [3]))
+    assert (policy.ends.unfinished, policy.finished) == (set(), 1)
+
+
+def ask_for_seqnos(seqnos: dict[int, int]) -> Any:
+    """A connection to a node with these high seqnos."""
+
+    class Answering:
+        async def ask(self, request: object) -> Any:
+            assert isinstance(request, GetAllVbucketSeqnos)
+            pairs = (number.to_bytes(2, "big") + seqno.to_bytes(8, "big") for number, seqno in seqnos.items())
+            return SimpleNamespace(value=b"".join(pairs))
+
+    return Answering()
 
 
 def test_a_stream_is_complete_at_the_end_of_its_range() -> None:

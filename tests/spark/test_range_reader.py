@@ -15,7 +15,7 @@ from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import wait_until
 from upriver.client import Mover, SyncKvClient
 from upriver.client.consumer.feed_factory import FeedFactory
-from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.settings import ConsumerSettings, DialectName
 from upriver.client.transport.address import Address
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
@@ -33,7 +33,7 @@ def reader_of(
     address: str,
     policy: Policy = "emit",
     columns: tuple[str, ...] = tuple(FIELDS),
-    dialect: str = "dcp",
+    dialect: DialectName = "dcp",
     *,
     fail_on_data_loss: bool = True,
 ) -> RangeReader:
@@ -116,7 +116,7 @@ def test_a_range_of_a_lost_branch_tells_that_it_is_lost(written: tuple[EmbeddedN
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft2"])
 @pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
-def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy: Policy, dialect: str) -> None:
+def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy: Policy, dialect: DialectName) -> None:
     """A query that comes back with a logged range does what it would have done when it planned: fail, or start over."""
     node, uuid = written
     vbucket = node.bucket.vbucket(3)
@@ -133,7 +133,7 @@ def test_a_range_of_a_replaced_history(written: tuple[EmbeddedNode, int], policy
 def test_a_range_of_a_vbucket_that_is_gone(
     written: tuple[EmbeddedNode, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may lose data goes on with what there is; otherwise the query would come back to this range for ever."""
+    """A query that may lose data continues with what there is; otherwise it would come back to this range for ever."""
     monkeypatch.setattr(range_policy, "RETRY_S", 0.2)
     node, uuid = written
     other = node.bucket.vbucket(4)
@@ -348,8 +348,8 @@ async def leave_a_replica(source: EmbeddedNode, destination: EmbeddedNode, numbe
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft3"])
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD])
-def test_a_copy_that_was_left_behind_is_not_read(dialect: str, state: VbucketState) -> None:
-    """It knows the branch and does not move on: whoever read from it would wait for ever."""
+def test_a_copy_that_was_left_behind_is_not_read(dialect: DialectName, state: VbucketState) -> None:
+    """It knows the branch and does not move on: its reader would wait for ever."""
     with two_nodes() as (one, other):
         vbucket = one.bucket.vbucket(0)
 
@@ -375,7 +375,7 @@ def test_a_copy_that_was_left_behind_is_not_read(dialect: str, state: VbucketSta
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft2", "upr_draft3"])
-def test_a_branch_that_did_not_begin_at_0_is_gone_on_with(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_a_branch_that_did_not_begin_at_0_is_gone_on_with(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     """`upr` and the drafts must name the seqno at which a branch began, and an offset has only its uuid."""
     vbucket = upriver_node.bucket.vbucket(3)
 

@@ -6,6 +6,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from tests.support.spark_driver import Query
 from tests.support.spark_tables import (
     PausedTasks,
     Table,
@@ -13,6 +14,7 @@ from tests.support.spark_tables import (
     contents_at,
     fill,
     kill_workers,
+    lose_commit,
     start_query,
     stream_of,
 )
@@ -52,7 +54,7 @@ def test_a_batch_that_failed_is_run_again(
         raise Interrupted(f"in batch {number}")
 
     setattr(table, stage, interrupt)
-    with pytest.raises(StreamingQueryException, match="in batch 1"):
+    with pytest.raises(StreamingQueryException, match="in batch 2"):
         catch_up(spark, table, tmp_path / "c", dialect=dialect)
     write(upriver_node, 1)
     setattr(table, stage, lambda number: None)
@@ -69,15 +71,46 @@ def test_a_commit_that_was_lost(spark: SparkSession, upriver_node: EmbeddedNode,
     rows = table.rows
     logged = (checkpoint / "offsets" / "0").read_text().splitlines()[-1]
     assert sum(place["seqno"] for place in describe_offset(logged).values()) >= rows
-    for name in ("0", ".0.crc"):
-        (checkpoint / "commits" / name).unlink()
+    lose_commit(checkpoint)
     catch_up(spark, table, checkpoint)
     assert table.rows == 2 * rows
     assert table.contents == contents_at(upriver_node.address)
 
 
+@pytest.mark.parametrize("options", [{"startingOffsets": "latest"}, {"vbuckets": "0-2"}])
+def test_the_first_start_is_fixed_once_it_is_logged(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, options: dict[str, str]
+) -> None:
+    """Spark asks for the initial offset again if the first batch is not committed, but keeps the batch's logged end."""
+    table, checkpoint = Table(upriver_node.address), tmp_path / "c"
+    write(upriver_node, 0)
+
+    def interrupt(number: int) -> None:
+        raise Interrupted(f"in batch {number}")
+
+    table.before = interrupt
+    with pytest.raises(StreamingQueryException, match="in batch 0"):
+        catch_up(spark, table, checkpoint)
+    table.before = lambda number: None
+    catch_up(spark, table, checkpoint, **options)
+    assert table.contents == contents_at(upriver_node.address)
+    assert table.rows == 200
+
+
+@pytest.mark.upriver(vbuckets=4)
+def test_a_first_batch_without_rows_fixes_the_start_too(upriver_node: EmbeddedNode) -> None:
+    with Query(address=upriver_node.address, startingOffsets="latest") as query:
+        end = query.end  # Spark logs and runs a first batch even if there is nothing to read
+        write(upriver_node, 0)
+        query.restart(startingOffsets="earliest")
+        query.offset = query.initial()
+        query.end = end
+        assert query.read() == []
+        assert len(query.batch()) == 200
+
+
 def test_killed_workers(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path) -> None:
-    """Workers die in the middle of a task; Spark runs it again in new ones, which read the range from its start."""
+    """Workers are killed in the middle of a task; Spark runs it in new ones, which read the range from its start."""
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b"x" * 2000 for n in range(20_000)})
     table, paused = Table(upriver_node.address), PausedTasks(tmp_path / "paused")

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from upriver.client import SyncKvClient
+from upriver.client import Address, SyncKvClient
 from upriver.errors import RowsRefused
 from upriver.model import Event
 from upriver.node import EmbeddedNode
@@ -157,3 +157,32 @@ def test_outcomes_add_up() -> None:
     total = sum((WriteOutcome(1, 2, 3, ["a"] * 4), WriteOutcome(1, 1, 1, ["b"] * 4)), WriteOutcome())
     assert (total.written, total.known, total.refused, total.samples) == (2, 3, 4, ["a"] * 4 + ["b"])
     assert str(total) == "2 rows written, 3 known already, 4 refused"
+
+
+@pytest.mark.parametrize("values", [pa.array([None, b"w"], pa.binary()), None])
+def test_a_mutation_without_a_value_is_refused(upriver_node: EmbeddedNode, values: pa.Array | None) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set("kept", b"document")
+        columns = {"key": pa.array([b"kept", b"new"]), "event": pa.array(["mutation", "mutation"])}
+        batch = pa.record_batch(columns if values is None else columns | {"value": values})
+        with pytest.raises(RowsRefused, match="a mutation needs a value"):
+            RowWriter(WriteOptions(address=Address.parse(upriver_node.address))).write([batch])
+        ignoring = WriteOptions(address=Address.parse(upriver_node.address), errors_as="ignore")
+        outcome = RowWriter(ignoring).write([batch])
+        assert (outcome.written, outcome.refused) == ((0, 2) if values is None else (1, 1))
+        item = kv.get("kept")
+        assert item is not None
+        assert item.value == b"document"
+
+
+def test_a_value_that_is_too_large_is_a_refused_row(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    values = [b"small", bytes(21 * 2**20), b"also small"]
+    batch = pa.record_batch({"key": pa.array([b"a", b"b", b"c"]), "value": pa.array(values)})
+    options = WriteOptions(
+        address=Address.parse(upriver_node.address), errors_as="deadletter", dead_letter_path=str(tmp_path / "dead")
+    )
+    outcome = RowWriter(options).write([batch])
+    assert (outcome.written, outcome.refused) == (2, 1)
+    (refused,) = pq.read_table(tmp_path / "dead").to_pylist()
+    assert refused["key"] == b"b"
+    assert "the maximum is 20,971,520" in refused["error"]

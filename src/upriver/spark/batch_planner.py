@@ -3,19 +3,28 @@
 Theory of operation. The end E of a range is chosen before the range is read. A key that changes in between moves beyond
 E, and then the changes up to E do not add up to a state that the source ever had. The next range corrects that, unless
 the source fails over first: then the newer version may be lost, and no node would send the older one again. So an
-offset also holds W, the last *proven* consistent point. After a failover a query goes back to W, and never continues
-from E.
+offset also holds W, the last *proven* consistent point.
 
-Two observations after the read, under the same uuid, prove that E is consistent. Either the high seqno of the source is
-still E, so nothing has moved. Or the source retains every version from W on and was asked for exact ends.
+An observation after the read, under the same uuid, proves that E is consistent. Either the high seqno of the source is
+still E, so nothing has moved. Or the source gave exact ends: it retains every version from W on, or from E on if E was
+its high seqno when the range was planned. (A version that was current then had been current in all earlier reads, so
+none of them missed it.) Spark logs an end before the range is read and never changes it. So a proof is stored in the
+offset of the next batch, and if there is nothing else to read, in a batch without rows.
+
+After a failover there are three cases. If the source still has everything up to E, nothing that was read is lost: a
+query continues from E if E is proven, and otherwise reads the changes after W again, because it may have missed some of
+them. If the source has lost a part of it, the query rolls back to W, or to the last seqno that both share. After a
+rollback a sink repairs its state with current versions, which may lie beyond E. So until a later batch has ended at the
+high seqno of the source, another failover is always a rollback.
 
 A rollback is data. The offset's branch is increased by one, and the batch starts with a row that reports a *rollback*
-to a seqno, or a *reset* if no earlier state can be kept. Both follow from the two offsets of a batch alone, so a batch
-that Spark runs again reports the same.
+to a seqno, or a *reset* if no earlier state can be kept. Rollbacks and repeated reads follow from the two offsets of a
+batch alone, so a batch that Spark runs again reports the same.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal, NamedTuple, Protocol
 
 from upriver.errors import DataLoss, QueryRolledBack
 from upriver.model import FailoverLog
@@ -48,12 +57,37 @@ class RangeRollback(NamedTuple):
     new_uuid: int
 
 
+class RangeEnd(enum.Enum):
+    """How a range ends."""
+
+    #: With the state at the end if the source retains it, otherwise with the current one: the next range corrects it.
+    PLANNED = "planned"
+    #: With the state at the end, or not at all.
+    EXACT = "exact"
+    #: With the state when the range is read. ``end_seqno`` is the high seqno when it was planned.
+    OPEN = "open"
+
+
 class Range(NamedTuple):
     """The changes of one vbucket after ``start`` up to ``end_seqno``."""
 
     start: VbucketOffset
     end_seqno: int
     rollback: RangeRollback | None = None
+    end: RangeEnd = RangeEnd.PLANNED
+
+
+class ChangeCounter(Protocol):
+    """Tells how many changes ranges deliver: fewer than seqnos, because a range has each key once.
+
+    Vbuckets of nodes that cannot tell are missing in its answers; their seqnos are counted instead.
+    """
+
+    def item_counts(self) -> Mapping[int, int]:
+        """The number of keys of each vbucket, deleted ones included."""
+
+    def visible_ends(self, asked: Mapping[int, tuple[int, int]]) -> Mapping[int, tuple[int, int]]:
+        """For each start and limit the last end within the limit, and the number of changes up to there."""
 
 
 class Rules(NamedTuple):
@@ -61,6 +95,10 @@ class Rules(NamedTuple):
 
     on_rollback: Policy = "fail"
     fail_on_data_loss: bool = True
+    #: A replaced history, as after a flush, is a reset and not data loss.
+    flush_resets: bool = False
+    #: Whether ranges can be read again and end where they were planned to end; False for TAP.
+    has_ranges: bool = True
 
 
 def proven(offset: VbucketOffset, state: SourceState) -> VbucketOffset:
@@ -68,7 +106,8 @@ def proven(offset: VbucketOffset, state: SourceState) -> VbucketOffset:
     if offset.vbucket_uuid != state.vbucket_uuid or not offset.seqno:
         return offset
     still = state.high_seqno == offset.seqno
-    exact = state.exact_from is not None and state.exact_from <= offset.consistent_seqno
+    exact_base = offset.seqno if offset.at_high else offset.consistent_seqno
+    exact = state.exact_from is not None and state.exact_from <= exact_base
     if not still and not exact:
         return offset
     if (
@@ -79,9 +118,8 @@ def proven(offset: VbucketOffset, state: SourceState) -> VbucketOffset:
         return offset  # the common case, for a thousand vbuckets in each micro-batch
     # A read that started below the purge seqno was reset, which its offset does not show.
     reset = state.purge_seqno > offset.consistent_seqno or not offset.first_consistent
-    return offset._replace(
-        consistent_seqno=offset.seqno, first_consistent=offset.seqno if reset else offset.first_consistent
-    )
+    first_consistent = offset.seqno if reset else offset.first_consistent
+    return offset._replace(consistent_seqno=offset.seqno, first_consistent=first_consistent, at_high=0)
 
 
 def resume_offset(offset: VbucketOffset, state: SourceState, rules: Rules) -> VbucketOffset:
@@ -98,11 +136,21 @@ def resume_offset(offset: VbucketOffset, state: SourceState, rules: Rules) -> Vb
     if index == 0 and offset.seqno <= state.high_seqno:
         return offset
     upper = log.upper(index, state.high_seqno)
-    if offset.consistent_seqno == offset.seqno <= upper:
-        return offset._replace(vbucket_uuid=state.vbucket_uuid)
+    is_proven = offset.consistent_seqno == offset.seqno
+    if offset.seqno <= upper and not offset.repairing and (is_proven or _can_reread(offset, state, rules)):
+        return offset._replace(vbucket_uuid=state.vbucket_uuid, at_high=0)
     shared = min(offset.consistent_seqno, upper)
     back = 0 if shared < state.purge_seqno else shared
     return _back(offset, back, state, rules, f"the source has another history after {upper}")
+
+
+def _can_reread(offset: VbucketOffset, state: SourceState, rules: Rules) -> bool:
+    """Whether the changes after the consistent point can be read again.
+
+    A deletion that was purged since would not come again. A source refuses a start at a seqno below the purge seqno,
+    also if it purges between the plan and the read, but never a start at 0.
+    """
+    return rules.has_ranges and offset.consistent_seqno > 0 and offset.consistent_seqno >= state.purge_seqno
 
 
 def end_seqno(offset: VbucketOffset, state: SourceState, rules: Rules) -> int:
@@ -122,7 +170,7 @@ def end_seqno(offset: VbucketOffset, state: SourceState, rules: Rules) -> int:
 
 def _replaced(offset: VbucketOffset, rules: Rules) -> Rules:
     """The rules for a branch that the source does not know: data loss, or a reset whatever the policy is."""
-    if rules.fail_on_data_loss:
+    if rules.fail_on_data_loss and not rules.flush_resets:
         raise DataLoss(
             offset.vbucket,
             f"its history was replaced: uuid {offset.vbucket_uuid:#x}, read up to {offset.seqno}, is unknown now",
@@ -136,7 +184,7 @@ def _back(offset: VbucketOffset, seqno: int, state: SourceState, rules: Rules, w
     branch = offset.branch + 1
     if rules.on_rollback == "rewind" or not seqno or seqno < offset.first_consistent or not offset.first_consistent:
         return VbucketOffset(offset.vbucket, state.vbucket_uuid, branch=branch)
-    return VbucketOffset(offset.vbucket, state.vbucket_uuid, seqno, seqno, branch, offset.first_consistent)
+    return VbucketOffset(offset.vbucket, state.vbucket_uuid, seqno, seqno, branch, offset.first_consistent, repairing=1)
 
 
 def next_offset(
@@ -146,69 +194,136 @@ def next_offset(
     *,
     rows_max: int | None = None,
     target: Mapping[int, int] | None = None,
+    counter: ChangeCounter | None = None,
 ) -> Offset:
-    """The end of the next batch; equal to ``start`` if there is nothing to read.
+    """The end of the next batch; equal to ``start`` if there is nothing to read and nothing new to store.
 
-    ``target`` has the last seqnos of a query with a fixed end.
+    ``target`` has the last seqnos of a query with a fixed end. ``counter`` is asked only if a limit may be exceeded.
     """
     bases: dict[int, VbucketOffset] = {}
     ends: dict[int, int] = {}
-    for offset in start:
-        state = states.get(offset.vbucket)
-        if state is None:
-            if rules.fail_on_data_loss:
-                raise DataLoss(offset.vbucket, "no node has it any more")
-            continue
+    for offset, state in _present(start, states, rules):
         base = resume_offset(proven(offset, state), state, rules)
         bases[offset.vbucket] = base
         end = state.high_seqno if target is None else min(state.high_seqno, target.get(offset.vbucket, 0))
         ends[offset.vbucket] = max(end, base.seqno)
-    _share(bases, ends, states, rows_max)
-    return Offset(_ended(offset, bases.get(offset.vbucket), ends.get(offset.vbucket, 0)) for offset in start)
+    _limit(bases, ends, states, rows_max, counter)
+    return Offset(
+        _ended(offset, bases[offset.vbucket], ends[offset.vbucket], states[offset.vbucket], rules)
+        if offset.vbucket in bases
+        else offset
+        for offset in start
+    )
 
 
-def _ended(offset: VbucketOffset, base: VbucketOffset | None, end: int) -> VbucketOffset:
-    """The offset after the batch. A new consistent point alone does not start a batch."""
-    if base is None or (base.branch == offset.branch and end == base.seqno):
-        return offset
-    return base._replace(seqno=end)
+def _present(
+    start: Offset, states: Mapping[int, SourceState], rules: Rules
+) -> Iterator[tuple[VbucketOffset, SourceState]]:
+    """The offsets of the vbuckets that the source has; a missing one is data loss."""
+    for offset in start:
+        state = states.get(offset.vbucket)
+        if state is not None:
+            yield offset, state
+        elif rules.fail_on_data_loss:
+            raise DataLoss(offset.vbucket, "no node has it any more")
 
 
-def _share(
-    bases: Mapping[int, VbucketOffset], ends: dict[int, int], states: Mapping[int, SourceState], rows_max: int | None
+def _ended(offset: VbucketOffset, base: VbucketOffset, end: int, state: SourceState, rules: Rules) -> VbucketOffset:
+    """The offset after the batch. If there is nothing to read, a new proof or branch is stored nevertheless."""
+    is_high, rolls_back = end == state.high_seqno, base.branch != offset.branch
+    repairing = int(bool(base.repairing) and (rolls_back or not is_high))
+    if rolls_back or end > base.seqno or _is_reread(offset, base):
+        at_high = int(is_high and end > base.consistent_seqno)
+        return base._replace(seqno=end, at_high=at_high, repairing=repairing)
+    return base._replace(repairing=repairing) if base.seqno and rules.has_ranges else offset
+
+
+def _is_reread(before: VbucketOffset, after: VbucketOffset) -> bool:
+    """Whether the batch between two offsets of one branch number reads changes again, after a failover."""
+    return after.vbucket_uuid != before.vbucket_uuid and after.consistent_seqno < before.seqno
+
+
+def _limit(
+    bases: Mapping[int, VbucketOffset],
+    ends: dict[int, int],
+    states: Mapping[int, SourceState],
+    rows_max: int | None,
+    counter: ChangeCounter | None,
 ) -> None:
-    """Limit the rows of a batch: each vbucket gets its share of the backlog.
+    """Limit the changes of a batch: each vbucket gets its share of the backlog.
 
     A range that ends below the purge seqno would be reset by the next batch, again and again. So each range reaches at
     least the purge seqno.
     """
     backlog = {vbucket: ends[vbucket] - base.seqno for vbucket, base in bases.items()}
-    total = sum(backlog.values())
-    if rows_max is None or total <= rows_max:
+    if rows_max is None or sum(backlog.values()) <= rows_max:
         return
+    counts = {} if counter is None else counter.item_counts()
+    backlog = {vbucket: min(behind, counts.get(vbucket, behind)) for vbucket, behind in backlog.items()}
+    if sum(backlog.values()) <= rows_max:
+        return
+    shares = _shares(backlog, rows_max)
+    cut = {number: (bases[number].seqno, share) for number, share in shares.items() if share < backlog[number]}
+    found = {} if counter is None else counter.visible_ends({number: each for number, each in cut.items() if each[1]})
+    for vbucket, (after, share) in cut.items():
+        end = found[vbucket][0] if vbucket in found else after + share
+        ends[vbucket] = max(min(ends[vbucket], end), min(ends[vbucket], states[vbucket].purge_seqno))
+
+
+def _shares(backlog: Mapping[int, int], rows_max: int) -> dict[int, int]:
+    """Divide a limit in proportion to the backlogs, whose sum exceeds it."""
+    total = sum(backlog.values())
     shares = {vbucket: rows_max * behind // total for vbucket, behind in backlog.items()}
     left = rows_max - sum(shares.values())
     for vbucket in sorted(backlog, key=lambda vbucket: (-(rows_max * backlog[vbucket] % total), vbucket))[:left]:
         shares[vbucket] += 1
-    for vbucket, share in shares.items():
-        ends[vbucket] = max(bases[vbucket].seqno + share, min(ends[vbucket], states[vbucket].purge_seqno))
+    return shares
 
 
-def backlog_rows(start: Offset, states: Mapping[int, SourceState]) -> int:
-    """The number of seqnos between the offset and the high seqnos of the source."""
+def backlog_rows(start: Offset, states: Mapping[int, SourceState], counts: Mapping[int, int] | None = None) -> int:
+    """At most this many changes come after the offset, by the seqnos and the number of keys of each vbucket."""
+    counts = {} if counts is None else counts
     pairs = ((offset, states.get(offset.vbucket)) for offset in start)
-    return sum(max(0, state.high_seqno - offset.seqno) for offset, state in pairs if state is not None)
+    backlog = {offset.vbucket: state.high_seqno - offset.seqno for offset, state in pairs if state is not None}
+    return sum(max(0, min(behind, counts.get(vbucket, behind))) for vbucket, behind in backlog.items())
 
 
 def ranges(start: Offset, end: Offset) -> Iterable[Range]:
     """The ranges between two offsets; none for a vbucket that did not advance."""
     for after in end:
         before = start.vbuckets.get(after.vbucket, VbucketOffset(after.vbucket))
+        consistent = after._replace(seqno=after.consistent_seqno, at_high=0, repairing=0)
         if after.branch != before.branch:
-            base = after._replace(seqno=after.consistent_seqno)
-            yield Range(base, after.seqno, RangeRollback(base.seqno, before.vbucket_uuid, after.vbucket_uuid))
+            yield Range(
+                consistent, after.seqno, RangeRollback(consistent.seqno, before.vbucket_uuid, after.vbucket_uuid)
+            )
+        elif _is_reread(before, after):
+            yield Range(consistent, after.seqno)
         elif after.seqno > before.seqno:
-            yield Range(after._replace(seqno=before.seqno), after.seqno)
+            yield Range(after._replace(seqno=before.seqno, at_high=0, repairing=0), after.seqno)
+
+
+def batch_ranges(
+    start: Offset, states: Mapping[int, SourceState], rules: Rules, ends: Mapping[int, int]
+) -> Iterator[Range]:
+    """The ranges of a batch read, which no later range corrects: up to the ``ends``, or else to the current state.
+
+    Spark keeps the ranges of a DataFrame and reads them again for each action. So a range without an end is open, also
+    if there is nothing to read yet, and one from the beginning is read on any branch.
+    """
+    for offset, state in _present(start, states, rules):
+        base = resume_offset(offset, state, rules)
+        rollback = None
+        if base.branch != offset.branch:
+            rollback = RangeRollback(base.seqno, offset.vbucket_uuid, base.vbucket_uuid)
+        elif _is_reread(offset, base):
+            base = base._replace(seqno=base.consistent_seqno)
+        end_seqno = ends.get(offset.vbucket)
+        if end_seqno is None:
+            base = base if base.seqno else base._replace(vbucket_uuid=0)
+            yield Range(base, max(base.seqno, state.high_seqno), rollback, RangeEnd.OPEN)
+        elif end_seqno > base.seqno or rollback is not None:
+            yield Range(base, max(base.seqno, end_seqno), rollback, RangeEnd.EXACT)
 
 
 def answered_with_rollback(asked: Range, seqno: int, log: FailoverLog, rules: Rules) -> Range:
@@ -229,4 +344,4 @@ def answered_with_rollback(asked: Range, seqno: int, log: FailoverLog, rules: Ru
     old_uuid = start.vbucket_uuid if asked.rollback is None else asked.rollback.old_uuid
     seqno_end = asked.end_seqno if newest_uuid == start.vbucket_uuid else seqno
     base = start._replace(vbucket_uuid=newest_uuid, seqno=seqno, consistent_seqno=min(seqno, start.consistent_seqno))
-    return Range(base, seqno_end, RangeRollback(seqno, old_uuid, newest_uuid))
+    return Range(base, seqno_end, RangeRollback(seqno, old_uuid, newest_uuid), asked.end)

@@ -2,13 +2,23 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from upriver.client.cluster import Cluster, VbucketStatus, active_vbuckets, failover_logs, owners, statistics
+from upriver.client.cluster import (
+    Cluster,
+    VbucketStatus,
+    VisibleEnd,
+    active_vbuckets,
+    failover_logs,
+    item_counts,
+    owners,
+    statistics,
+    visible_ends,
+)
 from upriver.client.transport import Address, Backoff, Endpoint
-from upriver.errors import NodeUnavailable
+from upriver.errors import ClusterMapError, NodeUnavailable
 from upriver.model import FailoverLog
 from upriver.spark.batch_planner import SourceState
 from upriver.spark.offsets import Offset
@@ -18,6 +28,21 @@ T = TypeVar("T")
 PATIENCE_S: Final = 60.0
 #: The driver waits this long for an owner, because a vbucket has none for a moment while it moves.
 MOVING_S: Final = 10.0
+
+
+#: A node looks at some ten thousand records to answer how far a range may go; it is asked again this many times.
+COUNTING_ROUNDS_MAX: Final = 8
+
+#: How a node without a disk calls its files.
+_IN_MEMORY: Final = ":memory:"
+
+
+class BucketIdentity(NamedTuple):
+    """Which bucket a cluster serves."""
+
+    uuid: str
+    #: Whether a restart empties it, and gives it another uuid.
+    is_in_memory: bool
 
 
 class ClusterView:
@@ -36,6 +61,14 @@ class ClusterView:
             return list(self._vbuckets)
         return list(range(self.count()))
 
+    def restrict(self, vbuckets: Iterable[int]) -> None:
+        """Look at these vbuckets only."""
+        self._vbuckets = tuple(vbuckets)
+
+    def has_upriver_nodes(self) -> bool:
+        """Whether all owners are Upriver nodes, which support filters."""
+        return self._run(self._has_upriver_nodes())
+
     def count(self) -> int:
         """The number of vbuckets of the cluster."""
         return self._run(self._cluster.open()).vbuckets
@@ -51,6 +84,24 @@ class ClusterView:
     def bytes_per_change(self) -> int:
         """An estimate of the average size of a change, from the nodes' statistics."""
         return self._run(self._bytes_per_change())
+
+    def item_counts(self) -> dict[int, int]:
+        """The number of keys of each vbucket, deleted ones included, of which no range delivers more changes.
+
+        Vbuckets of nodes that cannot tell are missing.
+        """
+        return self._run(self._item_counts())
+
+    def visible_ends(self, asked: Mapping[int, tuple[int, int]]) -> dict[int, VisibleEnd]:
+        """How far ranges may go that start at these seqnos and deliver at most this many changes.
+
+        Vbuckets of nodes that cannot tell are missing.
+        """
+        return self._run(self._visible_ends(asked))
+
+    def bucket(self) -> BucketIdentity:
+        """Which bucket the nodes serve."""
+        return self._run(self._bucket())
 
     def close(self) -> None:
         """Close the connections."""
@@ -101,6 +152,51 @@ class ClusterView:
             for number, status in found.items()
             if number in logs
         }
+
+    async def _has_upriver_nodes(self) -> bool:
+        connections = [await self._cluster.connection(endpoint) for endpoint in await owners(self._cluster)]
+        return all(connection.is_upriver_node for connection in connections)
+
+    async def _item_counts(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for endpoint, numbers in (await owners(self._cluster, self._vbuckets)).items():
+            with contextlib.suppress(NodeUnavailable):
+                here = await item_counts(await self._cluster.connection(endpoint))
+                found |= {number: here[number] for number in numbers if number in here}
+        return found
+
+    async def _visible_ends(self, asked: Mapping[int, tuple[int, int]]) -> dict[int, VisibleEnd]:
+        """Ask again where a node has looked at enough records for one answer, but not for ever."""
+        found: dict[int, VisibleEnd] = {}
+        open_ = dict(asked)
+        for _ in range(COUNTING_ROUNDS_MAX):
+            if not open_:
+                break
+            answers: dict[int, VisibleEnd] = {}
+            for endpoint, numbers in (await owners(self._cluster, list(open_))).items():
+                with contextlib.suppress(NodeUnavailable):
+                    connection = await self._cluster.connection(endpoint)
+                    answers |= await visible_ends(connection, {number: open_[number] for number in numbers})
+            following: dict[int, tuple[int, int]] = {}
+            for number, (end_seqno, changes) in answers.items():
+                after, most = open_[number]
+                found[number] = VisibleEnd(end_seqno, found.get(number, VisibleEnd(0, 0)).changes + changes)
+                if changes < most and end_seqno > after:
+                    following[number] = end_seqno, most - changes
+            open_ = following
+        return found
+
+    async def _bucket(self) -> BucketIdentity:
+        known = await self._cluster.open()
+        if known.is_empty:
+            known = await self._cluster.refresh(known)
+        if known.is_empty:  # the map of a node that is alone and has nothing says nothing about the bucket
+            raise ClusterMapError(f"no node of {self._cluster.address} that answers has vbuckets")
+        kinds = set()
+        for endpoint in await owners(self._cluster):
+            numbers = await statistics(await self._cluster.connection(endpoint))
+            kinds.add(numbers.get("ep_dbname") == _IN_MEMORY or numbers.get("ep_bucket_type") == "ephemeral")
+        return BucketIdentity(known.bucket_uuid, True in kinds)
 
     async def _bytes_per_change(self) -> int:
         items = size = 0

@@ -13,17 +13,20 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, IntegerType, LongType, NullType, StringType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, IntegralType, LongType, NullType, StringType, StructType
 
 from upriver.errors import OptionError
 from upriver.spark.options import ReadOptions, WriteOptions
+from upriver.spark.range_rows import RangeRowsReader, range_schema
 from upriver.spark.readers import BatchReader, StreamReader
 from upriver.spark.row_writer import RowWriter, WriteOutcome
-from upriver.spark.rows import SCHEMA, document_metadata
+from upriver.spark.rows import FIELDS, SCHEMA, document_metadata
+from upriver.spark.short_errors import short_errors
 
 LOG: Final = logging.getLogger("upriver.spark")
 
 
+@short_errors
 class UpriverDataSource(DataSource):
     """Changes of a cluster as rows, and rows as changes."""
 
@@ -35,11 +38,15 @@ class UpriverDataSource(DataSource):
     def schema(self) -> StructType:
         """One row for each change."""
         options = self._read_options()
+        if options.output == "ranges":
+            return range_schema()
         return row_schema(options.value_format, options.value_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
         options = self._read_options()
+        if options.output == "ranges":
+            raise OptionError("output", "ranges", "only a stream plans ranges: use readStream")
         columns = readable_columns(schema, self.schema())
         if options.dialect == "tap":
             from upriver.spark.tap_readers import TapReader
@@ -50,6 +57,8 @@ class UpriverDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream read."""
         options = self._read_options()
+        if options.output == "ranges":
+            return RangeRowsReader(options, tuple(FIELDS))
         columns = readable_columns(schema, self.schema())
         if options.dialect == "tap":
             from upriver.spark.tap_readers import TapStreamReader
@@ -83,6 +92,7 @@ class Done(WriterCommitMessage):
         self.outcome = outcome
 
 
+@short_errors
 class _Writer:
     """Writes the rows of a task."""
 
@@ -98,6 +108,7 @@ class _Writer:
         return sum((message.outcome for message in messages if isinstance(message, Done)), WriteOutcome())
 
 
+@short_errors
 class UpriverWriter(_Writer, DataSourceArrowWriter):
     """A batch write."""
 
@@ -109,6 +120,7 @@ class UpriverWriter(_Writer, DataSourceArrowWriter):
         """A task has failed. Written rows stay, and writing them again changes nothing."""
 
 
+@short_errors
 class UpriverStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """A stream write."""
 
@@ -145,6 +157,13 @@ def check_writable(schema: StructType, *, with_meta: bool) -> None:
         if name in names and not isinstance(schema[name].dataType, StringType | BinaryType | NullType):
             kind = schema[name].dataType.simpleString()
             raise OptionError("schema", f"{name} {kind}", "must be string or binary: use a cast, or to_json")
+    for name in ("vbucket", "seqno", "branch", "flags", "expiry", "cas", "rev_seqno", "datatype"):
+        if name in names and not isinstance(schema[name].dataType, IntegralType | NullType):
+            kind = schema[name].dataType.simpleString()
+            raise OptionError("schema", f"{name} {kind}", "must be a whole number: use a cast to long")
+    if "event" in names and not isinstance(schema["event"].dataType, StringType):
+        kind = schema["event"].dataType.simpleString()
+        raise OptionError("schema", f"event {kind}", "must be string: mutation, deletion or expiration")
 
 
 def row_schema(value_format: str, value_schema: str | None) -> StructType:

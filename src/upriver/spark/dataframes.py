@@ -17,12 +17,38 @@ def changes(frame: DataFrame, value_schema: str | StructType | None = None) -> D
     ``valueFormat`` = ``json`` become variants, and other values stay as they are. Invalid JSON becomes null.
     """
     rows = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).withColumn("key", fn.col("key").cast("string"))
-    declared = frame.schema["value"].metadata.get(DOCUMENTS) if "value" in frame.columns else None
-    if value_schema is None and declared is None:
+    if value_schema is None and "value" in frame.columns:
+        value_schema = _declared_schema(frame)
+    if value_schema is None:
         return rows
     text = fn.col("value").cast("string")
-    schema = value_schema or declared
-    return rows.withColumn("value", fn.from_json(text, schema) if schema else fn.try_parse_json(text))
+    variant = fn.try_parse_json(text)
+    # from_json gives a struct of nulls for invalid JSON, which looks like an empty document.
+    parsed = fn.when(variant.isNotNull(), fn.from_json(text, value_schema)) if value_schema else variant
+    return rows.withColumn("value", parsed)
+
+
+def _declared_schema(frame: DataFrame) -> str | None:
+    """The schema of documents that the source was told; empty without one, None if values are not documents.
+
+    The source says so in the metadata of its column. A schema of the user's own has no such metadata; then the options
+    of the source are in the plan.
+    """
+    metadata = frame.schema["value"].metadata
+    if DOCUMENTS in metadata:
+        return str(metadata[DOCUMENTS])
+    plan = getattr(getattr(frame, "_jdf", None), "queryExecution", None)  # a client of Spark Connect has no plan
+    if plan is None:
+        return None
+    leaves = plan().analyzed().collectLeaves()
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        name = leaf.getClass().getSimpleName()
+        if name in ("DataSourceV2Relation", "StreamingRelationV2"):
+            options = leaf.options() if name == "DataSourceV2Relation" else leaf.extraOptions()
+            if (options.get("valueFormat") or "").lower() == "json":
+                return options.get("valueSchema") or ""
+    return None
 
 
 def latest(frame: DataFrame) -> DataFrame:

@@ -3,6 +3,9 @@
 Spark compares offsets as text, so an offset always names all vbuckets, in one order and one spelling. 1,024 nested
 entries would take about 60 KB in every batch's log entry, and as many objects to parse. So they are packed by column,
 each in as many bytes as its largest number needs.
+
+Spark asks for the initial offset again if it restarts before the first batch is committed, but it keeps the logged end
+of that batch. So the initial offset and the end of the first batch also contain the first start, under ``start``.
 """
 
 import base64
@@ -17,8 +20,9 @@ import numpy as np
 from upriver.errors import OffsetError
 from upriver.model import Snapshot, StreamPosition
 
-#: The version of the packed form; other versions are refused.
-VERSION: Final = 1
+#: The version of the packed form; later versions are refused. Version 1 had the first six columns.
+VERSION: Final = 2
+_COLUMNS: Final = {1: 6, 2: 8}
 _WIDTHS: Final = (0, 1, 2, 4, 8)
 _EARLIEST: Final = "earliest"
 _LATEST: Final = "latest"
@@ -38,6 +42,11 @@ class VbucketOffset(NamedTuple):
     branch: int = 0
     #: The first consistent point since the start at 0; 0 before there is one.
     first_consistent: int = 0
+    #: 1 if the source had nothing beyond the seqno when it was planned, and the seqno is not proven consistent yet.
+    at_high: int = 0
+    #: 1 from a rollback until a later batch ends at the source's high seqno. Until then a sink that has repaired its
+    #: state may hold versions from beyond the seqno.
+    repairing: int = 0
 
     @classmethod
     def consistent_at(
@@ -93,13 +102,13 @@ class Offset:
     def unpacked(cls, offset: Mapping[str, Any]) -> "Offset":
         """Read what ``packed`` returned."""
         version = offset.get("version")
-        if version != VERSION:
+        if version not in _COLUMNS:
             raise OffsetError(
-                f"the offset has the version {version!r}, and this release reads version {VERSION}: "
+                f"the offset has the version {version!r}, and this release reads versions up to {VERSION}: "
                 "use the release that wrote the checkpoint, or start with a new checkpoint location"
             )
         try:
-            return _unpacked(offset["places"], int(offset["count"]))
+            return _unpacked(offset["places"], int(offset["count"]), _COLUMNS[version])
         except (KeyError, TypeError, ValueError, IndexError, binascii.Error) as error:
             raise OffsetError(f"the offset is damaged ({error}): start with a new checkpoint location") from None
 
@@ -112,15 +121,34 @@ class Offset:
                 "whole": each.consistent_seqno,
                 "branch": each.branch,
                 "first_whole": each.first_consistent,
+                "at_high": each.at_high,
+                "repairing": each.repairing,
             }
             for each in self
         }
 
 
+def starting(offset: Mapping[str, Any]) -> dict[str, Any]:
+    """This packed offset as the start of a query."""
+    return {**offset, "start": {**offset}}
+
+
+def first_end(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
+    """The packed end of a batch; if the batch is the query's first, with its start."""
+    begun = start.get("start")
+    is_first = begun is not None and begun == {name: value for name, value in start.items() if name != "start"}
+    return {**end, "start": begun} if is_first else {**end}
+
+
+def logged_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The start of a batch: the one that is logged with its end, or what Spark says."""
+    return start if start == end else end.get("start") or start
+
+
 @lru_cache(maxsize=8)
-def _unpacked(packed: str, count: int) -> Offset:
+def _unpacked(packed: str, count: int, columns: int) -> Offset:
     """Cached, because Spark passes the end of a micro-batch when its tasks are planned and as the start of the next."""
-    rows = _differences(_columns(base64.b64decode(packed, validate=True), count))
+    rows = _differences(_columns(base64.b64decode(packed, validate=True), count, columns))
     return Offset(VbucketOffset(*row) for row in rows.tolist())
 
 
@@ -131,11 +159,11 @@ def _differences(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _columns(data: bytes, count: int) -> np.ndarray:
+def _columns(data: bytes, count: int, columns: int) -> np.ndarray:
     """The numbers of a packed offset, one row per vbucket."""
     rows = np.zeros((count, len(VbucketOffset._fields)), dtype=np.uint64)
     at = 0
-    for column in range(rows.shape[1]):
+    for column in range(columns):
         width = data[at]
         if width not in _WIDTHS:
             raise ValueError(f"a column of {width} bytes")
@@ -197,13 +225,14 @@ def _entry(name: str, value: Any) -> tuple[int, VbucketOffset | str]:
         whole = _number(value.get("whole", seqno))
         branch = _number(value.get("branch", 0))
         first_consistent = _number(value.get("first_whole", whole))
+        at_high, repairing = (min(1, _number(value.get(name, 0))) for name in ("at_high", "repairing"))
     except (KeyError, TypeError, ValueError) as error:
         raise OffsetError(f"vbucket {number}: uuid and seqno must be given as numbers ({error})") from None
     if whole > seqno:
         raise OffsetError(f"vbucket {number}: whole is {whole}, but must not exceed the seqno {seqno}")
     if seqno and not uuid:
         raise OffsetError(f"vbucket {number}: seqno {seqno} needs the uuid of its branch")
-    return number, VbucketOffset(number, uuid, seqno, whole, branch, first_consistent)
+    return number, VbucketOffset(number, uuid, seqno, whole, branch, first_consistent, at_high, repairing)
 
 
 def _number(value: Any) -> int:

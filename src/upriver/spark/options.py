@@ -9,12 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from upriver.client.consumer import ConsumerSettings, default_name
+from upriver.client.consumer import ColumnName, ConsumerSettings, DialectName, default_name
 from upriver.client.transport import Address
 from upriver.errors import AddressError, OffsetError, OptionError
 from upriver.options import (
-    VBUCKETS_MAX,
-    Reader,
     as_any_text,
     as_count,
     as_flag,
@@ -41,14 +39,15 @@ def as_address(value: Any) -> Address:
     try:
         return Address.parse(value)
     except AddressError as error:
-        raise ValueError(f"HOST:PORT or upriver://user@host:port/bucket ({error.why})") from None
+        raise ValueError(f"a valid address: {error.why}") from None
 
 
-as_vbuckets_or_all: Final = Reader(
-    lambda value: None if value.lower() == "all" else as_vbuckets(value),
-    f"all, or vbuckets below {VBUCKETS_MAX} such as 7, 0-511 or 0-511,700",
-    "all or 0-511,700",
-)
+def as_vbuckets_or_all(value: str) -> tuple[int, ...] | None:
+    """Numbers and ranges of vbuckets; None for all."""
+    try:
+        return None if value.lower() == "all" else as_vbuckets(value)
+    except ValueError as error:
+        raise ValueError(f"all, or {error}") from None
 
 
 def as_offsets(value: str) -> Any:
@@ -110,12 +109,12 @@ class ConnectionOptions:
 class ReadOptions(ConnectionOptions):
     """What a query reads, and how."""
 
-    dialect: str = option("dcp", one_of(*DIALECTS), "dialect to speak to the nodes")
+    dialect: DialectName = option("dcp", one_of(*DIALECTS), "dialect to speak to the nodes")
     stream_port: int | None = option(
         None, as_port, "port for stream requests, if it differs from the nodes' port; for listeners of one draft"
     )
     name: str | None = option(None, as_text, "name of the connections in the nodes' statistics")
-    vbuckets: tuple[int, ...] | None = option(None, as_vbuckets_or_all, "vbuckets to read")
+    vbuckets: tuple[int, ...] | None = option(None, as_vbuckets_or_all, "vbuckets to read", "all or 0-511,700")
     starting_offsets: Any = option("earliest", as_offsets, "where a new query starts", "earliest, latest or JSON")
     ending_offsets: Any = option("latest", as_ends, "where a batch query ends", "latest or JSON")
     max_rows_per_trigger: int | None = option(None, as_count, "maximum number of changes in a micro-batch")
@@ -127,10 +126,15 @@ class ReadOptions(ConnectionOptions):
     min_partitions: int | None = option(None, as_count, "minimum number of tasks, at most one per vbucket")
     on_rollback: Policy = option("fail", one_of(*POLICIES), "what to do when the source rolls back")
     fail_on_data_loss: bool = option(True, as_flag, "fail if a vbucket is gone or its history was replaced")
+    flush_resets: bool = option(
+        False, as_flag, "treat a replaced history, as after a flush, as a reset instead of data loss"
+    )
     keys_only: bool = option(False, as_flag, "do not fetch values")
     key_prefix: str | None = option(None, as_text, "only keys that start with this")
     key_filter: str | None = option(None, as_text, "only keys that match this RE2 pattern", "PATTERN")
-    value_filter: str | None = option(None, as_value_filter, "only changes whose JSON value has this field", "JSON")
+    value_filter: str | None = option(
+        None, as_value_filter, "only changes whose JSON value matches this condition", "JSON"
+    )
     persisted_only: bool = option(False, as_flag, "only changes that are on the source's disk")
     history: bool = option(False, as_flag, "every retained version of a key, not only the newest")
     value_format: str = option(
@@ -138,6 +142,12 @@ class ReadOptions(ConnectionOptions):
     )
     value_schema: str | None = option(None, as_text, "with json: schema of the documents, in Spark's syntax", "DDL")
     rows_per_batch: int = option(65_536, as_count, "maximum number of rows in a record batch")
+    output: str = option(
+        "changes", one_of("changes", "ranges"), "what a row of a stream is: a change, or the ranges of one task"
+    )
+    shards: int | None = option(None, as_count, "with ranges: vbucket v belongs to task v mod N in every batch", "N")
+    rows_per_task: int = option(1_000_000, as_count, "with ranges: maximum number of changes of a task")
+    bytes_per_task: int = option(256 * 1024 * 1024, as_jvm_size, "with ranges: estimated maximum size of a task")
 
     def __post_init__(self) -> None:
         if self.dialect == "tap":
@@ -167,6 +177,7 @@ class ReadOptions(ConnectionOptions):
             "valueFilter": self.value_filter is not None,
             "persistedOnly": self.persisted_only,
             "history": self.history,
+            "output": self.output != "changes",
         }
         asked = [name for name, is_asked in impossible.items() if is_asked]
         if asked:
@@ -177,7 +188,7 @@ class ReadOptions(ConnectionOptions):
                 f"{', '.join(asked)}{' (or use rewind)' if 'onRollback' in asked else ''}, or use dcp",
             )
 
-    def consumer_settings(self, columns: tuple[str, ...]) -> ConsumerSettings:
+    def consumer_settings(self, columns: tuple[ColumnName, ...]) -> ConsumerSettings:
         """The settings of this query's connections."""
         prefix = None if self.key_prefix is None else "^" + re.escape(self.key_prefix)
         return ConsumerSettings(
@@ -196,7 +207,8 @@ class ReadOptions(ConnectionOptions):
     @property
     def rules(self) -> Rules:
         """What to do when the source has lost changes."""
-        return Rules(self.on_rollback, self.fail_on_data_loss)
+        has_ranges = self.dialect != "tap"
+        return Rules(self.on_rollback, self.fail_on_data_loss, self.flush_resets, has_ranges=has_ranges)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

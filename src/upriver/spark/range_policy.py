@@ -3,6 +3,9 @@
 A range was planned on a branch. A source that accepts it on another branch has lost that branch: the end of the range
 may never arrive, so the range is finished early and the next plan rolls back. But a former owner may not know the
 planned branch at all; then the supervisor asks again with a newer map first.
+
+No plan follows a batch read. Its ranges are exact, and fail if they cannot be, or open: the task asks the node for the
+high seqno and reads up to there, on whichever branch continues the start.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final
 
-from upriver.client.cluster import failover_logs
+from upriver.client.cluster import active_seqnos, failover_logs
 from upriver.client.consumer import (
     ConsumerSettings,
     EndPositions,
@@ -27,9 +30,9 @@ from upriver.client.consumer import (
 )
 from upriver.client.transport import Connection
 from upriver.errors import ClusterMapError, DataLoss, OutOfRange, StatusError, StreamRefused, UpriverError
-from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition
+from upriver.model import NO_END, FailoverEntry, FailoverLog, Snapshot, StreamPosition
 from upriver.protocol.consumer import ConsumerStream
-from upriver.spark.batch_planner import Range, RangeRollback, Rules, answered_with_rollback
+from upriver.spark.batch_planner import Range, RangeEnd, RangeRollback, Rules, answered_with_rollback
 from upriver.spark.rows import Bounds
 from upriver.wire import dcp
 
@@ -68,6 +71,8 @@ class RangePolicy(StreamPolicy):
         self._on_rollback = on_rollback
         self._on_finished = on_finished
         self._ranges: dict[int, Range] = {}
+        #: The ends of open ranges: the high seqnos when they were requested.
+        self._high_seqnos: dict[int, int] = {}
         #: Vbuckets whose state at the end of the range is not retained any more.
         self._inexact: set[int] = set()
         #: The position of each vbucket that has received changes in this task.
@@ -79,21 +84,27 @@ class RangePolicy(StreamPolicy):
 
     def start(self, ranges: Iterable[Range]) -> None:
         """Read these ranges next."""
-        for state in (self._ranges, self._inexact, self._received, self._unreported, self._doubted):
+        for state in (
+            self._ranges, self._high_seqnos, self._inexact, self._received, self._unreported, self._doubted
+        ):  # fmt: skip
             state.clear()
+        ends: dict[int, int] = {}
         for asked in ranges:
             number = asked.start.vbucket
             self._ranges[number] = asked
             if asked.rollback is not None:
                 self._report(number, asked.rollback, asked.rollback.seqno)
-            if asked.end_seqno > asked.start.seqno:
+            if asked.end is RangeEnd.OPEN or asked.end_seqno > asked.start.seqno:
                 self.tracked.put(number, _progress(asked))
-        ends = {number: each.end_seqno for number, each in self._ranges.items() if each.end_seqno > each.start.seqno}
+                ends[number] = NO_END if asked.end is RangeEnd.OPEN else asked.end_seqno
         self.ends.start(ends, ends)
 
     def received(self, runs: Iterable[Run]) -> None:
         """These runs arrived."""
         for number, _, position in runs:
+            asked = self._ranges[number]
+            if asked.end is RangeEnd.EXACT and position.seqno > asked.end_seqno:
+                raise _inexact_end(number, f"the source has changed, and cannot give the state at {asked.end_seqno}")
             self._received[number] = position
             self._report_pending(number, position.snapshot.end)
 
@@ -108,18 +119,46 @@ class RangePolicy(StreamPolicy):
         """Exact ends, unless the node has refused them."""
         return self._inexact_settings if vbucket in self._inexact else self.settings
 
+    def end_seqno(self, vbucket: int) -> int:
+        """The end to request; for an open range the high seqno."""
+        if self._ranges[vbucket].end is not RangeEnd.OPEN:
+            return super().end_seqno(vbucket)
+        high_seqno = self._high_seqnos.get(vbucket, self._ranges[vbucket].end_seqno)
+        return max(high_seqno, self.tracked[vbucket].position.seqno)
+
     def flags(self, feed: Feed) -> int:
         """Request active copies where the dialect can."""
         return int(dcp.StreamFlag.ACTIVE_ONLY) if feed.speaks_dcp else 0
 
     def must_check_active(self, feed: Feed) -> bool:
-        """Check everywhere except on Upriver nodes with `dcp`: other servers may ignore the flag."""
-        return not (feed.speaks_dcp and feed.connection.is_upriver_node)
+        """Check everywhere except on Upriver nodes with `dcp`: other servers may ignore the flag.
+
+        Open ranges need the check too, because it comes with ``prepare``.
+        """
+        is_open = any(self._ranges[number].end is RangeEnd.OPEN for number in self.ends.unfinished)
+        return is_open or not (feed.speaks_dcp and feed.connection.is_upriver_node)
 
     async def prepare(self, feed: Feed, connection: Connection, vbuckets: Sequence[int]) -> None:
-        """Learn where the branches began: `upr` and the drafts compare that too, but an offset has only uuids."""
-        if feed.speaks_dcp:
+        """Learn the ends of open ranges, and where the branches began: `upr` and the drafts compare that too."""
+        await self._find_ends(connection, [n for n in vbuckets if self._ranges[n].end is RangeEnd.OPEN])
+        if not feed.speaks_dcp:
+            await self._find_branches(connection, vbuckets)
+
+    async def _find_ends(self, connection: Connection, vbuckets: Sequence[int]) -> None:
+        if not vbuckets:
             return
+        try:
+            found = await active_seqnos(connection)
+        except StatusError:  # the node does not know the request
+            return
+        for number in vbuckets:
+            if number in found:
+                self._high_seqnos[number] = found[number]
+                if not found[number] and not self.tracked[number].position.seqno:
+                    self.ends.finish(number)
+
+    async def _find_branches(self, connection: Connection, vbuckets: Sequence[int]) -> None:
+        """An offset has only uuids."""
         begun = [number for number in vbuckets if self.tracked[number].position.seqno]
         try:
             logs = await failover_logs(connection, begun)
@@ -131,28 +170,50 @@ class RangePolicy(StreamPolicy):
             if index is not None:
                 vbucket.progress = dataclasses.replace(vbucket.progress, failover_log=FailoverLog(log.entries[index:]))
 
-    def accepted(self, feed: Feed, stream: ConsumerStream, end_seqno: int) -> str:  # noqa: ARG002
-        """Read nothing from another branch than the planned one."""
+    def accepted(self, feed: Feed, stream: ConsumerStream, end_seqno: int) -> str:
+        """Read nothing from another branch than the planned one, unless no plan follows."""
         number = stream.vbucket
         if number not in self.ends.unfinished:
             feed.close_stream(number)
             return ""
-        asked = self._ranges[number]
-        if asked.start.vbucket_uuid in (0, stream.position.vbucket_uuid):
-            return ""
-        feed.close_stream(number)
-        if feed.is_draft:  # which cannot close a stream, and would refuse a second one
-            asyncio.get_running_loop().call_soon(feed.connection.abort)
-        if self._is_unknown_branch(number, self.tracked[number].failover_log):
+        asked, log = self._ranges[number], self.tracked[number].failover_log
+        is_unknown = self._is_unknown_branch(number, log)
+        if self._branch(number) in (0, stream.position.vbucket_uuid) or (
+            not is_unknown and self._continues(asked, log)
+        ):
+            if asked.end is not RangeEnd.OPEN or end_seqno <= self.end_seqno(number):
+                return ""
+            self._close(feed, number)
+            return "the source was rolled back below the requested end"
+        self._close(feed, number)
+        if is_unknown:
             self._doubted.add(number)
             self.tracked.put(number, _progress(asked, self._received.get(number)))
             return f"{feed.endpoint} does not know its branch"
         self.ends.finish(number)
         return ""
 
+    def _close(self, feed: Feed, number: int) -> None:
+        feed.close_stream(number)
+        if feed.is_draft:  # which cannot close a stream, and would refuse a second one
+            asyncio.get_running_loop().call_soon(feed.connection.abort)
+
+    def _continues(self, asked: Range, log: FailoverLog) -> bool:
+        """Whether a range is read although the source has another branch than the planned one."""
+        if asked.end is not RangeEnd.EXACT:
+            return asked.end is RangeEnd.OPEN
+        index = log.index(self._branch(asked.start.vbucket))
+        if index is None or asked.end_seqno > log.upper(index, NO_END):
+            raise _inexact_end(asked.start.vbucket, f"the source has another history before {asked.end_seqno} now")
+        return True
+
     def changes_request(self, vbucket: int, error: UpriverError) -> bool:
-        """Read the current state where the exact end is not retained any more."""
+        """Read the current state where the exact end is not retained any more, if the next range corrects that."""
         if not isinstance(error, OutOfRange) or vbucket in self._inexact:
+            return False
+        if self._ranges[vbucket].end is RangeEnd.EXACT:
+            raise _inexact_end(vbucket, error.detail)
+        if self._ranges[vbucket].end is RangeEnd.OPEN:
             return False
         self._inexact.add(vbucket)
         return True
@@ -180,32 +241,45 @@ class RangePolicy(StreamPolicy):
 
     # Rollbacks
 
+    def _branch(self, number: int) -> int:
+        """The branch on which a vbucket is read; 0 if it may be read on any."""
+        received = self._received.get(number)
+        return self._ranges[number].start.vbucket_uuid if received is None else received.vbucket_uuid
+
     def _is_unknown_branch(self, number: int, log: FailoverLog) -> bool:
-        return log.index(self._ranges[number].start.vbucket_uuid) is None and number not in self._doubted
+        uuid = self._branch(number)
+        return uuid != 0 and log.index(uuid) is None and number not in self._doubted
 
     def _happened(self, event: VbucketEvent, progress: Progress) -> None:
         """The source was rolled back after the range was planned. (The next plan sees a flush.)"""
         number = event.vbucket
-        if (
-            number not in self.ends.unfinished
-            or isinstance(event, Flush)
-            or self._is_unknown_branch(number, progress.failover_log)
-        ):
+        if number not in self.ends.unfinished:
             return
         asked = self._ranges[number]
+        is_corrected = asked.end is RangeEnd.PLANNED
+        if isinstance(event, Flush):
+            if not is_corrected:
+                raise StreamRefused(number, "the source was flushed during the read; run the query again")
+            return
+        if self._branch(number) == 0 or self._is_unknown_branch(number, progress.failover_log):
+            return
+        # Spark may have rows above the rollback already, and a batch cannot take them back.
+        too_late = StreamRefused(number, "the source was rolled back during the read; the task must run again")
+        if number in self._received and not is_corrected:
+            raise too_late
         instead = answered_with_rollback(asked, event.seqno, progress.failover_log, self._rules)
         assert instead.rollback is not None
         if number in self._received and event.new_uuid == asked.start.vbucket_uuid:
-            # Spark has rows above the rollback already, and a batch cannot take them back.
-            raise StreamRefused(number, "the source was rolled back during the read; the task must run again")
-        if instead.end_seqno > instead.start.seqno:
+            raise too_late
+        if instead.end_seqno > instead.start.seqno or not is_corrected:
             self._unreported[number] = instead.rollback
         else:
             self._report(number, instead.rollback, instead.rollback.seqno)
             self.ends.finish(number)
 
     def _finished(self, number: int) -> None:
-        self._report_pending(number, self.ends.wanted_end(number))
+        is_open = self._ranges[number].end is RangeEnd.OPEN
+        self._report_pending(number, self.end_seqno(number) if is_open else self.ends.wanted_end(number))
         self._on_finished()
 
     def _report_pending(self, number: int, snapshot_end: int) -> None:
@@ -219,6 +293,13 @@ class RangePolicy(StreamPolicy):
         event = Rollback(number, seqno, old_uuid, new_uuid) if seqno else Reset(number, old_uuid, new_uuid)
         position = StreamPosition(new_uuid, seqno, Snapshot(seqno, snapshot_end))
         self._on_rollback(event, Progress(position, FailoverLog.fresh(new_uuid)))
+
+
+def _inexact_end(vbucket: int, why: str) -> StreamRefused:
+    """The error for a batch read whose end cannot be exact any more."""
+    return StreamRefused(
+        vbucket, f"{why}: leave out endingOffsets, or name newer ones (a node keeps old states for --history-s)"
+    )
 
 
 def _progress(asked: Range, received: StreamPosition | None = None) -> Progress:

@@ -7,7 +7,7 @@ processes that use them. Spark never calls ``stop`` and calls ``commit`` late, s
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -19,20 +19,35 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from upriver.errors import OptionError
-from upriver.spark.batch_planner import Range, SourceState, backlog_rows, end_seqno, next_offset, ranges
+from upriver.spark.batch_planner import (
+    Range,
+    SourceState,
+    backlog_rows,
+    batch_ranges,
+    end_seqno,
+    next_offset,
+    ranges,
+)
 from upriver.spark.cluster_view import ClusterView
-from upriver.spark.offsets import Offset, VbucketOffset
+from upriver.spark.offsets import Offset, VbucketOffset, first_end, logged_start, starting
 from upriver.spark.options import ReadOptions
+from upriver.spark.pushed_filters import PushDown, PushedFilters, key_pattern
 from upriver.spark.range_reader import RangeReader, Reading, reader_for
 from upriver.spark.rows import RowMaker
+from upriver.spark.short_errors import short_errors
+
+#: A limit that limits nothing, but shows that Spark respects limits.
+_ANY_ROWS: Final = 2**62
 
 
 class RangesPartition(InputPartition):
     """The ranges that one task reads."""
 
-    def __init__(self, ranges: list[Range]) -> None:
+    def __init__(self, ranges: list[Range], key_filter: str | None = None) -> None:
         super().__init__(None)
         self.ranges = ranges
+        #: A pattern of keys in addition to the query's options, for nodes that support it.
+        self.key_filter = key_filter
 
 
 class SparkReader:
@@ -61,62 +76,87 @@ class _Ranges(SparkReader):
         by_owner = list(view.owners(by_vbucket).values())
         unowned = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
         groups = [*by_owner, *([sorted(unowned)] if unowned else [])]
-        wanted = min(self.options.min_partitions or 2, len(by_vbucket))
+        wanted = min(self.options.min_partitions or self._default_tasks(), len(by_vbucket))
         tasks: list[list[Range]] = []
         for numbers, share in zip(groups, _shares([len(numbers) for numbers in groups], wanted), strict=True):
-            tasks += _balanced([by_vbucket[number] for number in numbers], share)
+            tasks += balanced([by_vbucket[number] for number in numbers], share)
         return [RangesPartition(task) for task in tasks if task]
+
+    def _default_tasks(self) -> int:
+        return 2
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
         # Readers are shared by queries that differ only in their start and end.
         options = dataclasses.replace(self.options, starting_offsets="earliest", ending_offsets="latest")
-        reader = reader_for((options, self.columns), self._new_reader)
+        if partition.key_filter is not None:
+            options = dataclasses.replace(options, key_prefix=None, key_filter=partition.key_filter)
+        reader = reader_for((options, self.columns), lambda: self._new_reader(options))
         yield from reader.read(partition.ranges)
 
-    def _new_reader(self) -> RangeReader:
+    def _new_reader(self, options: ReadOptions) -> RangeReader:
         rows = self._rows()
-        return RangeReader(
-            Reading(
-                self.options.cluster,
-                self.options.consumer_settings(rows.to_decode),
-                self.options.rules,
-                rows,
-                self.options.rows_per_batch,
-            )
-        )
+        settings = options.consumer_settings(rows.to_decode)
+        return RangeReader(Reading(options.cluster, settings, options.rules, rows, options.rows_per_batch))
 
 
+@short_errors
 class BatchReader(_Ranges, DataSourceReader):
     """A batch read: everything between two offsets."""
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+        super().__init__(options, columns)
+        self.pushed = PushedFilters()
+
+    @property
+    def pushFilters(self) -> PushDown:  # noqa: N802
+        """Takes the filters that the source can apply."""
+        return PushDown(self)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the batch."""
         view = ClusterView(self.options.cluster, self.options.vbuckets)
         try:
-            numbers = view.vbuckets()
+            numbers = self.pushed.vbuckets(view.vbuckets())
+            if self.pushed.by_vbucket:
+                view.restrict(numbers)
             start = starting_offset(self.options.starting_offsets, numbers, view)
             states = view.states(start)
-            end = next_offset(start, states, self.options.rules, target=self._target(view, states))
-            return self._partitions(view, list(ranges(start, end))) or [RangesPartition([])]
+            todo = list(batch_ranges(start, states, self.options.rules, self._ends(view, states)))
+            tasks = self._partitions(view, todo)
+            key_filter = self._key_filter(view)
+            for task in tasks:
+                assert isinstance(task, RangesPartition)
+                task.key_filter = key_filter
+            return tasks or [RangesPartition([])]
         finally:
             view.close()
 
+    def _key_filter(self, view: ClusterView) -> str | None:
+        """A pattern for the pushed filters, if the nodes support it and the query has no pattern of its own."""
+        prefix, options = self.pushed.key_prefix, self.options
+        own = None if options.key_prefix is None else options.key_prefix.encode()
+        if not prefix or options.key_filter is not None or not (own is None or prefix.startswith(own)):
+            return None
+        return key_pattern(prefix) if options.dialect in ("dcp", "upr") and view.has_upriver_nodes() else None
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
-        return self._read(partition)
+        batches = self._read(partition)
+        return batches if self.pushed == PushedFilters() else (self.pushed.rows(batch) for batch in batches)
 
-    def _target(self, view: ClusterView, states: dict[int, SourceState]) -> dict[int, int] | None:
+    def _ends(self, view: ClusterView, states: dict[int, SourceState]) -> dict[int, int]:
+        """The ends that the query names."""
         given = self.options.ending_offsets
         if given == "latest":
-            return None
+            return {}
         offsets = existing("endingOffsets", given, view)
         ends = Offset(each for n, each in offsets.items() if n in states and isinstance(each, VbucketOffset))
         seen = states | view.states(ends)  # with the logs of the ends, whose branches may differ from the start's
-        highest = {number: state.high_seqno for number, state in states.items()}
-        return highest | {end.vbucket: end_seqno(end, seen[end.vbucket], self.options.rules) for end in ends}
+        return {end.vbucket: end_seqno(end, seen[end.vbucket], self.options.rules) for end in ends}
 
 
+@short_errors
 class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream read, which plans one micro-batch after the other."""
 
@@ -125,6 +165,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._opened: ClusterView | None = None
         self._target: dict[int, int] | None = None
         self._waiting_since: float | None = None
+        #: The start, the seqnos after it and the changes that they delivered, when the backlog was last counted.
+        self._counted: tuple[Offset, int, int] | None = None
         #: The state of the source when the last micro-batch was planned.
         self._seen: dict[int, SourceState] | None = None
 
@@ -143,29 +185,38 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """The offset at which a query without a checkpoint starts."""
-        return starting_offset(self.options.starting_offsets, self._view.vbuckets(), self._view).packed()
+        return starting(starting_offset(self.options.starting_offsets, self._view.vbuckets(), self._view).packed())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit that Spark passes to ``latestOffset``, which applies the other limits."""
-        rows = self.options.max_rows_per_trigger
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        """The limit that Spark passes to ``latestOffset``, which applies all limits.
+
+        For a query that runs once, Spark passes "everything" instead of this limit.
+        """
+        options = self.options
+        limits = (options.max_rows_per_trigger, options.max_bytes_per_trigger, options.min_rows_per_trigger)
+        return ReadAllAvailable() if limits == (None, None, None) else ReadMaxRows(limits[0] or _ANY_ROWS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read up to the current high seqnos."""
         self._target = {number: state.high_seqno for number, state in self._view.states().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next micro-batch."""
+        """The end of the next micro-batch. One without rows stores what was proven about the last."""
         logged = Offset.unpacked(start)
         before = self._chosen(logged)
         states = self._seen = self._view.states(before)
-        if self._shall_wait(before, states):
-            return start
         if self._target is not None:  # a fixed end must not lie below the purge seqno
             self._target |= {n: max(self._target.get(n, 0), state.purge_seqno) for n, state in states.items()}
-        rows_max = self._rows_max(limit)
-        after = next_offset(before, states, self.options.rules, rows_max=rows_max, target=self._target)
-        return start if after == before else Offset((logged.vbuckets | after.vbuckets).values()).packed()
+        target, rows_max = self._target, None
+        if not isinstance(limit, ReadAllAvailable):
+            rows_max = self._rows_max()
+            if self._shall_wait(before, states):
+                target = {offset.vbucket: offset.seqno for offset in before}
+        rules = self.options.rules
+        after = next_offset(before, states, rules, rows_max=rows_max, target=target, counter=self._view)
+        if after == before:
+            return start
+        return first_end(start, Offset((logged.vbuckets | after.vbuckets).values()).packed())
 
     def _chosen(self, logged: Offset) -> Offset:
         """The offsets of the vbuckets that are read now, which may differ from those at the start of the query.
@@ -186,7 +237,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch, which an earlier process may have planned."""
-        return self._partitions(self._view, list(ranges(Offset.unpacked(start), Offset.unpacked(end))))
+        first = Offset.unpacked(logged_start(start, end))
+        return self._partitions(self._view, list(ranges(first, Offset.unpacked(end))))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
@@ -198,9 +250,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._opened.close()
             self._opened = None
 
-    def _rows_max(self, limit: ReadLimit) -> int | None:
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        size = self.options.max_bytes_per_trigger
+    def _rows_max(self) -> int | None:
+        rows, size = self.options.max_rows_per_trigger, self.options.max_bytes_per_trigger
         if size is None:
             return rows
         by_size = max(1, size // self._view.bytes_per_change())
@@ -209,8 +260,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _shall_wait(self, before: Offset, states: dict[int, SourceState]) -> bool:
         """Whether to wait for more changes. A query with a fixed end does not wait."""
         least = self.options.min_rows_per_trigger
-        backlog = backlog_rows(before, states)
-        if least is None or self._target is not None or not backlog or backlog >= least:
+        is_idle = backlog_rows(before, states) == 0
+        if least is None or self._target is not None or is_idle or self._has_rows(least, before, states):
             self._waiting_since = None
             return False
         now = time.monotonic()
@@ -219,6 +270,28 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return True
         self._waiting_since = None
         return False
+
+    def _has_rows(self, least: int, before: Offset, states: dict[int, SourceState]) -> bool:
+        """Whether this many changes wait. The nodes count them again only when there may be enough new ones."""
+        seqnos = backlog_rows(before, states)
+        if seqnos < least:
+            return False
+        if self._counted is not None and self._counted[0] == before:
+            _, seqnos_then, changes = self._counted
+            if changes + seqnos - seqnos_then < least:
+                return False
+        if backlog_rows(before, states, self._view.item_counts()) < least:
+            return False
+        high_seqnos = {number: state.high_seqno for number, state in states.items()}
+        behind = {each.vbucket: each.seqno for each in before if high_seqnos.get(each.vbucket, 0) > each.seqno}
+        found = self._view.visible_ends({number: (seqno, least) for number, seqno in behind.items()})
+        changes = 0
+        for number, seqno in behind.items():
+            end_seqno, visible = found.get(number, (seqno, 0))
+            # What a node has not looked at may be that many changes.
+            changes += visible if visible >= least else visible + max(0, high_seqnos[number] - end_seqno)
+        self._counted = before, seqnos, changes
+        return changes >= least
 
 
 def existing(
@@ -260,7 +333,7 @@ def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
     return shares
 
 
-def _balanced(todo: list[Range], tasks: int) -> list[list[Range]]:
+def balanced(todo: list[Range], tasks: int) -> list[list[Range]]:
     """Distribute ranges to tasks with about the same number of changes: the largest first, to the smallest task."""
     by_task: list[list[Range]] = [[] for _ in range(tasks)]
     sizes = [0] * tasks

@@ -13,15 +13,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 from upriver.client import SyncKvClient
-from upriver.errors import KeyExists, KeyNotFound, RowsRefused, StatusError
+from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, RowsRefused, StatusError, TooBig
 from upriver.model import CHANGES, Event
 from upriver.spark.options import WriteOptions
+from upriver.wire import VALUE_BYTES_MAX
 from upriver.wire.dialects.memcached import MetaOption
 
 #: The maximum number of refused rows in a message.
@@ -68,7 +70,7 @@ class RowWriter:
         outcome = WriteOutcome()
         in_flight: tuple[pa.RecordBatch, int, Future[dict[bytes, StatusError]]] | None = None
         with SyncKvClient(self._options.cluster) as client, ThreadPoolExecutor(1, "upriver-writing") as sender:
-            for rows in self._pieces(batches):
+            for rows in self._pieces(self._possible(batch, outcome) for batch in batches):
                 changes = as_changes(rows, with_meta=self._with_meta)
                 if in_flight is not None:
                     outcome += self._counted(*in_flight)
@@ -77,6 +79,21 @@ class RowWriter:
             if in_flight is not None:
                 outcome += self._counted(*in_flight)
         return outcome
+
+    def _possible(self, rows: pa.RecordBatch, outcome: WriteOutcome) -> pa.RecordBatch:
+        """The rows without those that no node could store; what happens to these is the same as with refused ones."""
+        wrong = impossible(rows)
+        if not wrong:
+            return rows
+        numbers = sorted(wrong)
+        refused = rows.take(pa.array(numbers, pa.int64()))
+        failed = dict(zip(_keys(refused), (wrong[number] for number in numbers), strict=True))
+        found = self._refused(refused, failed)
+        outcome.refused += found.refused
+        outcome.samples = [*outcome.samples, *found.samples][:SAMPLES_MAX]
+        kept = np.ones(rows.num_rows, bool)
+        kept[numbers] = False
+        return rows.filter(pa.array(kept))
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows in pieces that are sent together."""
@@ -90,13 +107,36 @@ class RowWriter:
         """Wait for the answers, and count them."""
         refused = sent.result()
         failed = {key: error for key, error in refused.items() if not isinstance(error, _KNOWN)}
+        return WriteOutcome(changes - len(refused), len(refused) - len(failed)) + self._refused(rows, failed)
+
+    def _refused(self, rows: pa.RecordBatch, failed: dict[bytes, StatusError]) -> WriteOutcome:
+        """Fail, ignore or save refused rows."""
         samples = [f"{key!r}: {error}" for key, error in list(failed.items())[:SAMPLES_MAX]]
-        outcome = WriteOutcome(changes - len(refused), len(refused) - len(failed), len(failed), samples)
         if failed and self._options.errors_as == "fail":
-            raise RowsRefused(outcome.refused, samples)
+            raise RowsRefused(len(failed), samples)
         if failed and self._options.dead_letter_path is not None:
             save_refused(rows, failed, self._options.dead_letter_path)
-        return outcome
+        return WriteOutcome(refused=len(failed), samples=samples)
+
+
+def impossible(rows: pa.RecordBatch) -> dict[int, StatusError]:
+    """The rows that no node could store, by number: mutations without a value, and values that are too large.
+
+    A mutation without a value mostly comes from a read with ``keysOnly``. Written as an empty document it would destroy
+    the real one. A value that is too large would make the node close the connection, and with it all rows in flight.
+    """
+    names = rows.schema.names
+    values = rows.column("value") if "value" in names else pa.nulls(rows.num_rows, pa.binary())
+    found: dict[int, StatusError] = {}
+    if "event" in names:
+        missing = pc.and_(values.is_null(), pc.fill_null(pc.equal(rows.column("event"), "mutation"), False))
+        reason = InvalidArguments("a mutation needs a value; a row that deletes has the event deletion")
+        found |= dict.fromkeys(pc.indices_nonzero(missing).to_pylist(), reason)
+    large = pc.greater(pc.fill_null(pc.binary_length(values), 0), VALUE_BYTES_MAX)
+    for number in pc.indices_nonzero(large).to_pylist():
+        size = pc.binary_length(values.slice(number, 1))[0].as_py()
+        found[number] = TooBig(f"the value has {size:,} bytes, the maximum is {VALUE_BYTES_MAX:,}")
+    return found
 
 
 def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:

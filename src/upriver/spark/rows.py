@@ -10,12 +10,15 @@ everything else together.
 
 import json
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 
 from upriver.model import Event
+
+if TYPE_CHECKING:
+    from upriver.client.consumer import ColumnName
 
 #: One row per change, as Spark writes a schema.
 SCHEMA: Final = (
@@ -75,12 +78,12 @@ _SHARED: Final = frozenset(Bounds._fields)
 _POSITION_COLUMNS: Final = frozenset({"seqno", "vbucket_uuid", "snapshot_start", "snapshot_end"})
 
 
-def columns_to_decode(columns: Sequence[str], *, keys_only: bool) -> tuple[str, ...]:
+def columns_to_decode(columns: Sequence[str], *, keys_only: bool) -> "tuple[ColumnName, ...]":
     """The columns of changes that these columns of Spark need, and ``seqno`` to find the end of a range."""
     needed = {name for name in columns if name not in _SHARED and not (keys_only and name == "value")} | {"seqno"}
     if "value" in needed:
         needed.add("event")  # a deletion's value is null
-    return tuple(sorted(needed))
+    return cast("tuple[ColumnName, ...]", tuple(sorted(needed)))
 
 
 class RowMaker:

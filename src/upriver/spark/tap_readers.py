@@ -20,10 +20,11 @@ from upriver.errors import OptionError
 from upriver.model import Event, FailoverLog
 from upriver.spark.batch_planner import Range, ranges
 from upriver.spark.cluster_view import ClusterView
-from upriver.spark.offsets import Offset
+from upriver.spark.offsets import Offset, logged_start
 from upriver.spark.options import ReadOptions
 from upriver.spark.readers import SparkReader, StreamReader
 from upriver.spark.rows import Bounds, rollback_value
+from upriver.spark.short_errors import short_errors
 
 #: A micro-batch ends when the node has sent nothing for this long.
 SILENCE_S: Final = 0.5
@@ -45,6 +46,7 @@ class TapShare(InputPartition):
         self.is_first = is_first
 
 
+@short_errors
 class TapReader(SparkReader, DataSourceReader):
     """A batch read: a dump of everything."""
 
@@ -62,6 +64,7 @@ class TapReader(SparkReader, DataSourceReader):
         return _TapRows(self, partition, {}).rows(end="latest")
 
 
+@short_errors
 class TapStreamReader(StreamReader):
     """A stream read: what a node has for a name, micro-batch by micro-batch."""
 
@@ -74,7 +77,7 @@ class TapStreamReader(StreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The shares with changes. The vbuckets of a share never change, because the node knows them by its name."""
-        before, after = Offset.unpacked(start), Offset.unpacked(end)
+        before, after = Offset.unpacked(logged_start(start, end)), Offset.unpacked(end)
         moved = {each.start.vbucket: each for each in ranges(before, after)}
         return [
             TapShare(
