@@ -1,0 +1,7 @@
+"""Data files of tables: writing them in row groups, and reading them in pieces."""
+
+from upriver.tables.data_files.data_file import DataFileWriter, NewFile
+from upriver.tables.data_files.part_result import PartResult
+from upriver.tables.data_files.unwritable_rows import ChangeId, UnwritableRows
+
+__all__ = ["ChangeId", "DataFileWriter", "NewFile", "PartResult", "UnwritableRows"]
