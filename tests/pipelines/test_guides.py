@@ -1,6 +1,6 @@
-"""The commands of the guides, carried out as they stand there, but for addresses, paths and how long they take.
+"""The commands of the guides, carried out as written, except for addresses, paths and durations.
 
-Whoever adds a block of commands to a page says here what it needs and what it must have done.
+For each new block of commands, add here what it needs and what it must have done.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from tests.support.cache_servers import CacheServer, free_port
 from tests.support.depth import by_depth
+from tests.support.mirrored_tables import mirror_now
 from tests.support.page_snippets import PAGES, ROOT, sessions
 from tests.support.search_servers import FakeOpenSearch, FakeSolr, served
 from upriver.cli import main
@@ -68,7 +69,7 @@ class Typist:
                 word = word.replace(name, here)
             words.append(word)
         if shown[0] == "run" and shown[1] != "transition":
-            typed = re.sub(r" (--forever|--once|--for \d+s)\b", "", " ".join(words)).split(" ")
+            typed = re.sub(r"\0(--forever|--once|--for\0\d+s)\b", "", "\0".join(words)).split("\0")
             words = [*typed, "--once"]
         return words
 
@@ -76,7 +77,7 @@ class Typist:
         """Carry it out; what it prints."""
         words = self.words(shown)
         if shown[:2] == ["user", "add"]:
-            words.append("--password-stdin")  # it would ask whoever sits there
+            words.append("--password-stdin")  # otherwise it would prompt
         result = CliRunner().invoke(main, words, input=PASSWORD, prog_name="upriver")
         assert result.exit_code == 0, f"{shown}: {result.output}"
         return result.output
@@ -155,6 +156,13 @@ def mirror(typist: Typist, shown: Session) -> None:
     with two_nodes(typist):
         printed = [typist.type(command) for command in shown]
     assert all("no differences" in said for said in printed[2:]), printed
+
+
+def table(typist: Typist, shown: Session) -> None:
+    with two_nodes(typist) as (first, _):
+        mirror_now(first.address, "tables/shop")
+        printed = [typist.type(command) for command in shown]
+    assert "40 live" in printed[0]
 
 
 def index(typist: Typist, shown: Session) -> None:
@@ -244,6 +252,7 @@ SCENES: dict[str, Callable[[Typist, Session], None]] = {
     "run observe": observe,
     "run transition": transition,
     "run mirror": mirror,
+    "table": table,
     "run index": index,
     "run invalidate": invalidate,
     "explain": by_itself,

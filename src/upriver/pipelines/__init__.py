@@ -7,10 +7,10 @@
     run(find("replicate").of(source="a:11210", to="b:11210"), once=True)
 """
 
-from upriver.pipelines.core.declaring import declare
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
 from upriver.pipelines.core.progress import RunProgress, Summary
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.core.runner import run
+from upriver.pipelines.sinks.declaring import declare
 
 __all__ = ["Job", "Pipeline", "RunProgress", "Summary", "Task", "declare", "find", "run"]

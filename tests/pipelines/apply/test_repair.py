@@ -73,13 +73,13 @@ def test_a_copy_is_forced_to_hold_what_its_source_holds(nodes: Nodes) -> None:
         again = repair(nodes)
         await again.run(range(4))
         assert again.keys == 0
-        # Whatever the source makes anew wins against what was put right.
+        # Whatever the source makes again wins against what was put right.
         async with KvClient(nodes[1].address) as b:
             for key in ("deleted", "extra", "gone"):
                 meta = await b.meta(key)
                 assert meta is not None
                 assert meta.deleted
-                await b.set_with_meta(key, b"anew", rev_seqno=max(2, meta.rev_seqno), cas=1000)
+                await b.set_with_meta(key, b"again", rev_seqno=max(2, meta.rev_seqno), cas=1000)
 
     asyncio.run(check())
 
@@ -88,10 +88,10 @@ def test_only_these_vbuckets_are_touched(nodes: Nodes) -> None:
     async def check() -> None:
         await differ(nodes)
         async with KvClient(nodes[0].address) as a:
-            number = a.cluster.map.vbucket_of(b"older")
+            number = a.cluster_map.vbucket_of(b"older")
         await repair(nodes).run([number])
         assert (await contents(nodes[1], ["older"]))["older"] == b"right"
-        others = [number for number in range(4) if number != a.cluster.map.vbucket_of(b"older")]
+        others = [number for number in range(4) if number != a.cluster_map.vbucket_of(b"older")]
         work = repair(nodes)
         await work.run(others)
         assert work.keys > 0

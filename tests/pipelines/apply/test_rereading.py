@@ -57,6 +57,6 @@ def test_groups_are_small_enough_to_be_held(
     assert reader.groups([60, 61]) == [[60, 61]]  # which are empty
 
 
-def test_a_vbucket_that_nobody_has_is_named(upriver_node: EmbeddedNode, reader: NodeReader) -> None:
+def test_a_vbucket_without_an_owner_is_named(upriver_node: EmbeddedNode, reader: NodeReader) -> None:
     with pytest.raises(DataLoss, match="999"):
         reader.read([999])

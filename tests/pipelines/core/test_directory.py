@@ -71,19 +71,20 @@ def test_the_last_batch_is_found_in_sparks_log(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.batch() is None
     assert not directory.reached().vbuckets
-    offsets = directory.spark / "offsets"
+    spark = Path(directory.spark)
+    offsets = spark / "offsets"
     offsets.mkdir(parents=True)
-    (directory.spark / "commits").mkdir()
+    (spark / "commits").mkdir()
     for number, seqno in enumerate((10, 25)):
         packed = Offset([VbucketOffset.consistent_at(3, 0x55, seqno), VbucketOffset(4)]).packed()
         (offsets / str(number)).write_text("v1\n" + json.dumps({"batchWatermarkMs": 0}) + "\n" + json.dumps(packed))
-    (directory.spark / "commits" / "0").write_text("v1\n{}")
+    (spark / "commits" / "0").write_text("v1\n{}")
     assert directory.reached().vbuckets[3].seqno == 10
     batch = directory.batch()
     assert batch is not None
     assert (batch.number, batch.is_done) == (1, False)
     assert [(number, asked.start.seqno, asked.end_seqno) for number, asked in batch.ranges.items()] == [(3, 10, 25)]
-    (directory.spark / "commits" / "1").write_text("v1\n{}")
+    (spark / "commits" / "1").write_text("v1\n{}")
     assert (found := directory.batch()) is not None
     assert found.is_done
     assert directory.reached().vbuckets[3].seqno == 25

@@ -22,7 +22,7 @@ from upriver.spark.offsets import Offset, VbucketOffset
 READING = """[STREAM_FAILED] Query failed: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
   File "/x/upriver/spark/range_reader.py", line 96, in read
     raise self._failure
-upriver.errors.StreamRefused: vbucket 12: nobody there (changes 10 to 20, asked for 60 s)
+upriver.errors.StreamRefused: vbucket 12: no owner (changes 10 to 20, asked for 60 s)
 
 	at org.apache.spark.api.python.BasePythonRunner
 """
@@ -35,7 +35,7 @@ upriver.errors.RowsRefused: 1 rows were refused, for example b'k': vbucket 3: To
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
-        (Unreachable("a:1", "nobody answers"), True),
+        (Unreachable("a:1", "no answer"), True),
         (ConnectionLost("a:1", "gone"), True),
         (TemporaryFailure(), True),
         (StreamRefused(3, "no"), True),
@@ -63,7 +63,7 @@ def test_only_what_may_pass_is_tried_again(error: Exception, passes: bool) -> No
 def test_sparks_text_tells_the_stage_and_the_vbucket() -> None:
     found = trouble(READING, applying=True)
     assert (found.stage, found.vbucket, found.is_temporary) == ("read", 12, True)
-    assert found.why.startswith("vbucket 12: nobody there")
+    assert found.why.startswith("vbucket 12: no owner")
     found = trouble(WRITING, applying=True)
     assert (found.stage, found.vbucket, found.is_temporary) == ("write", 3, False)
     assert trouble("something\nValueError: no such thing\n", applying=False) == Trouble(

@@ -30,7 +30,7 @@ def test_options_are_read_however_they_are_spelled() -> None:
     ("given", "complaint"),
     [
         ({"key-prefiks": "x"}, "did you mean key-prefix"),
-        ({"from": "nowhere:port"}, "option from = 'nowhere:port': it must be HOST:PORT"),
+        ({"from": "nowhere:port"}, "option from = 'nowhere:port': it must be a valid address: invalid port"),
         ({"max_rows": "0"}, "option max-rows = '0': it must be a whole number from 1"),
         ({"start": "soon"}, "it must be one of earliest, latest"),
         ({"fail_on_data_loss": "perhaps"}, "it must be true or false"),

@@ -14,13 +14,15 @@ from pyspark.sql import SparkSession
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
 from upriver.pipelines import Pipeline
+from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions
+from upriver.pipelines.core.row_pipeline import RowPipeline
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-class Collecting(Pipeline):
-    """Keeps the keys that come, and fails when it is told to."""
+class Collecting(RowPipeline):
+    """Keeps the keys that come, and fails when the test asks for it."""
 
     name = "collecting"
     options_type = PipelineOptions
@@ -38,8 +40,9 @@ class Collecting(Pipeline):
 
 def started(spark: SparkSession, pipeline: Pipeline, checkpoint: Path) -> Any:
     reader = spark.readStream.format("upriver").options(**pipeline.reader_options())
-    pipeline.open(checkpoint)
-    return pipeline.start(reader.load(), checkpoint / "spark", once=True)
+    directory = RunDirectory(checkpoint)
+    pipeline.open(directory)
+    return pipeline.start(reader.load(), directory.spark, once=True)
 
 
 @pytest.mark.heavy

@@ -1,6 +1,7 @@
 """How far a pipeline is, and how far behind its source."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
@@ -19,20 +20,24 @@ def event(number: int, rows: int, run: str = "r") -> dict[str, Any]:
     return {"runId": run, "batchId": number, "numInputRows": rows}
 
 
+def rows(event: Mapping[str, Any]) -> int:
+    return int(event["numInputRows"])
+
+
 def test_rows_and_batches_are_added_up_over_restarts() -> None:
     clock = Clock()
     meter = Meter(clock)
-    assert meter.take(event(0, 100))
-    assert not meter.take(event(0, 100))
+    assert meter.take(event(0, 100), rows)
+    assert not meter.take(event(0, 100), rows)
     clock.now = 2.0
-    assert meter.take(event(1, 50))
+    assert meter.take(event(1, 50), rows)
     assert (meter.rows, meter.batches) == (150, 2)
-    assert meter.take(event(1, 7, run="s"))
+    assert meter.take(event(1, 7, run="s"), rows)
     assert (meter.rows, meter.batches) == (157, 3)
     assert meter.rows_per_s == 157 / 2
     clock.now = 60.0
     assert meter.rows_per_s == 0.0
-    assert not meter.take(event(2, 0, run="s"))
+    assert not meter.take(event(2, 0, run="s"), rows)
 
 
 def test_the_lag_in_seconds_is_the_age_of_what_is_missing_longest() -> None:
@@ -51,7 +56,7 @@ def test_the_lag_in_seconds_is_the_age_of_what_is_missing_longest() -> None:
     assert (lag.changes, lag.seconds) == (0, 0.0)
 
 
-def test_a_source_that_went_back_makes_nobody_wait_for_what_it_has_lost() -> None:
+def test_a_source_that_rolled_back_leaves_no_lag_for_what_it_has_lost() -> None:
     clock = Clock()
     lag = Lag(clock)
     lag.seen({0: 50, 1: 10}, {0: 100, 1: 10})

@@ -12,6 +12,6 @@ def test_every_pipeline_bears_its_name() -> None:
         assert summary.endswith(".")
 
 
-def test_a_name_that_nobody_has_is_a_clear_error() -> None:
+def test_an_unknown_name_is_a_clear_error() -> None:
     with pytest.raises(OptionError, match="unknown pipeline"):
         find("replikate")

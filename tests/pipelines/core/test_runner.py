@@ -16,8 +16,9 @@ from tests.support.background_pipeline import BackgroundPipeline
 from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
 from upriver.node import EmbeddedNode
-from upriver.pipelines import Pipeline, RunProgress, Task, run
+from upriver.pipelines import RunProgress, Task, run
 from upriver.pipelines.core.options import JobOptions, PipelineOptions
+from upriver.pipelines.core.row_pipeline import RowPipeline
 from upriver.pipelines.core.runner import all_known
 
 
@@ -77,8 +78,8 @@ def test_what_is_not_known_of_all_is_not_told() -> None:
     assert [all_known(values) for values in ([1, 0], [1, None], [])] == [True, False, False]
 
 
-class Collecting(Pipeline):
-    """Keeps the keys that come, and fails as often as it is told to."""
+class Collecting(RowPipeline):
+    """Keeps the keys that come, and fails as often as the test asks for it."""
 
     name = "collecting"
     options_type = PipelineOptions
@@ -126,7 +127,7 @@ def test_trouble_that_passes_is_waited_for_and_other_trouble_is_told(
     second = job()
     second.troubles = [ValueError("nonsense")]
     with pytest.raises(
-        PipelineFailed, match=r"stage 'apply', batch 1, .*vbucket \d+ \(changes \d+ to \d+\): ValueError"
+        PipelineFailed, match=r"stage 'apply', batch \d+, .*vbucket \d+ \(changes \d+ to \d+\): ValueError"
     ):
         run(second, checkpoint=tmp_path, once=True)
     third = job()

@@ -8,7 +8,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from upriver.pipelines.core.session import SETTINGS, spark_session
+from upriver.pipelines.core.session import LOCAL_SETTINGS, SETTINGS, spark_session
 
 
 @pytest.mark.spark
@@ -19,4 +19,4 @@ def test_the_spark_of_this_process_is_used(spark: SparkSession, tmp_path: Path) 
 
 def test_nothing_is_shown_and_nothing_listens_to_the_world() -> None:
     assert SETTINGS["spark.ui.enabled"] == SETTINGS["spark.ui.showConsoleProgress"] == "false"
-    assert SETTINGS["spark.driver.bindAddress"] == SETTINGS["spark.driver.host"] == "127.0.0.1"
+    assert LOCAL_SETTINGS["spark.driver.bindAddress"] == LOCAL_SETTINGS["spark.driver.host"] == "127.0.0.1"

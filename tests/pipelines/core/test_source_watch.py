@@ -39,7 +39,7 @@ def test_only_what_is_read_is_seen(upriver_node: EmbeddedNode) -> None:
         assert watch.high_seqnos.keys() == {1, 5}
 
 
-def test_it_ends_at_once_though_nobody_answers() -> None:
+def test_it_ends_at_once_though_the_source_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         with SourceWatch(Address.parse(f"127.0.0.1:{silent.getsockname()[1]}")) as watch:

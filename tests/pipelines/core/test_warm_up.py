@@ -1,4 +1,4 @@
-"""Who may start a query while Spark is new."""
+"""Which pipeline may start a query while Spark is new."""
 
 from upriver.pipelines.core.warm_up import PATIENCE_S, WarmUp
 
@@ -23,7 +23,7 @@ def test_the_others_wait_until_the_first_is_ready() -> None:
     assert warm_up.may_start("index")
 
 
-def test_whoever_gives_up_makes_room() -> None:
+def test_a_pipeline_that_gives_up_makes_room() -> None:
     warm_up = WarmUp(Clock())
     assert warm_up.may_start("mirror")
     warm_up.gave_up("mirror")
@@ -31,7 +31,7 @@ def test_whoever_gives_up_makes_room() -> None:
     assert not warm_up.may_start("mirror")
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_no_pipeline_waits_for_ever() -> None:
     clock = Clock()
     warm_up = WarmUp(clock)
     assert warm_up.may_start("mirror")

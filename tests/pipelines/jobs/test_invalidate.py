@@ -9,13 +9,14 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from tests.support.pipeline_model import row, table
 from upriver.errors import NodeUnavailable, OptionError, Unreachable
+from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.registry import find
 from upriver.pipelines.jobs.invalidate import Invalidate
 from upriver.pipelines.targets.caches import Cache, Fresh
 
 
 class Noting(Cache):
-    """Notes what it is told, and is down as often as it is told to be."""
+    """Records its calls, and is down as often as the test asks for it."""
 
     def __init__(self) -> None:
         self.shown = "noting"
@@ -40,7 +41,7 @@ def noting(tmp_path: Path, count: int = 1, **options: object) -> tuple[Invalidat
     pipeline = Invalidate.of(options)
     caches = [Noting() for _ in range(count)]
     pipeline._caches = list(caches)
-    pipeline.open(tmp_path / "own")
+    pipeline.open(RunDirectory(tmp_path / "own"))
     return pipeline, caches
 
 
@@ -65,7 +66,7 @@ def test_refreshed_keys_have_the_last_value(tmp_path: Path) -> None:
 def test_a_rollback_forgets_what_was_seen_above_it(tmp_path: Path) -> None:
     pipeline, (cache,) = noting(tmp_path)
     pipeline.apply(table([row(0, n, "mutation", b"k%d" % n, None) for n in range(1, 6)]), 0)
-    pipeline.open(tmp_path / "own")  # after a restart
+    pipeline.open(RunDirectory(tmp_path / "own"))  # after a restart
     cache.forgotten.clear()
     pipeline.apply(table([row(0, 3, "rollback", None, None), row(0, 4, "mutation", b"new", None)]), 0)
     assert sorted(cache.forgotten) == [b"k4", b"k5", b"new"]

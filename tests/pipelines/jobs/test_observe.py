@@ -11,6 +11,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
+from tests.support.spark_tables import lose_commit
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode
@@ -39,9 +40,8 @@ def test_everything_is_counted_once_over_restarts(
     first = Observe.of(options)
     summary = run(first, checkpoint=tmp_path / "checkpoint", once=True)
     assert summary.last.counts == {"mutations": 35, "deletions": 5, "expirations": 0}
-    # As if it had died after counting and before Spark knew that the batch was done: it comes again.
-    for name in ("0", ".0.crc"):
-        (tmp_path / "checkpoint" / "spark" / "commits" / name).unlink()
+    # As if it had been killed after counting and before Spark knew that the batch was done: it comes again.
+    lose_commit(tmp_path / "checkpoint" / "spark")
     fill(upriver_node, 100)
     second = Observe.of(options)
     run(second, checkpoint=tmp_path / "checkpoint", once=True)
@@ -71,7 +71,7 @@ def test_windows_become_files(spark: SparkSession, upriver_node: EmbeddedNode, t
     assert sum(row["bytes"] for row in stored) == 300
     hot = {row["name"].split(":")[0] for row in table if row["event"] is None}
     assert hot
-    assert hot <= {"user", "session"}  # all keys are as hot, and a window keeps only so many
+    assert hot <= {"user", "session"}  # all keys are as hot, and a window keeps only some of them
 
 
 def test_a_table_shows_prefixes_and_hot_keys() -> None:

@@ -14,11 +14,12 @@ import pytest
 from tests.support.node_clusters import push_map
 from tests.support.node_contents import active, held
 from upriver.client import SyncKvClient
-from upriver.errors import OptionError, PipelineFailed
+from upriver.errors import CheckpointError, OptionError, PipelineFailed
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines import RunProgress, run
-from upriver.pipelines.jobs.transition import Transition, TransitionOptions, difference
+from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.jobs.transition import Transition, TransitionOptions, difference, read_record, write_record
 
 Nodes = tuple[EmbeddedNode, EmbeddedNode]
 VBUCKETS = 8
@@ -135,7 +136,7 @@ def test_a_destination_that_is_gone_is_told_with_its_vbucket(nodes: Nodes, tmp_p
     assert active(nodes[0].address) == list(range(VBUCKETS))
 
 
-def test_a_vbucket_that_nobody_has_is_told(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_vbucket_without_an_owner_is_reported(nodes: Nodes, tmp_path: Path) -> None:
     nodes[0].call(nodes[0].bucket.vbucket(3).set_state, VbucketState.DEAD)
     with pytest.raises(PipelineFailed, match="vbucket 3"):
         run(job(nodes, vbuckets="3"), checkpoint=tmp_path)
@@ -162,6 +163,56 @@ def test_what_did_not_arrive_is_found(after: list[tuple[bytes, int, int, int]], 
     found = difference(before, noted(*after))
     assert complaint in found
     assert bool(found) == bool(complaint)
+
+
+def test_a_record_is_on_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def watched_fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    table = noted((b"a", 1, 1, 1), high=7)
+    write_record(tmp_path / "r.arrow", table)
+    assert len(synced) == 2
+    assert synced[1] == str(tmp_path)
+    assert read_record(tmp_path / "r.arrow").equals(table, check_metadata=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.arrow"]
+
+
+@pytest.mark.parametrize("kept", [0, 10, -1])
+def test_a_damaged_record_is_a_checkpoint_error_that_names_the_file(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "vbucket-3-to-b-1.arrow"
+    write_record(path, noted((b"a", 1, 1, 1), high=7))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(
+        CheckpointError, match=r"vbucket-3-to-b-1\.arrow: damaged record .*Delete the file and run again"
+    ):
+        read_record(path)
+
+
+def test_a_record_that_cannot_be_read_or_written_names_the_file(tmp_path: Path) -> None:
+    for use in (lambda path: write_record(path, noted((b"a", 1, 1, 1))), read_record):
+        with pytest.raises(CheckpointError, match=r"no folder/r\.arrow: No such file"):
+            use(tmp_path / "no folder" / "r.arrow")
+
+
+def test_the_record_of_a_completed_move_is_gone_before_the_state_says_so(nodes: Nodes, tmp_path: Path) -> None:
+    """A crash in between must not leave a record that a later move of the same vbucket would compare with."""
+    left: list[list[Path]] = []
+
+    class Watched(RunDirectory):
+        def write(self, name: str, content: object) -> None:
+            super().write(name, content)
+            if name == "transition.json":
+                left.append(list(self.path.glob("*.arrow")))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("upriver.pipelines.jobs.transition.RunDirectory", Watched)
+        run(job(nodes, vbuckets="0-1"), checkpoint=tmp_path)
+    assert [len(records) for records in left] == [2, 0]
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -1,115 +1,120 @@
 """The directory with the progress of a pipeline: Spark's checkpoint, and the pipeline's own files.
 
 A directory belongs to one pipeline, one source and one target. ``pipeline.json`` names them, and the directory of
-another pipeline is refused. A lock keeps two runners apart. Nothing in the directory is ever removed, even after a
-failure.
+another pipeline is refused. A local directory is locked while a runner uses it; elsewhere Spark's log and the target
+refuse a second one. Nothing in the directory is ever removed, even after a failure.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from upriver.errors import CheckpointError, OffsetError
-from upriver.files import write_atomically
+from upriver.pipelines.core.checkpoint_files import CheckpointFiles
 from upriver.pipelines.core.options import PipelineOptions, shown_name
 from upriver.pipelines.core.pipeline import Job
 from upriver.spark import Offset, Range, ranges
 
 _IDENTITY: Final = "pipeline.json"
-_LOCK: Final = "lock"
+_QUERY: Final = "query"
+_SPARK: Final = "spark"
 #: Options that select what is read: with other values, the same checkpoint would have another meaning.
 _SELECTING: Final = ("vbuckets", "key_prefix", "key_filter", "value_filter", "rename")
 
 
 class RunDirectory:
-    """The directory of one job, locked while it runs."""
+    """The directory of one job."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: int | None = None
+    def __init__(self, where: str | Path) -> None:
+        self.files = CheckpointFiles.of(where)
+        self._used = contextlib.ExitStack()
 
     @classmethod
     def default(cls, job: Job) -> Self:
         """The default directory of a job: the same for the same source and target."""
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         text = json.dumps(identity(job), sort_keys=True)
-        return cls(Path(state) / "upriver" / f"{job.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+        return cls(state_directory() / f"{job.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 
     def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.__exit__()
-            raise CheckpointError(
-                str(self.path),
-                "another process uses this checkpoint: stop it, or choose another --checkpoint",
-            ) from None
+        self._used.enter_context(self.files.locked())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._used.close()
+
+    def __str__(self) -> str:
+        return self.files.root
+
+    @property
+    def path(self) -> Path:
+        """The local directory; refuses one elsewhere."""
+        return self.files.path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it can be used without Spark."""
+        return "://" not in self.files.root
 
     def claim(self, job: Job) -> None:
         """Assign the directory to this job; refuse it if it belongs to another one."""
         mine = identity(job)
         theirs = self.read(_IDENTITY)
         if theirs is None:
-            if (self.path / "offsets").exists() or (self.path / "metadata").exists():
-                raise CheckpointError(
-                    str(self.path), "it has a Spark checkpoint, but not of a pipeline: choose another one"
-                )
+            if {"offsets", "metadata"} & set(self.files.names()):
+                raise CheckpointError(str(self), "it has a Spark checkpoint, but not of a pipeline: choose another one")
             self.write(_IDENTITY, mine)
             return
         wrong = [name for name in mine if theirs.get(name) != mine[name]]
         if wrong:
             told = "; ".join(f"{name} is {theirs.get(name)!r} there and {mine[name]!r} here" for name in wrong)
             raise CheckpointError(
-                str(self.path), f"it belongs to another pipeline ({told}): choose another --checkpoint, or remove it"
+                str(self), f"it belongs to another pipeline ({told}): choose another --checkpoint, or remove it"
             )
 
     def leg(self, name: str) -> "RunDirectory":
         """The directory of one leg of a job with several."""
-        path = self.path / name
-        path.mkdir(exist_ok=True)
-        return RunDirectory(path)
+        return RunDirectory(f"{self.files.root}/{name}")
 
     @property
-    def spark(self) -> Path:
-        """The directory of Spark's checkpoint."""
-        return self.path / "spark"
+    def query(self) -> str:
+        """The name of the query with its checkpoint here: created once, the same after every restart."""
+        kept = self.files.read(_QUERY)
+        if kept is None:
+            kept = uuid.uuid4().hex.encode()
+            self.files.write(_QUERY, kept)
+        return kept.decode()
+
+    @property
+    def spark(self) -> str:
+        """The location of Spark's checkpoint."""
+        return f"{self.files.root}/{_SPARK}"
 
     def read(self, name: str) -> Any:
         """The value that ``write`` stored under a name, or None."""
+        kept = self.files.read(name)
         try:
-            return json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            return None
+            return None if kept is None else json.loads(kept)
         except ValueError as error:
-            raise CheckpointError(str(self.path / name), f"it is damaged ({error}): restore it from a backup") from None
+            raise CheckpointError(f"{self}/{name}", f"it is damaged ({error}): restore it from a backup") from None
 
     def write(self, name: str, value: Any) -> None:
-        """Store a value under a name, atomically."""
-        write_atomically(self.path / name, json.dumps(value).encode())
+        """Store a value under a name."""
+        self.files.write(name, json.dumps(value).encode())
 
     def batch(self) -> "LoggedBatch | None":
         """The last planned batch; None before the first."""
-        logged = _numbers(self.spark / "offsets")
+        logged = self._numbers("offsets")
         if not logged:
             return None
         number = logged[-1]
-        end = _offset(self.spark / "offsets" / str(number))
         before = [each for each in logged if each < number]
-        start = _offset(self.spark / "offsets" / str(before[-1])) if before else Offset(())
-        return LoggedBatch(number, start, end, number in _numbers(self.spark / "commits"))
+        start = self._offset(before[-1]) if before else Offset(())
+        return LoggedBatch(number, start, self._offset(number), number in self._numbers("commits"))
 
     def reached(self) -> Offset:
         """The end of the last completed batch; empty before the first."""
@@ -117,6 +122,24 @@ class RunDirectory:
         if batch is None:
             return Offset(())
         return batch.end if batch.is_done else batch.start
+
+    def _numbers(self, folder: str) -> list[int]:
+        return sorted(int(name) for name in self.files.names(f"{_SPARK}/{folder}") if name.isdigit())
+
+    def _offset(self, number: int) -> Offset:
+        """The offset in an entry of Spark's log: a version, a line about the batch, then a line for each source."""
+        for line in (self.files.read(f"{_SPARK}/offsets/{number}") or b"").decode(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                given = json.loads(line)
+                if isinstance(given, Mapping) and "places" in given:
+                    with contextlib.suppress(OffsetError):
+                        return Offset.unpacked(given)
+        return Offset(())
+
+
+def state_directory() -> Path:
+    """Where checkpoints are by default."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "upriver"
 
 
 class LoggedBatch(NamedTuple):
@@ -147,25 +170,3 @@ def identity(job: Job) -> dict[str, Any]:
         if isinstance(options, PipelineOptions) and hasattr(options, name)
     }
     return {"pipeline": job.name, "from": str(options.source), "to": job.target, **selecting}
-
-
-def _numbers(directory: Path) -> list[int]:
-    with contextlib.suppress(FileNotFoundError):
-        return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
-    return []
-
-
-def _offset(path: Path) -> Offset:
-    """The offset in an entry of Spark's log: a version, a line about the batch, then a line for each source."""
-    for line in _lines(path):
-        with contextlib.suppress(ValueError):
-            given = json.loads(line)
-            if isinstance(given, Mapping) and "places" in given:
-                with contextlib.suppress(OffsetError):
-                    return Offset.unpacked(given)
-    return Offset(())
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        yield from path.read_text().splitlines()

@@ -20,20 +20,21 @@ from upriver.errors import (
     OutOfMemory,
     RowsRefused,
     StreamRefused,
+    TableConflict,
     TemporaryFailure,
     UpriverError,
 )
 from upriver.pipelines.core.directory import LoggedBatch
 
-#: Temporary errors: a node is unreachable, full or busy, or a vbucket has moved.
+#: Temporary errors: a node is unreachable, full or busy, a vbucket has moved, or another program writes to a table.
 _TEMPORARY: Final = (
-    NodeUnavailable, TemporaryFailure, Busy, OutOfMemory, NotMyVbucket, StreamRefused, ClusterMapError,
+    NodeUnavailable, TemporaryFailure, Busy, OutOfMemory, NotMyVbucket, StreamRefused, ClusterMapError, TableConflict,
     ConnectionError, TimeoutError,
 )  # fmt: skip
 _OURS: Final = re.compile(r"upriver\.errors\.(\w+): (.*)")
 _VBUCKET: Final = re.compile(r"\bvbucket (\d+)")
 #: While a vbucket moves, it may have no owner for a moment.
-_HOMELESS: Final = re.compile(r"no node (?:of the cluster )?has it")
+_UNOWNED: Final = re.compile(r"no node (?:of the cluster )?has it")
 #: A client holds a lock on a key; locks expire.
 _LOCKED: Final = f"status 0x{Locked.status:02x}"
 #: Temporary errors of Spark itself. The Spark of a killed runner may still be writing to the log. A leftover checksum
@@ -112,7 +113,7 @@ def _may_pass(kind: type[BaseException], why: str) -> bool:
     if issubclass(kind, LoginImpossible | NoSuchVbucket):
         return False
     if issubclass(kind, DataLoss):
-        return _HOMELESS.search(why) is not None
+        return _UNOWNED.search(why) is not None
     if issubclass(kind, RowsRefused):
         return _LOCKED in why
     return issubclass(kind, _TEMPORARY)

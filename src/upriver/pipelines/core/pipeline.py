@@ -3,26 +3,28 @@
 A *job* has a name, options and counts for its summary. A *pipeline* is a job on a change stream: the runner reads the
 stream with ``reader_options``, passes it to ``start`` and watches the query. Batches arrive at least once and in order.
 After a crash the last one arrives again, perhaps with fewer rows, because keys that changed meanwhile belong to the
-next batch. So ``apply`` must be idempotent, and must order its data by (branch, seqno).
+next batch. So applying a batch must be idempotent, and must order its data by (branch, seqno).
 
-A batch has two halves: each Spark task processes its rows (``in_task``; often not needed), and then ``apply`` gets the
-results of all tasks. The runner here can run the two halves, and so can a Spark sink (``upriver.pipelines.core.sink``).
+A batch has two halves: each Spark task works, and then one process gets the results of all tasks. The runner here can
+run the two halves, and so can a Spark sink (``upriver.pipelines.sinks.sink``). There are two kinds: the tasks of a
+``RangePipeline`` read from the nodes and write to the target; those of a ``RowPipeline`` get the changes as rows.
 """
 
 import abc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
 from upriver.pipelines.core.options import JobOptions, PipelineOptions
-from upriver.spark import ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from upriver.pipelines.core.directory import RunDirectory
 
 
 class Job(abc.ABC):
@@ -71,19 +73,6 @@ class Task(Job):
         """Run or resume the job until it is done or ``stop`` is set; call ``tell`` when the counts change."""
 
 
-class InTask(abc.ABC):
-    """The work of a Spark task. It runs in other processes, so it must be serializable."""
-
-    #: The columns that it needs, as SQL expressions of Spark.
-    columns: ClassVar[Sequence[str]]
-    #: The schema of its results.
-    schema: ClassVar[pa.Schema]
-
-    @abc.abstractmethod
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Turn the rows into the results for ``apply``."""
-
-
 class Pipeline(Job):
     """A job on a change stream."""
 
@@ -92,7 +81,7 @@ class Pipeline(Job):
     def __init__(self, options: PipelineOptions) -> None:
         super().__init__(options)
         #: The pipeline's own directory, which belongs to its checkpoint.
-        self.directory: Path | None = None
+        self.directory: RunDirectory | None = None
         #: Why the last batch failed: the runner gets the exception of ``apply``, not Spark's text about it.
         self.failure: BaseException | None = None
         self._working = threading.Lock()
@@ -105,24 +94,39 @@ class Pipeline(Job):
         """Options for ``spark.readStream.format("upriver")``."""
         return {**self.options.reader_options(), "onRollback": "emit"}
 
-    def open(self, directory: Path) -> None:
+    def open(self, directory: "RunDirectory") -> None:
         """Prepare each start of the query: read the files in the directory. Errors are those of ``apply``."""
         self.directory = directory
 
-    def start(self, changes: "DataFrame", checkpoint: Path, *, once: bool = False) -> "StreamingQuery":
+    def start(self, changes: "DataFrame", checkpoint: str, *, once: bool = False) -> "StreamingQuery":
         """Start the query: with ``once`` it stops at the changes that exist now."""
         writer = changes.writeStream.queryName(f"upriver-{self.name}-{id(self):x}").foreachBatch(self._applied)
         if once:
             writer = writer.trigger(availableNow=True)
-        return writer.option("checkpointLocation", str(checkpoint)).start()
-
-    def in_task(self) -> InTask | None:
-        """The work of the tasks; None if ``apply`` gets the rows as they are."""
-        return None
+        return writer.option("checkpointLocation", checkpoint).start()
 
     @abc.abstractmethod
-    def apply(self, found: pa.Table, batch_number: int) -> None:
-        """Apply the results of the tasks to the target. When it returns, the batch is complete."""
+    def _apply_frame(self, frame: "DataFrame", batch_number: int) -> None:
+        """Apply a batch. When it returns, the batch is complete."""
+
+    def rows_of(self, progress: Mapping[str, Any]) -> int:
+        """The number of changes in the batch of a progress event of Spark."""
+        return int(progress.get("numInputRows") or 0)
+
+    # As a Spark sink
+
+    @property
+    @abc.abstractmethod
+    def columns(self) -> Sequence[str]:
+        """The columns of the rows that a task of a sink gets."""
+
+    @abc.abstractmethod
+    def in_sink_task(self, rows: Iterable[pa.RecordBatch]) -> bytes:
+        """What a task of a sink does with its rows; returns the message for ``apply_messages``."""
+
+    @abc.abstractmethod
+    def apply_messages(self, messages: Sequence[bytes], batch_number: int) -> None:
+        """Apply a batch whose tasks have sent these messages."""
 
     def idle(self) -> None:
         """Called about every second between batches, for work that does not depend on new changes."""
@@ -136,17 +140,7 @@ class Pipeline(Job):
         with self._working:
             self.failure = None
             try:
-                self.apply(handed_over(frame, self.in_task()), batch_number)
+                self._apply_frame(frame, batch_number)
             except BaseException as error:
                 self.failure = error
                 raise
-
-
-def handed_over(frame: "DataFrame", work: InTask | None) -> pa.Table:
-    """The results of the tasks for a batch. The frame is read once: keys may change before a second read."""
-    if work is None:
-        return frame.select(*ROWS.names).toArrow().cast(ROWS)
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    found = frame.selectExpr(*work.columns).mapInArrow(work, from_arrow_schema(work.schema))
-    return found.toArrow().cast(work.schema)

@@ -95,10 +95,10 @@ class Meter:
         self._started = clock()
         self._recent: deque[tuple[float, int]] = deque()
 
-    def take(self, event: Mapping[str, Any]) -> bool:
+    def take(self, event: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], int]) -> bool:
         """Take one progress event; returns whether it reports a new batch."""
         run, number = str(event.get("runId")), int(event.get("batchId", -1))
-        rows = int(event.get("numInputRows") or 0)
+        rows = rows_of(event)
         if run != self._run:
             self._run, self._last = run, -1
         if number <= self._last or not rows:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upriver.client.transport import Backoff
 from upriver.errors import PipelineFailed
-from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.core.directory import RunDirectory, state_directory
 from upriver.pipelines.core.failures import Trouble, trouble
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
 from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
@@ -71,11 +71,13 @@ def run(
     ``once`` stops at the changes that exist now, and ``seconds`` after this time; without both it runs on. The default
     ``checkpoint`` depends on source and target, and is in the user's state directory.
     """
-    directory = RunDirectory.default(job) if checkpoint is None else RunDirectory(Path(checkpoint).absolute())
+    directory = RunDirectory.default(job) if checkpoint is None else RunDirectory(checkpoint)
     plan = Plan(once=once, seconds=seconds, master=master, patience_s=patience_s)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
         stack.callback(job.conclude)
+        if not directory.is_local:
+            spark_session(_log(directory), master)  # which reaches the directory
         stack.enter_context(directory)
         directory.claim(job)
         listener = on_progress or (lambda _: None)
@@ -107,10 +109,10 @@ class _Runner:
             with self._interruptible():
                 self._job.carry_out(self._directory.path, self._tell, self._stop)
         last = self._tell()
-        return Summary(self._job.name, str(self._directory.path), last, self._interrupted)
+        return Summary(self._job.name, str(self._directory), last, self._interrupted)
 
     def _run_pipeline(self, pipeline: Pipeline) -> None:
-        spark = spark_session(self._directory.path / LOG, self._plan.master)
+        spark = spark_session(_log(self._directory), self._plan.master)
         legs = pipeline.legs()
         for each in legs:
             place = self._directory if len(legs) == 1 else self._directory.leg(each.name)
@@ -241,7 +243,7 @@ class _Leg:
 
     def _start(self) -> None:
         self.pipeline.failure = None
-        self.pipeline.open(self._directory.path)
+        self.pipeline.open(self._directory)
         reader = self._spark.readStream.format("upriver").options(**self.pipeline.reader_options())
         self._query = self.pipeline.start(reader.load(), self._directory.spark, once=self._plan.once)
 
@@ -262,7 +264,7 @@ class _Leg:
             self._failing_since = now
         if not found.is_temporary or now - self._failing_since > self._plan.patience_s:
             where = found.where(self._directory.batch())
-            raise PipelineFailed(self.pipeline.name, found.stage, where, found.why, str(self._directory.path)) from (
+            raise PipelineFailed(self.pipeline.name, found.stage, where, found.why, str(self._directory)) from (
                 error if isinstance(error, BaseException) else None
             )
         self.trouble = found
@@ -273,7 +275,7 @@ class _Leg:
         self._measured_at = time.monotonic()
         for event in query.recentProgress:
             WARM_UP.is_ready(self)
-            if self.meter.take(json.loads(event.json)):
+            if self.meter.take(json.loads(event.json), self.pipeline.rows_of):
                 self._succeeded()
         if query.isActive and self.trouble is not None and query.lastProgress is not None:
             self._succeeded()
@@ -282,6 +284,13 @@ class _Leg:
         self.trouble = None
         self._failing_since = None
         self._backoff.reset(_FIRST_PAUSE_S)
+
+
+def _log(directory: RunDirectory) -> Path:
+    """The file for Spark's messages: in the directory, or in the default place if the directory is elsewhere."""
+    folder = directory.path if directory.is_local else state_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / LOG
 
 
 def all_known(values: list[Any]) -> bool:

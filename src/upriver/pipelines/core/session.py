@@ -1,31 +1,43 @@
-"""A local Spark: quick to start, and quiet. Its messages go to a file."""
+"""The Spark that a pipeline uses: the one that exists, or a local one, quick to start and quiet.
+
+A session that exists (a notebook, ``spark-submit``, a program's own) is used with its master and its settings. Without
+one a local Spark starts, with one task per core. Its messages go to a file.
+"""
 
 import os
+import shutil
 import sys
 import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from upriver.errors import SparkUnavailable
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: One task per core. A failed task ends the batch, which the runner repeats.
 LOCAL: Final = "local[*]"
 _STARTING: Final = threading.Lock()
-#: For small batches on a small machine: few partitions, no web pages, short pauses.
+#: For every Spark that we start: quiet, and few files in the checkpoint.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.default.parallelism": "2",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.noDataProgressEventInterval": "1000",
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.log.level": "WARN",
+}
+#: For a local one: no other machine connects to it, and small batches need few partitions.
+LOCAL_SETTINGS: Final = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
 }
 
 
@@ -40,18 +52,32 @@ def spark_session(log: Path, master: str | None = None) -> "SparkSession":
 
 def _session(log: Path, master: str | None) -> "SparkSession":
     from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is not None:  # of whichever thread
-        return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = SETTINGS if master is None else {}
+    # Of whichever thread, or of spark-submit, whose JVM runs already and knows the master.
+    if SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return SparkSession.builder.getOrCreate()
+    check_java()
+    settings = dict(SETTINGS)
+    if master is None or master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= LOCAL_SETTINGS
+    from pyspark.java_gateway import launch_gateway
+
     conf = SparkConf().setMaster(master or LOCAL).setAppName("upriver").setAll(list(settings.items()))
     with open(log, "ab") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # The JVM and its workers print to these two streams.
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
         return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def check_java() -> None:
+    """Raise ``SparkUnavailable`` if there is no Java."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        where = f"in JAVA_HOME, {home}" if home else "on this machine"
+        raise SparkUnavailable(f"Spark needs Java, which is not {where}: install Java 17 or newer, and set JAVA_HOME")

@@ -11,7 +11,6 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -22,8 +21,9 @@ from upriver.errors import NodeUnavailable
 from upriver.options import as_any_text, as_seconds, as_text, one_of, option
 from upriver.pipelines.apply.applying import OF_VBUCKETS, latest
 from upriver.pipelines.apply.seen_keys import SeenKeys
+from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions
-from upriver.pipelines.core.pipeline import Pipeline
+from upriver.pipelines.core.row_pipeline import RowPipeline
 from upriver.pipelines.targets.caches import Cache, Fresh, cache_at
 
 LOG: Final = logging.getLogger("upriver.pipelines")
@@ -42,7 +42,7 @@ class InvalidateOptions(PipelineOptions):
     wait: float = option(30.0, as_seconds, "how long a batch waits for a cache that is down")
 
 
-class Invalidate(Pipeline):
+class Invalidate(RowPipeline):
     """Deletes or refreshes changed keys in caches."""
 
     name = "invalidate"
@@ -65,12 +65,12 @@ class Invalidate(Pipeline):
         """Values are read only to refresh caches."""
         return {**super().reader_options(), **({"keysOnly": "true"} if self.options.mode == "delete" else {})}
 
-    def open(self, directory: Path) -> None:
+    def open(self, directory: RunDirectory) -> None:
         """Open the file of seen keys."""
         super().open(directory)
         if self._seen is not None:
             self._seen.close()
-        self._seen = SeenKeys(directory / "seen.db")
+        self._seen = SeenKeys(directory.path / "seen.db")
 
     def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
         """Apply one batch to all caches."""

@@ -1,114 +1,188 @@
-"""The pipeline mirror: tables with the latest state of every key, and optionally the history."""
+"""The pipeline mirror: a Delta table with the latest state of every key, and optionally the history."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from upriver.errors import OptionError
+from upriver.options import as_flag, as_jvm_size, as_text, number, one_of, option
+from upriver.pipelines.apply.task_source import NodeTaskSource
+from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.core.options import PipelineOptions
+from upriver.pipelines.core.range_pipeline import RangePipeline, RangeTask, RunTasks
+from upriver.pipelines.targets.tables.compactor import Compactor
+from upriver.pipelines.targets.tables.table_keeper import KeeperSettings, TableKeeper, opened, table_task
+from upriver.pipelines.targets.tables.table_task import COLUMNS
+from upriver.spark import ReadOptions
+from upriver.tables import TableSchema, TableStorage, storage_options
 
-from upriver.errors import ForeignData, OptionError
-from upriver.files import sync
-from upriver.model import Difference, differences
-from upriver.options import as_text, one_of, option
-from upriver.pipelines.apply.applying import latest
-from upriver.pipelines.apply.keeping import Keeping, KeepingOptions, query_of
-from upriver.pipelines.apply.rereading import NodeReader
-from upriver.pipelines.targets.tables.columns import keys_of
-from upriver.pipelines.targets.tables.delta import Delta, DeltaHistory
-from upriver.pipelines.targets.tables.parquet import ParquetTable
-from upriver.pipelines.targets.tables.table import TableTarget
+#: The file beside the checkpoint that has the number of the last committed batch.
+_COMMITTED: Final = "committed.json"
 
-FORMATS: Final = ("delta", "parquet")
+
+def as_schema(value: Any) -> str:
+    """Columns of a table, as in ``name string, age long``."""
+    try:
+        TableSchema.parse(str(value))
+    except OptionError as error:
+        raise ValueError(f"columns such as 'name string, age long, tags json' ({error})") from None
+    return str(value)
+
+
+def as_storage_options(value: Any) -> str:
+    """Options of an object store: ``name=value,name=value``."""
+    storage_options(str(value))
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorOptions(KeepingOptions):
+class MirrorOptions(PipelineOptions):
     """The options of mirror."""
 
-    to: str = option("mirror", as_text, "directory of the table", "DIR")
-    format: str = option("delta", one_of(*FORMATS), "format of the table")
-    history: str | None = option(None, as_text, "directory of a second table, which gets every change", "DIR")
+    to: str = option("mirror", as_text, "directory or URL of the table (s3://, gs://, az://)", "PATH")
+    history: str | None = option(None, as_text, "directory or URL of a second table, which gets every change", "PATH")
+    schema: str | None = option(
+        None, as_schema, "columns of the table; by default the fields that enough documents have", "'NAME TYPE, …'"
+    )
+    column_share: float = option(
+        0.01, number(0, 1, values="SHARE"), "share of the documents that must have a field before it becomes a column"
+    )
+    deletion_vectors: str = option(
+        "on", one_of("on", "off"), "hide old versions by deletion vectors, or write their files again"
+    )
+    adopt: bool = option(False, as_flag, "take over the table of a lost checkpoint, and replace what it holds")
+    errors_to: str | None = option(
+        None, as_text, "directory or URL for documents that cannot be written, as Parquet with the reason", "PATH"
+    )
+    max_bytes: int | None = option(None, as_jvm_size, "estimated maximum size of a batch", "SIZE")
+    storage_options: str | None = option(
+        None, as_storage_options, "options of the object store; by default from the environment", "NAME=VALUE,…"
+    )
 
     def __post_init__(self) -> None:
-        super(MirrorOptions, self).__post_init__()
-        if self.history is not None and Path(self.history).absolute() == Path(self.to).absolute():
-            raise OptionError("history", self.history, "this is the directory of the latest state: choose another one")
+        if self.start != "earliest":
+            raise OptionError("start", self.start, "the table holds the state of every key: it must be earliest")
+        if self.history is not None and self.table(self.history).url == self.table(self.to).url:
+            raise OptionError("history", self.history, "this is the table of the latest state: choose another one")
+        for table in filter(None, (self.to, self.history)):
+            if self.errors_to and f"{self.table(self.errors_to).url}/".startswith(f"{self.table(table).url}/"):
+                raise OptionError("errors-to", self.errors_to, "this is inside of a table: choose another place")
+
+    def table(self, where: str) -> TableStorage:
+        """The storage of a table."""
+        return TableStorage.of(where, storage_options(self.storage_options or ""))
+
+    def reader_options(self) -> dict[str, str]:
+        """These options for the source. The identity of the bucket is checked, so a flush is not taken for a loss."""
+        said = {**super(MirrorOptions, self).reader_options(), "flushResets": "true"}
+        return said if self.max_bytes is None else {**said, "maxBytesPerTrigger": str(self.max_bytes)}
 
 
-class ParquetHistory:
-    """Every change, one file per batch."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def append(self, changes: pa.Table, query: str, number: int) -> bool:
-        """Add a batch, unless the table has it already."""
-        self._path.mkdir(parents=True, exist_ok=True)
-        path = self._path / f"{query}-{number:012}.parquet"
-        if path.exists():
-            return False
-        made = self._path / f".{path.name}"
-        pq.write_table(changes, made, compression="zstd")
-        sync(made)  # before the name exists: a crash must not leave half a file under it
-        made.replace(path)
-        sync(self._path)
-        return True
-
-
-class Mirror(Keeping):
-    """Keeps a table of all documents current."""
+class Mirror(RangePipeline):
+    """Keeps a Delta table of all documents current: one row per key, with a column for each common field."""
 
     name = "mirror"
     options_type = MirrorOptions
     options: MirrorOptions
 
+    def __init__(self, options: MirrorOptions) -> None:
+        super().__init__(options)
+        self._source = ReadOptions.read(self.reader_options())
+        self._keeper: TableKeeper | None = None
+        self._compactor: Compactor | None = None
+        self._nodes: NodeTaskSource | None = None
+        self._counted: dict[str, int] = {}
+
     @property
     def target(self) -> str:
-        """The absolute path of the directory."""
-        return str(Path(self.options.to).absolute())
+        """The location of the table."""
+        return self.options.table(self.options.to).url
 
-    def opened(self) -> TableTarget:
+    def open(self, directory: RunDirectory) -> None:
         """Open the table, and create it if necessary."""
-        return (Delta if self.options.format == "delta" else ParquetTable)(Path(self.options.to))
+        super().open(directory)
+        options = self.options
+        with self._working:
+            self._let_go()
+            self._nodes = NodeTaskSource(self._source, COLUMNS)
+            self._keeper = keeper = TableKeeper(
+                options.table(options.to),
+                partial(NodeTaskSource, self._source),
+                self._nodes,
+                self._settings,
+                query=directory.query,
+                bucket=self._nodes.bucket,
+                reached=directory.reached,
+                history=self._history,
+            )
+            self._compactor = Compactor(keeper.table, keeper.lock, keeper.work, keeper.record)
+            committed = directory.read(_COMMITTED)
+            if committed is not None and keeper.batch_number < committed:
+                keeper.rebuild()
 
-    def apply(self, found: pa.Table, batch_number: int) -> None:
-        """Write the history first: a batch is complete when the table has it."""
-        if self.options.history is not None:
-            assert self.directory is not None
-            kind = DeltaHistory if self.options.format == "delta" else ParquetHistory
-            kind(Path(self.options.history)).append(found, query_of(self.directory), batch_number)
-        super().apply(found, batch_number)
+    def plan(self, batch_number: int | None) -> RangeTask | None:
+        """The work of the tasks, with the table as it is now."""
+        if batch_number is None:
+            table = opened(self.options.table(self.options.to), self._settings)
+            return table_task(table, partial(NodeTaskSource, self._source), self._settings, self._history)
+        assert self._keeper is not None, "the pipeline is not open"
+        return self._keeper.plan(batch_number, self.workers)
 
+    def commit(self, results: Sequence[bytes], batch_number: int, run: RunTasks) -> int:
+        """Commit a batch to the table."""
+        assert self._keeper is not None, "the pipeline is not open"
+        assert self.directory is not None
+        changes = self._keeper.commit(results, batch_number, run, self.workers)
+        if self._keeper.batch_number == batch_number:
+            self.directory.write(_COMMITTED, batch_number)
+        assert self._compactor is not None
+        self._compactor.start(self.workers)
+        return changes
 
-def open_table(path: Path) -> TableTarget:
-    """Open an existing mirror of either format."""
-    if (path / "_delta_log").is_dir():
-        return Delta(path)
-    if (path / "current").is_symlink():
-        return ParquetTable(path)
-    raise ForeignData(str(path), "not a mirror: give the directory of upriver run mirror")
+    def idle(self) -> None:
+        """Repair what other programs or a failover have changed, and merge small files."""
+        if self._keeper is None or not self._working.acquire(blocking=False):
+            return
+        try:
+            self._keeper.look(self.workers)
+            if self._compactor is not None:
+                self._compactor.start(self.workers)
+        finally:
+            self._working.release()
 
+    def counts(self) -> dict[str, int]:
+        """Counts since the start: rollbacks, repeated reads, conflicts, merged files."""
+        found = dict(self._counted)
+        for each in (self._keeper, self._compactor):
+            for name, value in vars(each.counts).items() if each is not None else ():
+                found[name] = found.get(name, 0) + value
+        return found
 
-def table_differences(
-    table: TableTarget, nodes: NodeReader, vbuckets: list[int], done: Callable[[int], None] = lambda _: None
-) -> Iterator[Difference]:
-    """The differences between the documents of the nodes and a table. Expired documents are ignored on both sides."""
-    for group in nodes.groups(vbuckets):
-        rows, _ = nodes.read(group)
-        rows = latest(rows)
-        now = int(time.time())
-        theirs = table.documents(rows.filter(pc.equal(rows.column("event"), "mutation")))
-        yield from differences(_compared(theirs, now), _compared(table.read(group), now), "_vbucket", "_key")
-        done(len(group))
+    def close(self) -> None:
+        """Wait for a running compaction, and close the connections."""
+        with self._working:
+            self._let_go()
 
+    def _let_go(self) -> None:
+        if self._compactor is not None:
+            self._compactor.stop()
+        self._counted = self.counts()
+        if self._nodes is not None:
+            self._nodes.close()
+        self._keeper = self._compactor = self._nodes = None
 
-def _compared(rows: pa.Table, now: int) -> pa.Table:
-    """The rows without their seqnos, because a moved vbucket assigns its own, and with their keys as bytes."""
-    expiry = rows.column("_expiry")
-    lasting = rows.filter(pc.or_(pc.equal(expiry, 0), pc.greater(expiry, now)))
-    place = lasting.schema.get_field_index("_key")
-    return lasting.set_column(place, "_key", keys_of(lasting)).drop_columns(["_seqno", "_raw_key"])
+    @property
+    def _settings(self) -> KeeperSettings:
+        options = self.options
+        return KeeperSettings(
+            schema=None if options.schema is None else TableSchema.parse(options.schema),
+            share=options.column_share,
+            vectors=options.deletion_vectors == "on",
+            adopt=options.adopt,
+            errors=None if options.errors_to is None else options.table(options.errors_to),
+        )
+
+    @property
+    def _history(self) -> TableStorage | None:
+        return None if self.options.history is None else self.options.table(self.options.history)

@@ -20,7 +20,7 @@ from upriver.files import write_atomically
 from upriver.options import as_count, as_seconds, as_text, option
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions
-from upriver.pipelines.core.pipeline import InTask, Pipeline
+from upriver.pipelines.core.row_pipeline import InTask, RowPipeline
 from upriver.pipelines.jobs.windows import COUNTS, Window, Windows, counted
 
 _STATE: Final = "windows.json"
@@ -55,7 +55,7 @@ class ObserveOptions(PipelineOptions):
                 raise OptionError(name, file, "this is a directory: give a file")
 
 
-class Observe(Pipeline):
+class Observe(RowPipeline):
     """Counts changes by event and key prefix, with hot keys, value sizes, expirations and deletions."""
 
     name = "observe"
@@ -73,10 +73,10 @@ class Observe(Pipeline):
         """The absolute path of the file or directory."""
         return self.options.to if self.owns_output else str(Path(self.options.to).absolute())
 
-    def open(self, directory: Path) -> None:
+    def open(self, directory: RunDirectory) -> None:
         """Load the stored counts."""
         super().open(directory)
-        kept = RunDirectory(directory).read(_STATE)
+        kept = directory.read(_STATE)
         self.windows = Windows(int(self.options.window), self.options.keep, self.options.late)
         if kept is not None:
             self.windows.restore(kept)
@@ -88,14 +88,14 @@ class Observe(Pipeline):
     def apply(self, found: pa.Table, batch_number: int) -> None:
         """Add the counts of a batch."""
         assert self.directory is not None
-        if batch_number > self.windows.batch:
+        if found.num_rows and batch_number > self.windows.batch:
             rows = found.to_pylist()
             self.windows.add(rows, batch_number)
             for row in rows:
                 if row["event"] in self._changes:
                     self._changes[row["event"]] += row["changes"]
         self._tell(self.windows.over())
-        RunDirectory(self.directory).write(_STATE, self.windows.as_json())
+        self.directory.write(_STATE, self.windows.as_json())
 
     def counts(self) -> dict[str, int]:
         """The number of changes by event."""
@@ -110,7 +110,7 @@ class Observe(Pipeline):
         """Write the incomplete windows too, and draw the picture."""
         if self.directory is not None:
             self._tell(self.windows.over(all_of_them=True))
-            RunDirectory(self.directory).write(_STATE, self.windows.as_json())
+            self.directory.write(_STATE, self.windows.as_json())
             if self.options.plot is not None:
                 from upriver.pipelines.jobs.plotting import plot
 

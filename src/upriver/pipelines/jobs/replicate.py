@@ -8,7 +8,6 @@ origin is not newer there, so an echo ends after one round. When the source has 
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,7 +20,8 @@ from upriver.options import as_flag, option
 from upriver.pipelines.apply.repair import Mark, Repair, Selection
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.options import PipelineOptions, connection
-from upriver.pipelines.core.pipeline import InTask, Pipeline
+from upriver.pipelines.core.pipeline import Pipeline
+from upriver.pipelines.core.row_pipeline import InTask, RowPipeline
 from upriver.spark import RowWriter, WriteOptions, WriteOutcome, as_address
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
@@ -74,7 +74,7 @@ class ReplicateOptions(PipelineOptions):
         return dataclasses.replace(self, source=self.to, to=self.source, rename=rename, key_prefix=prefix or None)
 
 
-class Replicate(Pipeline):
+class Replicate(RowPipeline):
     """Writes the changes of one cluster to another."""
 
     name = "replicate"
@@ -103,10 +103,10 @@ class Replicate(Pipeline):
         prefix = {"keyPrefix": self.options.prefix} if self.options.prefix else {}
         return {**super().reader_options(), **prefix}
 
-    def open(self, directory: Path) -> None:
+    def open(self, directory: RunDirectory) -> None:
         """Load the marks of repairs that may have to be repeated."""
         super().open(directory)
-        kept = RunDirectory(directory).read(_MARKS) or {}
+        kept = directory.read(_MARKS) or {}
         self._marks = {int(number): Mark(*mark) for number, mark in kept.items()}
 
     def in_task(self) -> InTask:
@@ -141,7 +141,7 @@ class Replicate(Pipeline):
 
     async def _put_right(self, rolled_back: set[int]) -> None:
         assert self.directory is not None
-        directory = RunDirectory(self.directory)
+        directory = self.directory
         done = directory.reached().vbuckets
         before, due = dict(self._marks), set(rolled_back)
         # Ask after reading the stream's seqno: the stream has read on this basis or an earlier one.

@@ -20,7 +20,8 @@ from pyarrow import feather
 from upriver.client import PARALLEL, Address, Cluster, Consumer, Mover, Step
 from upriver.client.cluster import SingleNode, VbucketStatus, vbuckets_of
 from upriver.client.transport import PATIENCE_S
-from upriver.errors import OptionError, PipelineFailed, UpriverError
+from upriver.errors import CheckpointError, OptionError, PipelineFailed, UpriverError
+from upriver.files import storage_errors, write_atomically
 from upriver.model import CHANGES, Event, VbucketState
 from upriver.options import as_count, as_flag, as_seconds, option
 from upriver.pipelines.core.directory import RunDirectory
@@ -33,7 +34,7 @@ from upriver.spark import as_address
 CHANGES_MAX: Final = 512 * 1024
 _STATE: Final = "transition.json"
 _COLUMNS: Final = ("vbucket", "seqno", "rev_seqno", "cas", "event", "key")
-_WRITTEN_DOWN: Final = pa.schema([CHANGES.field(name) for name in _COLUMNS])
+_RECORD: Final = pa.schema([CHANGES.field(name) for name in _COLUMNS])
 _LOOK_S: Final = 0.1
 
 
@@ -112,7 +113,7 @@ class Transition(Task):
             todo = [n for n in group if known.get(str(n)) != way.done or not _is_active(there, n)]
             verified = self.options.verify and way.goal is Goal.TAKE_OVER
             if verified:
-                await self._write_down(directory, way, todo)
+                await self._record(directory, way, todo)
             known |= dict.fromkeys(map(str, todo), way.doing)
             directory.write(_STATE, known)
             await self._move(directory, way, todo, stop)
@@ -120,10 +121,10 @@ class Transition(Task):
                 return
             if verified:
                 await self._verify(directory, way, todo)
+            for number in todo:  # first: the next move of this vbucket must not find this record
+                way.record_path(directory, number).unlink(missing_ok=True)
             known |= dict.fromkeys(map(str, todo), way.done)
             directory.write(_STATE, known)
-            for number in todo:
-                way.paper(directory, number).unlink(missing_ok=True)
 
     async def _move(self, directory: RunDirectory, way: "_Way", numbers: list[int], stop: threading.Event) -> None:
         def on_step(step: Step) -> None:
@@ -158,30 +159,28 @@ class Transition(Task):
                 where, why = f"vbucket {step.vbucket}, {way}", step.reason or step.phase.value
                 raise PipelineFailed(self.name, step.phase.name.lower(), where, why, str(directory.path))
 
-    async def _write_down(self, directory: RunDirectory, way: "_Way", numbers: list[int]) -> None:
+    async def _record(self, directory: RunDirectory, way: "_Way", numbers: list[int]) -> None:
         """Record what the source holds; records from before an interruption stay valid."""
-        fresh = [number for number in numbers if not way.paper(directory, number).exists()]
+        missing = [number for number in numbers if not way.record_path(directory, number).exists()]
         held = await _held(way.source)
-        ready = [number for number in fresh if _is_active(held, number)]
-        noted = await _read(way.source, {number: held[number].high_seqno for number in ready})
+        ready = [number for number in missing if _is_active(held, number)]
+        tables = await _read(way.source, {number: held[number].high_seqno for number in ready})
         for number in ready:
-            table = noted[number].replace_schema_metadata({"high": str(held[number].high_seqno)})
-            path = way.paper(directory, number)
-            feather.write_feather(table, str(path.with_suffix(".new")))
-            path.with_suffix(".new").replace(path)
+            table = tables[number].replace_schema_metadata({"high": str(held[number].high_seqno)})
+            write_record(way.record_path(directory, number), table)
 
     async def _verify(self, directory: RunDirectory, way: "_Way", numbers: list[int]) -> None:
         held, left = await asyncio.gather(_held(way.destination), _held(way.source))
-        papers = [number for number in numbers if way.paper(directory, number).exists()]
-        arrived = await _read(way.destination, {n: held[n].high_seqno for n in papers if _is_active(held, n)})
+        recorded = [number for number in numbers if way.record_path(directory, number).exists()]
+        arrived = await _read(way.destination, {n: held[n].high_seqno for n in recorded if _is_active(held, n)})
         for number in numbers:
             why = ""
             if not _is_active(held, number):
                 why = f"it is not active on {way.destination}"
             elif _is_active(left, number):
                 why = f"it is still active on {way.source}"
-            elif number in papers:
-                why = difference(feather.read_table(str(way.paper(directory, number))), arrived[number])
+            elif number in recorded:
+                why = difference(read_record(way.record_path(directory, number)), arrived[number])
             if why:
                 where = f"vbucket {number}, {way}"
                 raise PipelineFailed(self.name, "verify", where, why, str(directory.path))
@@ -215,10 +214,31 @@ class _Way:
         """The entry of a vbucket that has moved."""
         return "undone" if self.goal is Goal.UNDO else f"at {self.destination}"
 
-    def paper(self, directory: RunDirectory, number: int) -> Path:
-        """The file with the record of a vbucket."""
+    def record_path(self, directory: RunDirectory, number: int) -> Path:
+        """The file of a vbucket's record."""
         endpoint = str(self.destination.endpoints[0]).replace(":", "-")
         return directory.path / f"vbucket-{number}-to-{endpoint}.arrow"
+
+
+def write_record(path: Path, table: pa.Table) -> None:
+    """Store what the source held; it is on disk when this returns, complete or not at all."""
+    content = pa.BufferOutputStream()
+    feather.write_feather(table, content)
+    with storage_errors(path, CheckpointError):
+        write_atomically(path, content.getvalue().to_pybytes())
+
+
+def read_record(path: Path) -> pa.Table:
+    """Read what ``write_record`` stored."""
+    with storage_errors(path, CheckpointError):
+        content = path.read_bytes()
+    try:
+        return feather.read_table(pa.BufferReader(content))
+    except pa.ArrowException as error:
+        raise CheckpointError(
+            str(path),
+            f"damaged record of a vbucket: {error}. Delete the file and run again; the move is not verified then",
+        ) from error
 
 
 def difference(before: pa.Table, after: pa.Table) -> str:
@@ -284,7 +304,7 @@ async def _read(address: Address, ends: dict[int, int]) -> dict[int, pa.Table]:
                 for run in batch.runs:
                     pieces[run.vbucket].append(batch.records.slice(at, run.rows).select(list(_COLUMNS)))
                     at += run.rows
-    return {number: pa.Table.from_batches(batches, _WRITTEN_DOWN) for number, batches in pieces.items()}
+    return {number: pa.Table.from_batches(batches, _RECORD) for number, batches in pieces.items()}
 
 
 async def _stop_with(stop: threading.Event, mover: Mover) -> None:

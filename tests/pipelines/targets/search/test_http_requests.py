@@ -62,7 +62,7 @@ def test_patience_has_an_end() -> None:
         asking.close()
 
 
-def test_nobody_there_and_no_answer_in_time() -> None:
+def test_a_closed_port_and_a_late_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         asking = HttpRequests(f"http://127.0.0.1:{port}/x", patience_s=0.05, timeout_s=0.05)

@@ -74,7 +74,7 @@ def test_what_is_older_changes_nothing(server: FakeOpenSearch) -> None:
     index.close()
 
 
-def test_a_vbucket_that_is_read_anew_wins_over_everything_before(server: FakeOpenSearch) -> None:
+def test_a_vbucket_that_is_read_again_wins_over_everything_before(server: FakeOpenSearch) -> None:
     index = opened(server)
     index.commit(work(row(0, 70, "mutation", b"k", b"lost"), row(0, 71, "mutation", b"gone", b"lost")))
     index.commit(work(row(0, 9, "mutation", b"k", b"right"), cleared=frozenset({0}), number=None))

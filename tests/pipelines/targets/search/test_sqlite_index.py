@@ -34,7 +34,7 @@ def test_an_index_ends_with_the_nodes_contents(exact: bool, seed: int) -> None:
         by_text = {text_of(value_of(n)).encode(): value_of(n) for n in range(1000)}
 
         def held(target: Target) -> Contents:
-            # A value that is no text has none: then any such value is right.
+            # A value that is not text has none: then any such value is right.
             return {
                 name: by_text[text] if text else next(v for v in by_text.values() if not text_of(v))
                 for name, text in contents(target).items()

@@ -21,7 +21,7 @@ def declare(pipeline: str, options: Mapping[str, Any] | None = None, /, *, name:
     from pyspark import pipelines as dp
     from pyspark.sql import SparkSession
 
-    from upriver.pipelines.core.sink import FORMAT, pipeline_of
+    from upriver.pipelines.sinks.sink import FORMAT, pipeline_of
 
     name = name or pipeline
     texts = {"pipeline": pipeline, **{key: as_typed(value) for key, value in (options or {}).items()}}

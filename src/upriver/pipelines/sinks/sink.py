@@ -1,8 +1,7 @@
 """A pipeline as a Spark sink: ``writeStream.format("upriver_pipeline")``, also for declarative pipelines.
 
 Theory of operation. A Spark sink has the same two halves as a pipeline: its tasks take rows and return a message, and
-then one process gets all messages of a micro-batch. The results of a task are in its message, so the processes need no
-shared disk.
+then one process gets all messages of a micro-batch.
 
 Spark's checkpoint numbers the batches, and targets identify batches by their numbers. So the pipeline's files are
 inside that checkpoint, and removing it resets both.
@@ -22,7 +21,6 @@ from upriver.errors import OptionError
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.core.registry import PIPELINES, find
-from upriver.spark import ROWS
 
 FORMAT: Final = "upriver_pipeline"
 _PIPELINE, _CHECKPOINT = "pipeline", "checkpointlocation"
@@ -41,26 +39,21 @@ class PipelineSink(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> "PipelineWriter":  # noqa: N802, ARG002
         """A stream write."""
         options = {name.lower(): value for name, value in self.options.items()}
-        missing = [name for name in ROWS.names if name not in schema.fieldNames()]
+        missing = [name for name in pipeline_of(options).columns if name not in schema.fieldNames()]
         if missing:
-            raise OptionError("schema", ", ".join(schema.fieldNames()), f"the column {', '.join(missing)} is missing")
-        pipeline_of(options)  # check the options before anything runs
+            raise OptionError(
+                "schema",
+                ", ".join(schema.fieldNames()),
+                f"the column {', '.join(missing)} is missing: read with the options of upriver.pipelines.declare",
+            )
         return PipelineWriter(options, _local(options.get(_CHECKPOINT)) / "upriver")
 
 
 class Part(WriterCommitMessage):
-    """The results of one task."""
+    """What one task has to say."""
 
-    def __init__(self, found: pa.Table) -> None:
-        with pa.BufferOutputStream() as sink:
-            with pa.ipc.new_stream(sink, found.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-                writer.write_table(found)
-            self._data = sink.getvalue().to_pybytes()
-
-    @property
-    def found(self) -> pa.Table:
-        """The rows."""
-        return pa.ipc.open_stream(self._data).read_all()
+    def __init__(self, message: bytes) -> None:
+        self.message = message
 
 
 class PipelineWriter(DataSourceStreamArrowWriter):
@@ -71,31 +64,20 @@ class PipelineWriter(DataSourceStreamArrowWriter):
         self._directory = directory
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """The rows of one task."""
-        pipeline = pipeline_of(self._options)
-        work = pipeline.in_task()
-        rows = (batch.select(ROWS.names).cast(ROWS) for batch in iterator)
-        return Part(pa.Table.from_batches(rows if work is None else work(rows), _handed_over(pipeline)))
+        """The work of one task."""
+        with contextlib.closing(pipeline_of(self._options)) as pipeline:
+            return Part(pipeline.in_sink_task(iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Apply a micro-batch whose tasks are done. If that fails, Spark runs the batch again."""
-        pipeline = pipeline_of(self._options)
-        parts = [message.found for message in messages if isinstance(message, Part)]
-        # A batch without rows has no tasks: the source changed its branch and lost nothing.
-        found = pa.concat_tables([_handed_over(pipeline).empty_table(), *parts])
-        with contextlib.closing(pipeline), RunDirectory(self._directory) as directory:
+        told = [each.message for each in messages if isinstance(each, Part)]
+        with contextlib.closing(pipeline_of(self._options)) as pipeline, RunDirectory(self._directory) as directory:
             directory.claim(pipeline)
-            pipeline.open(directory.path)
-            pipeline.apply(found, batchId)
+            pipeline.open(directory)
+            pipeline.apply_messages(told, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A task failed; Spark runs the micro-batch again."""
-
-
-def _handed_over(pipeline: Pipeline) -> pa.Schema:
-    """The columns of the tasks' results."""
-    work = pipeline.in_task()
-    return ROWS if work is None else work.schema
 
 
 def pipeline_of(options: Mapping[str, Any]) -> Pipeline:

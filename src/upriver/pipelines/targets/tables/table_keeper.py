@@ -1,0 +1,494 @@
+"""Keeps a table equal to the documents of a bucket: the driver's side.
+
+Theory of operation. Before each batch the keeper reads the table's log and plans: which files the table has, and which
+vbuckets were read ahead of the stream. The tasks work with that plan. The keeper then merges their results into one
+commit, which also has the number of the batch, so a batch that Spark repeats is recognised.
+
+If the log has moved on meanwhile, the old versions are located again from the lists of keys that the tasks have saved,
+never from the nodes. Rows that another program has changed are repaired: the vbuckets concerned are read from the nodes
+and replaced. What is due is recorded in a property of the table, in the commit that first knows of it, so a crash
+forgets nothing.
+"""
+
+import json
+import pickle
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyroaring import BitMap
+
+from upriver.errors import CheckpointError, CorruptData, ForeignData, OtherBucket, TableConflict
+from upriver.pipelines.apply.task_apply import Connect, TaskSource, outlook, still_ahead
+from upriver.pipelines.core.range_pipeline import RunTasks
+from upriver.pipelines.core.workers import Workers
+from upriver.pipelines.targets.tables.foreign_rows import touched_vbuckets
+from upriver.pipelines.targets.tables.history import History
+from upriver.pipelines.targets.tables.table_task import Growth, TableTask, TaskResult, packed_vbuckets
+from upriver.pipelines.targets.tables.table_work import FileWork, rewritten
+from upriver.pipelines.targets.target import ReadAhead
+from upriver.spark import BucketIdentity, Offset
+from upriver.tables import Add, Commit, Edit, FieldReport, NewFile, Table, TableSchema, TableStorage
+
+#: Properties of the table.
+QUERY, BUCKET, SEED, AHEAD, DUE = (f"upriver.{name}" for name in ("query", "bucket", "seed", "ahead", "due"))
+#: How often a batch may add columns. Each time its tasks run again, and may see other documents with other fields.
+#: Later only integers become decimals.
+GROWTHS_MAX: Final = 4
+#: How often the tasks of a batch may run.
+ROUNDS_MAX: Final = 64
+#: In a table of at least this size a field becomes a column when its share of this many documents is reached.
+DOCUMENTS_MIN: Final = 1000
+#: Time between two looks at the log while there are no batches.
+LOOK_S: Final = 5.0
+#: Number of changes that one task reads again, about; at least a vbucket.
+REPAIR_CHANGES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperSettings:
+    """How a table is kept."""
+
+    #: The columns that the user wants; None if documents decide.
+    schema: TableSchema | None = None
+    share: float = 0.01
+    vectors: bool = True
+    #: Take over a table of another query, and replace what it holds.
+    adopt: bool = False
+    #: Where documents go that cannot be written.
+    errors: TableStorage | None = None
+
+
+@dataclass
+class KeptCounts:
+    """Counts since the start."""
+
+    replayed: int = 0
+    undone: int = 0
+    read_again: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    refused: int = 0
+
+
+class TableKeeper:
+    """The table of one query."""
+
+    def __init__(
+        self,
+        storage: TableStorage,
+        connect: Connect,
+        nodes: TaskSource,
+        settings: KeeperSettings,
+        *,
+        query: str,
+        bucket: Callable[[], BucketIdentity],
+        reached: Callable[[], Offset],
+        history: TableStorage | None = None,
+    ) -> None:
+        """``nodes`` serves the driver, ``bucket`` returns the identity of the source, and ``reached`` the end of the
+        completed batches."""
+        self.counts = KeptCounts()
+        #: For all uses of the table: a compaction commits from a thread of its own.
+        self.lock = threading.RLock()
+        self._connect = connect
+        self._nodes = nodes
+        self._settings = settings
+        self._query = query
+        self._app = f"upriver-{query}"
+        self._bucket = bucket
+        self._reached = reached
+        self._history_storage = history
+        #: Reads ahead of the stream that could not be checked before the batch.
+        self._unseen: set[int] = set()
+        #: Fields without a column, over all batches of this process.
+        self._fields = FieldReport()
+        self._looked_at = 0.0
+        self.table = self._opened(storage)
+        self._history = None if history is None else History(history, query, adopt=settings.adopt)
+
+    # Opening
+
+    def _opened(self, storage: TableStorage) -> Table:
+        """The table, which belongs to this query afterwards."""
+        bucket = self._bucket()
+        table = opened(storage, self._settings)
+        owner = table.properties.get(QUERY)
+        if owner is None:
+            table.commit(Edit("SET OWNER", properties=self._identity(bucket), data_change=False))
+        elif owner != self._query:
+            if not self._settings.adopt:
+                raise ForeignData(
+                    storage.url,
+                    "the table belongs to another mirror, or its checkpoint is lost. Choose another place, or use "
+                    "--adopt to replace what it holds",
+                )
+            table = Table.replace(
+                storage, first_schema(self._settings), {**new_properties(), **self._identity(bucket)},
+                vectors=self._settings.vectors,
+            )  # fmt: skip
+        elif table.properties[BUCKET] != bucket.uuid:
+            if not bucket.is_in_memory and not self._settings.adopt:
+                raise OtherBucket(storage.url, table.properties[BUCKET], bucket.uuid)
+            # The stream reports a reset of every vbucket, as it does when a node without a disk was restarted.
+            table.commit(Edit("SET BUCKET", properties=self._identity(bucket), data_change=False))
+        if self._settings.schema is not None:
+            wanted = table.schema.with_columns(self._settings.schema.columns)
+            if wanted != table.schema:
+                table.commit(Edit("ADD COLUMNS", schema=wanted, data_change=False))
+        return table
+
+    def _identity(self, bucket: BucketIdentity) -> dict[str, str | None]:
+        return {QUERY: self._query, BUCKET: bucket.uuid}
+
+    # Planning
+
+    @property
+    def batch_number(self) -> int:
+        """The last batch in the table; -1 before the first."""
+        return self.table.snapshot.txns.get(self._app, -1)
+
+    def plan(self, batch_number: int, workers: Workers) -> TableTask | None:
+        """The work of a batch's tasks; None if the table has the batch."""
+        with self.lock:
+            self._refresh()
+            if batch_number <= self.batch_number:
+                self.counts.replayed += 1
+                return None
+            self.repair(workers)
+            return self._task()
+
+    def _task(self) -> TableTask:
+        return table_task(self.table, self._connect, self._settings, self._history_storage, self._fields.documents)
+
+    def work(self) -> FileWork:
+        """Work on the table's files."""
+        return FileWork(self.table.storage, self.table.schema, seed_of(self.table))
+
+    @property
+    def _ahead(self) -> dict[int, ReadAhead]:
+        return reads_ahead(self.table)
+
+    @property
+    def _due(self) -> set[int]:
+        """Vbuckets that must be read again, because another program has changed their rows."""
+        return set(json.loads(self.table.properties.get(DUE, "[]")))
+
+    # Changes by other programs
+
+    def _refresh(self) -> None:
+        """Read the log, and record the vbuckets whose rows other programs have changed."""
+        self.record(self.table.refresh())
+
+    def record(self, commits: Iterable[Commit]) -> None:
+        """Record in the table which vbuckets these commits have touched."""
+        with self.lock:
+            touched = self._touched(commits)
+            while touched - self._due:
+                properties = {DUE: json.dumps(sorted(self._due | touched))}
+                try:
+                    self.table.commit(Edit("NOTE CHANGED ROWS", properties=properties, data_change=False))
+                except TableConflict as conflict:
+                    touched |= self._touched(conflict.commits)
+
+    def _touched(self, commits: Iterable[Commit]) -> set[int]:
+        foreign = [commit for commit in commits if commit.foreign]
+        if any(commit.info.operation.upper() == "RESTORE" for commit in foreign):
+            return self._vbuckets()  # properties were restored too, and what they said about repairs is lost
+        try:
+            changed = [rows for commit in foreign for rows in self.table.changed_rows(commit)]
+        except CorruptData:  # a vector that the table no longer needs is gone
+            return self._vbuckets()
+        found = touched_vbuckets(self.table.storage, changed)
+        return self._vbuckets() if found is None else found
+
+    def _vbuckets(self) -> set[int]:
+        return set(self._nodes.vbuckets())
+
+    def rebuild(self) -> None:
+        """Read all vbuckets again before the next batch, because the table has lost batches."""
+        self._commit(
+            lambda: Edit(
+                "NOTE LOST BATCHES",
+                properties={DUE: json.dumps(sorted(self._due | self._vbuckets()))},
+                data_change=False,
+            )
+        )
+
+    # Repairs
+
+    def look(self, workers: Workers) -> None:
+        """Repair between batches; the log is read now and then."""
+        with self.lock:
+            if time.monotonic() - self._looked_at >= LOOK_S:
+                self._looked_at = time.monotonic()
+                self._refresh()
+            self.repair(workers)
+
+    def repair(self, workers: Workers) -> None:
+        """Read vbuckets again where that is due."""
+        with self.lock:
+            ahead, due = self._ahead, self._due
+            self._unseen = set()
+            if not ahead and not due:
+                return
+            states = self._nodes.states(ahead.keys() | due)
+            found = outlook(ahead, self._reached(), states)
+            self._unseen = found.unseen
+            if found.ahead != ahead:  # stored, so that it is not checked again when tombstones are purged later
+                self._commit(lambda: Edit("FOLLOW STREAM", properties=_ahead_property(found.ahead), data_change=False))
+            items = _shares(found.left | due, {number: state.high_seqno for number, state in states.items()})
+            if items:
+
+                def run(task: TableTask) -> list[bytes]:
+                    return workers.map(task.repair, items)
+
+                self._commit_parts(self._grown(run(self._task()), run, workers), workers, "REPAIR", None)
+
+    # Batches
+
+    def commit(self, results: Sequence[bytes], batch_number: int, run: RunTasks, workers: Workers) -> int:
+        """Commit the results of a batch's tasks; returns the number of changes."""
+        with self.lock:
+            found = self._grown(results, run, workers)
+            self._check_passed(found)
+            undone = sum(each.outcome.undone for each in found)
+            if undone:
+                self._check_bucket()
+            if self._history is not None:
+                self._history.append([each.history for each in found if each.history is not None], batch_number)
+            self._commit_parts(found, workers, "BATCH", batch_number)
+            self.counts.undone += undone
+            return sum(each.outcome.changes for each in found)
+
+    def _check_bucket(self) -> None:
+        """A source that has lost everything may be another bucket under the same address."""
+        bucket, held = self._bucket(), self.table.properties[BUCKET]
+        if bucket.uuid != held and not bucket.is_in_memory:
+            raise OtherBucket(self.table.storage.url, held, bucket.uuid)
+
+    def _check_passed(self, found: Iterable[TaskResult]) -> None:
+        """Keep the reads that the stream has passed on another basis.
+
+        The node may have purged a tombstone after the plan and before a task read from the beginning. Then neither the
+        read nor the stream has reported that deletion.
+        """
+        ahead = self._ahead
+        passed = {number: ahead[number] for each in found for number in each.outcome.passed}
+        if passed:
+            now = outlook(passed, Offset(()), self._nodes.states(passed))
+            self._unseen |= now.left | now.unseen
+
+    def _grown(
+        self, results: Sequence[bytes], run: Callable[[TableTask], list[bytes]], workers: Workers
+    ) -> list[TaskResult]:
+        """The results on the present basis, with a schema that fits the documents; else the tasks run again."""
+        for round_ in range(ROUNDS_MAX):
+            found = [TaskResult.of_bytes(each) for each in results]
+            report = sum((each.report for each in found), self._fields)
+            changed = self._grow(report if round_ < GROWTHS_MAX else replace(report, unknown={}), workers)
+            if not changed and all(each.part is not None and self._is_current(each) for each in found):
+                self._fields = FieldReport(report.documents, report.unknown)
+                return found
+            self._drop(found)
+            # A task that stops early has judged by a sample. If all reports together justify no column, none may stop.
+            task = self._task()
+            results = run(task if changed else replace(task, growth=None))
+        raise TableConflict(self.table.storage.url, "other programs change the table faster than tasks can run", [])
+
+    def _is_current(self, result: TaskResult) -> bool:
+        """Whether a result has the basis and the columns of the table as it is now."""
+        columns = dict(self.table.schema.columns)
+        return result.basis == basis_of(self.table) and dict(result.schema.columns).items() <= columns.items()
+
+    def _grow(self, report: FieldReport, workers: Workers) -> bool:
+        """Change the schema if the documents need it; returns whether it has changed."""
+        growth = self._task().growth
+        if growth is None or growth.grown(self.table.schema, report) == self.table.schema:
+            return False
+
+        def edit() -> Edit:
+            before = self.table.schema  # which another program may have changed since
+            after = growth.grown(before, report)
+            if dict(before.columns).items() <= dict(after.columns).items():
+                return Edit("ADD COLUMNS", schema=after, data_change=False)
+            # A data file must have the types of the schema, so all are written again, once.
+            files = list(self.table.snapshot.files)
+            work = FileWork(self.table.storage, after, seed_of(self.table))
+            new = rewritten(work, self.table, dict.fromkeys(files, BitMap()), workers)
+            return Edit("WIDEN COLUMNS", _added(new), removed=files, schema=after, data_change=False)
+
+        self._commit(edit)
+        return True
+
+    def _drop(self, results: Iterable[TaskResult]) -> None:
+        """Remove the files of results that are not needed; otherwise vacuum would."""
+        for each in results:
+            if each.part is not None:
+                self.table.storage.delete(filter(None, [*(file.path for file in each.part.files), each.part.keys]))
+            if each.history is not None and self._history_storage is not None:
+                self._history_storage.delete([each.history.path])
+            if each.errors and self._settings.errors is not None:
+                self._settings.errors.delete([each.errors])
+
+    def _commit_parts(
+        self, found: Sequence[TaskResult], workers: Workers, operation: str, batch_number: int | None
+    ) -> None:
+        """One commit for all parts."""
+        self.counts.refused += sum(each.refused for each in found)
+        parts = [each.part for each in found if each.part is not None]
+        added = [file for part in parts for file in part.files]
+        keys = [part.keys for part in parts if part.keys]
+        replaced = {number: read for each in found for number, read in each.outcome.replaced.items()}
+        cleared = {number for each in found for number in each.outcome.cleared}
+        passed = {number: seen for each in found for number, seen in each.outcome.passed.items()}
+        dead = _merged(each.dead for each in found)
+        base = min((each.version for each in found), default=self.table.snapshot.version)
+        while True:
+            ahead, due = self._ahead, self._due
+            properties: dict[str, str | None] = {}
+            if (left := still_ahead(ahead, passed, self._unseen) | replaced) != ahead:
+                properties |= _ahead_property(left)
+            if due & (replaced.keys() | cleared):
+                properties[DUE] = json.dumps(sorted(due - replaced.keys() - cleared))
+            edit = Edit(
+                operation,
+                _added(added),
+                dead | {file.path: file.dead_rows for file in added if file.dead},
+                properties=properties,
+                txn=None if batch_number is None else (self._app, batch_number),
+                base=base,
+            )
+            if not added and not dead and not properties:
+                self.table.storage.delete(keys)
+                return  # a batch that only records a proof; repeating it costs nothing
+            try:
+                self.table.commit(edit if self.table.vectors else self._written_again(edit, workers))
+                break
+            except TableConflict as conflict:
+                self.counts.conflicts += 1
+                self.record(conflict.commits)
+                if batch_number is not None and self.batch_number >= batch_number:
+                    raise CheckpointError(
+                        self._query, "another process has committed this batch: only one may use a checkpoint"
+                    ) from None
+                if not all(map(self._is_current, found)):
+                    raise  # the files have columns that the table does not have any more; the batch must run again
+                base = self.table.snapshot.version
+                dead = _merged(map(pickle.loads, workers.map(self._task().relocate, [each.encode() for each in keys])))
+        self.counts.commits += 1
+        self.counts.read_again += len(replaced)
+        self.table.storage.delete(keys)
+
+    def _written_again(self, edit: Edit, workers: Workers) -> Edit:
+        """The edit for a table without vectors: files with dead rows are written again."""
+        if not edit.dead.keys() <= self.table.snapshot.files.keys():
+            return edit  # a conflict
+        new = rewritten(self.work(), self.table, edit.dead, workers)
+        return replace(edit, added=[*edit.added, *_added(new)], removed=[*edit.removed, *edit.dead], dead={})
+
+    def _commit(self, edit: Callable[[], Edit]) -> None:
+        """Commit an edit that is made again after a conflict."""
+        with self.lock:
+            while True:
+                try:
+                    self.table.commit(edit())
+                except TableConflict as conflict:
+                    self.record(conflict.commits)
+                else:
+                    return
+
+
+def opened(storage: TableStorage, settings: KeeperSettings) -> Table:
+    """The table in this place; a new one if nothing is there."""
+    table = Table.find(storage, replaceable=settings.adopt)
+    if table is None:
+        table = Table.create(storage, first_schema(settings), new_properties(), vectors=settings.vectors)
+    elif SEED not in table.properties:
+        table.commit(Edit("SET SEED", properties=new_properties(), data_change=False))
+    return table
+
+
+def first_schema(settings: KeeperSettings) -> TableSchema:
+    """The columns of a new table."""
+    return settings.schema or TableSchema()
+
+
+def new_properties() -> dict[str, str]:
+    """The properties of a new table: a seed, so that no client can construct keys with equal hashes."""
+    return {SEED: secrets.token_hex(16)}
+
+
+def seed_of(table: Table) -> bytes:
+    """The seed of a table's hashes."""
+    return bytes.fromhex(table.properties[SEED])
+
+
+def reads_ahead(table: Table) -> dict[int, ReadAhead]:
+    """The reads ahead of the stream."""
+    kept = json.loads(table.properties.get(AHEAD, "{}"))
+    return {int(number): ReadAhead(*read) for number, read in kept.items()}
+
+
+def basis_of(table: Table) -> str:
+    """Identifies the table and its reads ahead of the stream."""
+    return f"{table.snapshot.metadata.id} {table.properties.get(AHEAD, '')}"
+
+
+def table_task(
+    table: Table, connect: Connect, settings: KeeperSettings, history: TableStorage | None, documents: int = 0
+) -> TableTask:
+    """The work of a batch's tasks, with the table as it is now. ``documents`` is the number reported so far."""
+    files = tuple(table.snapshot.files.values())
+    rows = sum((file.rows or 0) - file.dead for file in files)
+    at_least = max(1, int(settings.share * min(rows, DOCUMENTS_MIN)), int(settings.share * documents))
+    return TableTask(
+        storage=table.storage,
+        version=table.snapshot.version,
+        basis=basis_of(table),
+        schema=table.schema,
+        seed=seed_of(table),
+        files=files,
+        connect=connect,
+        ahead=reads_ahead(table),
+        growth=Growth(share=settings.share, at_least=at_least) if settings.schema is None else None,
+        vectors=table.vectors,
+        history=history,
+        errors=settings.errors,
+    )
+
+
+def _added(files: Iterable[NewFile]) -> list[Add]:
+    now_ms = time.time_ns() // 1_000_000
+    return [file.add(now_ms) for file in files]
+
+
+def _shares(vbuckets: Collection[int], sizes: Mapping[int, int]) -> list[bytes]:
+    """Vbuckets divided into tasks of about the same size."""
+    shares: list[list[int]] = []
+    held = 0
+    for number in sorted(vbuckets):
+        size = sizes.get(number, 0)
+        if not shares or held + size > REPAIR_CHANGES:
+            shares.append([])
+            held = 0
+        shares[-1].append(number)
+        held += size
+    return [packed_vbuckets(share) for share in shares]
+
+
+def _ahead_property(ahead: Mapping[int, ReadAhead]) -> dict[str, str | None]:
+    return {AHEAD: json.dumps({str(number): list(read) for number, read in ahead.items()}) if ahead else None}
+
+
+def _merged(found: Iterable[Mapping[str, bytes]]) -> dict[str, BitMap]:
+    """The dead positions that several tasks have found, by file."""
+    merged: dict[str, BitMap] = {}
+    for each in found:
+        for path, data in each.items():
+            positions = BitMap.deserialize(data)
+            merged[path] = merged[path] | positions if path in merged else positions
+    return merged

@@ -1,0 +1,69 @@
+"""A plan, tasks and a commit: run by a batch, repeated, and as a Spark sink."""
+
+import pickle
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from upriver.pipelines.core.options import PipelineOptions
+from upriver.pipelines.core.range_pipeline import RangePipeline, RangeTask, RunTasks
+
+
+def reversed_bytes(item: bytes) -> bytes:
+    return item[::-1]
+
+
+class Remembering(RangePipeline):
+    """Commits batches to a list; a batch of one result is run once more."""
+
+    name = "remembering"
+    options_type = PipelineOptions
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        self.committed: list[tuple[int, list[bytes]]] = []
+
+    def plan(self, batch_number: int | None) -> RangeTask | None:
+        known = {number for number, _ in self.committed}
+        return None if batch_number in known else reversed_bytes
+
+    def commit(self, results: Sequence[bytes], batch_number: int, run: RunTasks) -> int:
+        found = run(reversed_bytes) if len(results) == 1 else list(results)
+        self.committed.append((batch_number, found))
+        return 10 * len(found)
+
+
+def test_a_batch_is_committed_once() -> None:
+    pipeline = Remembering.of()
+    runs: list[RangeTask] = []
+
+    def run(task: RangeTask) -> list[bytes]:
+        runs.append(task)
+        return [task(b"ab"), task(b"cd")]
+
+    for _ in range(2):
+        pipeline._run(run, 3)
+    assert pipeline.committed == [(3, [b"ba", b"dc"])]
+    assert len(runs) == 1
+
+
+def test_changes_are_counted_by_the_commit_and_not_by_spark() -> None:
+    pipeline = Remembering.of()
+    pipeline._run(lambda task: [task(b"ab"), task(b"cd")], 3)
+    assert pipeline.rows_of({"batchId": 3, "numInputRows": 2}) == 20
+    assert pipeline.rows_of({"batchId": 4, "numInputRows": 2}) == 0
+
+
+def test_the_source_yields_ranges() -> None:
+    assert Remembering.of().reader_options()["output"] == "ranges"
+
+
+def test_a_sink_has_the_same_halves_and_can_repeat_its_tasks() -> None:
+    pipeline = Remembering.of()
+    rows = pa.record_batch({"task": pa.array([0]), "ranges": pa.array([b"ab"], pa.binary())})
+    message = pipeline.in_sink_task([rows])
+    assert pickle.loads(message) == [(b"ab", b"ba")]
+    pipeline.apply_messages([message], 0)
+    pipeline.apply_messages([message, message], 0)
+    pipeline.apply_messages([message, message], 1)
+    assert pipeline.committed == [(0, [b"ba"]), (1, [b"ba", b"ba"])]
