@@ -29,9 +29,9 @@ def assert_one_line(stderr: str, *words: str) -> None:
         ("diff", "127.0.0.1:1"), ("vbucket", "list"), ("vbucket", "set", "0", "dead"),
     ],
 )  # fmt: skip
-def test_nobody_is_there(command: tuple[str, ...]) -> None:
+def test_nothing_listens_at_the_address(command: tuple[str, ...]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can be there
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: no other program can listen there
         result = CliRunner().invoke(main, [*command, f"127.0.0.1:{taken.getsockname()[1]}"], prog_name="upriver")
     assert result.exit_code == 1, result.output
     assert result.stdout == ""

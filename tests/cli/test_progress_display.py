@@ -10,15 +10,13 @@ from upriver.pipelines import RunProgress, Summary
 from upriver.pipelines.jobs.observe import Observe
 from upriver.pipelines.jobs.transition import Transition
 
-PROGRESS = RunProgress(
-    "replicate", 2.0, 1500, 750.0, 40, 0.26, 3, 1, {"written": 1499, "known": 0}, "a:1: nobody answers"
-)
+PROGRESS = RunProgress("replicate", 2.0, 1500, 750.0, 40, 0.26, 3, 1, {"written": 1499, "known": 0}, "a:1: no answer")
 
 
 def test_a_line_says_all_that_matters() -> None:
     assert line_of(PROGRESS) == (
         "replicate: 1,500 changes, 750/s, 40 changes and 0.3 s behind, 3 batches, 1 restarts, 1,499 written, "
-        "waiting: a:1: nobody answers"
+        "waiting: a:1: no answer"
     )
     unknown = RunProgress("observe", 0.1, 0, 0.0, None, None, 0, 0)
     assert line_of(unknown) == "observe: 0 changes, 0/s, 0 batches"

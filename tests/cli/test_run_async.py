@@ -9,29 +9,29 @@ import click
 import pytest
 
 from tests.support.terminal import COMMAND, PATIENCE_S
-from upriver.cli.errors import Complaint, Failure
-from upriver.cli.run_async import complaints, run
+from upriver.cli.errors import Failure, InputError
+from upriver.cli.run_async import one_line_errors, run
 from upriver.errors import AddressError, NotMyVbucket, Unreachable
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (Unreachable("host:1", "nobody"), Failure, "host:1: nobody"),
-        (AddressError("x", "no"), Complaint, "x"),
+        (Unreachable("host:1", "no answer"), Failure, "host:1: no answer"),
+        (AddressError("x", "no"), InputError, "x"),
         (NotMyVbucket(vbucket=7), Failure, "vbucket 7: Not my vbucket"),
         (FileNotFoundError(2, "No such file", "here"), Failure, "here: No such file"),
-        (ExceptionGroup("several", [Unreachable("host:1", "nobody")]), Failure, "host:1: nobody"),
+        (ExceptionGroup("several", [Unreachable("host:1", "no answer")]), Failure, "host:1: no answer"),
     ],
 )
 def test_each_error_is_a_line(error: Exception, kind: type[click.ClickException], text: str) -> None:
-    with pytest.raises(kind) as caught, complaints():
+    with pytest.raises(kind) as caught, one_line_errors():
         raise error
     assert type(caught.value) is kind
     assert text in caught.value.message
 
 
-def test_what_nobody_expected_is_not_hidden() -> None:
+def test_an_unexpected_error_is_not_hidden() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 
@@ -40,7 +40,7 @@ def test_what_nobody_expected_is_not_hidden() -> None:
 
 
 def test_a_closed_pipe_is_left_to_who_knows_what_to_do() -> None:
-    with pytest.raises(BrokenPipeError), complaints():
+    with pytest.raises(BrokenPipeError), one_line_errors():
         raise BrokenPipeError
 
 
@@ -74,6 +74,6 @@ def test_ctrl_c_says_what_is_not_done(tmp_path: Path, arguments: tuple[str, ...]
     assert errors.startswith(f"upriver {arguments[0]}: interrupted: ".encode()), errors
     assert errors.count(b"\n") == 1
     assert meaning in errors.decode()
-    if arguments[0] == "dump":  # nobody takes half a dump for a whole one, nor loses the one before
+    if arguments[0] == "dump":  # half a dump is not taken for a complete one, and the one before is kept
         assert old.read_text() == "whole"
         assert list(tmp_path.iterdir()) == [old]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from upriver import __version__
-from upriver.cli.errors import Complaint, Failure, reason
+from upriver.cli.errors import Failure, InputError, reason
 
 __all__ = ["main"]
 
@@ -28,7 +28,6 @@ COMMANDS: Final = {
     "failover-log": "Show the failover logs of vbuckets.",
     "get": "Print the value of a key.",
     "load": "Store documents from JSON lines, CSV or Parquet, or sample documents.",
-    "mirror": "Compare a mirrored table with the nodes.",
     "move": "Move vbuckets to another node while they are in use.",
     "replicate": "Keep copies of vbuckets on another node up to date, until Ctrl-C.",
     "restore": "Create a data directory from a backup.",
@@ -38,6 +37,7 @@ COMMANDS: Final = {
     "serve": "Run a node until SIGTERM or SIGINT.",
     "set": "Store a value under a key.",
     "stats": "Show the statistics of a node.",
+    "table": "Show, compact, vacuum and verify the tables of the pipeline mirror.",
     "tail": "Show changes as they happen, until Ctrl-C.",
     "user": "Add, list and remove the users of a node.",
     "vbucket": "List vbuckets, change their role, and delete dead ones.",
@@ -93,7 +93,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             where = ctx if error.ctx is None else error.ctx
-            raise Complaint(f"{error.format_message()} (try {where.command_path} --help)", where) from None
+            raise InputError(f"{error.format_message()} (try {where.command_path} --help)", where) from None
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 

@@ -5,10 +5,8 @@ from typing import IO, Any
 import click
 
 
-class Complaint(click.ClickException):
-    """Invalid input: exit code 2."""
-
-    exit_code = 2
+class OneLineError(click.ClickException):
+    """An error that is shown as one line, after the name of the command."""
 
     def __init__(self, message: str, ctx: click.Context | None = None) -> None:
         super().__init__(message)
@@ -20,7 +18,13 @@ class Complaint(click.ClickException):
         click.echo(f"{command}: {line}", file=file, err=file is None)
 
 
-class Failure(Complaint):
+class InputError(OneLineError):
+    """Invalid input: exit code 2."""
+
+    exit_code = 2
+
+
+class Failure(OneLineError):
     """The command failed although its input was valid: exit code 1."""
 
     exit_code = 1

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.cli.output import can_prompt
 from upriver.client.transport import PATIENCE_S, Address
 from upriver.errors import AddressError, PositionError
@@ -99,7 +99,7 @@ def with_password(address: Address) -> Address:
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is None:
         if not can_prompt():
-            raise Complaint(f"no password for {address.user!r}: set {PASSWORD_VARIABLE}")
+            raise InputError(f"no password for {address.user!r}: set {PASSWORD_VARIABLE}")
         password = str(click.prompt(f"Password of {address.user}", hide_input=True, err=True))
     return address.with_login(address.user, password)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from upriver.cli.errors import Complaint, Failure, reason
+from upriver.cli.errors import Failure, InputError, reason
 from upriver.errors import AddressError, OptionError, StatusError, UpriverError
 
 T = TypeVar("T")
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run it to its end; an expected error becomes one line."""
-    with complaints():
+    with one_line_errors():
         return asyncio.run(work)
 
 
 @contextlib.contextmanager
-def complaints() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Turn expected errors into one line each."""
     try:
         yield
     except BaseExceptionGroup as group:
-        with complaints():
+        with one_line_errors():
             raise _first(group) from None
     except (AddressError, OptionError) as error:
-        raise Complaint(str(error)) from None
+        raise InputError(str(error)) from None
     except StatusError as error:
         where = "" if error.vbucket is None else f"vbucket {error.vbucket}: "
         raise Failure(f"{where}{error.detail or error.text}") from None

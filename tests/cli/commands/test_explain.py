@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from upriver.cli import main
 from upriver.cli.commands.explain import wants_colour
 from upriver.wire import DIALECTS, dcp
-from upriver.wire.explain import explain_packet, render
+from upriver.wire.explain import explain_packet, explanation_text
 
 ROOT = Path(__file__).parents[3]
 NOOP = dcp.Noop(opaque=1).encode()
@@ -72,7 +72,7 @@ def test_text() -> None:
     result = _run((NOOP + MARKER).hex())
     assert result.exit_code == 0
     first, second = explain_packet(NOOP, dcp.dcp), explain_packet(MARKER, dcp.dcp, len(NOOP))
-    assert result.stdout == f"{render(first)}\n\n{render(second)}\n"
+    assert result.stdout == f"{explanation_text(first)}\n\n{explanation_text(second)}\n"
 
 
 def test_json() -> None:
@@ -151,7 +151,7 @@ def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_good_packets_are_printed_before_the_complaint() -> None:
     wrong = (NOOP + MARKER[:-1]).hex()
     result = _run(wrong)
-    assert (result.exit_code, result.stdout) == (2, render(explain_packet(NOOP, dcp.dcp)) + "\n")
+    assert (result.exit_code, result.stdout) == (2, explanation_text(explain_packet(NOOP, dcp.dcp)) + "\n")
     assert result.stderr == "upriver explain: at byte 24: expected a packet of 44 bytes, found 43\n"
     result = _run("--json", wrong)
     assert (result.exit_code, len(json.loads(result.stdout))) == (2, 1)

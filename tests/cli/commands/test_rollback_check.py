@@ -10,6 +10,7 @@ from hypothesis import given
 from tests.support.command_runner import Run
 from upriver.cli.commands.rollback_check import RollbackInputs, judged, judged_by_logs
 from upriver.client import Consumer, FileCheckpoint, Progress
+from upriver.client.consumer import DialectName
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model.position import NO_END
 from upriver.model.rollback import rollback_by_snapshot
@@ -90,7 +91,7 @@ logs = st.lists(st.tuples(st.integers(1, 4), seqnos), min_size=1, max_size=4, un
 
 @given(logs, logs, st.sampled_from(["upr", "upr_draft1", "upr_draft2", "upr_draft3"]), st.data())
 def test_the_words_agree_with_the_rule_of_upr(
-    ours: list[tuple[int, int]], theirs: list[tuple[int, int]], dialect: str, data: st.DataObject
+    ours: list[tuple[int, int]], theirs: list[tuple[int, int]], dialect: DialectName, data: st.DataObject
 ) -> None:
     own, log = (FailoverLog(tuple(FailoverEntry(*entry) for entry in each)) for each in (ours, theirs))
     start, seqno, end = sorted(data.draw(seqnos) for _ in range(3))
@@ -109,7 +110,7 @@ def test_the_words_agree_with_the_rule_of_upr(
 
 
 @pytest.mark.parametrize("dialect", ["upr", "upr_draft1", "upr_draft2", "upr_draft3"])
-def test_what_it_says_is_what_happens(run: Run, filled: EmbeddedNode, tmp_path: Path, dialect: str) -> None:
+def test_what_it_says_is_what_happens(run: Run, filled: EmbeddedNode, tmp_path: Path, dialect: DialectName) -> None:
     """A consumer stopped in the middle of a snapshot, and a failover after that."""
     path, vbucket = tmp_path / "seen", filled.bucket.vbucket(3)
     log = vbucket.failover_log
@@ -130,7 +131,7 @@ def test_what_it_says_is_what_happens(run: Run, filled: EmbeddedNode, tmp_path: 
         assert rolled_back_to(filled, dialect, Progress(position, log, 0)) == seqno
 
 
-def rolled_back_to(node: EmbeddedNode, dialect: str, progress: Progress) -> int:
+def rolled_back_to(node: EmbeddedNode, dialect: DialectName, progress: Progress) -> int:
     with Consumer.sync(
         node.address, dialect=dialect, vbuckets=[3], start={3: progress}, end="latest", on_rollback="emit"
     ) as consumer:

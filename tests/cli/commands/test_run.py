@@ -44,7 +44,7 @@ def test_the_help_lists_every_pipeline_and_each_has_its_options(run: Run) -> Non
         ((), "give a pipeline, or a file with -f"),
         (("replikate",), "replikate"),
         (("replicate",), "option to = '': give the cluster"),
-        (("replicate", "--to", "nowhere:x"), "option to = 'nowhere:x': it must be HOST:PORT"),
+        (("replicate", "--to", "nowhere:x"), "option to = 'nowhere:x': it must be a valid address: invalid port"),
         (("replicate", "--to", "a:1", "--once", "--forever"), "exclude each other"),
         (("replicate", "--to", "a:1", "--for", "soon"), "a time such as"),
         (

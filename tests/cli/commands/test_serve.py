@@ -198,12 +198,12 @@ def test_a_taken_port_is_refused() -> None:
         (["--vbuckets", "1000"], "vbuckets = 1000: it must be a power of two up to 1024"),
         (["--ack", "never"], "ack = 'never': it must be one of memory, disk"),
         (["--memory", "--data", "d"], "data and memory exclude each other"),
-        (["--memory-quota", "lots"], "memory_quota = 'lots': it must be 0 for no limit, or a size"),
+        (["--memory-quota", "lots"], "--memory-quota = 'lots': it must be 0 for no limit, or a size"),
         (["--tls-cert", "c"], "tls_cert and tls_key belong together"),
         (["--tls-cert", "/absent/c", "--tls-key", "/absent/k"], "the certificate /absent/c with the key /absent/k"),
         (["--users", "/absent/users.json"], "/absent/users.json: "),
-        (["--config", "/absent/node.toml"], "/absent/node.toml: No such file or directory"),
-        (["--log-level", "loud"], "log_level = 'loud': it must be one of debug, info, warning, error"),
+        (["--config", "/absent/node.toml"], "--config /absent/node.toml: No such file or directory"),
+        (["--log-level", "loud"], "--log-level = 'loud': it must be one of debug, info, warning, error"),
         (["--prot", "1"], "No such option '--prot'"),
         (["--port"], "Option '--port' requires an argument"),
         (["more"], "Got unexpected extra argument (more)"),
@@ -219,7 +219,7 @@ def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], complain
 
 
 def test_a_refusal_of_the_whole_process() -> None:
-    assert "serve: UPRIVER_PORT: port = 'x': it must be a whole number" in refused(environment={"UPRIVER_PORT": "x"})
+    assert "serve: UPRIVER_PORT = 'x': it must be a whole number" in refused(environment={"UPRIVER_PORT": "x"})
 
 
 def test_without_permission_for_the_directory(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def modules_after(*arguments: str) -> set[str]:
 NODE = {"asyncio", "ssl", "upriver.engine", "upriver.node", "upriver.scram", "prometheus_client", "lmdb"}
 
 
-def test_nobody_waits_for_what_he_does_not_need() -> None:
+def test_no_command_imports_what_it_does_not_need() -> None:
     assert not modules_after("--help") & (NODE | {"upriver.wire", "pyarrow"})
     assert not modules_after("explain", "80" + "0a" + "00" * 22) & NODE
     assert not modules_after("serve", "--help") & (

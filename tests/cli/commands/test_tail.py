@@ -98,8 +98,8 @@ def test_an_unknown_vbucket(run: Run) -> None:
 
 def test_an_end_is_not_waited_for_for_ever(run: Run) -> None:
     run("set", "fruit", "apple")
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = str(nobody.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = str(closed.getsockname()[1])
     result = run("tail", "--from", "earliest", "--until-now", "--patience", "0.3", "--stream-port", port)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no stream for 0.3 s" in result.stderr

@@ -115,7 +115,7 @@ def test_add_refused(run: Run, name: str, roles: str, given: str | bytes, why: s
     assert not Path("users.json").exists()
 
 
-def test_nobody_to_ask(run: Run) -> None:
+def test_without_a_terminal_there_is_no_prompt(run: Run) -> None:
     assert_refused(run("add", "alice", "--roles", "read", given="secret\n"), "use --password-stdin")
 
 
@@ -129,7 +129,7 @@ def test_files_that_cannot_be_used(run: Run) -> None:
     assert Path("users.json").read_text() == "alice:secret"
 
 
-def test_remove_nobody(run: Run) -> None:
+def test_remove_an_unknown_user(run: Run) -> None:
     add(run, "alice", "read")
     assert_refused(run("remove", "bob"), "upriver user remove: user 'bob' does not exist")
 

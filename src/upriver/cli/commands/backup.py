@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from upriver.cli.run_async import complaints
+from upriver.cli.run_async import one_line_errors
 
 
 @click.command()
@@ -26,6 +26,6 @@ def backup(data: Path, target: Path) -> None:
     """
     from upriver.engine.storage import online_backup
 
-    with complaints():
+    with one_line_errors():
         online_backup(data, target)
     click.echo(f"{target}: a copy of {data}", err=True)

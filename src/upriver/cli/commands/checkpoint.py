@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from upriver.cli.errors import Complaint, Failure
+from upriver.cli.errors import Failure, InputError
 from upriver.cli.output import show_table
 from upriver.cli.parameters import json_option, vbuckets_option
-from upriver.cli.run_async import complaints
+from upriver.cli.run_async import one_line_errors
 from upriver.client.consumer import FileCheckpoint, Progress
 
 _file = click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
@@ -67,7 +67,7 @@ def reset(vbuckets: tuple[int, ...] | None, path: Path) -> None:
     """Discard the progress of a consumer, so that it starts over."""
     found, progress = _read(path)
     kept = {} if vbuckets is None else {n: each for n, each in progress.items() if n not in vbuckets}
-    with complaints():
+    with one_line_errors():
         found.write(kept)
     click.echo(f"{path}: {len(progress) - len(kept)} vbuckets start over", err=True)
 
@@ -75,7 +75,7 @@ def reset(vbuckets: tuple[int, ...] | None, path: Path) -> None:
 def _read(path: Path) -> tuple[FileCheckpoint, dict[int, Progress]]:
     if not path.exists():
         raise Failure(f"{path}: no such checkpoint")
-    with complaints():
+    with one_line_errors():
         found = FileCheckpoint.existing(path)
         return found, found.read()
 
@@ -83,9 +83,9 @@ def _read(path: Path) -> tuple[FileCheckpoint, dict[int, Progress]]:
 def _copy(source: Path, target: Path, *, force: bool = False) -> None:
     found, progress = _read(source)
     if target.exists() and not force:
-        raise Complaint(f"{target}: the file exists already; choose another one")
-    with complaints():
+        raise InputError(f"{target}: the file exists already; choose another one")
+    with one_line_errors():
         if target.exists() and FileCheckpoint.existing(target).source != found.source:
-            raise Complaint(f"{target}: it belongs to another source than {source}")
+            raise InputError(f"{target}: it belongs to another source than {source}")
         FileCheckpoint(target, source=found.source).write(progress)
     click.echo(f"{target}: progress in {len(progress)} vbuckets", err=True)

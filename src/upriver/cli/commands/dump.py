@@ -13,7 +13,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.cli.json_lines import lines_of
 from upriver.cli.output import Advance, progress
 from upriver.cli.parameters import address_argument, patience_option, vbuckets_option
@@ -80,7 +80,7 @@ def dump(
     """
     form = form or ("parquet" if output.endswith(".parquet") else "jsonl")
     if form == "parquet" and output == "-":
-        raise Complaint("cannot write Parquet to standard output: name a file with -o")
+        raise InputError("cannot write Parquet to standard output: name a file with -o")
     columns = tuple(name for name in COLUMNS if not (keys_only and name == "value"))
     left = "the output is incomplete" if output == "-" else f"{output} is not written"
     with interruptible(left), _opened(output, form, columns) as writer:
@@ -151,7 +151,7 @@ def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer
 def _until_complete(output: Path) -> Iterator[Path]:
     """A temporary path that replaces the output at the end, so that a partial dump never has its name."""
     if output.is_dir():
-        raise Complaint(f"{output}: Is a directory")
+        raise InputError(f"{output}: Is a directory")
     if output.exists() and not output.is_file():  # a device or a pipe
         yield output
         return
@@ -159,7 +159,7 @@ def _until_complete(output: Path) -> Iterator[Path]:
     try:
         part.touch()
     except OSError as error:
-        raise Complaint(f"{output}: {error.strerror}") from None
+        raise InputError(f"{output}: {error.strerror}") from None
     try:
         yield part
         part.replace(output)

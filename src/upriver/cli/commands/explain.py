@@ -10,11 +10,20 @@ from typing import TextIO
 
 import click
 
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.cli.output import can_prompt
 from upriver.errors import WireError
-from upriver.wire import DIALECTS, Explanation, Ink, hexdump
-from upriver.wire import explain as wire_explain
+from upriver.wire import (
+    DIALECTS,
+    Explanation,
+    Ink,
+    NotHexadecimal,
+    explanation_json,
+    explanation_text,
+    read_hexdump,
+    uncoloured,
+)
+from upriver.wire import explain as explain_packets
 
 _COLOURED: Mapping[Ink, Callable[[str], str]] = {
     Ink.TITLE: partial(click.style, bold=True),
@@ -34,7 +43,9 @@ _COLOURED: Mapping[Ink, Callable[[str], str]] = {
     help="Dialect of the packets. [default: the one that fits best]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of diagrams.")
-@click.option("-f", "--file", "path", type=click.Path(path_type=Path), help="Read FILE; - is standard input.")
+@click.option(
+    "-f", "--file", "path", type=click.Path(path_type=Path), metavar="FILE", help="Read FILE; - is standard input."
+)
 @click.argument("words", metavar="[HEX...]", nargs=-1)
 def explain(dialect: str | None, as_json: bool, path: Path | None, words: tuple[str, ...]) -> None:
     """Explain packets: byte diagram and list of fields.
@@ -57,19 +68,19 @@ def explain(dialect: str | None, as_json: bool, path: Path | None, words: tuple[
     Invalid input is reported after the packets before it; the exit code is then 2.
     """
     data = _given(words, path)
-    explained = wire_explain.explain(data, None if dialect is None else DIALECTS[dialect])
+    explained = explain_packets(data, None if dialect is None else DIALECTS[dialect])
     show = _show_json if as_json else _show_text
     if failure := show(explained):
-        raise Complaint(str(failure))
+        raise InputError(str(failure))
 
 
 def _given(words: tuple[str, ...], path: Path | None) -> bytes:
     if words and words != ("-",):
         if path is not None:
-            raise Complaint("HEX and -f FILE exclude each other: give one of them")
+            raise InputError("HEX and -f FILE exclude each other: give one of them")
         return _bytes_of(" ".join(words).encode())
     if path is None and not words and can_prompt():
-        raise Complaint("nothing to explain: give HEX, -f FILE or - for standard input")
+        raise InputError("nothing to explain: give HEX, -f FILE or - for standard input")
     return _bytes_of(_contents(path))
 
 
@@ -79,26 +90,26 @@ def _contents(path: Path | None) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Complaint(f"{path}: {error.strerror}") from None
+        raise InputError(f"{path}: {error.strerror}") from None
 
 
 def _bytes_of(given: bytes) -> bytes:
     try:
-        data = hexdump.read(given)
-    except hexdump.NotHexadecimal as error:
-        raise Complaint(str(error)) from None
+        data = read_hexdump(given)
+    except NotHexadecimal as error:
+        raise InputError(str(error)) from None
     if not data:
-        raise Complaint("nothing to explain: the input is empty")
+        raise InputError("nothing to explain: the input is empty")
     return data
 
 
 def _show_text(explained: Iterator[Explanation]) -> WireError | None:
     """Print each packet as soon as it is explained; returns the error that ended it, if any."""
-    paint = _coloured if wants_colour(sys.stdout, os.environ) else wire_explain.plain
+    paint = _coloured if wants_colour(sys.stdout, os.environ) else uncoloured
     between = ""
     try:
         for explanation in explained:
-            click.echo(between + wire_explain.render(explanation, paint))
+            click.echo(between + explanation_text(explanation, paint))
             between = "\n"
     except WireError as error:
         return error
@@ -110,7 +121,7 @@ def _show_json(explained: Iterator[Explanation]) -> WireError | None:
     found: list[dict[str, object]] = []
     failure = None
     try:
-        found.extend(map(wire_explain.as_json, explained))  # keeps the packets before an error
+        found.extend(map(explanation_json, explained))  # keeps the packets before an error
     except WireError as error:
         failure = error
     click.echo(json.dumps(found, indent=2, ensure_ascii=False))

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 import pyarrow as pa
 
-from upriver.cli.errors import Complaint, Failure
+from upriver.cli.errors import Failure, InputError
 from upriver.cli.json_lines import NotADocument, batches_of
 from upriver.cli.output import progress, shown
 from upriver.cli.parameters import ADDRESS, default_address
@@ -163,7 +163,7 @@ def _open(path: str) -> Any:
     try:
         return click.get_current_context().with_resource(open(path, "rb"))
     except OSError as error:
-        raise Complaint(f"{path}: {error.strerror}") from None
+        raise InputError(f"{path}: {error.strerror}") from None
 
 
 def _from_csv(path: str) -> tuple[Iterator[pa.RecordBatch], int | None]:
@@ -177,7 +177,7 @@ def _from_csv(path: str) -> tuple[Iterator[pa.RecordBatch], int | None]:
             convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )
     except pa.ArrowInvalid as error:
-        raise Complaint(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}") from None
     return iter(reader), None
 
 
@@ -185,13 +185,13 @@ def _from_parquet(path: str) -> tuple[Iterator[pa.RecordBatch], int | None]:
     import pyarrow.parquet as pq
 
     if path == "-":
-        raise Complaint("cannot read Parquet from standard input: name a file")
+        raise InputError("cannot read Parquet from standard input: name a file")
     try:
         file = click.get_current_context().with_resource(pq.ParquetFile(path))
     except OSError as error:
-        raise Complaint(f"{path}: {error.strerror or error}") from None
+        raise InputError(f"{path}: {error.strerror or error}") from None
     except pa.ArrowInvalid as error:
-        raise Complaint(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}") from None
     names = [name for name in file.schema_arrow.names if name in TAKEN + _META]
     return file.iter_batches(ROWS_MAX, columns=names), file.metadata.num_rows
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from upriver.cli.run_async import complaints
+from upriver.cli.run_async import one_line_errors
 
 
 @click.command()
@@ -24,6 +24,6 @@ def restore(source: Path, data: Path) -> None:
     """
     from upriver.engine.storage import online_backup
 
-    with complaints():
+    with one_line_errors():
         online_backup(source, data, check=True)
     click.echo(f"{data}: restored from {source}", err=True)

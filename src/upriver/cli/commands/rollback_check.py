@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import click
 
-from upriver.cli.errors import Complaint, Failure
+from upriver.cli.errors import Failure, InputError
 from upriver.cli.output import show_json
 from upriver.cli.parameters import POSITIONS, address_argument, json_option
-from upriver.cli.run_async import complaints, run
+from upriver.cli.run_async import one_line_errors, run
 from upriver.client import Address, FileCheckpoint, Progress
 from upriver.client.cluster import Cluster, VbucketStatus, active_vbuckets, failover_logs
 from upriver.client.consumer import DRAFTS
@@ -79,11 +79,11 @@ def rollback_check(
 
 def _progress_in(path: Path) -> dict[int, Progress]:
     if not path.exists():
-        raise Complaint(f"{path}: no such checkpoint")
-    with complaints():
+        raise InputError(f"{path}: no such checkpoint")
+    with one_line_errors():
         progress = dict(FileCheckpoint.existing(path).read())
     if any(each.is_unplaced for each in progress.values()):
-        raise Complaint(f"{path}: this is a checkpoint of tap, which has no positions to compare")
+        raise InputError(f"{path}: this is a checkpoint of tap, which has no positions to compare")
     return progress
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +10,10 @@ from typing import Any, Final
 import click
 
 from upriver.cli.declared_options import declared_option
-from upriver.cli.errors import Complaint, Failure
+from upriver.cli.errors import Failure, InputError
 from upriver.cli.parameters import TIME, default_address, with_password
 from upriver.cli.progress_display import Watcher
-from upriver.cli.run_async import complaints
+from upriver.cli.run_async import one_line_errors
 from upriver.client import Address
 from upriver.errors import OptionError, StorageError
 from upriver.options import read_toml
@@ -111,7 +112,8 @@ def command_of(name: str) -> click.Command:
 
     summary = PIPELINES[name][1]
     declared = [declared_option(field, shown_name(field.name)) for field in dataclasses.fields(kind.options_type)]
-    text = f"{summary}\n\n{kind.__doc__ or ''}"
+    details = (inspect.getdoc(kind) or "").partition("\n\n")[2]  # its first paragraph is a summary too
+    text = f"{summary}\n\n{details}"
     return click.Command(name, params=[*declared, *_SHARED], callback=callback, help=text, short_help=summary)
 
 
@@ -119,10 +121,10 @@ def _run_file(path: str) -> None:
     try:
         given = read_toml(Path(path))
     except StorageError as error:
-        raise Complaint(str(error)) from None
+        raise InputError(str(error)) from None
     name = given.pop("pipeline", None)
     if not isinstance(name, str):
-        raise Complaint(f'{path}: pipeline = "NAME" is missing; choose from {", ".join(sorted(PIPELINES))}')
+        raise InputError(f'{path}: pipeline = "NAME" is missing; choose from {", ".join(sorted(PIPELINES))}')
     context = click.get_current_context()
     running: dict[str, Any] = dict.fromkeys(_RUNNING)
     for each, option in zip(_RUNNING, _SHARED, strict=True):
@@ -142,7 +144,7 @@ def carry_out(kind: type[Job], given: dict[str, Any], running: dict[str, Any]) -
         job = kind(options)
     from upriver.pipelines.core import PATIENCE_S, run
 
-    with complaints(), Watcher(job) as watcher:
+    with one_line_errors(), Watcher(job) as watcher:
         summary = run(
             job,
             checkpoint=running["checkpoint"],
@@ -177,6 +179,6 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except OptionError as error:
-        raise Complaint(str(error)) from None
+        raise InputError(str(error)) from None
     except ImportError as error:
         raise Failure(f"{error.name} is not installed: pip install 'upriver[pipelines]'") from None

@@ -2,10 +2,10 @@
 
 import click
 
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.cli.json_lines import text_fields
 from upriver.cli.output import on_terminal, show_json, shown
-from upriver.cli.run_async import complaints
+from upriver.cli.run_async import one_line_errors
 
 NOTHING_FOUND = 1
 #: Marks around the found words in a snippet; texts do not contain these characters.
@@ -36,8 +36,8 @@ def search(index: str, query: str, limit: int, as_json: bool) -> None:
     try:
         from upriver.pipelines.jobs import search_index
     except ImportError as error:
-        raise Complaint(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
-    with complaints():
+        raise InputError(f'{error.name} is missing: pip install "upriver[pipelines]"') from None
+    with one_line_errors():
         hits = search_index(index, query, limit, _MARKS)
     for hit in hits:
         if as_json or not on_terminal():

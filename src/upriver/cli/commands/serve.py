@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from upriver.cli.declared_options import declared_option
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.errors import StatusError, UpriverError
 from upriver.node import NodeOptions, gather, set_up_logs
 from upriver.options import hyphenated
@@ -44,9 +44,9 @@ def serve(config: str | None, **given: Any) -> None:
         _raise_descriptor_limit()
         asyncio.run(_run(options))
     except StatusError as error:
-        raise Complaint(error.detail or str(error)) from None
+        raise InputError(error.detail or str(error)) from None
     except UpriverError as error:
-        raise Complaint(str(error)) from None
+        raise InputError(str(error)) from None
 
 
 def _raise_descriptor_limit() -> None:

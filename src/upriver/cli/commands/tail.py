@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.cli.json_lines import event_line, lines_of
 from upriver.cli.output import on_terminal, shown
 from upriver.cli.parameters import POSITIONS, address_argument, json_option, patience_option, vbuckets_option
@@ -86,7 +86,7 @@ async def _tail(settings: dict[str, Any], limit: int | None, as_json: bool, addr
     try:
         consumer = Consumer(address, **settings)
     except InvalidArguments as error:
-        raise Complaint(error.detail) from None
+        raise InputError(error.detail) from None
     left = limit
     async with consumer:
         async for batch in consumer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from upriver.cli.errors import Complaint
+from upriver.cli.errors import InputError
 from upriver.cli.output import can_prompt
 from upriver.errors import UpriverError, UserError
 from upriver.node.auth import Role, User, Users, prepared_name
@@ -90,14 +90,14 @@ def _complaints() -> Iterator[None]:
     try:
         yield
     except UpriverError as error:
-        raise Complaint(str(error)) from None
+        raise InputError(str(error)) from None
     except OSError as error:
-        raise Complaint(f"{error.filename}: {error.strerror}") from None
+        raise InputError(f"{error.filename}: {error.strerror}") from None
 
 
 def _password_asked() -> str:
     if not can_prompt():
-        raise Complaint("cannot prompt for a password: standard input is not a terminal; use --password-stdin")
+        raise InputError("cannot prompt for a password: standard input is not a terminal; use --password-stdin")
     return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
 
 
@@ -106,8 +106,8 @@ def _password_given() -> str:
     try:
         given = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
-        raise Complaint("the password must be UTF-8") from None
+        raise InputError("the password must be UTF-8") from None
     password = given.removesuffix("\n").removesuffix("\r")
     if "\n" in password:
-        raise Complaint("standard input has more than one line: give only the password")
+        raise InputError("standard input has more than one line: give only the password")
     return password
