@@ -66,7 +66,7 @@ def test_a_batch_is_inflated_where_it_says_so() -> None:
     assert inflated_batch(untouched) is untouched
 
 
-def test_who_claims_a_compression_wrongly_gets_his_bytes_back() -> None:
+def test_a_wrong_claim_of_compression_leaves_the_bytes_as_they_are() -> None:
     assert plain(deflated(b"x"), SNAPPY | 1) == b"x"
     assert plain(b"\xff" * 8, SNAPPY) == b"\xff" * 8
     assert plain(deflated(b"x"), 1) == deflated(b"x")
@@ -97,7 +97,7 @@ def test_how_much_is_made_of_little() -> None:
     assert 20 < 10_000_000 / len(deflated(bytes(10_000_000))) < INFLATION_MAX
 
 
-def test_nobody_waits_for_pandas() -> None:
+def test_no_caller_waits_for_pandas() -> None:
     """Arrow's own functions import it when they are called first, on an event loop where others wait."""
     script = (
         "import sys, pyarrow as pa;"

@@ -169,3 +169,9 @@ def test_a_snapshot_not_finished_before_a_cut_must_be_finished_after_it() -> Non
     feed.receive(2, False)
     assert feed.position.snapshot == Snapshot(0, 4)
     assert feed.position.consistent_seqno == 0
+
+
+def test_a_position_for_people() -> None:
+    assert str(StreamPosition.beginning()) == "the beginning"
+    assert str(StreamPosition.at(0x2A, 7)) == "seqno 7 of uuid 0x2a"
+    assert str(StreamPosition(0x2A, 7, Snapshot(5, 9))) == "seqno 7 of uuid 0x2a (consistent at 5)"

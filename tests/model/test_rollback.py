@@ -39,7 +39,7 @@ def positions(draw: st.DrawFn) -> StreamPosition:
 
 
 def shared_with(log: FailoverLog, high: int, uuid: int) -> int | None:
-    """The last seqno before any branch that began after this uuid's; None if nobody remembers the uuid."""
+    """The last seqno before any branch that began after this uuid's; None if the log does not have the uuid."""
     reach = high
     for entry in log:
         if entry.vbucket_uuid == uuid:
@@ -130,7 +130,7 @@ def test_by_entry_a_consumer_must_name_an_entry_of_the_log(
         (StreamPosition(2, 7, Snapshot(7, 9)), 6),
         (StreamPosition(2, 9, Snapshot(7, 9)), 6),
         (StreamPosition(1, 9, Snapshot(7, 9)), None),  # on the newest branch
-        (StreamPosition(3, 5, Snapshot(5, 5)), 0),  # on a branch that nobody knows
+        (StreamPosition(3, 5, Snapshot(5, 5)), 0),  # on an unknown branch
         (StreamPosition(1, 1, Snapshot(1, 1)), 0),  # behind the purge
         (StreamPosition(3, 0, Snapshot(0, 9)), None),  # nothing received: nothing to take back
     ],
@@ -296,16 +296,16 @@ class World:
         return f"a consumer reads {self.copies.index(copy)} to {position}"
 
     def check(self, consumer: Consumer, copy: Copy, resume: int, answer: int | None) -> None:
-        """The consumer was told to go on from where it stands (None), or to go back to the answer."""
+        """The consumer was told to resume at its position (None), or to roll back to the answer."""
         if answer is None:
-            # Who has gone back by itself has restored the state that its source had there.
-            stands = resume == consumer.position.seqno
-            held = consumer.data if stands else consumer.source.newest(0, resume)
+            # A consumer that rolled back by itself has restored the state that its source had there.
+            stays = resume == consumer.position.seqno
+            held = consumer.data if stays else consumer.source.newest(0, resume)
             reached = live({**held, **copy.newest(resume, copy.high)})
             assert reached == copy.contents(copy.high), self.story(consumer, copy)
         else:
             assert answer <= resume, self.story(consumer, copy)
-            if answer >= max(copy.purge, consumer.source.purge):  # below it nobody can tell any more
+            if answer >= max(copy.purge, consumer.source.purge):  # below it the contents are unknown
                 assert consumer.source.contents(answer) == copy.contents(answer), self.story(consumer, copy)
 
     def story(self, consumer: Consumer, copy: Copy) -> str:

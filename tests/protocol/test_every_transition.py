@@ -38,7 +38,7 @@ def possible(dialect: StreamDialect, role: str) -> set[Transition]:
         E.ADVANCE: dialect.advanced is not None,
         E.FLUSH: dialect.flush is not None,
         E.SET_PENDING: hands_over,
-        # Whoever consumes may always take no more; to tell that is not in the drafts.
+        # A consumer may always take no more; the drafts have no message for it.
         E.CLOSE: opened or role == "consumer",
     }
     found = {
@@ -236,7 +236,7 @@ class Receiving:
         return self.hear(self.dialect.addressed(message, 0, self.stream.opaque))
 
     def compare(self) -> "Receiving":
-        """Who speaks no `dcp` asks for the log first."""
+        """A consumer of another dialect than `dcp` asks for the log first."""
         if self.dialect.name != "dcp":
             self._answer(self.dialect.failover_log(wire_log(FailoverLog.fresh(5))))
         return self

@@ -25,7 +25,7 @@ def test_it_asks_once_in_each_interval_while_it_is_answered() -> None:
         noops.heard()
 
 
-def test_silence_for_an_interval_after_a_noop_is_death() -> None:
+def test_a_peer_that_is_silent_for_an_interval_after_a_noop_is_lost() -> None:
     noops = sender()
     assert noops.check(10.0) is Verdict.ASK
     assert noops.check(19.9) is Verdict.NOTHING
@@ -42,12 +42,12 @@ def test_a_new_interval_counts_from_when_it_was_set() -> None:
     assert noops.check(17.0) is Verdict.ASK
 
 
-def test_who_promised_noops_and_is_silent_for_two_intervals_is_gone() -> None:
+def test_a_peer_that_promised_noops_and_is_silent_for_two_intervals_is_lost() -> None:
     watch = SilenceWatch(10.0, 0.0)
     watch.heard(5.0)
     assert (watch.deadline, watch.is_dead(24.9), watch.is_dead(25.0)) == (25.0, False, True)
 
 
-def test_who_promised_nothing_may_be_silent() -> None:
+def test_a_peer_that_promised_nothing_may_be_silent() -> None:
     watch = SilenceWatch(0.0, 0.0)
     assert (watch.deadline, watch.is_dead(1e9)) == (None, False)

@@ -26,7 +26,7 @@ def _chunks(seeds: range) -> Iterator[range]:
 
 
 def run_many(seeds: range, jobs: int, mutation: str = "", failures_max: int = 10) -> list[Outcome]:
-    """Run all of them on so many processes; stops early when enough have failed."""
+    """Run all seeds on this number of processes; stop early when enough have failed."""
     began, done, failed, chunks = time.monotonic(), 0, [], _chunks(seeds)
     with ProcessPoolExecutor(jobs) as pool:
         running = [(chunk, pool.submit(try_seeds, chunk, mutation)) for chunk in islice(chunks, 2 * jobs)]

@@ -1,4 +1,4 @@
-"""A disk that keeps what was committed and nothing else, and that can refuse, or die, at any commit."""
+"""A disk that keeps what was committed and nothing else, and that can refuse any commit, or lose its power in it."""
 
 import json
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""A vbucket that is handed over in the third draft: whoever takes it speaks for itself, and its connection has no name.
+"""A takeover in the third draft: the destination asks for the vbucket itself, on a connection without a name.
 
-The destination is one of the machines; between it and the link stand the project's consumer, which speaks `upr`, and a
-translation. Nobody can come back for what died for a connection that was cut: that is left to the operator.
+The destination is one of the machines. The project's consumer, which speaks `upr`, and a translation connect it to the
+link. If the connection is cut after the source became dead for it, no connection can resume: the operator decides.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class DraftTakeover:
         self._send()
 
     def begin(self, goal: steps.Goal) -> None:
-        """Who has no name is not replaced by another."""
+        """A takeover without a name is not replaced by another."""
 
     def undo(self) -> None:
         """It cannot be taken back, only cut."""
@@ -135,7 +135,7 @@ class DraftTakeover:
             return message.encode()
         said = self._translator.outgoing(message)
         if isinstance(message, upr.StreamRequest):  # the translation knows no flags, because a client has none to set
-            size = len(said) - MEMCACHED.header_size  # behind it stands the request for the log
+            size = len(said) - MEMCACHED.header_size  # the request for the log follows it
             request = upr_draft3.upr_draft3.decode(said[:size])
             assert isinstance(request, upr_draft3.StreamRequest)
             request.flags = upr.StreamFlag.TAKEOVER

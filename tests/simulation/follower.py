@@ -45,11 +45,11 @@ class Habits:
     persisted_only: bool = False
     history: bool = False
     key_filter: str = ""
-    #: Streams end so many seqnos after their start, and are asked for again; 0 for never.
+    #: Streams end this many seqnos after their start, and are requested again; 0 for never.
     stride: int = 0
 
     def as_told(self, contents: Contents) -> Contents:
-        """What the streams that he asks for tell of it: the first two drafts have no field for the data type."""
+        """What the requested streams tell of it: the first two drafts have no field for the data type."""
         if self.keys_only:
             return without(contents, value=b"", datatype=0)
         return without(contents, datatype=0) if self.dialect in ("upr_draft1", "upr_draft2") else contents
@@ -94,8 +94,8 @@ class Follower:
         self.tracks = {number: Track(number, holder) for number, holder in holders.items()}
         self.note = note
         self.link: Link | None = None
-        #: Called with a vbucket number when its holder says that it is whole.
-        self.on_whole: Callable[[int], None] | None = None
+        #: Called with a vbucket number when its holder says that it is consistent.
+        self.on_consistent: Callable[[int], None] | None = None
         self._opaque = 0
         self._connections = 0
 
@@ -166,7 +166,7 @@ class Follower:
                 self.ask(track)
 
     def ask(self, track: Track) -> None:
-        """Ask for a stream from where the holder stands."""
+        """Ask for a stream from the holder's position."""
         if self.link is None or track.phase != "idle" or not track.holder.ready:
             return
         if self.habits.dialect != "dcp" and not self.link.machine.owns(track.number):
@@ -178,7 +178,9 @@ class Follower:
             self._send(upr.FailoverLogRequest(vbucket=track.number, opaque=track.opaque))
             return
         holder = track.holder
-        start, end = (holder.start, holder.end) if holder.whole != holder.seqno else (holder.seqno, holder.seqno)
+        start, end = (
+            (holder.start, holder.end) if holder.consistent_seqno != holder.seqno else (holder.seqno, holder.seqno)
+        )
         track.phase = "asked"
         self._send(
             dcp.StreamRequest(
@@ -209,7 +211,7 @@ class Follower:
                 entry = known[0]
                 if holder.log.newest != log.newest:
                     newer = holder.log.entries[: holder.log.entries.index(entry)]
-                    back = min([holder.whole, *(own.seqno for own in newer)])
+                    back = min([holder.consistent_seqno, *(own.seqno for own in newer)])
                     if back < holder.seqno and not self._roll_back(track, back):
                         return
         if not holder.ready:
@@ -319,10 +321,10 @@ class Follower:
 
     def _accepted(self, track: Track, log: FailoverLog) -> None:
         holder = track.holder
-        if self.habits.dialect != "dcp" and log.newest != track.compared and holder.whole != holder.seqno:
+        if self.habits.dialect != "dcp" and log.newest != track.compared and holder.consistent_seqno != holder.seqno:
             # The log has changed between the comparison and the request: that position is no longer safe.
             self._drop(track)
-            if self._roll_back(track, holder.whole):
+            if self._roll_back(track, holder.consistent_seqno):
                 self.ask(track)
             return
         if not holder.accept(log):
@@ -330,7 +332,7 @@ class Follower:
             return
         track.phase = "streaming"
         self.note(f"{self} vb{track.number}: accepted at {holder.seqno} under {_short(log)}")
-        self._whole(track)
+        self._report_consistent(track)
 
     def _drop(self, track: Track) -> None:
         track.phase = "idle"
@@ -367,11 +369,11 @@ class Follower:
                     self.ask(track)
             case _:
                 holder.change(_version(message), every_version=self.habits.history)
-        self._whole(track)
+        self._report_consistent(track)
 
-    def _whole(self, track: Track) -> None:
-        if self.on_whole is not None and track.holder.certain:
-            self.on_whole(track.number)
+    def _report_consistent(self, track: Track) -> None:
+        if self.on_consistent is not None and track.holder.certain:
+            self.on_consistent(track.number)
 
 
 def _log(entries: tuple[memcached.FailoverEntry, ...]) -> FailoverLog:

@@ -1,4 +1,4 @@
-"""Who keeps what a stream brings: somebody else's table, with one of the three policies for a rollback.
+"""The tables in which foreign consumers keep what a stream brings, with one of three policies for a rollback.
 
 These are models of foreign consumers, written from docs/semantics.md alone and without the project's own position
 arithmetic, so that a mistake there meets an independent opinion.
@@ -27,7 +27,7 @@ class Holder:
         self.log: FailoverLog | None = None
         self.held: Contents = {}
         self.seqno = self.start = self.end = 0
-        #: The first seqno that was held whole since the start at 0.
+        #: The first consistent seqno since the start at 0.
         self.filled: int | None = None
         #: It stopped at a rollback, as it was told to, and waits for its operator.
         self.failed = False
@@ -39,10 +39,10 @@ class Holder:
         self._first_marker = True
         self._bounded = True
 
-    # Where it stands.
+    # Its position.
 
     @property
-    def whole(self) -> int:
+    def consistent_seqno(self) -> int:
         """The last seqno at which it held a state that the producer once had."""
         return self.seqno if self.seqno in (self.start, self.end) else self.start
 
@@ -54,7 +54,7 @@ class Holder:
     @property
     def certain(self) -> bool:
         """It claims to hold exactly the state at ``seqno``."""
-        return self.whole == self.seqno and not self.doubt and self.log is not None and not self.failed
+        return self.consistent_seqno == self.seqno and not self.doubt and self.log is not None and not self.failed
 
     def _place(self, seqno: int) -> None:
         self.seqno = self.start = self.end = seqno
@@ -72,24 +72,24 @@ class Holder:
     def marker(self, start: int | None, end: int | None) -> None:
         """A snapshot begins; `upr` gives no bounds."""
         self._keys.clear()
-        whole, first = self.whole, self._first_marker
+        consistent, first = self.consistent_seqno, self._first_marker
         self._first_marker = False
         self._bounded = start is not None
         if start is None or end is None:
-            # All before it was whole, unless the stream was resumed inside a snapshot.
-            if not (first and whole < self.seqno):
-                whole = self.seqno
+            # Everything before it was consistent, unless the stream was resumed inside a snapshot.
+            if not (first and consistent < self.seqno):
+                consistent = self.seqno
                 self._complete()
-            self.start, self.end = whole, UNKNOWN_END
+            self.start, self.end = consistent, UNKNOWN_END
             return
-        expected = whole if first else self.seqno
+        expected = consistent if first else self.seqno
         if start != expected:
-            raise Violation(f"a snapshot begins at {start}, but {expected} was the last whole state")
+            raise Violation(f"a snapshot begins at {start}, but {expected} was the last consistent state")
         if end <= start:
             raise Violation(f"a snapshot from {start} to {end} is empty")
-        if whole < self.seqno:
+        if consistent < self.seqno:
             end = max(end, self.end)
-        self.start, self.end = min(start, whole), end
+        self.start, self.end = min(start, consistent), end
 
     def snapshot_end(self) -> None:
         """The drafts say that all of it was sent; on `upr` only the next marker does. Where it ends is not said."""
@@ -116,7 +116,7 @@ class Holder:
         self.seqno = seqno
 
     def ended_ok(self, end: int) -> None:
-        """On `upr` only this proves the last snapshot whole, and that nothing passed a filter up to the end."""
+        """On `upr` only this proves the last snapshot complete, and that nothing passed a filter up to the end."""
         if not self._bounded:
             self._place(max(self.seqno, end))
             self._complete()

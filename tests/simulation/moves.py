@@ -10,7 +10,7 @@ SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 
 
 class Moving:
-    """One mover and its connections; it may die and be replaced by one that knows nothing but the goal."""
+    """One mover and its connections; it may crash and be replaced by one that knows nothing but the goal."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Moving:
 
     @property
     def name(self) -> str:
-        """Whoever moves a vbucket to the same node bears the same name, as the client's movers do."""
+        """All movers of a vbucket to the same node have the same name, as the client's movers do."""
         return f"upriver-mover:{self.v}:{self.machines[DESTINATION]}"
 
     @property
@@ -51,7 +51,7 @@ class Moving:
         return self.mover.moves[self.v].phase is steps.Phase.UNDONE
 
     def begin(self, goal: Goal) -> None:
-        """A new mover takes over from one that died, under the same name."""
+        """A new mover replaces one that crashed, under the same name."""
         self.close()
         self.mover = MoverSteps(self.name, [self.v], goal, on_phase=self._on_phase)
         self.mover.start()
@@ -64,7 +64,7 @@ class Moving:
             link.cut()
 
     def undo(self) -> None:
-        """Somebody has changed his mind."""
+        """The operator wants the vbucket back."""
         self.mover.undo(self.v)
         self._act()
 

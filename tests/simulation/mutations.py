@@ -30,7 +30,7 @@ from upriver.protocol.stream_state import StreamEvent
 from upriver.protocol.tap.producer_stream import TapProducerStream
 from upriver.wire.framing import MEMCACHED
 
-#: Replaces one thing: (object or module, attribute, what stands there instead).
+#: Replaces one thing: (object or module, attribute, the replacement).
 Change = tuple[Any, str, Any]
 MUTATIONS: Final[dict[str, Callable[[], list[Change]]]] = {}
 
@@ -69,17 +69,17 @@ def _open_below_purge() -> Change:
 
 @mutation
 def skip_rollback() -> list[Change]:
-    """Everybody may go on, whatever branch they come from."""
+    """Every consumer may resume, whatever branch it comes from."""
     return [(producers, "_rollback", lambda *_args, **_options: None), _open_below_purge()]
 
 
 @mutation
 def ignore_snapshot_bounds() -> list[Change]:
-    """A consumer in mid-snapshot counts as whole at its seqno."""
+    """A consumer in mid-snapshot counts as consistent at its seqno."""
 
     def instead(log: FailoverLog, high: int, purge: int, position: StreamPosition) -> int | None:
-        whole = StreamPosition.at(position.vbucket_uuid, position.seqno)
-        return rules.rollback_by_snapshot(log, high, purge, whole)
+        consistent = StreamPosition.at(position.vbucket_uuid, position.seqno)
+        return rules.rollback_by_snapshot(log, high, purge, consistent)
 
     # A copy looks once more before it becomes active; that would hide what the producer does wrong.
     return [(producers, "rollback_by_snapshot", instead), (ConsumerStream, "_check_consistent", lambda self: None)]
@@ -97,7 +97,7 @@ def only_next_entry_counts() -> list[Change]:
 
 @mutation
 def upper_above_high() -> list[Change]:
-    """A consumer may stand beyond what the producer itself holds."""
+    """A consumer may be beyond what the producer itself holds."""
 
     def upper(self: FailoverLog, place: int, high_seqno: int) -> int:
         newer = [entry.seqno for entry in self.entries[:place]]
@@ -108,7 +108,7 @@ def upper_above_high() -> list[Change]:
 
 @mutation
 def ignore_purge() -> list[Change]:
-    """Who stands below the purge seqno may go on, without the deletions that he missed."""
+    """A consumer below the purge seqno may resume, without the deletions that it missed."""
 
     def by_snapshot(log: FailoverLog, high: int, purge: int, position: StreamPosition) -> int | None:
         return rules.rollback_by_snapshot(log, high, 0, position)
@@ -128,17 +128,17 @@ def ignore_purge() -> list[Change]:
 
 @mutation
 def inclusive_marker_start() -> list[Change]:
-    """A snapshot's start counts as its first change, as deployed servers print it: torn, a copy was whole there."""
+    """A snapshot's start counts as its first change, as deployed servers print it; a torn copy is consistent there."""
 
-    def whole(self: StreamPosition) -> int:
+    def of_position(self: StreamPosition) -> int:
         return self.seqno if self.seqno == self.snapshot.end else min(self.snapshot.start + 1, self.seqno)
 
-    def whole_of_copy(self: Vbucket) -> int:
+    def of_copy(self: Vbucket) -> int:
         return self.high_seqno if self.state is VbucketState.ACTIVE else self.position.consistent_seqno
 
     return [
-        (StreamPosition, "consistent_seqno", property(whole)),
-        (Vbucket, "consistent_seqno", property(whole_of_copy)),
+        (StreamPosition, "consistent_seqno", property(of_position)),
+        (Vbucket, "consistent_seqno", property(of_copy)),
     ]
 
 
@@ -155,7 +155,7 @@ def forget_unfinished_end() -> list[Change]:
 
 @mutation
 def forget_kept_start() -> list[Change]:
-    """A receiver in mid-snapshot takes the start of the next marker, though it was last whole before it."""
+    """A receiver in mid-snapshot takes the start of the next marker, though it was last consistent before it."""
 
     def announced(self: StreamPosition, marker: Snapshot) -> StreamPosition:
         end = marker.end if self.consistent_seqno == self.seqno else max(marker.end, self.snapshot.end)
@@ -203,7 +203,7 @@ def no_branch_on_promotion() -> list[Change]:
 
 @mutation
 def flush_keeps_the_log() -> list[Change]:
-    """Who was away does not learn of a flush."""
+    """A consumer that was away does not learn of a flush."""
     flush = Vbucket.flush
 
     def instead(self: Vbucket) -> None:
@@ -228,7 +228,7 @@ def log_replaced_under_open_streams() -> list[Change]:
 
 @mutation
 def streams_outlive_the_deleted() -> list[Change]:
-    """Whoever reads from a dead copy is not told that it is deleted: what is missing looks as if it was never there."""
+    """A consumer of a dead copy is not told that it is deleted: what is missing looks as if it was never there."""
     delete = Bucket.delete_vbucket
 
     def instead(self: Bucket, number: int) -> None:
@@ -243,7 +243,7 @@ def streams_outlive_the_deleted() -> list[Change]:
 
 @mutation
 def roll_back_to_a_mixture() -> list[Change]:
-    """A copy cuts its history at exactly the seqno that it was told, whole or not."""
+    """A copy cuts its history at exactly the seqno that it was told, consistent or not."""
 
     def at_or_below(_self: Any, seqno: int, floor: int) -> int:
         return seqno if seqno >= floor else 0
@@ -345,13 +345,13 @@ def source_lives_on() -> list[Change]:
 
 
 @mutation
-def death_not_on_disk() -> list[Change]:
-    """The destination is made active before the source's death is on disk."""
+def dead_state_not_on_disk() -> list[Change]:
+    """The destination is made active before it is on disk that the source is dead."""
     return [(EngineSource, "when_durable", lambda self, callback: callback())]
 
 
 @mutation
-def source_does_not_await_its_death() -> list[Change]:
+def source_does_not_await_its_dead_state() -> list[Change]:
     """The same, of the source alone."""
 
     def make_dead(self: SourceTakeover) -> None:
@@ -390,7 +390,7 @@ def takeover_without_log() -> list[Change]:
 
 @mutation
 def undo_without_asking() -> list[Change]:
-    """An interrupted takeover is undone though nobody knows what the destination is."""
+    """An interrupted takeover is undone though the state of the destination is unknown."""
     decide = MoverSteps._decide
 
     def instead(self: MoverSteps, move: Any, source: Any, destination: Any) -> None:
@@ -404,9 +404,9 @@ def undo_without_asking() -> list[Change]:
 
 
 @mutation
-def undo_whoever_was_active_since() -> list[Change]:
-    """A takeover is undone though its destination was active since, and may have handed on what it wrote. Two know it,
-    the destination by its log and the source because it has heard so: neither is asked."""
+def undo_what_was_active_since() -> list[Change]:
+    """A takeover is undone though its destination was active since, and may have handed on what it wrote. The
+    destination knows it by its log, the source because it was told: neither is asked."""
     return [
         (MoverSteps, "_when_never_active", lambda self, move, then: then()),
         (Vbucket, "confirm_takeover", lambda self, successor: None),
@@ -415,7 +415,7 @@ def undo_whoever_was_active_since() -> list[Change]:
 
 @mutation
 def movers_need_not_ask_again() -> list[Change]:
-    """A node does what a mover says, whatever has become of the copy meanwhile and for whomever it died."""
+    """A node does what a mover says, whatever role the copy has by now and whatever its successor is."""
     return [(vbuckets, "_check_mover", lambda *_arguments: None)]
 
 
@@ -433,8 +433,8 @@ def replication_takes_over() -> list[Change]:
 
 
 @mutation
-def feed_whoever_is_dead() -> list[Change]:
-    """A mover makes a dead copy a replica whatever it holds: who was given up rolls back what a takeover has left."""
+def feed_any_dead_copy() -> list[Change]:
+    """A mover makes a dead copy a replica whatever it holds: a given-up source rolls back what a takeover has left."""
     return [(MoverSteps, "_when_nothing_is_lost", lambda self, move, then: then())]
 
 
@@ -464,7 +464,7 @@ def takeovers_are_never_over() -> list[Change]:
 
 
 @mutation
-def who_was_demoted_becomes_active() -> list[Change]:
+def demoted_copy_becomes_active() -> list[Change]:
     """A takeover goes on though an operator has made the destination a replica again."""
     handed_over = ConsumerStream.handed_over
 
@@ -479,7 +479,7 @@ def who_was_demoted_becomes_active() -> list[Change]:
 
 @mutation
 def stale_and_new_share_a_uuid() -> list[Change]:
-    """The number that tells branches apart is the same wherever one begins: whoever comes back is not told apart."""
+    """New branches get the same uuid on every machine, so a stale copy cannot be told from the new owner."""
     branch = Vbucket._branch
 
     def instead(self: Vbucket, seqno: int) -> None:
@@ -510,7 +510,7 @@ def drafts_share_a_successor() -> list[Change]:
 
 @mutation
 def drafts_skip_rollback() -> list[Change]:
-    """Whoever speaks a draft may go on, whatever branch he comes from."""
+    """A consumer of a draft may resume, whatever branch it comes from."""
     decide = producers._rollback
 
     def instead(dialect: Any, *rest: Any, **options: Any) -> int | None:
@@ -521,7 +521,7 @@ def drafts_skip_rollback() -> list[Change]:
 
 @mutation
 def drafts_trust_the_compared_log() -> list[Change]:
-    """Whoever speaks a draft takes the log that he asked for before his request for the one that he streams under."""
+    """A consumer of a draft takes the log that it asked for before its request for the log of its stream."""
     confirmed = DraftTranslator._confirmed
 
     def instead(self: DraftTranslator, answer: Any, opaque: int) -> list[Any]:
@@ -537,7 +537,7 @@ def drafts_trust_the_compared_log() -> list[Change]:
 @mutation
 def tap_counts_what_was_sent() -> list[Change]:
     """A TAP client that comes back gets what was not sent yet, not what it had not acknowledged."""
-    return [(TapProducerStream, "place", property(lambda self: self._place_at(self.seqno)))]
+    return [(TapProducerStream, "tap_position", property(lambda self: self._position_at(self.seqno)))]
 
 
 # Evicted values.
@@ -560,7 +560,7 @@ def evict_what_is_not_in_blocks() -> list[Change]:
 
 @mutation
 def upr_resumes_in_mid_snapshot() -> list[Change]:
-    """After a failover an `upr` consumer goes on where it stands, not where it was last whole."""
+    """After a failover an `upr` consumer resumes at its seqno, not where it was last consistent."""
 
     def instead(position: StreamPosition, ours: FailoverLog, theirs: FailoverLog) -> tuple[FailoverEntry, int]:
         entry, _ = rules.resume_by_entry(position, ours, theirs)
@@ -583,12 +583,12 @@ def streams_outlive_an_interlude() -> list[Change]:
     def state_only(self: ConsumerStream) -> bool:
         return self.copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
 
-    return [(ConsumerStream, "_is_ours", property(state_only))]
+    return [(ConsumerStream, "_may_receive", property(state_only))]
 
 
 @mutation
-def roles_are_no_news() -> list[Change]:
-    """Whoever receives is not told that its copy has another role: it waits until its source says something."""
+def role_changes_go_unnoticed() -> list[Change]:
+    """A receiver is not told that its copy has another role: it waits until its source says something."""
     return [(ConsumerConnection, "role_changed", lambda self, vbucket: None)]
 
 

@@ -14,7 +14,7 @@ from tests.simulation.disk import Disk, PowerLost
 from upriver.engine import Bucket, Retention, Vbucket
 from upriver.errors import StorageError
 from upriver.model import VbucketState
-from upriver.node.cluster_map import ClusterConfig, single_node
+from upriver.node.cluster_map import NodeClusterMap, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import ListenAddress
 from upriver.node.server import add_services
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 #: Nothing is kept longer than asked for: the history says when to compact and to purge.
 RETENTION = Retention(history_s=0, history_bytes=0, tombstone_s=0)
-#: More bytes than anybody sends; a producer sets so much memory aside whenever it is asked for them.
+#: More bytes than any peer sends; a producer sets this much memory aside whenever it is asked for them.
 ALL: Final = 2**20
 Duty = Literal["expire", "purge", "compact", "evict"]
 
@@ -136,7 +136,7 @@ class Machine:
             clock=self.clock,
             ticks=self.clock,
             started=self.clock(),
-            cluster=ClusterConfig(config),
+            cluster=NodeClusterMap(config),
             commands=COMMANDS,
         )
         self.service, _ = add_services(self.state)
@@ -227,7 +227,7 @@ class Machine:
 
 
 class Peer(Protocol):
-    """Whoever is at the other end of a link."""
+    """The other end of a link."""
 
     def receive(self, link: "Link", data: bytes) -> None:
         """Bytes have come."""
@@ -262,7 +262,7 @@ class Link:
         self._settle()
         return True
 
-    def pump(self, size: int) -> bool:
+    def produce(self, size: int) -> bool:
         """The machine puts something on the wire, if it has something."""
         if not self.open:
             return False

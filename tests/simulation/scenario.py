@@ -1,17 +1,17 @@
-"""From a seed to a history: who takes part, what happens, and what came of it."""
+"""From a seed to a history: the machines, what happens to them, and the outcome."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tests.simulation.carried import Carried
 from tests.simulation.chance import chance
-from tests.simulation.copies import Copies
 from tests.simulation.follower import DRAFTS, Habits
 from tests.simulation.holders import Policy
+from tests.simulation.mover_fed_replica import MoverFedReplica
 from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import ALL
+from tests.simulation.stream_fed_replica import StreamFedReplica
 from tests.simulation.truth import Violation
 from tests.simulation.world import Action, Plan, Script, World
 from upriver.model import VbucketState
@@ -51,7 +51,7 @@ class Outcome:
     def __str__(self) -> str:
         consumers = ", ".join(f"{policy} {habits}" for policy, habits in self.plan.consumers)
         plan = self.plan
-        replicas = "carried by movers" if plan.carried else f"on {plan.replica_dialect}"
+        replicas = "fed by movers" if plan.fed_by_mover else f"on {plan.replica_dialect}"
         lines = [
             f"seed {self.seed}: {self.problem or 'all hold the same'}",
             f"  {plan.machines} machines, {plan.vbuckets} vbuckets, replicas {replicas}, "
@@ -61,19 +61,19 @@ class Outcome:
 
 
 def plan_of(rng: random.Random, seed: int) -> Plan:
-    """Who takes part."""
+    """The machines, consumers and vbuckets of a seed."""
     plan = Plan(
         machines=rng.choice((2, 3, 3)),
         vbuckets=rng.choice((1, 1, 1, 2)),
         keys=rng.choice((2, 2, 3, 4)),
         replica_dialect=rng.choice(("dcp", "dcp", "dcp", "upr", "upr")),
         replica_window_bytes=rng.choice((0, 1, 200)),
-        carried=rng.random() < 0.1,
+        fed_by_mover=rng.random() < 0.1,
         tap=rng.random() < 0.15,
         consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
     )
     if seed % 20 == 18:
-        return replace(plan, machines=3, carried=True)
+        return replace(plan, machines=3, fed_by_mover=True)
     return replace(plan, machines=3, leaves_dead=True) if seed % 10 == 1 else plan
 
 
@@ -140,7 +140,7 @@ class Author:
                 self._torn_chain,
                 self._torn_resume,
                 self._second_failover,
-                self._death_before_disk,
+                self._dead_before_disk,
                 self._rivals,
                 self._back_alone,
                 self._overruled,
@@ -158,7 +158,7 @@ class Author:
             yield from self._silent_interlude(self._vbucket())
 
     def _past(self) -> Iterator[Action]:
-        """A common past: what follows happens to copies that hold something whole already."""
+        """A common past: what follows happens to copies that are consistent and not empty."""
         world = self.world
         for v in range(world.plan.vbuckets):
             for key in range(world.plan.keys):
@@ -167,7 +167,7 @@ class Author:
             yield ("connect", f, world.owner[0])
             yield ("move", f, ALL, ALL, ALL)
             yield ("move", f, ALL, ALL, ALL)
-            if isinstance(world.followers[f], Copies | Carried) and self.rng.random() < 0.5:
+            if isinstance(world.followers[f], StreamFedReplica | MoverFedReplica) and self.rng.random() < 0.5:
                 yield ("disk", f - len(world.consumers))
         if self.rng.random() < 0.7:
             yield ("disk", world.owner[0])
@@ -208,7 +208,7 @@ class Author:
             yield ("operator", f)
         for _ in range(rng.randint(1, 4)):
             yield ("move", f, rng.choice(PIECES), rng.choice((0, 1, 1, 1, 100, ALL)), rng.choice(PIECES))
-            if isinstance(follower, Copies | Carried) and rng.random() < self.habit:
+            if isinstance(follower, StreamFedReplica | MoverFedReplica) and rng.random() < self.habit:
                 yield ("disk", f - len(world.consumers))
         if rng.random() < self.patience:
             yield ("cut", f)
@@ -250,7 +250,7 @@ class Author:
             yield ("write", n, v, kind, self.rng.randrange(self.world.plan.keys))
 
     def _fed(self, f: int, n: int, packets: int) -> Iterator[Action]:
-        """A follower asks a machine, and gets about so many packets."""
+        """A follower asks a machine, and gets about this many packets."""
         yield ("connect", f, n)
         consumers = self.world.plan.consumers
         dialect = consumers[f][1].dialect if f < len(consumers) else self.world.plan.replica_dialect
@@ -362,7 +362,7 @@ class Author:
                 yield ("move", f, ALL, rng.choice((1, ALL)), ALL)
 
     def _interlude(self, v: int) -> Iterator[Action]:
-        """A copy is something else for a moment while nobody has answered its request, or its question for a log."""
+        """A copy has another role for a moment while its stream request, or its request for a log, is not answered."""
         rng, world = self.rng, self.world
         consumers, owner = len(world.consumers), world.owner[v]
         others = [n for n in range(len(world.machines)) if n != owner]
@@ -386,7 +386,7 @@ class Author:
             yield ("move", f, ALL, rng.choice((1, ALL)), rng.choice(PIECES))
 
     def _silent_interlude(self, v: int) -> Iterator[Action]:
-        """The same under a stream that stands, and then nobody writes any more: no source says that it is in vain."""
+        """The same under an open stream, and then all writes stop: no source says that the stream is useless."""
         owner = self.world.owner[v]
         n = self.rng.choice([n for n in range(len(self.world.machines)) if n != owner])
         yield from self._fed(len(self.world.consumers) + n, owner, ALL)
@@ -413,7 +413,7 @@ class Author:
         yield ("reach", n)
 
     def _given_away(self, n: int, v: int) -> Iterator[Action]:
-        """It is active instead of the owner, who is told, and then again."""
+        """It is active instead of the owner, which is told, and then the owner is active again."""
         owner = self.world.owner[v]
         yield ("promote", v, n, "told", "kept")
         yield from self._own_writes(n, v)
@@ -449,7 +449,7 @@ class Author:
         yield ("delete", n, v)
 
     def _second_failover(self) -> Iterator[Action]:
-        """Two failovers, the second in mid-snapshot and further back than the first; then somebody from before both."""
+        """Two failovers, the second in mid-snapshot and before the first; then a consumer from before both."""
         rng, world = self.rng, self.world
         if len(world.machines) < 3 or world.moving:
             return
@@ -471,8 +471,8 @@ class Author:
         for f in range(consumers):
             yield from self._fed(f, second, ALL)
 
-    def _death_before_disk(self) -> Iterator[Action]:
-        """A source dies for a takeover, and its power fails before, or after, its disk knows of it."""
+    def _dead_before_disk(self) -> Iterator[Action]:
+        """A source becomes dead for a takeover, and loses its power before or after its disk knows that."""
         rng, world = self.rng, self.world
         source = world.owner[0]
         destination = rng.choice([n for n in range(len(world.machines)) if n != source])
@@ -564,7 +564,7 @@ class Author:
                 yield from (("disk", n) for n in range(len(self.world.machines)))
 
     def _again(self, v: int, which: int) -> Iterator[Action]:
-        """Somebody types an old move again; how far it gets before others get on again is open."""
+        """An operator repeats an old move; how far it gets before the others continue is open."""
         yield ("again", v, which, self.rng.choice(("take over", "undo")))
         for turn in range(self.rng.choice((0, 6, 12, 30))):
             takers = self.world.moving.get(v)
@@ -658,7 +658,7 @@ class Author:
             yield ("turn", promoted)
 
     def _overruled(self) -> Iterator[Action]:
-        """In the middle of a takeover its source is lost, or given up, and somebody makes another copy active."""
+        """In the middle of a takeover its source is lost, or given up, and an operator makes another copy active."""
         rng, world = self.rng, self.world
         source = world.owner[0]
         others = [n for n in range(len(world.machines)) if n != source]

@@ -1,7 +1,7 @@
 """A foreign TAP client of one vbucket: it acknowledges what it is asked to, and comes back under its name.
 
-TAP tells no uuids. So after each connect it asks for the failover log, and if that, or the machine, is another than
-before it drops what it holds and has everything sent again, under a name that nobody knows yet.
+TAP tells no uuids. So after each connect it asks for the failover log. If the log or the machine is another than
+before, the client drops everything and starts over under a new name.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Held = tuple[bytes, int, int]
 
 
 class TapClient:
-    """Whoever keeps the contents of vbucket 0 by TAP."""
+    """A client that keeps the contents of vbucket 0 by TAP."""
 
     def __init__(self, name: str, note: Callable[[str], None]) -> None:
         self.name = name
@@ -95,4 +95,4 @@ class TapClient:
             self.link = None
 
     def attend(self) -> None:
-        """Nobody has to look after it."""
+        """It needs no operator."""

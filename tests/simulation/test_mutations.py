@@ -13,7 +13,7 @@ FOUND = {
     "ignore-snapshot-bounds": 70,
     "only-next-entry-counts": 47,
     "upper-above-high": 164,
-    "ignore-purge": 36,
+    "ignore-purge": 119,
     "forget-unfinished-end": 1146,
     "forget-kept-start": 1146,
     "branch-at-high-seqno": 20,
@@ -22,15 +22,15 @@ FOUND = {
     "roll-back-below-the-floor": 26,
     "purge-past-open-streams": 274,
     "compact-announced-snapshots": 35,
-    "undo-without-asking": 261,
-    "undo-whoever-was-active-since": 21,
+    "undo-without-asking": 37,
+    "undo-what-was-active-since": 91,
     "movers-need-not-ask-again": 3268,
-    "destination-answers-before-disk": 16,
+    "destination-answers-before-disk": 76,
     "mover-forgets-to-undo": 36,
-    "feed-whoever-is-dead": 38,
-    "forget-the-successor": 41,
+    "feed-any-dead-copy": 38,
+    "forget-the-successor": 56,
     "takeovers-are-never-over": 261,
-    "who-was-demoted-becomes-active": 857,
+    "demoted-copy-becomes-active": 857,
     "drafts-share-a-successor": 4467,
     "drafts-skip-rollback": 47,
     "drafts-trust-the-compared-log": 109,
@@ -39,14 +39,14 @@ FOUND = {
     "upr-resumes-in-mid-snapshot": 3,
     "answers-are-about-any-branch": 23,
     "streams-outlive-an-interlude": 13,
-    "roles-are-no-news": 13,
+    "role-changes-go-unnoticed": 13,
     "upr-first-marker-proves": 3,
 }
 
 #: What must be seen also when one of the two loses its power after a takeover: where, and in which words.
 AFTERWARDS = {
     "destination-answers-before-disk": (16, "was said to be active, and comes back pending"),
-    "source-does-not-await-its-death": (176, "has handed over, and comes back active beside"),
+    "source-does-not-await-its-dead-state": (176, "has handed over, and comes back active beside"),
 }
 
 

@@ -25,7 +25,7 @@ TAKING_OVER: list[Action] = [
 
 #: Histories that once ended badly, made short: what a seed means changes whenever its author learns something.
 ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
-    # Seed 3041: a copy without room waits for nobody but itself, and tries again.
+    # Seed 3041: a copy without room depends on no other machine, and tries again.
     "disk refuses before the first change": (
         Plan(machines=2, keys=4, replica_dialect="upr"),
         [
@@ -72,8 +72,8 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("mover", 0, 1, "replaced to undo"),
         ],
     ),
-    # Seed 7213: a mover that wants to undo has heard that the source is dead, and by the time it acts an empty copy
-    # stands there, because another mover was quicker and the source of no use any more.
+    # Seed 7213: a mover that wants to undo has heard that the source is dead. By the time it acts the source has an
+    # empty copy, because another mover was quicker and an operator deleted the dead one.
     "undo at a source that was deleted meanwhile": (
         Plan(machines=3, keys=2),
         [
@@ -92,10 +92,10 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
             ("delete", 0, 0),
         ],
     ),
-    # The first machine is given up and comes back unaware, while its successor is dead for one who has not heard of
-    # its last write: a mover that still carries the first to the second must not roll that back.
-    "a dead copy is fed by whom it succeeded": (
-        Plan(machines=3, keys=2, carried=True),
+    # The first machine is given up and comes back unaware, while its successor is dead for a machine that lacks its
+    # last write: a mover that still feeds the second from the first must not roll that write back.
+    "a dead copy is fed by the machine that it replaced": (
+        Plan(machines=3, keys=2, fed_by_mover=True),
         [
             ("write", 0, 0, "set", 0),
             ("connect", 1, 0),
@@ -124,7 +124,7 @@ ONCE_WRONG: dict[str, tuple[Plan, Script]] = {
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_everybody_ends_with_the_contents_of_the_active(first: int) -> None:
+def test_all_copies_end_with_the_contents_of_the_active(first: int) -> None:
     for seed in range(first, first + CHUNK):
         outcome = run(seed)
         if outcome.problem:

@@ -1,9 +1,9 @@
-"""What really happened: every change of every branch, whoever forgot it since.
+"""What really happened: every change of every branch, also if all machines have forgotten it since.
 
-Each failover uuid is one branch of a tree. An active copy is watched and everything it writes is noted here, so the
-contents of a vbucket at any (uuid, seqno) can be told. Whoever claims to be whole at a position can be held against it
-at once, long before all settle; and of every write that was acknowledged one can tell whether it lies on the branches
-that are left, and if not, whether a promotion gave it up.
+Each failover uuid is one branch of a tree. Everything that an active copy writes is recorded here, so the contents of a
+vbucket at any (uuid, seqno) are known. A copy that claims to be consistent at a position is compared with them at once,
+long before the end. For every acknowledged write this module knows whether it is on the branches that are left and, if
+not, whether a promotion gave it up.
 """
 
 from collections.abc import Sequence
@@ -167,12 +167,12 @@ class Truth:
         return branch
 
     def _parent(self, entries: Sequence[FailoverEntry], who: str) -> Branch:
-        """The branch of the first entry. One that ended before anybody was served is unknown, and holds nothing."""
+        """The branch of the first entry. One that ended before it served any client is unknown, and holds nothing."""
         newest = entries[0]
         known = self.branches.get(newest.vbucket_uuid)
         if known is None:
             if len(entries) == 1:
-                raise Violation(f"{who}: nobody was ever active under the uuid {newest.vbucket_uuid:x}")
+                raise Violation(f"{who}: no copy was ever active under the uuid {newest.vbucket_uuid:x}")
             known = Branch(newest.vbucket_uuid, self._parent(entries[1:], who), newest.seqno)
             self.branches[newest.vbucket_uuid] = known
         return known
@@ -242,14 +242,14 @@ class Truth:
     # Claims.
 
     def contents(self, log: FailoverLog, seqno: int) -> Contents:
-        """What somebody with this log holds who is whole at ``seqno``."""
+        """What a copy with this log holds that is consistent at ``seqno``."""
         branch = self.branches.get(log.newest.vbucket_uuid)
         if branch is None:
-            raise Violation(f"nobody was ever active under the uuid {log.newest.vbucket_uuid:x}")
+            raise Violation(f"no copy was ever active under the uuid {log.newest.vbucket_uuid:x}")
         while branch.parent is not None and seqno <= branch.start:
             branch = branch.parent
         if seqno < branch.adopted_to and branch.start != seqno:
-            raise Violation(f"nobody under {branch.uuid:x} was ever whole at {seqno}")
+            raise Violation(f"no copy under {branch.uuid:x} was ever consistent at {seqno}")
         return branch.contents(seqno)
 
 

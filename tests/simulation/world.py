@@ -1,4 +1,4 @@
-"""The cluster, its consumers and its operator: what can happen, and what must be true whenever something has.
+"""The cluster, its consumers and its operator: what can happen, and what must be true after each event.
 
 Every event is a tuple (name, arguments). One that makes no sense in the state that it meets is skipped, so any part of
 a script is a script again; that is how a failing one is made short.
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.simulation.carried import Carried
-from tests.simulation.copies import Copies
 from tests.simulation.draft_takeover import DraftTakeover
 from tests.simulation.follower import Follower, Habits
 from tests.simulation.holders import Holder, Policy
+from tests.simulation.mover_fed_replica import MoverFedReplica
 from tests.simulation.moves import DESTINATION, SOURCE, Moving
 from tests.simulation.node import ALL, Clock, Duty, Link, Machine
+from tests.simulation.stream_fed_replica import StreamFedReplica
 from tests.simulation.tap_client import TapClient
 from tests.simulation.truth import (
     Contents,
@@ -35,7 +35,7 @@ from upriver.protocol.move.mover import Goal
 Action = tuple[Any, ...]
 Script = Sequence[Action]
 SIDES: Final = {"source": SOURCE, "destination": DESTINATION}
-#: Who takes over: a mover between two machines, or a machine by itself, in the third draft.
+#: What runs a takeover: a mover between two machines, or the destination itself, in the third draft.
 Taker = Moving | DraftTakeover
 TAKERS: Final[dict[str, type[Moving] | type[DraftTakeover]]] = {"mover": Moving, "draft": DraftTakeover}
 ACTIVE, REPLICA = VbucketState.ACTIVE, VbucketState.REPLICA
@@ -44,7 +44,7 @@ PENDING, DEAD = VbucketState.PENDING, VbucketState.DEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who takes part."""
+    """The machines, consumers and vbuckets of a simulation."""
 
     machines: int = 3
     vbuckets: int = 1
@@ -53,9 +53,9 @@ class Plan:
     replica_window_bytes: int = 0
     #: What has moved stays on its source as a dead copy, as movers leave it, and old moves are typed again.
     leaves_dead: bool = False
-    #: A mover carries to each replica what it shall hold.
-    carried: bool = False
-    #: Somebody follows the first vbucket by TAP.
+    #: A mover feeds each replica.
+    fed_by_mover: bool = False
+    #: A TAP client follows the first vbucket.
     tap: bool = False
     #: Policy and habits of each foreign consumer.
     consumers: tuple[tuple[Policy, Habits], ...] = ()
@@ -71,16 +71,16 @@ class World:
         self.machines = [Machine(f"node{n}", self.clock, plan.vbuckets) for n in range(plan.machines)]
         self.keys = [[f"k{v}{number}".encode() for number in range(plan.keys)] for v in range(plan.vbuckets)]
         self.truths = [Truth(v, self.keys[v]) for v in range(plan.vbuckets)]
-        #: Who the operator says is active, by vbucket.
+        #: The machine that the operator wants active, by vbucket.
         self.owner = [v % plan.machines for v in range(plan.vbuckets)]
-        #: Machines that were replaced while nobody could reach them, and still think that they are active.
+        #: Machines that were replaced while they could not be reached, and still believe to be active.
         self.stale: set[tuple[int, int]] = set()
         #: Promotions that the operator ordered and that were not seen to be durable: what they lose is given up.
         self._ordered: set[tuple[int, int]] = set()
         #: Copies that were replaced by an order, and perhaps have not heard of it or not written it: they may come back
-        #: active beside the owner. Nobody else may.
+        #: active beside the owner. No other copy may.
         self._replaced: set[tuple[int, int]] = set()
-        #: Of whom a taker said that they are active: nobody says so before their disks know it.
+        #: Copies that a taker reported as active: it must not do so before their disks know it.
         self._confirmed: set[tuple[int, int]] = set()
         #: Under which uuid the owner of each vbucket was last seen writing.
         self._last_uuid = [0] * plan.vbuckets
@@ -93,35 +93,35 @@ class World:
         self.consumers = [self._consumer(n, policy, habits) for n, (policy, habits) in enumerate(plan.consumers)]
         self.replicas = [self._replica(machine) for machine in self.machines]
         self.tap_clients = [TapClient("tap", self.note)] if plan.tap else []
-        self.followers: list[Follower | Copies | Carried | TapClient] = [
+        self.followers: list[Follower | StreamFedReplica | MoverFedReplica | TapClient] = [
             *self.consumers,
             *self.replicas,
             *self.tap_clients,
         ]
         #: Takeovers that are not over, by vbucket: several at once, but all from the same machine; and old moves that
-        #: somebody has typed again, from whoever was their source.
+        #: an operator has typed again, each from the source that it had.
         self.moving: dict[int, list[Taker]] = {}
-        #: Who was seen active since the first of them began, in this order, and before it.
+        #: The machines that were seen active since the first of them began, in this order, and the one before it.
         self._owners: dict[int, list[int]] = {}
-        #: Between whom it was on its way since then, also if that was stopped.
+        #: The sources and destinations of all moves since then, also of those that were stopped.
         self._ways: dict[int, list[dict[steps.Link, Machine]]] = {}
-        #: The moves that an operator has typed, by vbucket: from whom to whom.
+        #: The moves that an operator has typed, by vbucket: source and destination.
         self.typed: list[list[tuple[int, int]]] = [[] for _ in range(plan.vbuckets)]
         self.check()
 
     def _consumer(self, number: int, policy: Policy, habits: Habits) -> Follower:
         holders = {v: Holder(policy, self._reader(v)) for v in range(self.plan.vbuckets)}
         follower = Follower(f"{policy}{number}", habits, holders, self.note)
-        follower.on_whole = lambda v: self._check_claim(follower, v)
+        follower.on_consistent = lambda v: self._check_claim(follower, v)
         return follower
 
-    def _replica(self, machine: Machine) -> Copies | Carried:
-        if self.plan.carried:
-            return Carried(machine, self.note)
+    def _replica(self, machine: Machine) -> StreamFedReplica | MoverFedReplica:
+        if self.plan.fed_by_mover:
+            return MoverFedReplica(machine, self.note)
         options = ConsumerOptions(
             window_bytes=self.plan.replica_window_bytes, noop_interval_s=0, dialects=(self.plan.replica_dialect,)
         )
-        return Copies(machine, options, self.note)
+        return StreamFedReplica(machine, options, self.note)
 
     def _reader(self, v: int) -> Any:
         def read(keys: list[bytes]) -> tuple[Contents, int, int] | None:
@@ -199,7 +199,7 @@ class World:
         follower, machine = self.followers[f], self.machines[n]
         if not machine.up:
             return
-        if isinstance(follower, Copies | Carried):
+        if isinstance(follower, StreamFedReplica | MoverFedReplica):
             number = f - len(self.consumers)
             if number == n or not self.machines[number].up:
                 return
@@ -212,12 +212,12 @@ class World:
     def _link(self, f: int) -> Link | None:
         return self.followers[f].link
 
-    def do_move(self, f: int, up: int, pump: int, down: int) -> None:
-        """Bytes move on a follower's link: so many to the machine, out of its history, and back."""
+    def do_move(self, f: int, up: int, produce: int, down: int) -> None:
+        """Bytes move on a follower's link: to the machine, out of its history, and back."""
         if (link := self._link(f)) is not None and up:
             link.deliver_up(up)
-        if (link := self._link(f)) is not None and pump:
-            link.pump(pump)
+        if (link := self._link(f)) is not None and produce:
+            link.produce(produce)
         if (link := self._link(f)) is not None and down:
             link.deliver_down(down)
 
@@ -228,7 +228,7 @@ class World:
             link.cut()
 
     def do_operator(self, f: int) -> None:
-        """Somebody looks after a consumer that stopped at a rollback."""
+        """An operator resets a consumer that stopped at a rollback."""
         self.followers[f].attend()
 
     def do_disk(self, n: int) -> None:
@@ -279,7 +279,7 @@ class World:
             link.cut()
 
     def do_start(self, n: int, how: str = "told") -> None:
-        """A machine comes back; the operator tells it what it is before anybody can ask, unless it comes *alone*."""
+        """A machine comes back; the operator tells it its roles before any client connects, unless it comes *alone*."""
         machine = self.machines[n]
         if machine.up:
             return
@@ -295,10 +295,10 @@ class World:
                 if machine.role(v) is not ACTIVE:  # an order that its disk had not heard of is given again
                     machine.become(v, ACTIVE)
             elif how == "alone":
-                if machine.role(v) is ACTIVE:  # somebody else is, and it has not heard of that
+                if machine.role(v) is ACTIVE:  # another machine is, and this one has not heard of that
                     self.stale.add((n, v))
                     self._give_up_own(n, v)
-            else:  # active once, or dead since a takeover: nobody waits for it any more
+            else:  # active once, or dead since a takeover: no mover waits for it any more
                 if machine.role(v) is ACTIVE:
                     self._give_up_own(n, v)
                 machine.become(v, REPLICA)
@@ -313,7 +313,7 @@ class World:
             raise Violation(f"{machine} vb{v} was said to be active, and comes back {machine.vbucket(v).state.value}")
 
     def _takes_part(self, machine: Machine, v: int) -> bool:
-        """Is it one of those between whom the vbucket is on its way?"""
+        """Is it the source or the destination of a move?"""
         return any(machine in moving.machines.values() for moving in self.moving.get(v, ()))
 
     def do_promote(self, v: int, n: int, old: str, receiver: str = "cut") -> None:
@@ -338,7 +338,7 @@ class World:
         self._ordered.add((n, v))
         self._replaced.add((before, v))
         self._confirmed -= {(before, v), (n, v)}  # what it is now is an order, which its disk may not have heard of
-        self.typed[v].clear()  # what he wanted before is void, and who died for it may be what he has given up
+        self.typed[v].clear()  # earlier moves are void, and their dead sources may belong to what was given up
         if receiver == "cut":
             self._lose_receiver(n)
         machine.become(v, ACTIVE)
@@ -346,9 +346,9 @@ class World:
         self._give_up(v, left)
 
     def _break_off(self, v: int) -> bool:
-        """An operator ends takeovers, once he knows what all their destinations are: none may become active any more.
+        """An operator ends takeovers, once the roles of all destinations are known: none may become active any more.
 
-        What was on its way when he decided so still arrives.
+        What was on its way at that time still arrives.
         """
         takers = self.moving[v]
         if not all(taker.machines[DESTINATION].up for taker in takers):
@@ -384,7 +384,7 @@ class World:
             self._begin(TAKERS[by](v, machines, self.note))
 
     def _settled(self, v: int, machines: dict[steps.Link, Machine]) -> bool:
-        """Whoever was told something has it on disk before anything is moved, and nobody is active beside the owner."""
+        """Every machine has its orders on disk before a move starts, and no machine is active beside the owner."""
         for machine in dict.fromkeys(machines.values()):
             if machine.up:
                 machine.write()
@@ -398,7 +398,7 @@ class World:
         taker.connect()
 
     def do_again(self, v: int, which: int, what: str) -> None:
-        """An operator types an old move again, to *take over* or to *undo*, whoever owns the vbucket by now."""
+        """An operator types an old move again, to *take over* or to *undo*, whichever machine owns the vbucket now."""
         if not self.typed[v]:
             return
         source, destination = self.typed[v][which % len(self.typed[v])]
@@ -410,18 +410,18 @@ class World:
         takers = self.moving.get(v)
         return takers[which % len(takers)] if takers else None
 
-    def do_relay(self, v: int, which: int, side: str, up: int, pump: int, down: int) -> None:
+    def do_relay(self, v: int, which: int, side: str, up: int, produce: int, down: int) -> None:
         """Bytes move on one of a taker's links."""
         moving = self._taker(v, which)
         if moving is None:
             return
-        for work, size in (("deliver_up", up), ("pump", pump), ("deliver_down", down)):
+        for work, size in (("deliver_up", up), ("produce", produce), ("deliver_down", down)):
             link = moving.links.get(SIDES[side])
             if link is not None and size:
                 getattr(link, work)(size)
 
     def do_mover(self, v: int, which: int, what: str) -> None:
-        """Something happens to a taker: it connects, loses a side, changes its mind, or dies and is replaced."""
+        """Something happens to a taker: it connects, loses a side, changes its goal, or crashes and is replaced."""
         moving = self._taker(v, which)
         if moving is None:
             return
@@ -437,7 +437,7 @@ class World:
             moving.begin(Goal.UNDO if what == "replaced to undo" else Goal.TAKE_OVER)
 
     def _follow_moves(self) -> None:
-        """Who is active now is the owner; when all takers are done the operator looks at what they have left."""
+        """The machine that is active now is the owner. When all takers are done the operator looks at what is left."""
         for v, takers in list(self.moving.items()):
             concerned = self._concerned(v)
             for machine in concerned:
@@ -450,7 +450,7 @@ class World:
                 self._after_moves(v, takers)
 
     def _concerned(self, v: int) -> list[Machine]:
-        """Who may be active while the vbucket is on its way.
+        """The machines that may be active while the vbucket moves.
 
         An old move that is typed again changes nothing, unless its source is the owner once more.
         """
@@ -462,7 +462,7 @@ class World:
         return found
 
     def _after_moves(self, v: int, takers: list[Taker]) -> None:
-        """All sides can be reached and nobody is at work: the operator knows what to make of it."""
+        """All sides can be reached and no taker is at work: the operator decides."""
         concerned = self._concerned(v)
         present = [taker for taker in takers if taker.machines[SOURCE] in concerned]
         for taker in present:
@@ -470,19 +470,19 @@ class World:
             handed_on = any(other.machines[SOURCE] is destination for other in present)
             if taker.moved and not destination.owns(v) and not handed_on:
                 raise Violation(f"{taker} says moved, but {destination} is not active")
-        # One that goes on after the others may make the source die.
+        # One that continues after the others may make the source dead.
         undone = bool(present) and all(taker.undone for taker in present)
         if undone and not concerned[0].owns(v):
             raise Violation(f"{present[-1]} says undone, but {concerned[0]} is not active")
         owner = self.machines[self.owner[v]]
         confirmed = undone or any(taker.moved and taker.machines[DESTINATION] is owner for taker in present)
         if owner.owns(v) and owner is not concerned[0] and not confirmed:
-            # Nobody has said so, so he asks until it is on disk.
+            # No taker has confirmed it, so the operator asks until it is on disk.
             owner.write()
             if not owner.up or owner.bucket.journal.changed:
                 return
             confirmed = True
-        # Who was active for a moment, before its power failed and its disk knew of that, has got nothing.
+        # A machine that was active for a moment, and lost its power before its disk knew that, owns nothing.
         owners = [n for n in self._owners[v] if self.machines[n].role(v) in (ACTIVE, DEAD)]
         # There may be none: one that believed to be active has made even the dead copy a replica, as it held nothing.
         if owners:
@@ -523,7 +523,7 @@ class World:
             machine.become(v, ACTIVE)
 
     def do_blink(self, n: int, v: int, key: int) -> None:
-        """The same, and it is over before anybody has noticed, but for one write; also where a takeover goes to."""
+        """The same for one write, over before any machine has noticed; also at a takeover's destination."""
         machine = self.machines[n]
         if machine.role(v) is REPLICA and self.owner[v] != n:
             self.stale.add((n, v))
@@ -536,13 +536,13 @@ class World:
             machine.become(v, REPLICA)
 
     def do_demote(self, n: int, v: int) -> None:
-        """Somebody makes a copy a replica that waits for a takeover, perhaps before its disk knows that it does."""
+        """An operator makes a pending copy a replica, perhaps before its disk knows that it is pending."""
         machine = self.machines[n]
         if machine.role(v) is PENDING:
             machine.become(v, REPLICA)
 
     def do_turn(self, n: int) -> None:
-        """A machine's event loop has a turn: whoever was to be told something is told."""
+        """A machine's event loop has a turn: pending callbacks run."""
         if self.machines[n].up:
             self.machines[n].errands.run()
 
@@ -605,7 +605,7 @@ class World:
         known = vbucket.failover_log.newest.vbucket_uuid in self.truths[v].branches
         given_up = (n, v) in self._ordered or self.owner[v] != n
         for found in self.truths[v].watch(vbucket, f"{self.machines[n]} vb{v}", given_up=given_up):
-            if found.event == Event.EXPIRATION:  # what nobody wrote
+            if found.event == Event.EXPIRATION:  # which no client wrote
                 self.note(f"  {self.machines[n]} vb{v}: {found}")
         if self.owner[v] == n:
             if not known and given_up and self._last_uuid[v]:
@@ -615,7 +615,7 @@ class World:
                 self._ordered.discard((n, v))
 
     def _give_up_own(self, n: int, v: int) -> None:
-        """Whatever a machine writes, or has written, that believes to be active and is not."""
+        """Give up what a machine writes, or has written, that believes to be active and is not."""
         self._watch(n, v)
         self._give_up(v, self.machines[n].vbucket(v).failover_log.newest.vbucket_uuid)
 
@@ -639,7 +639,7 @@ class World:
             left = left.parent
 
     def _check_copy(self, n: int, v: int) -> None:
-        """A copy that says it is whole holds what was there at its place."""
+        """A copy that claims to be consistent holds exactly what was there at its seqno."""
         vbucket = self.machines[n].vbucket(v)
         claim = (
             self.machines[n].starts,
@@ -659,7 +659,7 @@ class World:
                 raise Violation(f"{who}: holds {describe(held)} at 0")
             return
         expected = self.truths[v].contents(vbucket.failover_log, vbucket.high_seqno)
-        check_same(held, expected, f"{who}, whole at {vbucket.high_seqno}", unheard_to=vbucket.purge_seqno)
+        check_same(held, expected, f"{who}, consistent at {vbucket.high_seqno}", unheard_to=vbucket.purge_seqno)
 
     def _check_claim(self, follower: Follower, v: int) -> None:
         """The same for a foreign consumer."""
@@ -671,14 +671,14 @@ class World:
         check_same(
             habits.as_told(holder.held),
             habits.as_told(expected),
-            f"{follower} vb{v}, whole at {holder.seqno}",
+            f"{follower} vb{v}, consistent at {holder.seqno}",
             unheard_to=holder.filled or holder.seqno,
         )
 
     # The dust settles.
 
     def settle(self) -> None:
-        """Everything heals and everybody catches up; then all hold the same."""
+        """Everything heals and all followers catch up; then all hold the same."""
         self.note("[settle]")
         for n, machine in enumerate(self.machines):
             machine.disk.trouble = 0
@@ -714,7 +714,7 @@ class World:
                 taker.connect()
                 for link in list(taker.links.values()):
                     link.deliver_up(ALL)
-                    link.pump(ALL)
+                    link.produce(ALL)
                     link.deliver_down(ALL)
             for machine in self.machines:
                 machine.rest()
@@ -723,7 +723,7 @@ class World:
         raise Violation(f"{', '.join(map(str, self.moving[v]))} never comes to an end")
 
     def _stop_doubles(self, v: int) -> None:
-        """Movers of one name take it from each other for ever, unless somebody stops all but one that is at work."""
+        """Movers of one name replace each other for ever, unless an operator stops all but one that is at work."""
         if v not in self.moving:
             return
         concerned, kept = self._concerned(v), dict[str, Taker]()
@@ -734,7 +734,7 @@ class World:
         self.moving[v] = list(kept.values())
 
     def _check_fed(self, n: int) -> None:
-        """A stream that still stands brings everything, though nobody cuts it and asks again."""
+        """A stream that is still open brings everything, without being requested again."""
         replica = self.replicas[n]
         link = replica.link
         self._drain(len(self.consumers) + n)
@@ -743,7 +743,7 @@ class World:
         for v in range(self.plan.vbuckets):
             active = self._active(v)
             if active is not None and link.machine is self.machines[self.owner[v]] and v not in replica.idle:
-                self._check_equal(n, v, active, ", fed by a stream that stands")
+                self._check_equal(n, v, active, ", fed by a stream that is still open")
 
     def _catch_up(self, f: int, n: int) -> None:
         if f - len(self.consumers) == n:
@@ -765,7 +765,7 @@ class World:
             link = self._link(f)
             if link is None:
                 return
-            moved = [link.deliver_up(ALL), link.pump(ALL), link.deliver_down(ALL)]
+            moved = [link.deliver_up(ALL), link.produce(ALL), link.deliver_down(ALL)]
             if not any(moved) and not sum(machine.rest() for machine in self.machines):
                 return
             self.clock.now += 0.25
@@ -780,7 +780,7 @@ class World:
         expected = truth.contents(active.failover_log, active.high_seqno)
         check_same(held, expected, f"the active of vb{v}", unheard_to=active.purge_seqno)
         if not set(active.table.live_keys()) <= set(self.keys[v]):
-            raise Violation(f"the active of vb{v} holds keys that nobody wrote: {active.table.live_keys()}")
+            raise Violation(f"the active of vb{v} holds keys that no client wrote: {active.table.live_keys()}")
         truth.check_acknowledged(active)
         self._check_machines(v)
         for client in self.tap_clients if v == 0 else ():
@@ -807,7 +807,7 @@ class World:
 
     def _check_equal(self, n: int, v: int, active: Vbucket, circumstance: str = "") -> None:
         copy = self.machines[n].vbucket(v)
-        # Who is still in its first snapshot, on `upr` perhaps for ever, has not heard of deletions either.
+        # A copy that is still in its first snapshot, on `upr` perhaps for ever, has not heard of deletions either.
         unheard_to = copy.purge_seqno if copy.consistent_seqno else copy.high_seqno
         who = f"{self.machines[n]} vb{v} at {copy.high_seqno}{circumstance}"
         held, expected = contents_of(copy, self.keys[v]), contents_of(active, self.keys[v])

@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import WireError
-from upriver.wire import DIALECTS, Dialect, dcp, hexdump, memcached, tap, upr, upr_draft1, upr_draft2, upr_draft3
+from upriver.wire import DIALECTS, Dialect, dcp, memcached, read_hexdump, tap, upr, upr_draft1, upr_draft2, upr_draft3
 from upriver.wire.explain import (
     Explanation,
     Ink,
     Misfit,
-    as_json,
     diagram,
     explain,
     explain_packet,
+    explanation_json,
+    explanation_text,
     field_list,
     heading,
     json_value,
     misfit,
     readable,
-    render,
     value_bytes,
 )
 from upriver.wire.layout import Span
@@ -111,7 +111,7 @@ def _check_line(line: dict[str, str], explanation: Explanation) -> None:
 
 
 def _printed(text: str) -> tuple[int | bytes, str]:
-    """The value of a printed line, and what stands in parentheses behind it."""
+    """The value of a printed line, and the text in parentheses after it."""
     number = re.fullmatch(r"(?:0x)?([0-9a-fA-F]+)\s*(?:\((.*)\))?\s*", text)
     if number and (text.startswith("0x") or len(text) == 2):
         return int(number[1], 16), number[2] or ""
@@ -191,7 +191,7 @@ def test_a_lone_packet_can_be_guessed(message: Any, dialect: str, title: str) ->
 def test_recordings_are_recognised(path: Path) -> None:
     found: list[Explanation] = []
     try:
-        found.extend(explain(hexdump.read(path.read_bytes())))
+        found.extend(explain(read_hexdump(path.read_bytes())))
     except WireError:
         assert path.stem in {"dcp_01_open", "dcp_06_errors"}  # these hold malformed packets on purpose
     wanted = {"tap": {"tap"}, "upr2014": {"upr", "dcp"}}.get(path.name.partition("_")[0], {"dcp"})
@@ -238,8 +238,8 @@ def test_good_packets_come_before_the_error(wrong: bytes, offset: int, expected:
 def test_whatever_the_bytes_nothing_but_a_wire_error_is_raised(data: bytes, dialect: Dialect | None) -> None:
     with contextlib.suppress(WireError):
         for found in explain(data, dialect):
-            assert render(found)
-            assert json.dumps(as_json(found))
+            assert explanation_text(found)
+            assert json.dumps(explanation_json(found))
 
 
 @given(st.sampled_from(_vectors()), st.integers(0, 60), st.integers(0, 255))
@@ -273,7 +273,7 @@ MUTATION = dcp.Mutation(by_seqno=5, flags=3, key=b"hi", value=b"\xff\x00", vbuck
 def test_the_picture_of_a_packet() -> None:
     (found,) = explain(dcp.BufferAck(bytes_processed=60).encode() + b"")
     assert (
-        render(found)
+        explanation_text(found)
         == """\
 dcp buffer ack, 28 bytes at offset 0
   Byte/     0       |       1       |       2       |       3       |
@@ -331,7 +331,7 @@ def test_a_long_packet_is_abridged_in_the_picture_alone() -> None:
     assert found.length == 1256
     assert diagram(found).endswith("+\n     … 1,000 bytes more")
     assert field_list(found).endswith(f'"{"a" * 64}" … 1,159 bytes more')
-    assert '"' + "a" * 1223 + '"' in json.dumps(as_json(found))
+    assert '"' + "a" * 1223 + '"' in json.dumps(explanation_json(found))
 
 
 def test_bytes_that_are_no_text_are_shown_as_numbers() -> None:
@@ -368,9 +368,9 @@ def test_every_piece_is_painted() -> None:
 
     (found,) = explain(MUTATION.encode())
     assert heading(found, paint) == "<dcp mutation>, 59 bytes at offset 0"
-    painted = render(found, paint)
+    painted = explanation_text(found, paint)
     assert used == set(Ink)
-    assert re.sub("[<>]", "", painted) == render(found)
+    assert re.sub("[<>]", "", painted) == explanation_text(found)
 
 
 def test_offsets_count_from_the_beginning_of_the_input() -> None:
@@ -383,7 +383,7 @@ def test_offsets_count_from_the_beginning_of_the_input() -> None:
 
 def test_json_of_a_request() -> None:
     (found,) = explain(MUTATION.encode())
-    shown = as_json(found)
+    shown = explanation_json(found)
     assert list(shown) == ["dialect", "message", "magic", "offset", "length", "fields"]
     assert (shown["dialect"], shown["message"], shown["magic"], shown["length"]) == ("dcp", "mutation", 0x80, 59)
     fields = json.loads(json.dumps(shown["fields"]))
@@ -394,7 +394,7 @@ def test_json_of_a_request() -> None:
 
 def test_the_drafts_have_no_magic() -> None:
     (found,) = explain(upr_draft1.StreamStart().encode())
-    assert as_json(found)["magic"] is None
+    assert explanation_json(found)["magic"] is None
     assert found.fields[1] == Span("reserved", 1, 3, 0, "")
     (mutation,) = explain(upr_draft1.Mutation(by_seqno=1, key=b"key").encode())
     assert mutation.fields[1:3] == (Span("reserved", 1, 1, 0, ""), Span("key length", 2, 3, 3, ""))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from upriver.wire import hexdump
-from upriver.wire.hexdump import NotHexadecimal, parse, read
+from upriver.wire.hexdump import NotHexadecimal, parse, read_hexdump
 
 PACKET = bytes.fromhex("805c00000000000000000000000000010000000000000000")
 
@@ -47,12 +46,12 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str) -> None:
-    assert read(FORMS[form].encode()) == PACKET
+    assert read_hexdump(FORMS[form].encode()) == PACKET
 
 
 @pytest.mark.parametrize("data", [PACKET, b"\x81abc", b"\x01\x00", b"\x07"])
 def test_raw_bytes_are_recognised(data: bytes) -> None:
-    assert read(data) == data
+    assert read_hexdump(data) == data
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n"])
@@ -75,4 +74,4 @@ def test_wrong_text(text: str, why: str) -> None:
 
 def test_neither_packets_nor_text() -> None:
     with pytest.raises(NotHexadecimal, match="neither packets nor text: it starts with 0xff"):
-        hexdump.read(b"\xff\xd8\xff")
+        read_hexdump(b"\xff\xd8\xff")

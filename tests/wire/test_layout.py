@@ -71,7 +71,7 @@ class Everything(Request):
 
 @example.request(0x02)
 class Tail(Request):
-    """A number that stands in the value, and numbers up to the end."""
+    """A number in the value, and numbers up to the end."""
 
     first: Annotated[U64, IN_VALUE]
     colours: Annotated[tuple[Colour, ...], Repeat(UInt(2), code=Colour)] = ()
@@ -147,7 +147,7 @@ def test_a_body_that_ends_inside_a_field_is_refused(body: str, offset: int, expe
 @pytest.mark.parametrize(
     ("damage", "offset", "expected"),
     [
-        ((38, 200), 50, "118 bytes of name"),  # what stands behind the pairs is read as one of them
+        ((38, 200), 50, "118 bytes of name"),  # what follows the pairs is read as one of them
         ((41, 200), 42, "200 bytes of name"),
         ((30, 50), 49, "50 bytes after value"),
     ],

@@ -1,4 +1,4 @@
-"""Messages: headers, the ones that nobody declared, and the two framings."""
+"""Messages: headers, undeclared ones, and the two framings."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_a_draft_key_longer_than_the_body_is_refused() -> None:
     assert str(caught.value) == "at byte 49: expected 3 bytes of key, found 2"
 
 
-def test_a_request_that_nobody_declared_is_kept_whole() -> None:
+def test_an_undeclared_request_is_kept_completely() -> None:
     request = AnyRequest(opcode=0xEE, vbucket=1, opaque=2, datatype=3, cas=4, extras=b"ex", key=b"key", value=b"val")
     again = dcp.dcp.decode(request.encode())
     assert again == request

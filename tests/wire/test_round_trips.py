@@ -50,7 +50,7 @@ def test_a_message_survives_the_wire(dialect: Dialect, cls: type[Message], data:
 @pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.framing is MEMCACHED])
 @settings(max_examples=examples(50))
 @given(st.data())
-def test_a_message_that_nobody_declared_survives_the_wire(name: str, data: st.DataObject) -> None:
+def test_an_undeclared_message_survives_the_wire(name: str, data: st.DataObject) -> None:
     message = data.draw(unknown_messages(DIALECTS[name]))
     assert DIALECTS[name].decode(message.encode()) == message
 

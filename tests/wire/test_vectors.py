@@ -28,7 +28,7 @@ PRINTED: dict[str, Outcome] = {
     # An engine-private length of 4 before an id of 8 bytes.
     "tap:881": Refused(at=4),
     "tap:930": Refused(at=4),
-    # A total body of 0: an answer without its log, and then bytes that are no packet.
+    # A total body of 0: an answer without its log, and then bytes that are not a packet.
     "upr:618": Refused(at=24, after=("StreamRequestResponse",)),
     # A length that ends inside the fixed fields.
     "upr_draft1:82": Refused(at=13),
@@ -44,7 +44,7 @@ PRINTED: dict[str, Outcome] = {
     "upr_draft1:348": Refused(at=0),
     # No key length where key and value follow each other.
     "upr_draft2:418": Refused(at=2),
-    # A length that is one short: a shorter key, and then a byte that is no packet.
+    # A length that is one short: a shorter key, and then a byte that is not a packet.
     "upr_draft2:475": Refused(at=53, after=("Deletion",)),
     "upr_draft2:527": Refused(at=53, after=("Expiration",)),
     # A request type printed in the place of the data type.
@@ -66,7 +66,7 @@ PRINTED: dict[str, Outcome] = {
     # No extras where the flags stand.
     "upr_draft3:752": Refused(at=4),
     "upr_draft3:787": Refused(at=4),
-    # No extras and the magic of a response: an answer, and then a byte that is no packet.
+    # No extras and the magic of a response: an answer, and then a byte that is not a packet.
     "upr_draft3:834": Refused(at=24, after=("AnyResponse",)),
 }
 

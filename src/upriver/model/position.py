@@ -43,6 +43,12 @@ class StreamPosition:
                 f"seqno {self.seqno} lies outside its snapshot ({self.snapshot.start}, {self.snapshot.end}]"
             )
 
+    def __str__(self) -> str:
+        if not self.seqno:
+            return "the beginning"
+        consistent = "" if self.consistent_seqno == self.seqno else f" (consistent at {self.consistent_seqno})"
+        return f"seqno {self.seqno} of uuid {self.vbucket_uuid:#x}{consistent}"
+
     @classmethod
     def beginning(cls) -> "StreamPosition":
         """Nothing received yet, from any branch."""

@@ -1,7 +1,7 @@
 """Explain packets byte by byte, with the byte diagram and the field list that the texts print.
 
 This module knows no message by name: names, offsets and meanings come from the declarations. ``explain`` cuts a run
-of bytes into packets and decodes each one; ``diagram``, ``field_list`` and ``as_json`` show the result.
+of bytes into packets and decodes each one; ``diagram``, ``field_list`` and ``explanation_json`` show the result.
 
 A user who pastes bytes seldom knows their dialect, so ``guess`` finds the one that fits the whole run best.
 ``detect`` cannot do this: it judges the first bytes of a client, while these may come from either side and from the
@@ -206,7 +206,7 @@ class Ink(enum.Enum):
 Paint = Callable[[str, Ink], str]
 
 
-def plain(text: str, ink: Ink) -> str:  # noqa: ARG001
+def uncoloured(text: str, ink: Ink) -> str:  # noqa: ARG001
     """No colours."""
     return text
 
@@ -221,18 +221,18 @@ SCALE: Final = (
 )
 
 
-def render(explanation: Explanation, paint: Paint = plain) -> str:
+def explanation_text(explanation: Explanation, paint: Paint = uncoloured) -> str:
     """A heading, the byte diagram and the field list."""
     return "\n".join((heading(explanation, paint), diagram(explanation, paint), field_list(explanation, paint)))
 
 
-def heading(explanation: Explanation, paint: Paint = plain) -> str:
+def heading(explanation: Explanation, paint: Paint = uncoloured) -> str:
     """``dcp mutation, 64 bytes at offset 0``"""
     title = paint(f"{explanation.dialect} {explanation.message}", Ink.TITLE)
     return f"{title}, {explanation.length:,} bytes at offset {explanation.offset:,}"
 
 
-def diagram(explanation: Explanation, paint: Paint = plain, bytes_max: int = DIAGRAM_BYTES_MAX) -> str:
+def diagram(explanation: Explanation, paint: Paint = uncoloured, bytes_max: int = DIAGRAM_BYTES_MAX) -> str:
     """Rows of four bytes, as the texts draw them. Bytes of keys and values also show their character."""
     packet = explanation.packet
     shown = len(packet) if len(packet) <= bytes_max else bytes_max - bytes_max % 4
@@ -272,7 +272,7 @@ def _ink(span: Span, explanation: Explanation) -> Ink:
     return Ink.HEADER if span.first < explanation.header_size else Ink.NUMBER
 
 
-def field_list(explanation: Explanation, paint: Paint = plain) -> str:
+def field_list(explanation: Explanation, paint: Paint = uncoloured) -> str:
     """``Name (first-last): 0x… (meaning)``, one line for each field; the numbers of the body are indented."""
     rows = [(_label(span, explanation), _place(span), span) for span in explanation.fields]
     name_width = max(len(label) for label, _, _ in rows)
@@ -339,7 +339,7 @@ def _gloss(span: Span) -> str:
     return str(number) if 9 < number < 2**24 else ""
 
 
-def as_json(explanation: Explanation) -> dict[str, object]:
+def explanation_json(explanation: Explanation) -> dict[str, object]:
     """The explanation for JSON: numbers as numbers, keys and values as text, nothing shortened.
 
     Bytes that are not UTF-8 become ``hex:`` and their digits. Text that itself starts with ``hex:`` does too, so that

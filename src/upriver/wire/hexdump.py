@@ -31,7 +31,7 @@ class NotHexadecimal(ValueError):
     """Text that is not hexadecimal."""
 
 
-def read(data: bytes) -> bytes:
+def read_hexdump(data: bytes) -> bytes:
     """The bytes themselves, or the bytes that this text describes."""
     if data and data[0] in _PACKET_BEGINS:
         return data

@@ -124,7 +124,7 @@ def test_an_empty_log_is_refused() -> None:
 
 
 @pytest.mark.parametrize("early", ["marker", "mutation", "end", "flush"])
-def test_what_comes_before_the_answer_costs_its_stream_and_whoever_waits_is_told(early: str) -> None:
+def test_what_comes_before_the_answer_ends_its_stream_and_waiters_are_told(early: str) -> None:
     tested = ConsumerUnderTest()
     stream = tested.add()
     tested.sent()
@@ -141,7 +141,7 @@ def test_what_comes_before_the_answer_costs_its_stream_and_whoever_waits_is_told
     assert tested.ended == []  # it never was
     log = tested.copies[0].failover_log
     tested.tell(upr.StreamRequestResponse(opaque=stream.opaque, log=LOG))
-    assert tested.copies[0].failover_log == log, "the answer belongs to nobody any more"
+    assert tested.copies[0].failover_log == log, "the answer belongs to no stream any more"
     assert not tested.consumer.closing
     tested.sent()
     tested.add()
@@ -298,7 +298,7 @@ def test_a_sink_that_refuses_a_change_ends_the_stream() -> None:
     assert "much too big" in stream.end_reason
 
 
-def test_who_left_a_stream_closes_it_over_there_before_asking_again() -> None:
+def test_a_consumer_that_left_a_stream_closes_it_before_asking_again() -> None:
     tested = ConsumerUnderTest()
     stream = tested.open()
     tested.tell(mutation(stream, 4))  # without a marker: the stream is over, and its producer does not know
@@ -332,7 +332,7 @@ def test_states_are_answered_when_they_are_on_disk() -> None:
 @pytest.mark.parametrize("asked", [VbucketState.PENDING, VbucketState.ACTIVE])
 @pytest.mark.parametrize("now", [VbucketState.REPLICA, VbucketState.DEAD])
 def test_a_state_that_is_another_before_the_disk_knows_it_is_refused(asked: VbucketState, now: VbucketState) -> None:
-    """The source would die for a copy that does not wait for it, or its mover tell all of an owner who is none."""
+    """Otherwise the source would become dead for a copy that is not pending, or a mover announce a wrong owner."""
     tested = ConsumerUnderTest()
     stream = tested.open()
     tested.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState.PENDING)))

@@ -1,4 +1,4 @@
-"""One stream into one copy: what it takes, what it refuses, and where it stands after each message."""
+"""One stream into one copy: what it takes, what it refuses, and its position after each message."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_snapshot_and_its_changes() -> None:
 
 
 def test_the_end_of_a_drafts_snapshot_proves_it_whole() -> None:
-    """Whoever is cut off there need not go back behind it; and nothing comes before the next snapshot begins."""
+    """A consumer that is cut off there need not roll back behind it; nothing comes before the next snapshot begins."""
     stream, copy = opened(StreamPosition(7, 4, Snapshot(2, 8)), speaks_dcp=False)  # resumed inside a snapshot
     stream.unbounded_marker()
     data = changes(5, 8, speaks_dcp=False)
@@ -103,7 +103,7 @@ def test_an_old_change_is_refused_and_the_stream_goes_on() -> None:
 
 
 def test_a_change_beyond_its_snapshot_ends_the_stream() -> None:
-    """What lies between may be missing: nobody may go on from here, and the position stands."""
+    """What lies between may be missing: no stream may resume from here, and the position stays."""
     stream, copy = opened()
     stream.marker(0, 3, 1)
     data = changes(2, 4)
@@ -129,7 +129,7 @@ def test_a_change_without_a_key_ends_the_stream() -> None:
     assert stream.life.ended
 
 
-def test_who_became_active_receives_no_more() -> None:
+def test_a_copy_that_became_active_receives_no_more() -> None:
     stream, copy = opened()
     stream.marker(0, 3, 1)
     copy.state = VbucketState.ACTIVE
@@ -138,7 +138,7 @@ def test_who_became_active_receives_no_more() -> None:
     assert stream.life.ended
 
 
-def test_who_was_active_meanwhile_receives_no_more() -> None:
+def test_a_copy_that_was_active_meanwhile_receives_no_more() -> None:
     """What it wrote may lie between two changes that follow each other: no seqno shows it."""
     for event in ("marker", "run", "advance", "flush", "handed_over"):
         stream, copy = opened()
@@ -294,7 +294,7 @@ def test_a_takeover(speaks_dcp: bool) -> None:
     assert stream.life.ended
 
 
-def test_nobody_becomes_active_in_the_middle_of_a_snapshot() -> None:
+def test_no_copy_becomes_active_in_the_middle_of_a_snapshot() -> None:
     """What was announced and has not come would be missing for good."""
     stream, copy = opened()
     stream.handed_over(VbucketState.PENDING)

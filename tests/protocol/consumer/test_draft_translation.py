@@ -10,7 +10,7 @@ from upriver.wire import AnyResponse, Message, dcp, memcached, upr, upr_draft1, 
 from upriver.wire.codes import Status
 
 LOG = (memcached.FailoverEntry(vbucket_uuid=7, seqno=3),)
-#: The opaque of the request for the log that stands behind each stream request.
+#: The opaque of the request for the log that follows each stream request.
 AGAIN = 0x80000000
 
 
@@ -125,7 +125,7 @@ def test_a_stream_is_there_when_its_log_is_confirmed(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", ACCEPTED)
 def test_a_log_that_has_changed_before_the_request_arrived_is_the_end(dialect: str) -> None:
-    """A position is compared with the first log; under another one nobody knows whether it may go on."""
+    """A position is compared with the first log; under another one it is unknown whether it may resume."""
     translator, ok, log = accepted(dialect)
     log.log = (memcached.FailoverEntry(vbucket_uuid=8, seqno=2), *LOG)  # type: ignore[attr-defined]
     translator.incoming(ok)

@@ -81,7 +81,7 @@ def test_a_rollback_that_leads_nowhere_becomes_one_to_0() -> None:
         way.answered(dcp.RollbackRequired(seqno=0))
 
 
-def test_who_does_not_understand_48_bytes_is_asked_with_40() -> None:
+def test_a_producer_that_does_not_understand_48_bytes_is_asked_with_40() -> None:
     way = Negotiation(RecordingCopy(), 1)
     way.first()
     assert isinstance(way.answered(refused(Status.EINVAL)), upr.FailoverLogRequest)
@@ -91,7 +91,7 @@ def test_who_does_not_understand_48_bytes_is_asked_with_40() -> None:
         way.answered(refused(Status.EINVAL))
 
 
-def test_who_may_speak_only_one_dialect_does_not_try_the_other() -> None:
+def test_a_consumer_of_one_dialect_does_not_try_the_other() -> None:
     way = Negotiation(RecordingCopy(), 1, dialects=("dcp",))
     way.first()
     with pytest.raises(StatusError, match="no"):
@@ -209,7 +209,7 @@ def test_a_copy_that_wrote_a_history_of_its_own_meanwhile_takes_no_stream(dialec
     ids=lambda answer: answer.title(),
 )
 def test_a_copy_that_is_dead_meanwhile_keeps_what_it_has(dialect: str, answer: Response) -> None:
-    """It may be all that is left, and whoever made it dead relies on that, though he changed nothing else."""
+    """It may be all that is left, and the operator that made it dead relies on that."""
     copy = RecordingCopy(0, StreamPosition.at(7, 5), log((7, 0)))
     way = Negotiation(copy, 9, dialects=(dialect,))
     way.first()

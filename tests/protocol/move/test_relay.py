@@ -1,4 +1,4 @@
-"""What passes between a producer and a consumer: every byte, in its order, and the mover's own answers to nobody."""
+"""What passes between a producer and a consumer: every byte, in its order, but not the answers to the mover."""
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_a_change_does_not_wait_for_its_end() -> None:
     assert not piece[1]
 
 
-def test_whose_answer_it_is() -> None:
+def test_the_request_that_an_answer_belongs_to() -> None:
     for answer in (
         upr.AddStreamResponse(stream_opaque=5).encode(),
         AnyResponse(opcode=0x50).encode(),

@@ -85,17 +85,17 @@ def test_two_dialects_share_a_connection() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "dcp in a run", "upr", "upr_draft1", "upr_draft2", "upr_draft3"])
-def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
+def test_a_purge_that_only_the_store_has_noticed_says_where_to_roll_back_to(
     dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the producer's check and the store's the purge may pass: a text instead of the seqno helps nobody."""
+    """Between the producer's check and the store's the purge may pass: a text instead of the seqno would not help."""
     node, peer = node_with_peer(b"a", b"b")
     entry = node.vbucket(0).failover_log.newest
 
     def purged(*_: object) -> None:
         raise RollbackRequired("deletions in between were purged", seqno=1)
 
-    monkeypatch.setattr(FakeSource, "history", purged)
+    monkeypatch.setattr(FakeSource, "cursor", purged)
     name = dialect.split()[0]
     fields: dict[str, Any] = {"vbucket": 0, "start_seqno": 2, "vbucket_uuid": entry.vbucket_uuid}
     if name == "dcp":
@@ -114,7 +114,7 @@ def test_a_purge_that_only_the_store_has_noticed_tells_whither_to_go(
 @pytest.mark.parametrize(
     ("start", "snapshot", "uuid", "back"),
     [
-        (0, (0, 0), "unknown", None),  # from the beginning nobody rolls back
+        (0, (0, 0), "unknown", None),  # a consumer at 0 has nothing to roll back
         (2, (2, 2), "newest", None),
         (2, (2, 2), "unknown", 0),
         (9, (9, 9), "newest", 4),  # beyond what there is
@@ -140,7 +140,7 @@ def test_rollback_on_dcp(start: int, snapshot: tuple[int, int], uuid: str, back:
     else:
         assert isinstance(answer, dcp.RollbackRequired)
         assert (answer.seqno, answer.opaque) == (back, 7)
-        assert answer.encode()[4] == 0, "the seqno stands in the value"
+        assert answer.encode()[4] == 0, "the seqno is in the value"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_rollback_of_upr_stands_in_the_extras() -> None:
     assert (data[4], data[7], len(data)) == (8, Status.ROLLBACK, 32)
 
 
-def test_who_stands_below_the_purge_seqno_starts_over() -> None:
+def test_a_consumer_below_the_purge_seqno_starts_over() -> None:
     node, peer = node_with_peer(b"a", b"b", b"c")
     node.vbucket(0).purge_seqno = 2
     for answer in (
@@ -218,7 +218,7 @@ def test_close_answers_and_says_nothing_more() -> None:
     node.write(0, b"b")
     node.settle()
     assert peer.take() == []
-    assert not node.vbucket(0).histories
+    assert not node.vbucket(0).cursors
     assert brief(peer.send(upr.CloseStream())) == ["key_enoent"]
     assert brief(ask(peer)) == ["success", "(0,2]", "a@1", "b@2"]
 
@@ -306,7 +306,7 @@ def test_what_a_producer_does_not_expect_closes_the_connection(message: upr.AddS
     ask(peer)
     assert peer.send(message) == []
     assert peer.closed
-    assert not node.vbucket(0).histories
+    assert not node.vbucket(0).cursors
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_whole_packets_count_and_an_answer_does_not() -> None:
     assert brief(peer.send(upr.FailoverLogRequest())) == ["success"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=1))) == ["b@2"]
     assert brief(peer.send(dcp.BufferAck(bytes_processed=57))) == ["c@3"]
-    assert node.vbucket(0).histories
+    assert node.vbucket(0).cursors
 
 
 def test_a_size_of_zero_opens_the_window_for_good() -> None:
@@ -358,16 +358,16 @@ def test_a_closed_window_reads_nothing_from_the_history() -> None:
     node, peer = node_with_peer(b"a")
     control(peer, b"connection_buffer_size", b"1")
     ask(peer)
-    (history,) = node.vbucket(0).histories.values()
+    (cursor,) = node.vbucket(0).cursors.values()
     node.write(0, *(b"%d" % number for number in range(1000)))
     node.settle()
-    assert history.changes_read == 0
+    assert cursor.changes_read == 0
 
 
 # Noops
 
 
-def test_noops_are_sent_and_their_absence_is_death() -> None:
+def test_noops_are_sent_and_a_consumer_without_answers_is_lost() -> None:
     node, peer = node_with_peer(b"a")
     control(peer, b"set_noop_interval", b"10")
     control(peer, b"enable_noop")
@@ -384,10 +384,10 @@ def test_noops_are_sent_and_their_absence_is_death() -> None:
     assert not peer.closed
     node.pass_by(0.1)
     assert peer.closed
-    assert not node.vbucket(0).histories
+    assert not node.vbucket(0).cursors
 
 
-def test_whoever_acknowledges_bytes_is_alive() -> None:
+def test_a_consumer_that_acknowledges_bytes_is_alive() -> None:
     node, peer = node_with_peer(b"a")
     control(peer, b"set_noop_interval", b"10")
     control(peer, b"enable_noop")

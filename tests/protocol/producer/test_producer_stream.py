@@ -106,7 +106,7 @@ def test_an_end_in_the_future_is_waited_for() -> None:
     assert written(node, peer, b"b") == ["(1,2]", "b@2"]
     assert written(node, peer, b"c", b"d") == ["(2,4]", "c@3", "d@4", "end 0"]
     assert written(node, peer, b"e") == []
-    assert not node.vbucket(0).histories
+    assert not node.vbucket(0).cursors
 
 
 def test_start_may_equal_end() -> None:
@@ -350,7 +350,7 @@ def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.Monke
     def fail(*_: Any) -> bytes:
         raise CorruptData("here", "it is damaged")
 
-    monkeypatch.setattr("tests.support.fake_source.FakeHistory.read_into", fail)
+    monkeypatch.setattr("tests.support.fake_source.FakeCursor.read_into", fail)
     assert brief(ask(peer)) == ["success", "(0,1]", "end 5"]
     assert not peer.closed
 
@@ -363,7 +363,7 @@ def test_a_history_that_cannot_be_read_ends_the_stream(monkeypatch: pytest.Monke
     ("name", "value"), [(b"key_filter", b"^zzz"), (b"value_filter", b'{"field": "city", "equals": "Oslo"}')]
 )
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
-def test_a_filter_that_lets_nothing_pass_keeps_nobody_waiting(
+def test_a_filter_that_lets_nothing_pass_delays_no_other_stream(
     dialect: str, name: bytes, value: bytes, window: bytes
 ) -> None:
     node, peer = node_with_peer()
@@ -371,12 +371,12 @@ def test_a_filter_that_lets_nothing_pass_keeps_nobody_waiting(
     control(peer, b"connection_buffer_size", window)
     control(peer, name, value)
     peer.put(dcp.StreamRequest(end_seqno=10_000) if dialect == "dcp" else upr.StreamRequest(end_seqno=10_000))
-    (history,) = node.vbucket(0).histories.values()
+    (cursor,) = node.vbucket(0).cursors.values()
     steps = []
-    while history.end_reason is None:
-        before = history.seqno
+    while cursor.end_reason is None:
+        before = cursor.seqno
         peer.collect()
-        steps.append(history.seqno - before)
+        steps.append(cursor.seqno - before)
     assert max(steps) < 1000, "a turn looks at a bounded number of changes"
     assert len(steps) < 50, "also if the window is small"
     node.settle()
@@ -396,8 +396,8 @@ def test_live_changes_go_before_what_a_filter_looks_at() -> None:
     node.write(1, b"live")
     peer.collect()
     assert brief(peer.take()) == ["(0,1]", "live@1"]
-    (history,) = node.vbucket(0).histories.values()
-    assert history.seqno < 3000
+    (cursor,) = node.vbucket(0).cursors.values()
+    assert cursor.seqno < 3000
     node.settle()
     assert brief(peer.take()) == ["advanced 10000"]
 
@@ -413,7 +413,7 @@ def test_what_passes_a_filter_waits_for_the_window(dialect: str) -> None:
         got += came
     expected = ["(0,100]" if dialect == "dcp" else "marker", *(f"0-{number}@{number}" for number in range(2, 101, 2))]
     assert brief(got) == ["success", *expected]
-    assert node.vbucket(0).histories["peer:0"].seqno == 100
+    assert node.vbucket(0).cursors["peer:0"].seqno == 100
 
 
 # Takeover
@@ -459,7 +459,7 @@ def test_a_takeover_step_by_step() -> None:
     assert taker.state == "dead"
     with pytest.raises(NotMyVbucket):
         taker.vbucket.set(b"e", b"v")
-    assert taker.answer(rest[0]) == [], "the death is not on disk yet"
+    assert taker.answer(rest[0]) == [], "the dead state is not on disk yet"
     taker.node.disk_works = True
     taker.node.settle()
     (active,) = taker.peer.take()
@@ -468,7 +468,7 @@ def test_a_takeover_step_by_step() -> None:
     assert taker.state == "dead"
 
 
-def test_the_death_on_disk_does_not_replace_the_acknowledgement_of_the_rest() -> None:
+def test_the_dead_state_on_disk_does_not_replace_the_acknowledgement_of_the_rest() -> None:
     taker = Taker(b"a")
     (pending,) = taker.answer(taker.first[1])
     taker.write(b"b")
@@ -542,7 +542,7 @@ def test_a_refusal_ends_the_takeover() -> None:
     assert taker.state == "active"
 
 
-def test_a_consumer_that_is_lost_after_the_death_leaves_the_source_dead() -> None:
+def test_a_consumer_that_is_lost_after_the_source_is_dead_leaves_it_dead() -> None:
     taker = Taker(b"a")
     (pending,) = taker.answer(taker.first[1])
     messages = taker.answer(pending)
@@ -556,7 +556,7 @@ def test_a_consumer_that_is_lost_before_leaves_everything_as_it_was() -> None:
     taker.answer(taker.first[1])
     taker.peer.lose()
     assert taker.state == "active"
-    assert not taker.vbucket.histories
+    assert not taker.vbucket.cursors
 
 
 def test_a_state_change_from_outside_ends_a_takeover() -> None:
@@ -613,25 +613,25 @@ def _take_over(peer: FakePeer) -> list[str]:
     return came
 
 
-def _two_takers(died_before: bool) -> tuple[FakePeer, FakePeer]:
+def _two_takers(dead_before: bool) -> tuple[FakePeer, FakePeer]:
     """Two connections to a node with one item, which may have been made dead already."""
     node, peer = node_with_peer(b"a")
-    if died_before:
+    if dead_before:
         set_state(node, VbucketState.DEAD)
     return peer, node.connect("other").open(b"other")
 
 
-@pytest.mark.parametrize("died_before", [False, True])
-def test_nobody_takes_over_what_another_has(died_before: bool) -> None:
-    peer, other = _two_takers(died_before)
+@pytest.mark.parametrize("dead_before", [False, True])
+def test_no_other_connection_takes_over_what_one_has(dead_before: bool) -> None:
+    peer, other = _two_takers(dead_before)
     whole = ["success", "(0,1]", "a@1", "state pending", "state active", "end 0"]
     assert _take_over(peer) == whole
     assert _take_over(other) == ["not_my_vbucket"]
     assert _take_over(peer) == ["not_my_vbucket"], "who has it has handed it on, for all that is known here"
 
 
-def test_who_has_not_answered_that_it_is_active_may_ask_again() -> None:
-    peer, other = _two_takers(died_before=False)
+def test_a_destination_that_has_not_answered_active_may_ask_again() -> None:
+    peer, other = _two_takers(dead_before=False)
     (pending,) = peer.send(answer_to(ask(peer, flags=dcp.StreamFlag.TAKEOVER)[1]))
     assert brief(peer.send(answer_to(pending))) == ["state active"]
     assert _take_over(other) == ["not_my_vbucket"]
@@ -641,7 +641,7 @@ def test_who_has_not_answered_that_it_is_active_may_ask_again() -> None:
 
 
 def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over() -> None:
-    peer, _ = _two_takers(died_before=False)
+    peer, _ = _two_takers(dead_before=False)
     node = peer.node
     (pending,) = peer.send(answer_to(ask(peer, flags=dcp.StreamFlag.TAKEOVER)[1]))
     (active,) = peer.send(answer_to(pending))
@@ -653,9 +653,9 @@ def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over() -> None:
     assert node.vbucket(0).taken_over
 
 
-@pytest.mark.parametrize("died_before", [False, True])
-def test_of_two_that_take_over_at_once_one_is_told_to_be_active(died_before: bool) -> None:
-    peer, other = _two_takers(died_before)
+@pytest.mark.parametrize("dead_before", [False, True])
+def test_of_two_that_take_over_at_once_one_is_told_to_be_active(dead_before: bool) -> None:
+    peer, other = _two_takers(dead_before)
     pending = []
     for taker in (peer, other):
         marker = ask(taker, flags=dcp.StreamFlag.TAKEOVER)[1]
@@ -699,7 +699,7 @@ def test_a_takeover_out_of_range_is_refused_for_that_first() -> None:
     assert brief(ask(peer, vbucket=1, start=2, end=1, flags=dcp.StreamFlag.TAKEOVER, opaque=8)) == ["erange"]
 
 
-def test_answers_that_nobody_waits_for_do_nothing() -> None:
+def test_answers_without_a_request_do_nothing() -> None:
     node, peer = node_with_peer(b"a")
     messages = ask(peer)
     assert peer.send(answer_to(messages[1]), answer_to(upr.SetVbucketState(state=upr.VbucketState.DEAD))) == []

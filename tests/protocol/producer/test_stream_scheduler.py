@@ -1,4 +1,4 @@
-"""Who is served when."""
+"""Which stream has the next turn."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Stream:
     queued: bool = False
 
 
-def test_who_woke_up_goes_first_and_nobody_starves() -> None:
+def test_a_stream_that_woke_up_goes_first_and_none_starves() -> None:
     turns: StreamScheduler[Stream] = StreamScheduler()
     backfill = Stream("backfill")
     turns.again(backfill)
@@ -30,7 +30,7 @@ def test_who_woke_up_goes_first_and_nobody_starves() -> None:
 
 
 @pytest.mark.parametrize("turns_before", range(8))
-def test_who_wakes_up_goes_first_whatever_was_before(turns_before: int) -> None:
+def test_a_stream_that_wakes_up_goes_first_whatever_was_before(turns_before: int) -> None:
     turns: StreamScheduler[Stream] = StreamScheduler()
     backfill, live = Stream("backfill"), Stream("live")
     for _ in range(turns_before):
@@ -44,7 +44,7 @@ def test_who_wakes_up_goes_first_whatever_was_before(turns_before: int) -> None:
     assert turns.next() is live
 
 
-def test_nobody_stands_in_the_queue_twice() -> None:
+def test_no_stream_is_in_the_queue_twice() -> None:
     turns: StreamScheduler[Stream] = StreamScheduler()
     one, other = Stream("one"), Stream("other")
     assert turns.wake(one)
@@ -57,7 +57,7 @@ def test_nobody_stands_in_the_queue_twice() -> None:
     assert turns.next() is None
 
 
-def test_who_leaves_has_no_turn_and_may_come_back() -> None:
+def test_a_stream_that_leaves_has_no_turn_and_may_come_back() -> None:
     turns: StreamScheduler[Stream] = StreamScheduler()
     woken, busy, other = Stream("woken"), Stream("busy"), Stream("other")
     turns.remove(other)  # it is not there
@@ -71,7 +71,7 @@ def test_who_leaves_has_no_turn_and_may_come_back() -> None:
     assert turns.again(busy)
 
 
-def test_after_the_end_nobody_has_a_turn() -> None:
+def test_after_the_end_no_stream_has_a_turn() -> None:
     turns: StreamScheduler[Stream] = StreamScheduler()
     turns.wake(Stream("one"))
     turns.again(Stream("other"))
@@ -95,7 +95,7 @@ def test_in_line_one_is_served_to_its_end_before_the_next() -> None:
     assert "".join(served) == "aaabbc"
 
 
-def test_who_wakes_up_goes_before_those_in_line() -> None:
+def test_a_stream_that_wakes_up_goes_before_those_in_line() -> None:
     turns: StreamScheduler[Stream] = StreamScheduler()
     turns.wake(Stream("backfill"), last=True)
     turns.wake(Stream("live"))

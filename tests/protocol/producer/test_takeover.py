@@ -57,7 +57,7 @@ def test_what_is_there_at_the_beginning_is_sent_first_however_little_it_is() -> 
     assert takeover.is_near(2)
 
 
-def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
+def test_a_copy_that_is_dead_already_gets_one_successor_and_no_other() -> None:
     node = FakeNode()
     vbucket = node.create_vbucket(3)
     vbucket.set_state(VbucketState.DEAD)
@@ -75,7 +75,7 @@ def test_a_copy_that_is_dead_already_gets_one_heir_and_no_other() -> None:
     assert first.durable
 
 
-def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
+def test_what_the_successor_has_is_not_handed_over_again() -> None:
     node = FakeNode()
     vbucket = node.create_vbucket(3)
     source = node.source
@@ -95,7 +95,7 @@ def test_what_the_heir_has_goes_to_nobody_any_more() -> None:
         SourceTakeover(source, vbucket, "first", lambda: None).make_dead()
 
 
-def test_of_a_copy_that_is_gone_nobody_needs_to_know_who_has_it() -> None:
+def test_a_copy_that_is_gone_needs_no_record_of_its_successor() -> None:
     node = FakeNode()
     vbucket = node.create_vbucket(3)
     takeover = SourceTakeover(node.source, vbucket, "successor", lambda: None)

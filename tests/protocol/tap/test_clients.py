@@ -24,23 +24,23 @@ def test_a_client_that_comes_back_in_time_has_its_place() -> None:
     clients.left(client, PLACE, 100, done=False)
     assert not client.connected
     again = enter(clients, now=109)
-    assert (again is client, again.places, again.reconnects, again.connected) == (True, PLACE, 1, True)
+    assert (again is client, again.positions, again.reconnects, again.connected) == (True, PLACE, 1, True)
 
 
-def test_who_stays_away_is_forgotten_and_who_registered_is_not() -> None:
+def test_a_client_that_stays_away_is_forgotten_and_a_registered_one_is_not() -> None:
     clients = TapClients(keep_alive_s=10)
     for name, registered in (("short", False), ("long", True)):
         clients.left(enter(clients, name, registered=registered), PLACE, 100, done=False)
     clients.expire(110)
     assert [client.name for client in clients] == ["long"]
-    assert enter(clients, "short", 111).places == {}
+    assert enter(clients, "short", 111).positions == {}
     assert clients.deregister("long") is not None
     assert clients.deregister("long") is None
     assert clients.deregister("short") is None
     assert clients.get("long") is None
 
 
-def test_who_has_got_everything_starts_anew() -> None:
+def test_a_client_that_has_received_everything_starts_over() -> None:
     clients = TapClients(keep_alive_s=10)
     clients.left(enter(clients), PLACE, 100, done=True)
     assert len(clients) == 0

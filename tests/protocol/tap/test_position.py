@@ -42,7 +42,7 @@ def place(wish: str, seqno: int = 12, flags: int = ACK) -> TapPosition:
 
 
 def owes(given: TapPosition, seqno: int, time: int) -> bool:
-    """Is a change sent to who stands there?"""
+    """Is a change sent to a client at this position?"""
     return seqno > given.position.seqno and not (seqno <= given.until and time < given.since)
 
 
@@ -84,7 +84,7 @@ def test_to_ask_twice_changes_nothing(before: str, after: str) -> None:
     assert again == found
 
 
-def test_who_acknowledges_nothing_says_with_the_date_what_it_has() -> None:
+def test_a_client_without_acknowledgements_says_with_the_date_what_it_has() -> None:
     old = place("since 5", 0, flags=0)
     assert (old.under(plan("since 9"), LATER).since, old.under(plan("since 9"), LATER).until) == (9, LATER)
     assert old.under(plan("what comes", 0), LATER) == old
@@ -95,7 +95,7 @@ def test_a_date_since_who_asked_for_what_comes_goes_on() -> None:
     assert place("what comes").under(later, LATER).position.seqno == 12
 
 
-def test_who_asks_for_values_to_come_has_been_sent_none_of_those_before() -> None:
+def test_a_client_that_now_wants_values_has_been_sent_none_of_those_before() -> None:
     found = place("keys").under(plan("what comes"), LATER)
     assert (found.position.seqno, found.since, found.until) == (12, NEVER, 12)
     assert found.under(plan("since 5"), LATER).position.seqno == 0

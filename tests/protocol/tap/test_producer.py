@@ -53,7 +53,7 @@ def test_every_control_every_nth_and_the_last_message_ask_for_an_answer() -> Non
     assert opaques == list(range(1, len(messages) + 1))
 
 
-def test_without_support_nobody_is_asked() -> None:
+def test_a_client_without_acknowledgements_is_not_asked_for_them() -> None:
     node, peer = node_with_peer(b"a", flags=BACKFILL | LIST)
     messages = peer.run()
     assert not any(TapFlag.ACK in message.tap_flags for message in messages)  # type: ignore[attr-defined]
@@ -374,7 +374,7 @@ def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer() -> No
     assert peer.peer.close_reason.startswith("the peer did not answer a noop")
 
 
-def test_who_acknowledges_nothing_need_not_answer_noops() -> None:
+def test_a_client_without_acknowledgements_need_not_answer_noops() -> None:
     node, peer = node_with_peer(b"a", flags=BACKFILL | LIST, settings=TapSettings(noop_interval_s=50))
     peer.judge = lambda _: None
     peer.run()
@@ -474,7 +474,7 @@ def test_a_flush_of_what_has_begun_leaves_alone_what_has_not(monkeypatch: pytest
     assert "flush" not in brief(peer.run())
 
 
-def test_who_goes_before_all_streams_have_begun_misses_nothing() -> None:
+def test_a_client_that_leaves_before_all_streams_have_begun_misses_nothing() -> None:
     node = FakeNode()
     node.create_vbucket(1)
     node.write(1, b"old")
@@ -483,7 +483,7 @@ def test_who_goes_before_all_streams_have_begun_misses_nothing() -> None:
     assert keys(TapPeer(node, connect(b"client", ACK)).run()) == ["meanwhile"]
 
 
-def test_a_vbucket_is_followed_as_soon_as_it_can_be_and_nobody_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vbucket_is_followed_as_soon_as_it_can_be_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     node, peer = node_with_peer(flags=LIST)
     asked: Counter[int] = Counter()
     follow = producer.TapProducer._follow

@@ -71,7 +71,7 @@ def test_from_a_time_on() -> None:
     since = int(node.clock())
     node.write(1, b"new")
     peer = follow(node, BACKFILL, since)
-    # Not a whole copy: so nobody is told to start over.
+    # Not a complete copy: so the client is not told to start over.
     assert brief(peer.run()) == ["new=v", "#close_backfill"]
     node.write(1, b"old")
     assert brief(peer.run()) == ["old=v"]
@@ -211,7 +211,7 @@ def test_a_flush_is_one_message_and_then_everything_is_new() -> None:
     assert state_of(peer.received) == {b"c": b"v", b"d": b"v"}
 
 
-def test_who_asked_for_what_comes_hears_of_a_flush_too() -> None:
+def test_a_client_of_future_changes_hears_of_a_flush_too() -> None:
     node = node_with(b"a")
     peer = follow(node, 0)
     peer.run()
@@ -242,12 +242,12 @@ def test_a_client_that_comes_back_hears_of_a_flush_it_has_not_acknowledged(date:
     node.write(1, b"after")
     node.warnings.clear()
     again = brief(follow(node, flags, date or 0).run())
-    anew = heard != "acknowledged"
-    assert again[1:] == ["#initial_vbucket_stream", "after=v"] if anew else ["after=v", "#close_backfill"]
-    assert ("the position of the client no longer exists" in str(node.warnings)) == anew
+    starts_over = heard != "acknowledged"
+    assert again[1:] == ["#initial_vbucket_stream", "after=v"] if starts_over else ["after=v", "#close_backfill"]
+    assert ("the position of the client no longer exists" in str(node.warnings)) == starts_over
 
 
-def test_who_may_hold_something_behind_a_flush_that_was_not_answered_starts_over_after_the_next() -> None:
+def test_a_client_that_may_hold_something_after_an_unanswered_flush_starts_over_after_the_next() -> None:
     node = node_with()
     peer = follow(node, ACK)
     peer.run()
@@ -456,7 +456,7 @@ def test_a_takeover_hands_everything_over_and_leaves_the_source_dead() -> None:
     assert vbucket.state is VbucketState.DEAD
 
 
-def test_active_is_not_sent_before_the_death_is_on_disk() -> None:
+def test_active_is_not_sent_before_the_dead_state_is_on_disk() -> None:
     node = node_with(b"a")
     node.disk_works = False
     peer = follow(node, TAKEOVER)
@@ -484,7 +484,7 @@ def test_active_is_not_sent_before_everything_is_acknowledged() -> None:
     assert brief(peer.run()) == ["b=v", "#close_backfill", "state active", "#close_tap_stream"]
 
 
-def test_nobody_dies_before_the_other_side_is_pending() -> None:
+def test_the_source_is_not_dead_before_the_other_side_is_pending() -> None:
     node = node_with(b"a")
     peer = follow(node, TAKEOVER | ACK)
     peer.judge = lambda _: None
@@ -523,7 +523,7 @@ def test_active_that_is_refused_for_now_is_said_again_and_then_it_is_over() -> N
 
 
 @pytest.mark.parametrize("status", [Status.NOT_MY_VBUCKET, Status.EINVAL])
-def test_who_refuses_to_be_active_for_good_does_not_have_it(status: Status) -> None:
+def test_a_destination_that_refuses_to_be_active_for_good_does_not_own_it(status: Status) -> None:
     node = node_with(b"a")
     peer = follow(node, TAKEOVER | ACK)
     peer.judge = lambda m: status if brief([m]) == ["state active"] else Status.SUCCESS
@@ -557,7 +557,7 @@ def test_a_takeover_ends_when_it_is_on_disk_that_it_is_over(meanwhile: str) -> N
     assert peer.closed
 
 
-def test_a_dead_vbucket_goes_to_nobody_but_the_one_it_died_for() -> None:
+def test_a_dead_vbucket_goes_only_to_its_successor() -> None:
     node = node_with(b"a")
     node.create_vbucket(2)
     peer = TapPeer(node, connect(b"successor", TAKEOVER | ACK | LIST, vbuckets=(1,)))
@@ -595,7 +595,7 @@ def test_a_dead_vbucket_does_not_go_to_a_client_whose_name_only_looks_like_that_
 
 
 @pytest.mark.parametrize("acks", [0, ACK])
-def test_nothing_dies_for_who_has_no_name_to_come_back_under(acks: int) -> None:
+def test_no_vbucket_becomes_dead_for_a_client_without_a_name(acks: int) -> None:
     node = node_with(b"a")
     peer = TapPeer(node, connect(b"", TAKEOVER | LIST | acks, vbuckets=(1,)))
     assert brief(peer.run()) == ["einval"]
@@ -603,7 +603,7 @@ def test_nothing_dies_for_who_has_no_name_to_come_back_under(acks: int) -> None:
     assert node.vbucket(1).state is VbucketState.ACTIVE
 
 
-def test_a_takeover_that_nobody_read_is_repeated_under_its_name() -> None:
+def test_a_takeover_that_was_not_read_is_repeated_under_its_name() -> None:
     node = node_with(b"a")
     request = connect(b"taker", TAKEOVER | LIST, vbuckets=(1,))
     unread = TapPeer(node, request)
@@ -626,7 +626,7 @@ def test_copies_are_not_handed_over() -> None:
 # Vbuckets that come to be
 
 
-def test_who_asked_for_what_comes_gets_all_of_what_was_not_there_yet() -> None:
+def test_a_client_of_future_changes_gets_all_of_a_new_vbucket() -> None:
     node = node_with(b"old")
     replica = node.create_vbucket(2, VbucketState.REPLICA)
     everything = TapPeer(node, connect(b"all"))
@@ -641,7 +641,7 @@ def test_who_asked_for_what_comes_gets_all_of_what_was_not_there_yet() -> None:
 
 
 @pytest.mark.parametrize("flags", [0, ACK, LIST, LIST | ACK])
-def test_who_was_away_when_a_vbucket_came_to_be_gets_all_of_it_too(flags: int) -> None:
+def test_a_client_that_was_away_when_a_vbucket_was_created_gets_all_of_it_too(flags: int) -> None:
     node = node_with(b"old")
     copy = node.create_vbucket(2, VbucketState.REPLICA)
     request = connect(b"client", flags, vbuckets=(1, 2, 3))
@@ -655,7 +655,7 @@ def test_who_was_away_when_a_vbucket_came_to_be_gets_all_of_it_too(flags: int) -
     assert sorted(keys(TapPeer(node, request).run())) == ["copied", "new"]
 
 
-def test_who_asks_for_more_vbuckets_than_before_gets_what_comes_of_those() -> None:
+def test_a_client_that_asks_for_more_vbuckets_gets_their_future_changes() -> None:
     node = node_with(b"old")
     node.create_vbucket(2)
     node.write(2, b"old")
@@ -669,7 +669,7 @@ def test_who_asks_for_more_vbuckets_than_before_gets_what_comes_of_those() -> No
         again.leave()
 
 
-def test_who_asked_for_what_comes_gets_a_promoted_copy_from_where_it_stood() -> None:
+def test_a_client_of_future_changes_gets_a_promoted_copy_from_its_position() -> None:
     node = node_with()
     replica = node.create_vbucket(2, VbucketState.REPLICA)
     replica.receive(Event.MUTATION, b"old", b"v")

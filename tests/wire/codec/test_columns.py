@@ -415,7 +415,7 @@ def resident_bytes() -> int:
 def lonely_packets() -> Iterator[tuple[Dialect, bytes]]:
     """Each kind of change alone, with every length in it at the edges of what it may be, and every prefix of it.
 
-    Under AddressSanitizer a read beyond the last byte shows, because nothing stands behind it.
+    Under AddressSanitizer a read beyond the last byte shows, because no memory follows it.
     """
     for dialect in BINARY_HEADER:
         for layout in row_layouts(dialect):

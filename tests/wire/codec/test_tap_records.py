@@ -102,7 +102,7 @@ def test_what_happened_before_a_time_is_left_out_up_to_a_seqno(twin: Twin) -> No
 
 
 @TWINS
-def test_who_may_make_no_more_hops_stays(twin: Twin) -> None:
+def test_a_record_without_hops_left_stays(twin: Twin) -> None:
     data = record(1, ttl=0) + record(2, Event.DELETION, ttl=0) + record(3, ttl=1)
     laid = twin(data, 0, 1, 10, 0, 0, 0, 0, 0)
     assert (laid.sent, laid.tired, laid.seqno) == (1, 2, 3)
@@ -137,7 +137,7 @@ def test_what_was_compressed_is_inflated_and_all_else_stays(records: list[tuple[
 
 
 @TWINS
-def test_a_compressed_value_that_is_left_out_holds_nobody_up(twin: Twin) -> None:
+def test_a_compressed_value_that_is_left_out_delays_no_other(twin: Twin) -> None:
     held = Record(
         change=compressed(Change(vbucket=1, event=Event.MUTATION, seqno=1, key=b"k", value=b"v")), time=1, ttl=9
     )

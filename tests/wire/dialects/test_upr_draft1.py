@@ -10,7 +10,7 @@ from upriver.wire.dialects.memcached import FailoverEntry
 from upriver.wire.dialects.upr import EndReason
 from upriver.wire.dialects.upr_draft1 import upr_draft1
 
-#: Opcode and type of every message, and the sizes of what stands between the type and the bytes.
+#: Opcode and type of every message, and the sizes of the fields between the type and the bytes.
 DECLARED = {
     (1, 1): (d.StreamRequest, (35,)),
     (1, 2): (d.FailoverLogRequest, (0, 3)),

@@ -90,25 +90,25 @@ class ConsumerStream:
     # Going on
 
     @property
-    def _is_ours(self) -> bool:
+    def _may_receive(self) -> bool:
         """Whether the copy may still receive. A copy that was active since has a branch of its own, even if no seqno
         shows it. A deleted copy counts as dead."""
         copy = self.copy
         on_our_branch = copy.failover_log.newest.vbucket_uuid == self.position.vbucket_uuid
         return on_our_branch and copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
 
-    def _check_ours(self) -> None:
-        if not self._is_ours:
+    def _check_may_receive(self) -> None:
+        if not self._may_receive:
             raise KeyNotFound("the copy changed role and no longer accepts this stream", vbucket=self.vbucket)
 
     def check_role(self) -> None:
         """The copy changed role. In a takeover each message checks the role itself."""
         if self.life.state in _PLAIN:
-            self._check_ours()
+            self._check_may_receive()
 
     def marker(self, start: int, end: int, flags: int) -> None:
         """A `dcp` marker."""
-        self._check_ours()
+        self._check_may_receive()
         if end > SEQNO_MAX:
             raise OutOfRange(f"the snapshot end {end} is too large", vbucket=self.vbucket)
         if start > end + 1:  # servers with inclusive starts send end + 1 for an empty snapshot
@@ -128,7 +128,7 @@ class ConsumerStream:
 
     def unbounded_marker(self) -> None:
         """An `upr` marker."""
-        self._check_ours()
+        self._check_may_receive()
         self.life.move(StreamEvent.MARKER)
         self.markers_received += 1
         if self._resumed_inside:
@@ -146,7 +146,7 @@ class ConsumerStream:
         They do not say where it ends. It is the last change, unless the stream ends at its end seqno, whose change may
         be a purged deletion: then only the end of the stream proves it.
         """
-        self._check_ours()
+        self._check_may_receive()
         self.life.move(StreamEvent.SNAPSHOT_END)
         if self.end_seqno == NO_END:
             self._resumed_inside = False
@@ -154,7 +154,7 @@ class ConsumerStream:
 
     def run(self, data: Buffer, at: int) -> int:
         """Apply the changes at ``at``, as many as fit; return where they end, ``at`` if the first does not fit."""
-        if self.life.state not in _STATES or not self._is_ours:
+        if self.life.state not in _STATES or not self._may_receive:
             return at
         position = self.position
         end, last, count = change_run(data, at, position.seqno, min(position.snapshot.end, SEQNO_MAX), self.speaks_dcp)
@@ -173,7 +173,7 @@ class ConsumerStream:
     def refuse(self, seqno: int) -> StatusError:
         """The reason why the change with this seqno was not applied. Unless it was received before, the stream ends."""
         try:
-            self._check_ours()
+            self._check_may_receive()
             self.life.move(StreamEvent.CHANGE)
         except KeyNotFound as error:
             return self.abandon(error)
@@ -188,7 +188,7 @@ class ConsumerStream:
 
     def advance(self, seqno: int) -> None:
         """A filter left out everything up to here."""
-        self._check_ours()
+        self._check_may_receive()
         if not self.speaks_dcp:
             raise InvalidArguments("seqno-advanced does not exist in this stream's dialect", vbucket=self.vbucket)
         if seqno > SEQNO_MAX:
@@ -203,7 +203,7 @@ class ConsumerStream:
 
     def flush(self) -> None:
         """The producer was flushed: clear the copy. The next request starts at 0."""
-        self._check_ours()
+        self._check_may_receive()
         self.life.move(StreamEvent.FLUSH)
         self.copy.clear()
         self.position = StreamPosition.at(self.position.vbucket_uuid, 0)
@@ -221,7 +221,7 @@ class ConsumerStream:
         """The producer hands its vbucket over; everything that it announced has come."""
         now = self.copy.state
         if now is not VbucketState.ACTIVE:
-            self._check_ours()
+            self._check_may_receive()
         if state is VbucketState.PENDING and now is not VbucketState.ACTIVE:
             self.life.move(StreamEvent.SET_PENDING)
         elif state is VbucketState.ACTIVE and now is VbucketState.PENDING:
@@ -255,7 +255,7 @@ class ConsumerStream:
     def end(self, reason: "dcp.EndReason | upr.EndReason") -> None:
         """The producer has ended the stream."""
         self.life.move(StreamEvent.END)
-        if not self.speaks_dcp and not int(reason) and self._is_ours:
+        if not self.speaks_dcp and not int(reason) and self._may_receive:
             self._reach_end()
             self._complete()
         self._leave(reason.label)

@@ -9,23 +9,8 @@ The mover keeps no state across a lost connection. Whenever both connections are
 of every unfinished vbucket. Opening a connection closes the one that had its name before, with everything that was in
 flight there; so the answers stay true until this mover changes them. (Movers between the same two nodes must therefore
 have the same name, and movers between other nodes another one: a source stores the name of its successor and lets no
-other mover continue the takeover or undo it.) Then follows:
-
-============  ===========  =============================================================
-source        destination  next step
-============  ===========  =============================================================
-any           active       the takeover is complete: have the destination confirm that
-                           from disk, push the map, tell a dead source
-active        not active   take over; or, to undo, confirm that the source is active. A
-                           dead destination may hold the only copy of some writes: it is
-                           fed only if the source holds everything that it does
-dead          pending      a takeover was interrupted: continue it, or undo it by making
-                           the source active and then the destination a replica
-dead          any other,   fail: another node may have taken it over, and be the owner
-              or no copy   now
-other         not active   fail: the source does not own the vbucket
-active        active       fail, and change nothing
-============  ===========  =============================================================
+other mover continue the takeover or undo it.) What follows from the two roles is in the table "States and events" of
+docs/semantics.md; ``_decide`` carries it out.
 
 An interrupted takeover is continued or undone only if the destination was never active since. It was not if it is
 pending and on a branch that the source knows: a copy is pending on disk before the source becomes dead, and no longer

@@ -41,7 +41,7 @@ from upriver.protocol.producer.dialects import OPENED, StreamDialect, opaque_of,
 from upriver.protocol.producer.fast_requests import REQUEST_BYTES, plain_requests
 from upriver.protocol.producer.producer_stream import TAKEOVER, ProducerStream
 from upriver.protocol.producer.send_buffer import SendBuffer
-from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
+from upriver.protocol.producer.source import Source, SourceCursor, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX, PIECE_BYTES, TURN_BYTES, StreamScheduler
 from upriver.wire import AnyResponse, Buffer, Message, Response, dcp, upr
 
@@ -262,9 +262,9 @@ class Producer:
         options = self._options_now.get((dialect.name, disk_only))
         if options is None:  # the same for all streams, until a setting changes
             options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
-        history = self.open_history(vbucket, request.start_seqno, end, options)
+        cursor = self.open_cursor(vbucket, request.start_seqno, end, options)
         stream = ProducerStream(
-            self, vbucket, dialect, request, history, options, consistent_seqno, end_seqno=end, disk_only=disk_only
+            self, vbucket, dialect, request, cursor, options, consistent_seqno, end_seqno=end, disk_only=disk_only
         )
         self.streams[vbucket.number] = stream
         self._answers.append(dialect.accepted(vbucket.failover_log, stream.opaque))
@@ -298,9 +298,9 @@ class Producer:
                 vbucket=request.vbucket,
             )
 
-    def open_history(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> History:
-        """A position in a vbucket's history, named after this connection."""
-        return self.source.history(vbucket.number, f"{self.name}:{vbucket.number}", start, end, options)
+    def open_cursor(self, vbucket: SourceVbucket, start: int, end: int, options: StreamOptions) -> SourceCursor:
+        """A cursor of a vbucket, named after this connection."""
+        return self.source.cursor(vbucket.number, f"{self.name}:{vbucket.number}", start, end, options)
 
     def _vbucket(self, number: int) -> SourceVbucket:
         vbucket = self.source.vbucket(number)
@@ -407,7 +407,7 @@ class Producer:
             del self.streams[stream.vbucket.number]
             self._changes_of_ended += stream.changes_sent
 
-    def say_goodbye(self) -> None:
+    def end_streams(self) -> None:
         """The node stops: end the streams. A takeover is cut instead, because both sides can recover from that."""
         for stream in list(self.streams.values()):
             if not stream.takeover:

@@ -2,7 +2,7 @@
 
 Theory of operation. A stream alternates between a marker and the changes of the snapshot that it announces, until its
 history ends. It sends one piece in each turn that the connection gives it. When it has nothing to send it subscribes to
-its history, so an idle stream costs nothing.
+its cursor, so an idle stream costs nothing.
 
 A *takeover* stream goes further. When it has caught up it makes the consumer's copy pending. Once that is answered and
 the backlog is small it makes its own copy dead, so that no client writes any more, and sends the rest. Only when the
@@ -17,7 +17,7 @@ from upriver.errors import StatusError, StorageError
 from upriver.model import INFLATION_MAX, NO_END, Snapshot, VbucketState, inflated_batch, plain
 from upriver.protocol.producer.dialects import FAILED, StreamDialect, opaque_of
 from upriver.protocol.producer.send_buffer import SendBuffer
-from upriver.protocol.producer.source import History, SourceVbucket, StreamOptions
+from upriver.protocol.producer.source import SourceCursor, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import FILTERED_BYTES_MAX
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent, StreamLife, StreamState
@@ -48,7 +48,7 @@ class ProducerStream:
         vbucket: SourceVbucket,
         dialect: StreamDialect,
         request: Any,
-        history: History,
+        cursor: SourceCursor,
         options: StreamOptions,
         consistent_seqno: int,
         *,
@@ -63,7 +63,7 @@ class ProducerStream:
         self.flags = int(getattr(request, "flags", 0))
         #: A name that consumers of the drafts give a stream.
         self.group_id: bytes | None = getattr(request, "group_id", None)
-        self.history = history
+        self.cursor = cursor
         self.options = options
         self.end_seqno = end_seqno
         self.disk_only = disk_only
@@ -87,7 +87,7 @@ class ProducerStream:
         self._control: list[bytes] = []  # rarely more than one: a deque would be ten times as large
         #: It had more to send in its last turn.
         self.has_more = True
-        self._subscribed_to: History | None = None
+        self._subscribed_to: SourceCursor | None = None
         #: It is subscribed to later changes only.
         self._fresh_only = False
         self._snapshots = 0
@@ -118,9 +118,7 @@ class ProducerStream:
     @property
     def backfilling(self) -> bool:
         """Whether its first snapshot, which holds everything that existed at the request, is still being sent."""
-        return self._was_behind and (
-            not self._snapshots or (self._snapshots == 1 and self.history.snapshot is not None)
-        )
+        return self._was_behind and (not self._snapshots or (self._snapshots == 1 and self.cursor.snapshot is not None))
 
     @property
     def finished(self) -> bool:
@@ -134,17 +132,17 @@ class ProducerStream:
         A filtered stream may stop earlier, even with nothing; it has more then.
         """
         self.has_more = True
-        filtered_before = self.history.bytes_filtered if self.filters else 0
+        filtered_before = self.cursor.bytes_filtered if self.filters else 0
         before, size = send_buffer.size, 0
         # Stop at half: filling up the rest with many small pieces costs more than it brings.
         enough = max_bytes // 2 or 1
         while size < enough:
             try:
-                if not self._control and self.history.snapshot is None:
+                if not self._control and self.cursor.snapshot is None:
                     self._go_on()
                 if self._control:
                     self._put_control(max_bytes - size, send_buffer)
-                elif self.history.snapshot is not None:
+                elif self.cursor.snapshot is not None:
                     self._put_changes(max_bytes - size, send_buffer)
                 else:
                     self._wait()
@@ -154,19 +152,19 @@ class ProducerStream:
                 self._end(FAILED)
                 continue
             size = send_buffer.size - before
-            if self._just_goes_on and self.history.snapshot is None and not self._control:
+            if self._just_goes_on and self.cursor.snapshot is None and not self._control:
                 # Subscribing tells whether there is more, and costs less than looking for a snapshot.
                 self._wait()
                 break
-            if self.filters and self.history.bytes_filtered - filtered_before >= FILTERED_BYTES_MAX:
+            if self.filters and self.cursor.bytes_filtered - filtered_before >= FILTERED_BYTES_MAX:
                 break
         if self.filters:
-            self.filtered_bytes = self.history.bytes_filtered - filtered_before
+            self.filtered_bytes = self.cursor.bytes_filtered - filtered_before
         return size
 
     def close(self, tell: str = "") -> bytes:
         """Stop sending. Return the last message: a stream end with this reason, if the dialect has it; else nothing."""
-        self.history.close()
+        self.cursor.close()
         self._control.clear()
         if not self.life.ended:
             self.life.move(StreamEvent.CLOSE)
@@ -178,7 +176,7 @@ class ProducerStream:
 
     def lose(self) -> None:
         """The connection is lost."""
-        self.history.close()
+        self.cursor.close()
         if not self.life.ended:
             self.life.move(StreamEvent.LOSE)
 
@@ -200,8 +198,8 @@ class ProducerStream:
         state = self.life.state
         if state is StreamState.ENDED:
             return
-        if self.history.end_reason is not None:
-            self._finish(self.history.end_reason)
+        if self.cursor.end_reason is not None:
+            self._finish(self.cursor.end_reason)
             return
         if state is StreamState.PENDING:
             return
@@ -213,7 +211,7 @@ class ProducerStream:
         self._holds_back = takeover is not None and not takeover.dead and self._nears_its_end(takeover)
         if self._holds_back:
             return
-        snapshot = self.history.next_snapshot()
+        snapshot = self.cursor.next_snapshot()
         if snapshot is not None and self.notifier:
             self._end("ok")
         elif snapshot is not None:
@@ -231,29 +229,29 @@ class ProducerStream:
 
     def _marker_flags(self) -> int:
         """Memory or disk. As in the recordings, only a snapshot from memory says that it begins a checkpoint."""
-        if self.disk_only or self.history.from_disk:
+        if self.disk_only or self.cursor.from_disk:
             flags = _DISK
         else:
-            flags = _MEMORY | (_CHECKPOINT if self.history.begins_checkpoint else 0)
+            flags = _MEMORY | (_CHECKPOINT if self.cursor.begins_checkpoint else 0)
         return flags | self._flags_of_all
 
     def _put_changes(self, max_bytes: int, send_buffer: SendBuffer) -> None:
         """Send the next changes of the announced snapshot; none if a filter let nothing pass."""
-        history = self.history
-        snapshot = history.snapshot
+        cursor = self.cursor
+        snapshot = cursor.snapshot
         assert snapshot is not None
-        before = history.changes_read
+        before = cursor.changes_read
         if self._encoder is not None:
             self._put_encoded(self._encoder, max_bytes, send_buffer)
         else:
             self._put_frames(max_bytes, send_buffer)
-        count = history.changes_read - before
+        count = cursor.changes_read - before
         if count:
             self.life.move(StreamEvent.CHANGE)
             self.changes_sent += count
             self.backfilled += count if self._snapshots == 1 else 0
-        self.last_sent_seqno = history.seqno
-        if history.snapshot is None and (
+        self.last_sent_seqno = cursor.seqno
+        if cursor.snapshot is None and (
             self._last_change_seqno < snapshot.end or self.dialect.snapshot_end is not None
         ):
             self._complete(snapshot)
@@ -271,14 +269,14 @@ class ProducerStream:
 
     def _put_frames(self, max_bytes: int, send_buffer: SendBuffer) -> None:
         """Send the store's own records, with few changes."""
-        history = self.history
-        expirations = history.expirations_read
+        cursor = self.cursor
+        expirations = cursor.expirations_read
         room = send_buffer.room[:max_bytes]
-        count = 0 if self.filters else history.read_into(room, self.opaque)
+        count = 0 if self.filters else cursor.read_into(room, self.opaque)
         # A frame that does not fit, or that a filter must read first, is copied separately.
-        apart = history.read(max_bytes, self.opaque) if not count and history.snapshot is not None else b""
-        self._last_change_seqno = history.last_read_seqno
-        if history.expirations_read != expirations and not self._expirations:
+        apart = cursor.read(max_bytes, self.opaque) if not count and cursor.snapshot is not None else b""
+        self._last_change_seqno = cursor.last_read_seqno
+        if cursor.expirations_read != expirations and not self._expirations:
             apart, count = expired_as_deleted(apart or bytes(room[:count])), 0
         send_buffer.filled(count)
         if apart:
@@ -286,7 +284,7 @@ class ProducerStream:
 
     def _put_encoded(self, encoder: ChangeEncoder, max_bytes: int, send_buffer: SendBuffer) -> None:
         tells = self.dialect.tells_datatype
-        batch = self.history.read_columns(max_bytes if tells else max_bytes // INFLATION_MAX or 1)
+        batch = self.cursor.read_columns(max_bytes if tells else max_bytes // INFLATION_MAX or 1)
         if batch.num_rows:
             if not tells:
                 batch = inflated_batch(batch, plain)
@@ -316,7 +314,7 @@ class ProducerStream:
         self._end(reason)
 
     def _end(self, reason: str) -> None:
-        self.history.close()
+        self.cursor.close()
         self.life.move(StreamEvent.END)
         self._queue(self.dialect.end(self.dialect.end_reasons[reason]))
 
@@ -351,17 +349,17 @@ class ProducerStream:
     def _nears_its_end(self, takeover: SourceTakeover) -> bool:
         """Take the next step when few changes are left, while clients still write. Return True if nothing else is sent
         before that step is done."""
-        seqno = self.history.seqno
+        seqno = self.cursor.seqno
         if not takeover.is_near(seqno):
             return False
         if self.life.state is not StreamState.DRAINING:
             self._hand_over(takeover)
             holds = self._holds_back or self._markers_unacked >= MARKERS_AHEAD
             return self.life.state is StreamState.PENDING or holds
-        self.history.close()
+        self.cursor.close()
         takeover.make_dead()
         # The rest is read from a new position.
-        self.history = self.connection.open_history(self.vbucket, seqno, NO_END, self.options)
+        self.cursor = self.connection.open_cursor(self.vbucket, seqno, NO_END, self.options)
         return False
 
     # Inside
@@ -377,7 +375,7 @@ class ProducerStream:
             send_buffer.put(control.pop(0))
 
     def _wait(self) -> None:
-        """Nothing to send: subscribe to the history."""
+        """Nothing to send: subscribe to the cursor."""
         self.has_more = False
         if self.life.state is StreamState.ENDED:
             return
@@ -385,10 +383,10 @@ class ProducerStream:
         fresh_only = self.takeover and (
             self._holds_back or self.life.state in (StreamState.PENDING, StreamState.ACTIVATING)
         )
-        if self._subscribed_to is self.history and (fresh_only or not self._fresh_only):
+        if self._subscribed_to is self.cursor and (fresh_only or not self._fresh_only):
             return  # a subscription to later changes only may have missed some
-        self._subscribed_to, self._fresh_only = self.history, fresh_only
-        self.history.subscribe(self._called, fresh=fresh_only)
+        self._subscribed_to, self._fresh_only = self.cursor, fresh_only
+        self.cursor.subscribe(self._called, fresh=fresh_only)
 
     def _called(self) -> None:
         self._subscribed_to = None

@@ -24,7 +24,7 @@ class StreamOptions:
     history: bool = False
 
 
-class History(Protocol):
+class SourceCursor(Protocol):
     """A position in the history of a vbucket from which snapshots are read."""
 
     @property
@@ -160,8 +160,8 @@ class Source(Protocol):
     def check(self, options: StreamOptions) -> None:
         """Refuse invalid filters with a StatusError."""
 
-    def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> History:
-        """Open a position in the history; raises a StatusError if that is impossible."""
+    def cursor(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> SourceCursor:
+        """Open a cursor; raises a StatusError if that is impossible."""
 
     def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
         """Change the role of a vbucket; with ``dead``, store the successor."""

@@ -36,7 +36,7 @@ class TapClient:
     done: bool = False
     #: When it left; None while it is connected.
     left_at: float | None = None
-    places: dict[int, TapPosition] = field(default_factory=dict)
+    positions: dict[int, TapPosition] = field(default_factory=dict)
     #: Its position in a vbucket that did not exist when it left, if it has ever asked for all vbuckets.
     elsewhere: TapPosition | None = None
     #: What its last connection has sent, once that is closed: changes, all messages, and bytes.
@@ -90,7 +90,7 @@ class TapClients:
     def left(
         self,
         client: TapClient,
-        places: dict[int, TapPosition],
+        positions: dict[int, TapPosition],
         now: float,
         *,
         elsewhere: TapPosition | None = None,
@@ -98,7 +98,7 @@ class TapClients:
     ) -> None:
         """A client is gone; ``done`` if it was sent everything that it asked for."""
         client.connected, client.left_at, client.done = False, now, done
-        client.places |= places
+        client.positions |= positions
         client.elsewhere = elsewhere
         if self._by_name.get(client.name) is client and not client.registered and (done or not self.keep_alive_s):
             del self._by_name[client.name]

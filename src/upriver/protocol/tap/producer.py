@@ -64,7 +64,7 @@ class TapProducer:
         now: float,
         *,
         successor: str = "",
-        places: dict[int, TapPosition] | None = None,
+        positions: dict[int, TapPosition] | None = None,
         elsewhere: TapPosition | None = None,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
@@ -100,9 +100,9 @@ class TapProducer:
         self._changes_of_ended = 0
         self._noop_opaque = 0
         self._now = now
-        self._said_goodbye = False
+        self._close_sent = False
         #: The positions of the client at the connect, and the one for vbuckets that did not exist when it left.
-        self._places = dict(places or {})
+        self._positions = dict(positions or {})
         self._elsewhere = elsewhere
         #: Uuid, consistent seqno and purge seqno of each vbucket at the connect; later changes are new.
         self._began_at = {
@@ -167,9 +167,9 @@ class TapProducer:
             self._leave_out(number, f"not handed over again: {vbucket.successor!r} may own it now")
             return
         before = self.streams.get(number)
-        place = self._place_at_connect(number) if before is None else before.place
+        tap_position = self._position_at_connect(number) if before is None else before.tap_position
         try:
-            stream = TapProducerStream(self, vbucket, place, began=self._began_at.get(number, _NOT_THERE)[1])
+            stream = TapProducerStream(self, vbucket, tap_position, began=self._began_at.get(number, _NOT_THERE)[1])
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
@@ -214,23 +214,23 @@ class TapProducer:
         return len(self._retries)
 
     @property
-    def places(self) -> dict[int, TapPosition]:
+    def positions(self) -> dict[int, TapPosition]:
         """The position in each vbucket at which a reconnect resumes, or would begin if its stream has not begun."""
-        begun = {number: stream.place for number, stream in self.streams.items()}
+        begun = {number: stream.tap_position for number, stream in self.streams.items()}
         wanted = self.plan.vbuckets or self.source.vbuckets()
-        return {number: self._place_at_connect(number) for number in wanted if number not in begun} | begun
+        return {number: self._position_at_connect(number) for number in wanted if number not in begun} | begun
 
     @property
     def elsewhere(self) -> TapPosition | None:
         """The position in a vbucket that does not exist yet, if the client asks for all vbuckets or did so before."""
         if self.plan.vbuckets is not None:
             return self._elsewhere
-        return self._place(self._elsewhere, *_NOT_THERE)
+        return self._position(self._elsewhere, *_NOT_THERE)
 
-    def _place_at_connect(self, number: int) -> TapPosition:
-        return self._place(self._places.get(number, self._elsewhere), *self._began_at.get(number, _NOT_THERE))
+    def _position_at_connect(self, number: int) -> TapPosition:
+        return self._position(self._positions.get(number, self._elsewhere), *self._began_at.get(number, _NOT_THERE))
 
-    def _place(self, known: TapPosition | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPosition:
+    def _position(self, known: TapPosition | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPosition:
         if known is None:
             return TapPosition.first(self.plan, vbucket_uuid, seqno, purge_seqno)
         return known.under(self.plan, seqno)
@@ -386,7 +386,7 @@ class TapProducer:
             self._begin_some()
         if self._retries:
             self._send_retries(max_bytes)
-        # Stop at half: filling up the rest with many small pieces costs more than it brings.
+        # Stop at half: filling up the rest with many small pieces costs more than it saves.
         enough = max_bytes // 2 or 1
         while self.size < enough and self.room:
             stream = self._scheduler.next()
@@ -423,7 +423,7 @@ class TapProducer:
         A flush message empties everything that came over the connection. So it is sent only if nothing else was sent;
         otherwise the consumer starts over with the flushed vbuckets. A flush without hops left is not passed on either.
         """
-        flushed = {s: None for s in self.streams.values() if not s.ended and s.history.end_reason == "flushed"}
+        flushed = {s: None for s in self.streams.values() if not s.ended and s.cursor.end_reason == "flushed"}
         for stream in flushed:
             self._drop_retries(stream)
         is_all = self._is_all(flushed)
@@ -460,7 +460,7 @@ class TapProducer:
 
     def restart(self, stream: TapProducerStream, *, flushed: bool = False, told_by: int = 0) -> None:
         """Begin a vbucket again: answers to what was sent before no longer count."""
-        before = stream.place
+        before = stream.tap_position
         stream.stopped = True
         stream.end()
         self._drop_retries(stream)
@@ -472,7 +472,7 @@ class TapProducer:
         except StatusError as error:
             self.warn(f"vbucket {stream.number} is no longer sent: {error}")
             del self.streams[stream.number]
-            self._places[stream.number] = before
+            self._positions[stream.number] = before
             return
         self.ready(self.streams[stream.number])
 
@@ -488,12 +488,12 @@ class TapProducer:
         return not (self.window.messages or self._retries)
 
     def _finish(self) -> None:
-        if not self._said_goodbye:
-            self._said_goodbye = True
+        if not self._close_sent:
+            self._close_sent = True
             self.send(tap.Opaque(control=Control.CLOSE_TAP_STREAM))
         self.done = not (self.window.messages or self._retries)
 
-    def farewell(self) -> bytes:
+    def close_message(self) -> bytes:
         """Return the message that nothing more comes, whatever is left to send."""
         self.send(tap.Opaque(control=Control.CLOSE_TAP_STREAM))
         return self._take()
@@ -526,7 +526,7 @@ class TapProducer:
     def lose(self) -> None:
         """The connection is lost."""
         for stream in self.streams.values():
-            stream.history.close()
+            stream.cursor.close()
         self._scheduler.clear()
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation. A stream reads the history of its vbucket from one position, and every change comes once: first the
 *backfill*, which control messages announce and close, then live changes. It sends when the connection gives it a turn,
-and subscribes to its history when there is nothing to send.
+and subscribes to its cursor when there is nothing to send.
 
 TAP has neither uuids nor an end of a single stream. When the history breaks, by a rollback or a new branch, or when a
 client reconnects at a position that no longer exists, the stream starts over and says so with *initial vbucket stream*,
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from upriver.errors import StatusError, StorageError
 from upriver.model import NO_END, Snapshot, StreamPosition, VbucketState, rollback_by_snapshot
-from upriver.protocol.producer.source import History, SourceVbucket
+from upriver.protocol.producer.source import SourceCursor, SourceVbucket
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.tap.acknowledgements import Piece
 from upriver.protocol.tap.position import LOST, TapPosition
@@ -49,7 +49,7 @@ class TapProducerStream:
         self,
         connection: "TapProducer",
         vbucket: SourceVbucket,
-        place: TapPosition,
+        tap_position: TapPosition,
         *,
         began: int | None = None,
         broken: bool = False,
@@ -85,16 +85,16 @@ class TapProducerStream:
         #: The consumer may hold changes up to here, acknowledged or not, of this connection or an earlier one.
         self._reached = 0
         #: The rest of its position.
-        self._since, self._until, self._known = place.since, 0, 0
+        self._since, self._until, self._known = tap_position.since, 0, 0
         #: A position that no longer exists; it counts until the consumer has answered the message that says so.
-        self._before = place if told_by else None
+        self._before = tap_position if told_by else None
         self._told_by = told_by
         self._control: list[Request] = []  # rarely more than two: a deque would be ten times as large
         self._records = b""
         self._at = 0
         self._read_to = 0
         self._checkpoint = 0
-        self._subscribed_to: History | None = None
+        self._subscribed_to: SourceCursor | None = None
         #: It is subscribed to later changes only.
         self._fresh_only = False
         #: Live changes are sent already, while a message of the backfill waits to be sent again.
@@ -114,7 +114,7 @@ class TapProducerStream:
         self._dump_end = 0
         if began is not None and self.plan.future_only:
             self.backfill_end = min(self.backfill_end, began)
-        self.history = self._begin(place, broken=broken, flushed=flushed)
+        self.cursor = self._begin(tap_position, broken=broken, flushed=flushed)
 
     @property
     def number(self) -> int:
@@ -136,16 +136,16 @@ class TapProducerStream:
         return max(0, self.vbucket.high_seqno - self.seqno)
 
     @property
-    def place(self) -> TapPosition:
+    def tap_position(self) -> TapPosition:
         """Where a reconnect resumes: everything before was acknowledged."""
         if self._stopped_at is not None:
             return self._stopped_at
         if self._before is not None and not self.connection.was_answered(self._told_by):
             # It may have applied later changes but not this message, and so hold a mixture.
             return dataclasses.replace(self._before, position=LOST) if self._reached else self._before
-        return self._place_at(min([self.acked_seqno, *self.holds]))
+        return self._position_at(min([self.acked_seqno, *self.holds]))
 
-    def _place_at(self, seqno: int) -> TapPosition:
+    def _position_at(self, seqno: int) -> TapPosition:
         """The position at a seqno that was sent. The consumer may hold more, up to the end of the newest snapshot."""
         return TapPosition(
             position=StreamPosition(self.uuid, seqno, Snapshot(seqno, max(seqno, self._reached))),
@@ -159,46 +159,46 @@ class TapProducerStream:
 
     # Beginning
 
-    def _begin(self, place: TapPosition, *, broken: bool, flushed: bool) -> History:
+    def _begin(self, tap_position: TapPosition, *, broken: bool, flushed: bool) -> SourceCursor:
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
         start, starts_over = 0, False
-        if not broken and self._leads_on(place):
-            start = place.position.seqno
-            self._reached, self._known, self._until = place.reached, place.known, place.until
+        if not broken and self._leads_on(tap_position):
+            start = tap_position.position.seqno
+            self._reached, self._known, self._until = tap_position.reached, tap_position.known, tap_position.until
         elif not flushed:
-            self._before, self._told_by = place, _NEVER
-            starts_over = place.since > 0
+            self._before, self._told_by = tap_position, _NEVER
+            starts_over = tap_position.since > 0
         if starts_over:
             if not broken:
                 self.connection.warn(f"vbucket {self.number} starts over: the position of the client no longer exists")
             self.backfill_end = 0  # no change is too old now
-        if starts_over or (start == place.since == 0 and not flushed):
+        if starts_over or (start == tap_position.since == 0 and not flushed):
             self._say(Control.INITIAL_VBUCKET_STREAM)
         self._dump_end = self.vbucket.consistent_seqno if flushed or starts_over else max(start, self.backfill_end)
         self.acked_seqno = start
-        self.history = self._open(start)
+        self.cursor = self._open(start)
         if flushed or starts_over or (self.plan.future_only and start == self.backfill_end):
             self._go_live()
-        return self.history
+        return self.cursor
 
-    def _leads_on(self, place: TapPosition) -> bool:
+    def _leads_on(self, tap_position: TapPosition) -> bool:
         """Whether the history still contains everything that the consumer may hold, and continues from there."""
         vbucket = self.vbucket
-        reached = StreamPosition.at(place.position.vbucket_uuid, place.reached)
+        reached = StreamPosition.at(tap_position.position.vbucket_uuid, tap_position.reached)
         back = rollback_by_snapshot(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno, reached)
         # At 0 it may still hold changes that it never acknowledged.
-        return back is None and not (place.known < vbucket.purge_seqno and place.reached)
+        return back is None and not (tap_position.known < vbucket.purge_seqno and tap_position.reached)
 
-    def _open(self, start: int) -> History:
+    def _open(self, start: int) -> SourceCursor:
         end = max(start, self._dump_end) if self.plan.dump else NO_END
         # Never equal to the name of an opened connection's cursor, which ends in a colon and the number.
         name = f"{self.connection.cursor_name} of {self.number}"
         if start < self.vbucket.purge_seqno:
-            start = 0  # a history cannot begin below the purge seqno; some changes are sent again
+            start = 0  # a cursor cannot begin below the purge seqno; some changes are sent again
         self._records, self._at = b"", 0
         self.seqno = self._read_to = start
-        return self.connection.source.history(self.number, name, start, end, self.connection.options)
+        return self.connection.source.cursor(self.number, name, start, end, self.connection.options)
 
     # Sending
 
@@ -232,7 +232,7 @@ class TapProducerStream:
         """Whether a snapshot is sent and there is nothing to decide before the next."""
         return (
             self.phase is TapPhase.LIVE
-            and self.history.snapshot is None
+            and self.cursor.snapshot is None
             and self._at >= len(self._records)
             and self.source_takeover is None
             and not self._control
@@ -285,28 +285,28 @@ class TapProducerStream:
 
     def _go_on(self, max_bytes: int) -> bool:
         """Take the next step; False if there is none now."""
-        history = self.history
+        cursor = self.cursor
         self._awaits_step = False
         if self._backfill_open and self._is_backfilled:
             self._backfill_open = False
             self._say(Control.CLOSE_BACKFILL)
             return True
-        if history.snapshot is not None:
-            self._records, self._at = history.read_records(max_bytes), 0
-            self._read_to = history.seqno
+        if cursor.snapshot is not None:
+            self._records, self._at = cursor.read_records(max_bytes), 0
+            self._read_to = cursor.seqno
             if not self._records:
                 self.seqno = self._read_to
             return True
-        if history.end_reason is not None:
-            return self._history_ended(history.end_reason)
-        if self.phase is TapPhase.BACKFILL and history.seqno >= self.backfill_end:
+        if cursor.end_reason is not None:
+            return self._history_ended(cursor.end_reason)
+        if self.phase is TapPhase.BACKFILL and cursor.seqno >= self.backfill_end:
             return self._end_backfill()
         if self.phase is TapPhase.ACTIVATING:
             return self._finish_takeover()
         if self._may_make_dead():
             self._make_dead()
             return True
-        snapshot = history.next_snapshot()
+        snapshot = cursor.next_snapshot()
         if snapshot is None:
             return self._activate()
         self._reached = max(self._reached, snapshot.end)
@@ -343,14 +343,14 @@ class TapProducerStream:
         """Announce a new checkpoint to the clients that asked for it."""
         if not (self.plan.checkpoints or self.plan.registered):
             return
-        found = self.history.checkpoint
+        found = self.cursor.checkpoint
         if found == self._checkpoint or self.plan.dump:
             return
         if self.plan.checkpoints:
             if self._checkpoint:
                 self._queue(tap.CheckpointEnd(checkpoint=self._checkpoint))
             self._queue(tap.CheckpointStart(checkpoint=found))
-        if self.plan.registered and self.history.in_open_checkpoint:
+        if self.plan.registered and self.cursor.in_open_checkpoint:
             self._say(Control.OPEN_CHECKPOINT)
         self._checkpoint = found
 
@@ -370,9 +370,9 @@ class TapProducerStream:
             self.stop("the vbucket was removed")
         elif self.source_takeover is not None and not self.source_takeover.dead:
             self.stop(f"it became {self.vbucket.state.value} before it was handed over")
-        elif reason == "state changed" and self._leads_on(self._place_at(self.seqno)):
+        elif reason == "state changed" and self._leads_on(self._position_at(self.seqno)):
             self.uuid = self.vbucket.failover_log.newest.vbucket_uuid
-            self.history = self._open(self.seqno)
+            self.cursor = self._open(self.seqno)
         elif self.source_takeover is not None:
             self.stop(f"its history was {reason} after it was handed over")
         else:
@@ -383,7 +383,7 @@ class TapProducerStream:
     def end(self) -> None:
         """End the stream."""
         self.phase = TapPhase.ENDED
-        self.history.close()
+        self.cursor.close()
         self._control.clear()
         self._records, self._at = b"", 0
 
@@ -393,7 +393,7 @@ class TapProducerStream:
         The consumer may still apply messages behind one that it refused; they do not count as acknowledged.
         """
         if not self.stopped:
-            self._stopped_at = self.place
+            self._stopped_at = self.tap_position
             self.stopped = True
         if not self.ended:
             self.connection.warn(f"vbucket {self.number} is no longer sent: {why}")
@@ -472,9 +472,9 @@ class TapProducerStream:
 
     def _make_dead(self) -> None:
         assert self.source_takeover is not None
-        self.history.close()
+        self.cursor.close()
         self.source_takeover.make_dead()
-        self.history = self._open(self.seqno)
+        self.cursor = self._open(self.seqno)
 
     def _activate(self) -> bool:
         """Everything is sent: make the consumer's copy active, once it has acknowledged everything and ours is dead on
@@ -506,16 +506,16 @@ class TapProducerStream:
             self._send_control()
 
     def _wait(self) -> None:
-        """Nothing to send: subscribe to the history."""
+        """Nothing to send: subscribe to the cursor."""
         self.has_more = False
         if self.ended:
             return
         # While an answer is awaited, only the end of the history matters, not new changes.
         fresh_only = self.phase is TapPhase.ACTIVATING or self._awaits_pending or self._awaits_step
-        if self._subscribed_to is self.history and (fresh_only or not self._fresh_only):
+        if self._subscribed_to is self.cursor and (fresh_only or not self._fresh_only):
             return  # a subscription to later changes only may have missed some
-        self._subscribed_to, self._fresh_only = self.history, fresh_only
-        self.history.subscribe(self._called, fresh=fresh_only)
+        self._subscribed_to, self._fresh_only = self.cursor, fresh_only
+        self.cursor.subscribe(self._called, fresh=fresh_only)
 
     def _called(self) -> None:
         self._subscribed_to = None

@@ -13,11 +13,11 @@ from upriver.wire.framing import MEMCACHED
 
 
 def unanswered(consumer: ConsumerConnection) -> list[int]:
-    """The vbuckets for whose stream the producer was asked, or for its log first, and has not been heard."""
+    """The vbuckets whose stream, or failover log, was requested from the producer and not answered yet."""
     return [number for number, stream in consumer.streams.items() if stream.life.state is StreamState.REQUESTED]
 
 
-class Copies:
+class StreamFedReplica:
     """All vbuckets of a machine that are not active there, fed over one link."""
 
     def __init__(self, machine: Machine, options: ConsumerOptions, note: Callable[[str], None]) -> None:
@@ -124,4 +124,4 @@ class Copies:
         self._pass_on()
 
     def attend(self) -> None:
-        """Nobody has to look after a machine's own copies."""
+        """A machine's own copies need no operator."""

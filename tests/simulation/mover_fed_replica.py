@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from tests.simulation.copies import unanswered
 from tests.simulation.node import ALL, Link, Machine
+from tests.simulation.stream_fed_replica import unanswered
 from upriver.node.streams.replica_connection import ReplicaConnection
 from upriver.protocol.move import mover as steps
 from upriver.protocol.move.mover import Goal, MoverSteps
@@ -11,11 +11,11 @@ from upriver.protocol.move.mover import Goal, MoverSteps
 SOURCE, DESTINATION = steps.Link.SOURCE, steps.Link.DESTINATION
 
 
-class Carried:
-    """All vbuckets that a source owns, carried to one machine. The mover and that machine stand side by side."""
+class MoverFedReplica:
+    """All vbuckets that a source owns, fed to one machine by a mover, which runs on that machine."""
 
     def __init__(self, machine: Machine, note: Callable[[str], None]) -> None:
-        self.name = f"carried-{machine}"
+        self.name = f"carried-{machine}"  # its length decides how packets are cut into pieces
         self.machine = machine
         self.note = note
         self._mover: MoverSteps | None = None
@@ -48,7 +48,7 @@ class Carried:
         self._act()
 
     def ask_all(self, wanted: Sequence[int] | None = None) -> None:
-        """Whoever replicates begins again with what has ended, and anew where it does not own that any more."""
+        """The mover continues the moves that rest; a new mover starts if the source no longer owns a vbucket."""
         if self._mover is not None and self._links:
             for number, move in self._mover.moves.items():
                 if move.phase is steps.Phase.RESTING:
@@ -95,7 +95,7 @@ class Carried:
             link.cut()
 
     def _act(self) -> None:
-        """Do what the mover says, and let the machine that it stands beside answer."""
+        """Do what the mover says, and let its own machine answer."""
         while self._mover is not None and (actions := self._mover.actions()):
             for action in actions:
                 if isinstance(action, steps.Send) and action.link in self._links:
@@ -106,11 +106,11 @@ class Carried:
 
     def _listen(self) -> None:
         beside = self._links.get(DESTINATION)
-        while beside is not None and any((beside.deliver_up(ALL), beside.pump(ALL), beside.deliver_down(ALL))):
+        while beside is not None and any((beside.deliver_up(ALL), beside.produce(ALL), beside.deliver_down(ALL))):
             pass
 
     def _on_phase(self, move: steps.Move) -> None:
         self.note(f"{self} vb{move.vbucket}: {move.phase.value} {move.reason}".rstrip())
 
     def attend(self) -> None:
-        """Nobody has to look after it."""
+        """It needs no operator."""
